@@ -1,0 +1,1 @@
+"""The broker process: where the network meets the disk."""

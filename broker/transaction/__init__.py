@@ -1,0 +1,1 @@
+"""Half messages: prepared, decided once, and asked about until they are decided."""

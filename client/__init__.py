@@ -1,0 +1,1 @@
+"""The client library: producers, transactional producers and consumers, async first."""

@@ -1,0 +1,1 @@
+"""The commented default configuration, shipped beside the code."""

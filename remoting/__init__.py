@@ -1,0 +1,1 @@
+"""RocketMQ's wire protocol, sans-IO: bytes in, commands out, and back."""

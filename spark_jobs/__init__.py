@@ -1,0 +1,1 @@
+"""PySpark jobs that audit a commit log without the broker."""
