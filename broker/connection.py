@@ -1,0 +1,48 @@
+"""What a handler may use of the connection a request came by.
+
+The transport behind it lives in `server`; handlers and services see only this Protocol, so that
+they can be tested without a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from halfmq.remoting.command import RemotingCommand
+
+
+class Connection(Protocol):
+    """One client's TCP connection, as far as handlers are concerned."""
+
+    name: str  # the peer, "127.0.0.1:54321"
+    remote_host: bytes  # packed address and int32 port of the peer (8 or 20 bytes): a bornHost
+    store_host: bytes  # packed address by which the client came, with the broker's listenPort
+    broker_address: str  # the same as text, "127.0.0.1:10911": what routes answer
+    language: int  # LanguageCode of the peer's latest request
+    version: int  # MQVersion ordinal of the peer's latest request
+
+    @property
+    def closed(self) -> bool:
+        """Whether the peer is gone."""
+        ...
+
+    @property
+    def writable(self) -> bool:
+        """Whether the peer reads what it is sent: its write buffer is below the limit."""
+        ...
+
+    def send_request(self, code: int, header: object, body: bytes = b"") -> bool:
+        """Send a one-way request to the client; False when it was not written."""
+        ...
+
+    def reply_when_durable(self, position: int, reply: bytes) -> None:
+        """Send `reply` once the commit log is on disk up to `position`."""
+        ...
+
+
+Handler = Callable[[RemotingCommand, Connection], bytes | None]
+"""Answers one request: bytes to write now, or None when the answer comes later or never.
+
+A plain function, never a coroutine: a task per message costs as much as the whole handler.
+"""

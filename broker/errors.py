@@ -1,0 +1,56 @@
+"""What a handler raises when it refuses a request.
+
+`BrokerError`
+├── `RequestRefusedError`: the peer asked for something that is not to be had; it gets this answer
+├── `ConfigurationError`: a setting is wrong; the broker does not start (exit code 2)
+└── `AddressTakenError`: another process listens on the address (exit code 5)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from halfmq.remoting.codes import ResponseCode
+
+
+class BrokerError(Exception):
+    """Root of the broker's own errors."""
+
+
+class RequestRefusedError(BrokerError):
+    """A request is answered with `code` and `remark` instead of being served."""
+
+    def __init__(
+        self, code: ResponseCode, remark: str, ext_fields: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(code, remark, ext_fields)
+        self.code, self.remark, self.ext_fields = code, remark, ext_fields
+
+    def __str__(self) -> str:
+        return f"{self.code.name}: {self.remark}"
+
+
+class ConfigurationError(BrokerError):
+    """A setting has a value that cannot be used."""
+
+    def __init__(self, source: str, key: str, value: str, expected: str) -> None:
+        super().__init__(source, key, value, expected)
+        self.source, self.key, self.value, self.expected = source, key, value, expected
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.key}={self.value}: expected {self.expected}"
+
+
+class AddressTakenError(BrokerError):
+    """The address of a listener is in use, or is not an address of this machine."""
+
+    def __init__(self, address: str, key: str, reason: str) -> None:
+        super().__init__(address, key, reason)
+        self.address, self.key, self.reason = address, key, reason
+
+    def __str__(self) -> str:
+        mend = f"end the other process or set {self.key}"
+        return f"cannot listen on {self.address}: {self.reason}; {mend}"

@@ -1,0 +1,158 @@
+"""How a setting is declared, parsed and explained: one greppable line each in `config`.
+
+A setting is a dataclass field made by `setting(KEY, default, KIND, ...)`. The kind parses the text
+of `broker.conf` and says in words what it expects, so that a wrong value can be answered with
+"expected …" by whoever loads it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+
+class BadValueError(ValueError):
+    """A text is not a value of its kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type of setting: how its text is parsed and what it expects, in words."""
+
+    expected: str
+    parse: Callable[[str], Any]
+    show: Callable[[Any], str] = str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One key of `broker.conf`."""
+
+    key: str
+    attribute: str
+    kind: Kind
+    default: Any
+    note: str
+
+
+_METADATA_KEY: Final = "halfmq.setting"
+
+
+def setting(key: str, default: T, kind: Kind, note: str = "") -> T:
+    """Declare a field that `broker.conf` sets by `key`; `note` holds its unit or effect."""
+    made: T = field(default=default, metadata={_METADATA_KEY: (key, kind, note)})
+    return made
+
+
+def settings_of(section: type) -> list[Setting]:
+    """The settings declared in one section, in the order of declaration."""
+    fields = section.__dataclass_fields__  # type: ignore[attr-defined]
+    return [
+        Setting(made[0], name, made[1], item.default, made[2])
+        for name, item in fields.items()
+        if (made := item.metadata.get(_METADATA_KEY)) is not None
+    ]
+
+
+def integer(low: int, high: int, unit: str = "") -> Kind:
+    """A whole number from `low` to `high`."""
+    expected = f"a whole number from {low} to {high}" + (f" ({unit})" if unit else "")
+
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[+-]?\d{1,19}", text) or not low <= int(text) <= high:
+            raise BadValueError(text)
+        return int(text)
+
+    return Kind(expected, parse)
+
+
+_DURATION_UNITS_MS: Final = {
+    "": 1,
+    "ms": 1,
+    "s": 1_000,
+    "m": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+}
+
+
+def duration(low_ms: int, high_ms: int) -> Kind:
+    """A time in milliseconds, RocketMQ's way, or with a unit: `6000`, `6s`, `2m`."""
+
+    def parse(text: str) -> int:
+        match = re.fullmatch(r"(\d{1,15})(|ms|s|m|h|d)", text)
+        if match is None:
+            raise BadValueError(text)
+        value = int(match[1]) * _DURATION_UNITS_MS[match[2]]
+        if not low_ms <= value <= high_ms:
+            raise BadValueError(text)
+        return value
+
+    expected = (
+        f"milliseconds from {low_ms} to {high_ms}, or a number with a unit (ms, s, m, h, d) like 6s"
+    )
+    return Kind(expected, parse)
+
+
+def _parse_switch(text: str) -> bool:
+    lowered = text.lower()
+    if lowered not in ("true", "false"):
+        raise BadValueError(text)
+    return lowered == "true"
+
+
+SWITCH: Final = Kind("true or false", _parse_switch, lambda value: "true" if value else "false")
+
+
+def pattern(regex: str, expected: str) -> Kind:
+    """A text that matches `regex` as a whole."""
+
+    def parse(text: str) -> str:
+        if not re.fullmatch(regex, text):
+            raise BadValueError(text)
+        return text
+
+    return Kind(expected, parse)
+
+
+def checked(check: Callable[[str], object], expected: str) -> Kind:
+    """A text that `check` accepts; it raises ValueError otherwise."""
+
+    def parse(text: str) -> str:
+        try:
+            check(text)
+        except ValueError as error:
+            raise BadValueError(text) from error
+        return text
+
+    return Kind(expected, parse)
+
+
+def choice(options: type[T]) -> Kind:
+    """One member of a string enumeration, in any case."""
+    names: list[str] = [member.value for member in options]  # type: ignore[attr-defined]
+
+    def parse(text: str) -> T:
+        if text.upper() not in names:
+            raise BadValueError(text)
+        return options(text.upper())  # type: ignore[call-arg]
+
+    return Kind(" or ".join(names), parse)
+
+
+def _parse_directory(text: str) -> Path:
+    if not text or "\0" in text or "," in text:
+        raise BadValueError(text)
+    return Path(text).expanduser()
+
+
+DIRECTORY: Final = Kind(
+    "the path of one directory (~ is the home directory)",
+    _parse_directory,
+    lambda value: "" if value is None else str(value),
+)
