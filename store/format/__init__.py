@@ -1,1 +1,1 @@
-"""Byte layouts of everything on disk, as pure functions; byte-compatible with Apache RocketMQ 5.x."""
+"""Byte layouts of everything on disk, as pure functions; compatible with Apache RocketMQ 5.x."""

@@ -1,0 +1,80 @@
+"""The bits of a record's ``sys_flag``.
+
+Source: RocketMQ ``MessageSysFlag.java``. Bits that no name below covers are kept as they came.
+"""
+
+from enum import IntEnum
+from typing import Final
+
+COMPRESSED: Final = 0x0001  # the body is compressed, and the CRC covers the compressed bytes
+MULTI_TAGS: Final = 0x0002  # the topic's filter type is MULTI_TAG; changes no hash
+TRANSACTION_MASK: Final = 0x000C
+BORN_HOST_V6: Final = 0x0010
+STORE_HOST_V6: Final = 0x0020
+HOSTS_MASK: Final = BORN_HOST_V6 | STORE_HOST_V6
+NEED_UNWRAP: Final = 0x0040  # inner batch: consumers unpack the body
+INNER_BATCH: Final = 0x0080
+COMPRESSION_MASK: Final = 0x0700
+
+
+class TransactionType(IntEnum):
+    """Where a record stands in a transaction; the value is the masked ``sys_flag``."""
+
+    NONE = 0x0
+    PREPARED = 0x4  # never stored by RocketMQ: halves are rewritten to the half topic as NONE
+    COMMIT = 0x8
+    ROLLBACK = 0xC
+
+
+class CompressionType(IntEnum):
+    """How a compressed body is packed; the value is the masked ``sys_flag``."""
+
+    UNSPECIFIED = 0x000  # written by old clients, and means ZLIB
+    LZ4 = 0x100  # LZ4 frame format
+    ZSTD = 0x200
+    ZLIB = 0x300
+
+
+def transaction_type(sys_flag: int) -> TransactionType:
+    """Say which part of a transaction the record with these flags is."""
+    return TransactionType(sys_flag & TRANSACTION_MASK)
+
+
+def with_transaction_type(sys_flag: int, kind: TransactionType) -> int:
+    """Return the flags with the transaction bits replaced by ``kind``."""
+    return (sys_flag & ~TRANSACTION_MASK) | kind
+
+
+def has_queue_entry(sys_flag: int) -> bool:
+    """Tell whether such a record is listed in its consume queue.
+
+    A prepared or rollback record takes no queue slot, or consumers would see a gap.
+    Source: RocketMQ ``CommitLogDispatcherBuildConsumeQueue``.
+    """
+    return sys_flag & TRANSACTION_MASK in {TransactionType.NONE, TransactionType.COMMIT}
+
+
+def is_indexed(sys_flag: int) -> bool:
+    """Tell whether such a record is found by key. Source: RocketMQ ``IndexService.java``."""
+    return sys_flag & TRANSACTION_MASK != TransactionType.ROLLBACK
+
+
+def with_host_bits(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
+    """Return the flags with the IPv6 bits set as the two packed hosts need them."""
+    sys_flag &= ~HOSTS_MASK
+    if len(born_host) != 8:
+        sys_flag |= BORN_HOST_V6
+    if len(store_host) != 8:
+        sys_flag |= STORE_HOST_V6
+    return sys_flag
+
+
+def compression_type(sys_flag: int) -> CompressionType | None:
+    """Say how the body is compressed; None when it is not.
+
+    Raises:
+        ValueError: The bits name no compression that RocketMQ knows.
+    """
+    if not sys_flag & COMPRESSED:
+        return None
+    return CompressionType(sys_flag & COMPRESSION_MASK)

@@ -1,0 +1,208 @@
+r"""Message properties: the string of names and values behind every record's topic.
+
+A property is ``name 0x01 value 0x02``; the last 0x02 may be missing (written so by RocketMQ
+4.9.1 to 5.1.4). Nothing is escaped. A reader drops a segment whose name or value is empty, the
+value begins after the *first* 0x01 and may hold more of them, and of two equal names the last
+one wins. Everything here works on the bytes as they came off the wire, because the store keeps
+them as they came: a round trip through a map would reorder them and cost more than the append.
+
+Source: RocketMQ ``MessageDecoder.java`` (``string2messageProperties``), ``MessageConst.java``.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from struct import Struct
+from typing import Final, NamedTuple
+
+from .ids import java_string_hash
+
+NAME_VALUE_SEPARATOR: Final = b"\x01"
+PROPERTY_SEPARATOR: Final = b"\x02"
+PROPERTIES_SIZE_MAX: Final = 32_767  # bytes; the length is an int16
+KEY_SEPARATOR: Final = " "  # between the keys in KEYS
+
+PROPERTY_KEYS: Final = "KEYS"
+PROPERTY_TAGS: Final = "TAGS"
+PROPERTY_UNIQ_KEY: Final = "UNIQ_KEY"
+PROPERTY_WAIT: Final = "WAIT"
+PROPERTY_DELAY: Final = "DELAY"
+PROPERTY_TRAN_MSG: Final = "TRAN_MSG"
+PROPERTY_PGROUP: Final = "PGROUP"
+PROPERTY_TRANSACTION_ID: Final = "__transactionId__"
+PROPERTY_TRAN_PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
+PROPERTY_TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
+PROPERTY_CHECK_IMMUNITY: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+PROPERTY_REAL_TOPIC: Final = "REAL_TOPIC"
+PROPERTY_REAL_QID: Final = "REAL_QID"
+PROPERTY_RETRY_TOPIC: Final = "RETRY_TOPIC"
+PROPERTY_ORIGIN_MESSAGE_ID: Final = "ORIGIN_MESSAGE_ID"
+PROPERTY_DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+PROPERTY_DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+PROPERTY_RECONSUME_TIME: Final = "RECONSUME_TIME"
+PROPERTY_MAX_RECONSUME_TIMES: Final = "MAX_RECONSUME_TIMES"
+PROPERTY_CLUSTER: Final = "CLUSTER"
+PROPERTY_MSG_REGION: Final = "MSG_REGION"
+PROPERTY_TRACE_ON: Final = "TRACE_ON"
+PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
+PROPERTY_CRC32: Final = "__CRC32#"
+PROPERTY_INNER_NUM: Final = "INNER_NUM"
+PROPERTY_INNER_BASE: Final = "INNER_BASE"
+PROPERTY_INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
+PROPERTY_INNER_MULTI_QUEUE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
+PROPERTY_INSTANCE_ID: Final = "INSTANCE_ID"
+PROPERTY_BORN_HOST: Final = "__BORNHOST"
+PROPERTY_BORN_TIMESTAMP: Final = "BORN_TIMESTAMP"
+PROPERTY_MIN_OFFSET: Final = "MIN_OFFSET"
+PROPERTY_MAX_OFFSET: Final = "MAX_OFFSET"
+PROPERTY_CONSUME_START_TIME: Final = "CONSUME_START_TIME"
+PROPERTY_POP_CK: Final = "POP_CK"
+PROPERTY_FIRST_POP_TIME: Final = "1ST_POP_TIME"
+PROPERTY_TIMER_DELAY_SEC: Final = "TIMER_DELAY_SEC"
+PROPERTY_TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
+PROPERTY_TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+PROPERTY_TIMER_OUT_MS: Final = "TIMER_OUT_MS"
+PROPERTY_TIMER_ENQUEUE_MS: Final = "TIMER_ENQUEUE_MS"
+PROPERTY_TIMER_DEQUEUE_MS: Final = "TIMER_DEQUEUE_MS"
+PROPERTY_TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
+PROPERTY_TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
+
+_TAGS_CACHED_MAX: Final = 4096  # distinct TAGS values whose hash is kept, about 200 bytes each
+_UNIT_HEAD: Final = Struct(">iiiii")
+_LENGTH: Final = Struct(">h")
+assert _UNIT_HEAD.size == 20
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """Return the property string of a map, in the map's order; an empty value is left out.
+
+    Raises:
+        ValueError: A name is empty or holds a separator, or a value holds 0x02: it could not
+            be read back.
+    """
+    parts: list[str] = []
+    for name, value in properties.items():
+        if not name or "\x01" in name or "\x02" in name:
+            raise ValueError(f"{name!r} cannot be the name of a property")
+        if "\x02" in value:
+            raise ValueError(f"the value of property {name!r} holds the separator 0x02")
+        if value:
+            parts += (name, "\x01", value, "\x02")
+    return "".join(parts).encode()
+
+
+def decode_properties(raw: bytes | str) -> dict[str, str]:
+    """Return the map of a property string; what is malformed in it is left out, as Java does."""
+    # Batch units are stored as they came, so the bytes may be no UTF-8: Java replaces these too.
+    text = raw if isinstance(raw, str) else raw.decode(errors="replace")
+    properties: dict[str, str] = {}
+    for segment in text.split("\x02"):
+        name, _, value = segment.partition("\x01")
+        if name and value:
+            properties[name] = value
+    return properties
+
+
+def get_property(raw: bytes, name: bytes) -> bytes | None:
+    """Return the bytes of one property without decoding the others; None when it is absent."""
+    # A name stands at the start or behind a separator, and neither can be part of a value. So
+    # what rfind hits is a property of exactly that name, and the last of several.
+    start = raw.rfind(b"\x02%b\x01" % name)
+    if start >= 0:
+        start += len(name) + 2
+    elif raw.startswith(name + b"\x01"):
+        start = len(name) + 1
+    else:
+        return None
+    end = raw.find(b"\x02", start)
+    value = raw[start:] if end < 0 else raw[start:end]
+    if value:
+        return value
+    # An empty value counts as absent and does not hide an earlier one. Rare: only in batches.
+    return get_property(raw[: start - len(name) - 1], name)
+
+
+def without_properties(raw: bytes, names: Iterable[str]) -> bytes:
+    """Return the property string without the named ones; the rest keeps order and bytes."""
+    dropped = {name.encode() for name in names}
+    kept = [
+        segment
+        for segment in raw.split(b"\x02")
+        if segment and segment.partition(b"\x01")[0] not in dropped
+    ]
+    return b"".join([segment + b"\x02" for segment in kept])
+
+
+def terminated(raw: bytes) -> bytes:
+    """Return the property string so that another property can be appended to it."""
+    return raw if not raw or raw.endswith(b"\x02") else raw + b"\x02"
+
+
+@lru_cache(maxsize=_TAGS_CACHED_MAX)
+def _tag_hash(tags: bytes) -> int:
+    return java_string_hash(tags.decode(errors="replace"))
+
+
+def tags_code(raw: bytes) -> int:
+    """Return the hash of the whole TAGS value by which the broker filters; 0 without tags."""
+    tags = get_property(raw, b"TAGS")
+    return 0 if tags is None else _tag_hash(tags)
+
+
+def tag_hash(tag: str) -> int:
+    """Return the code that ``tags_code`` gives to messages with this tag."""
+    return _tag_hash(tag.encode(errors="replace")) if tag else 0
+
+
+class BatchUnit(NamedTuple):
+    """One message inside the body of a batch send. Source: RocketMQ ``MessageDecoder.java``."""
+
+    flag: int
+    body: bytes
+    properties: bytes  # stored verbatim
+
+
+def encode_batch(units: Iterable[BatchUnit]) -> bytes:
+    """Return the body of a batch send.
+
+    Raises:
+        ValueError: The properties of a unit are longer than an int16 can say.
+    """
+    parts: list[bytes] = []
+    for flag, body, properties in units:
+        if len(properties) > PROPERTIES_SIZE_MAX:
+            raise ValueError(f"properties of {len(properties)} bytes exceed {PROPERTIES_SIZE_MAX}")
+        size = _UNIT_HEAD.size + len(body) + _LENGTH.size + len(properties)
+        parts += (
+            _UNIT_HEAD.pack(size, 0, 0, flag, len(body)),  # magic and CRC are read by nobody
+            body,
+            _LENGTH.pack(len(properties)),
+            properties,
+        )
+    return b"".join(parts)
+
+
+def decode_batch(batch: bytes) -> list[BatchUnit]:
+    """Return the messages of a batch body; sizes, magic and CRC of the units are not trusted.
+
+    Raises:
+        ValueError: The body does not end with a whole unit; the sender's fault.
+    """
+    units: list[BatchUnit] = []
+    position = 0
+    end = len(batch)
+    while position < end:
+        try:
+            *_, flag, body_size = _UNIT_HEAD.unpack_from(batch, position)
+            body_start = position + _UNIT_HEAD.size
+            (properties_size,) = _LENGTH.unpack_from(batch, body_start + body_size)
+        except struct.error as error:
+            raise ValueError(f"batch unit at byte {position} is cut short") from error
+        properties_start = body_start + body_size + _LENGTH.size
+        next_unit = properties_start + properties_size
+        if body_size < 0 or properties_size < 0 or next_unit > end:
+            raise ValueError(f"batch unit at byte {position} has a length that does not fit")
+        body = batch[body_start : body_start + body_size]
+        units.append(BatchUnit(flag, body, batch[properties_start:next_unit]))
+        position = next_unit
+    return units

@@ -1,0 +1,44 @@
+"""Consume-queue entries: where the messages of one topic and queue lie in the commit log.
+
+A queue is a plain array of 20-byte entries, the one of queue offset q at byte q * 20 of the
+queue's files. Unwritten space is zero, so a scan ends at the first entry that is not valid.
+A queue whose first message has offset q > 0 is filled up to it with ``PRE_BLANK``.
+"""
+
+from collections.abc import Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+
+LAYOUT: Final = Struct(">qiq")
+ENTRY_SIZE: Final = LAYOUT.size
+assert ENTRY_SIZE == 20  # RocketMQ's CQ_STORE_UNIT_SIZE; another size is another file format
+
+
+class QueueEntry(NamedTuple):
+    """Where one record lies. Source: RocketMQ ``ConsumeQueue.java``."""
+
+    physical_offset: int  # bytes from the start of the commit log
+    size: int  # bytes, the record's total_size
+    tags_code: int  # Java hash of TAGS; of a delayed message, its due time in ms
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the entry was written: RocketMQ ends its scans at the first that was not."""
+        return self.physical_offset >= 0 and self.size > 0
+
+    def pack(self) -> bytes:
+        """Return the 20 bytes of the file."""
+        return LAYOUT.pack(*self)
+
+
+PRE_BLANK: Final = QueueEntry(physical_offset=0, size=0x7FFF_FFFF, tags_code=0)
+
+
+def unpack_entry(buffer: bytes | bytearray | memoryview, position: int = 0) -> QueueEntry:
+    """Read the entry at a byte position, valid or not."""
+    return QueueEntry._make(LAYOUT.unpack_from(buffer, position))
+
+
+def unpack_entries(buffer: bytes | bytearray | memoryview) -> Iterator[QueueEntry]:
+    """Read all entries of a buffer whose size is a multiple of 20, valid or not."""
+    return map(QueueEntry._make, LAYOUT.iter_unpack(buffer))

@@ -1,0 +1,346 @@
+"""Commit-log records, byte for byte as Apache RocketMQ writes them.
+
+A record is a fixed head, then body, topic and properties, each behind its own length. An IPv6
+host widens its field from 8 to 20 bytes, which shifts what follows; which hosts are IPv6 is said
+by two bits of ``sys_flag``, and ``HEADS`` has a layout for each of the four mixes. Version 2
+differs from version 1 only in the magic and in a topic length of two bytes instead of one; it is
+used when the topic has more than 127 characters.
+
+The body CRC (31 bits) covers the stored body and nothing else. Where the setting
+``enabledAppendPropCRC`` asks for it, the properties end in a 20-byte property that holds a CRC of
+everything before it.
+
+A file ends in a blank: the number of bytes left, then a magic of its own. Behind it the next
+file begins. Unwritten space is zero.
+
+Source: RocketMQ ``MessageExtEncoder.java``, ``MessageDecoder.java``, ``CommitLog.java``.
+"""
+
+import struct
+from mmap import mmap
+from struct import Struct
+from typing import Final, NamedTuple
+from zlib import crc32
+
+from .errors import CorruptRecordError
+from .flags import BORN_HOST_V6, HOSTS_MASK, STORE_HOST_V6, with_host_bits
+from .ids import HOST_V4_SIZE, HOST_V6_SIZE, offset_message_id
+from .properties import PROPERTIES_SIZE_MAX, decode_properties
+
+Buffer = bytes | bytearray | memoryview | mmap
+
+MAGIC_V1: Final = 0xDAA3_20A7
+MAGIC_V2: Final = 0xDAA3_20AB
+MAGIC_BLANK: Final = 0xCBD4_3194
+CRC_MASK: Final = 0x7FFF_FFFF  # RocketMQ keeps CRCs non-negative in a Java int
+TOPIC_LENGTH_V1_MAX: Final = 127  # characters; beyond, RocketMQ writes version 2
+
+PREFIX: Final = Struct(">iI")  # total size, magic: enough to walk from record to record
+BLANK_SIZE: Final = PREFIX.size  # the least that every file keeps free behind its last record
+
+# total size, magic, body CRC, queue id, flag, queue offset, physical offset, sys flag,
+# born timestamp, born host, store timestamp, store host, reconsume times,
+# prepared transaction offset, body length
+HEAD_V4: Final = Struct(">iIIiiqqiq8sq8siqi")
+HEAD_BORN_V6: Final = Struct(">iIIiiqqiq20sq8siqi")
+HEAD_STORE_V6: Final = Struct(">iIIiiqqiq8sq20siqi")
+HEAD_BOTH_V6: Final = Struct(">iIIiiqqiq20sq20siqi")
+HEADS: Final = {  # by sys_flag & HOSTS_MASK
+    0: HEAD_V4,
+    BORN_HOST_V6: HEAD_BORN_V6,
+    STORE_HOST_V6: HEAD_STORE_V6,
+    HOSTS_MASK: HEAD_BOTH_V6,
+}
+assert HEAD_V4.size == 88  # RocketMQ's calMsgLength without body, topic and properties
+assert [head.size for head in HEADS.values()] == [88, 100, 100, 112]
+
+# Positions of fields that are read or patched alone; the same in all four heads.
+QUEUE_OFFSET_AT: Final = 20
+PHYSICAL_OFFSET_AT: Final = 28
+SYS_FLAG_AT: Final = 36
+BORN_HOST_AT: Final = 48
+
+CRC_TAIL_SIZE: Final = 20  # "__CRC32#", 0x01, ten digits, 0x02
+_CRC_TAIL_START: Final = b"__CRC32#\x01"
+_CRC_TAIL_BLANK: Final = _CRC_TAIL_START + b"0" * 10 + b"\x02"
+assert len(_CRC_TAIL_BLANK) == CRC_TAIL_SIZE
+
+_TOPIC_LENGTH_V1: Final = Struct(">b")
+_LENGTH: Final = Struct(">h")
+_SYS_FLAG: Final = Struct(">i")
+_SMALLEST: Final = HEAD_V4.size + 3  # an empty V1 record: topic length 1, properties length 2
+
+
+class Record(NamedTuple):
+    """One message as the commit log holds it; field by field in the order of the file."""
+
+    total_size: int  # bytes of the whole record
+    magic: int  # MAGIC_V1 or MAGIC_V2
+    body_crc: int  # CRC-32 of the body, 31 bits
+    queue_id: int
+    flag: int  # the application's own; opaque
+    queue_offset: int  # position in the consume queue; 0 for a prepared or rollback record
+    physical_offset: int  # bytes from the start of the commit log to this record
+    sys_flag: int  # see flags.py
+    born_timestamp: int  # ms, the producer's clock
+    born_host: bytes  # address and int32 port, 8 or 20 bytes
+    store_timestamp: int  # ms, the broker's clock
+    store_host: bytes
+    reconsume_times: int
+    prepared_transaction_offset: int  # of a decision: physical offset of its half record
+    body: bytes  # as received; compressed stays compressed
+    topic: str
+    properties: bytes
+
+    @property
+    def end(self) -> int:
+        """The physical offset just behind the record."""
+        return self.physical_offset + self.total_size
+
+    @property
+    def msg_id(self) -> str:
+        """The offset message id."""
+        return offset_message_id(self.store_host, self.physical_offset)
+
+    @property
+    def property_map(self) -> dict[str, str]:
+        """The properties as a new map."""
+        return decode_properties(self.properties)
+
+
+def new_record(
+    *,
+    topic: str,
+    queue_id: int,
+    body: bytes,
+    properties: bytes,
+    born_timestamp: int,
+    born_host: bytes,
+    store_timestamp: int,
+    store_host: bytes,
+    queue_offset: int = 0,
+    physical_offset: int = 0,
+    flag: int = 0,
+    sys_flag: int = 0,
+    reconsume_times: int = 0,
+    prepared_transaction_offset: int = 0,
+) -> Record:
+    """Build a record; size, version, body CRC and the host bits follow from the rest."""
+    version_2 = len(topic) > TOPIC_LENGTH_V1_MAX
+    return Record(
+        total_size=record_size(
+            len(body),
+            len(topic.encode()),
+            len(properties),
+            born_host_size=len(born_host),
+            store_host_size=len(store_host),
+            version_2=version_2,
+        ),
+        magic=MAGIC_V2 if version_2 else MAGIC_V1,
+        body_crc=crc32(body) & CRC_MASK,
+        queue_id=queue_id,
+        flag=flag,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+        sys_flag=with_host_bits(sys_flag, born_host, store_host),
+        born_timestamp=born_timestamp,
+        born_host=born_host,
+        store_timestamp=store_timestamp,
+        store_host=store_host,
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=prepared_transaction_offset,
+        body=body,
+        topic=topic,
+        properties=properties,
+    )
+
+
+def record_size(
+    body_size: int,
+    topic_size: int,
+    properties_size: int,
+    *,
+    born_host_size: int = HOST_V4_SIZE,
+    store_host_size: int = HOST_V4_SIZE,
+    version_2: bool = False,
+) -> int:
+    """Return how many bytes such a record takes; all sizes in bytes."""
+    hosts = born_host_size + store_host_size - 2 * HOST_V4_SIZE
+    return _SMALLEST + version_2 + hosts + body_size + topic_size + properties_size
+
+
+def encode_record(record: Record) -> bytes:
+    """Return the bytes of the file.
+
+    Total size and body CRC are computed, whatever the record says; all else is written as it
+    stands. ``with_crc_tail`` and ``seal_crc_tail`` add the CRC over everything.
+
+    Raises:
+        ValueError: A host does not fit its bit in ``sys_flag``, a topic its version, or the
+            properties their length field.
+    """
+    topic = record.topic.encode()
+    version_2 = record.magic == MAGIC_V2
+    _check_encodable(record, len(topic), version_2=version_2)
+    total_size = record_size(
+        len(record.body),
+        len(topic),
+        len(record.properties),
+        born_host_size=len(record.born_host),
+        store_host_size=len(record.store_host),
+        version_2=version_2,
+    )
+    head = HEADS[record.sys_flag & HOSTS_MASK].pack(
+        total_size, record.magic, crc32(record.body) & CRC_MASK, *record[3:14], len(record.body)
+    )
+    topic_length = _LENGTH if version_2 else _TOPIC_LENGTH_V1
+    return b"".join(
+        (
+            head,
+            record.body,
+            topic_length.pack(len(topic)),
+            topic,
+            _LENGTH.pack(len(record.properties)),
+            record.properties,
+        )
+    )
+
+
+def _check_encodable(record: Record, topic_size: int, *, version_2: bool) -> None:
+    """Refuse what would be written wrongly; struct would cut or pad a host in silence."""
+    if record.magic not in {MAGIC_V1, MAGIC_V2}:
+        raise ValueError(f"{record.magic:#x} is no magic of a record")
+    if topic_size > (0x7FFF if version_2 else 0x7F):
+        raise ValueError(f"a topic of {topic_size} bytes does not fit this record version")
+    if len(record.properties) > PROPERTIES_SIZE_MAX:
+        raise ValueError(
+            f"properties of {len(record.properties)} bytes exceed {PROPERTIES_SIZE_MAX}"
+        )
+    hosts = ((record.born_host, BORN_HOST_V6), (record.store_host, STORE_HOST_V6))
+    for host, bit in hosts:
+        size = HOST_V6_SIZE if record.sys_flag & bit else HOST_V4_SIZE
+        if len(host) != size:
+            raise ValueError(f"sys_flag announces a host of {size} bytes, got {len(host)}")
+
+
+def decode_record(
+    buffer: Buffer, position: int = 0, *, check_crc: bool = True, base: int = 0
+) -> Record:
+    """Read the whole record that starts at ``position``.
+
+    ``base`` is the physical offset of the buffer's first byte, for the error only. The record's
+    own ``physical_offset`` is not compared with it: the caller knows whether it should be.
+
+    Raises:
+        CorruptRecordError: There is no whole, valid record here.
+    """
+    try:
+        return _decode(buffer, position, check_crc=check_crc)
+    except _DefectError as defect:
+        raise CorruptRecordError(base + position, str(defect)) from None
+    except struct.error:
+        raise CorruptRecordError(base + position, "cut short within its head") from None
+
+
+class _DefectError(Exception):
+    """What is wrong, without the place, which only the caller knows."""
+
+
+def _decode(buffer: Buffer, position: int, *, check_crc: bool) -> Record:
+    total_size, magic = PREFIX.unpack_from(buffer, position)
+    if magic not in {MAGIC_V1, MAGIC_V2}:
+        raise _DefectError("a blank" if magic == MAGIC_BLANK else f"unknown magic {magic:#010x}")
+    end = position + total_size
+    if total_size < _SMALLEST or end > len(buffer):
+        raise _DefectError(f"a size of {total_size} with {len(buffer) - position} bytes left")
+    (sys_flag,) = _SYS_FLAG.unpack_from(buffer, position + SYS_FLAG_AT)
+    head = HEADS[sys_flag & HOSTS_MASK]
+    *fixed, body_size = head.unpack_from(buffer, position)
+
+    body_start = position + head.size
+    topic_length_at = body_start + body_size
+    if body_size < 0 or topic_length_at >= end:
+        raise _DefectError(f"a body length of {body_size} in {total_size} bytes")
+    length = _LENGTH if magic == MAGIC_V2 else _TOPIC_LENGTH_V1
+    (topic_size,) = length.unpack_from(buffer, topic_length_at)
+    topic_start = topic_length_at + length.size
+    properties_length_at = topic_start + topic_size
+    if topic_size < 0 or properties_length_at + _LENGTH.size > end:
+        raise _DefectError(f"a topic length of {topic_size} in {total_size} bytes")
+    (properties_size,) = _LENGTH.unpack_from(buffer, properties_length_at)
+    properties_start = properties_length_at + _LENGTH.size
+    if properties_start + properties_size != end:
+        raise _DefectError(f"lengths that do not add up to {total_size} bytes")
+
+    body = bytes(buffer[body_start:topic_length_at])
+    if check_crc and crc32(body) & CRC_MASK != fixed[2]:
+        raise _DefectError("a body that does not match its CRC")
+    try:
+        topic = str(buffer[topic_start:properties_length_at], "utf-8")
+    except UnicodeDecodeError:
+        raise _DefectError("a topic that is not UTF-8") from None
+    properties = bytes(buffer[properties_start:end])
+    return Record._make((*fixed, body, topic, properties))
+
+
+def decode_records(buffer: Buffer, *, check_crc: bool = True) -> list[Record]:
+    """Read records that follow each other without a gap, as the body of a pull answer holds them.
+
+    Raises:
+        CorruptRecordError: Somewhere there is no whole, valid record; ``offset`` counts from the
+            start of the buffer.
+    """
+    records: list[Record] = []
+    position = 0
+    while position < len(buffer):
+        record = decode_record(buffer, position, check_crc=check_crc)
+        records.append(record)
+        position += record.total_size
+    return records
+
+
+def blank(size_left: int) -> bytes:
+    """Return what ends a file that has ``size_left`` bytes left, at least 8."""
+    assert size_left >= BLANK_SIZE
+    return PREFIX.pack(size_left, MAGIC_BLANK)
+
+
+def with_crc_tail(properties: bytes) -> bytes:
+    """Return the properties with room for the CRC over the whole record, and no older one."""
+    if _CRC_TAIL_START in properties:  # delayed and returned messages bring the one they had
+        properties = without_crc_tail(properties)
+    separator = b"" if not properties or properties.endswith(b"\x02") else b"\x02"
+    return properties + separator + _CRC_TAIL_BLANK
+
+
+def without_crc_tail(properties: bytes) -> bytes:
+    """Return the properties without the CRC at their end, if there is one."""
+    if properties[-CRC_TAIL_SIZE:].startswith(_CRC_TAIL_START):
+        return properties[:-CRC_TAIL_SIZE]
+    return properties
+
+
+def seal_crc_tail(encoded: bytes) -> bytes:
+    """Return a record encoded with ``with_crc_tail`` with the CRC filled in.
+
+    Call it last: the CRC covers offsets and timestamps too.
+    """
+    content = encoded[:-CRC_TAIL_SIZE]
+    return content + crc_tail(content)
+
+
+def crc_tail(content: Buffer) -> bytes:
+    """Return the last 20 bytes of a record, given all bytes before them.
+
+    RocketMQ writes the decimal digits least significant first, padded with zeros at the end.
+    """
+    digits = f"{crc32(content) & CRC_MASK:010d}"[::-1]
+    return b"%b%b\x02" % (_CRC_TAIL_START, digits.encode())
+
+
+def crc_tail_matches(encoded: Buffer) -> bool | None:
+    """Check the CRC over a whole encoded record; None when the record carries none."""
+    tail = bytes(encoded[-CRC_TAIL_SIZE:])
+    if not tail.startswith(_CRC_TAIL_START):
+        return None
+    return tail == crc_tail(encoded[:-CRC_TAIL_SIZE])

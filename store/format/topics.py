@@ -1,0 +1,95 @@
+"""Names of topics and groups: which are the system's own, and which are well formed.
+
+Source: RocketMQ ``TopicValidator.java``, ``MixAll.java``, ``TransactionalMessageUtil.java``.
+"""
+
+import re
+from typing import Final
+
+DEFAULT_TOPIC: Final = "TBW102"  # new topics inherit its permissions
+HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRANS_CHECK_MAX_TIME_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+SCHEDULE_TOPIC: Final = "SCHEDULE_TOPIC_XXXX"
+SELF_TEST_TOPIC: Final = "SELF_TEST_TOPIC"
+OFFSET_MOVED_EVENT_TOPIC: Final = "OFFSET_MOVED_EVENT"
+BENCHMARK_TOPIC: Final = "BenchmarkTest"
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+CHECKPOINT_TOPIC: Final = "CHECKPOINT_TOPIC"
+TIMER_TOPIC: Final = "rmq_sys_wheel_timer"
+
+RETRY_PREFIX: Final = "%RETRY%"
+DEAD_LETTER_PREFIX: Final = "%DLQ%"
+LIGHT_QUEUE_PREFIX: Final = "%LMQ%"
+SYSTEM_PREFIX: Final = "rmq_sys_"
+
+TOPIC_LENGTH_MAX: Final = 127  # characters; what fits a V1 record's signed length byte
+GROUP_TOPIC_LENGTH_MAX: Final = 255  # %RETRY% and %DLQ% topics, which V2 records can hold
+# A group is as long as its retry topic allows; RocketMQ 5.3.3 takes 255, later ones 120.
+GROUP_LENGTH_MAX: Final = GROUP_TOPIC_LENGTH_MAX - len(RETRY_PREFIX)
+
+SYSTEM_TOPICS: Final = frozenset(
+    {
+        DEFAULT_TOPIC,
+        HALF_TOPIC,
+        OP_TOPIC,
+        TRANS_CHECK_MAX_TIME_TOPIC,
+        SCHEDULE_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_EVENT_TOPIC,
+        BENCHMARK_TOPIC,
+        TRACE_TOPIC,
+        CHECKPOINT_TOPIC,
+        TIMER_TOPIC,
+    }
+)
+# Written by the broker alone; a client that sends here is answered NO_PERMISSION.
+CLIENTS_MAY_NOT_SEND: Final = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        OP_TOPIC,
+        TRANS_CHECK_MAX_TIME_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_EVENT_TOPIC,
+    }
+)
+
+_ALLOWED: Final = "^[%|a-zA-Z0-9_-]+$"
+_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+def retry_topic(group: str) -> str:
+    """Name the topic from which a consumer group gets what it failed to consume."""
+    return RETRY_PREFIX + group
+
+
+def dead_letter_topic(group: str) -> str:
+    """Name the topic for what a consumer group failed to consume too often."""
+    return DEAD_LETTER_PREFIX + group
+
+
+def is_system_topic(topic: str) -> bool:
+    """Tell whether the broker itself owns the topic; names made from settings are not known."""
+    return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
+
+
+def validate_topic(name: str) -> str | None:
+    """Return why the topic name is refused, in RocketMQ's words; None when it is fine."""
+    of_group = name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+    return _refusal("topic", name, GROUP_TOPIC_LENGTH_MAX if of_group else TOPIC_LENGTH_MAX)
+
+
+def validate_group(name: str) -> str | None:
+    """Return why the group name is refused, in RocketMQ's words; None when it is fine."""
+    return _refusal("group", name, GROUP_LENGTH_MAX)
+
+
+def _refusal(kind: str, name: str, length_max: int) -> str | None:
+    if not name or name.isspace():
+        return f"The specified {kind} is blank."
+    if not _NAME.fullmatch(name):
+        return f"The specified {kind} contains illegal characters, allowing only {_ALLOWED}"
+    if len(name) > length_max:
+        return f"The specified {kind} is longer than {kind} max length {length_max}."
+    return None
