@@ -1,0 +1,356 @@
+"""The tables in config/*.json: what RocketMQ wrote is read, and no crash loses one."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfmq.store.json_table import decode_table, encode_table, load_table, save_table
+from tests.support.golden_store import NAMES, unpack
+
+OLD = {"offsetTable": {"T@g1": {"0": 1}}}
+TABLES = (
+    ("topics.json", "topicConfigTable", "topicConfig"),
+    ("subscriptionGroup.json", "subscriptionGroupTable", "subscriptionGroups"),
+    ("consumerOffset.json", "offsetTable", "consumerOffsets"),
+    ("delayOffset.json", "offsetTable", "delayOffsets"),
+)
+STOPPED = (
+    "batchcq",
+    "delay-retry-dlq",
+    "ipv6",
+    "plain-clean",
+    "pop-clean",
+    "timer",
+    "tx-midway-clean",
+)
+KILLED = ("plain-killed", "pop-killed", "propcrc", "tx-midway-killed", "v4-tx")
+NEW = {"offsetTable": {"T@g1": {"0": 2}, "größe": {}}}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: no handler of the code under test may catch it."""
+
+
+class SystemCalls:
+    """Counts the calls that change the disk, and dies before or after the chosen one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, die_at: int, before: bool) -> None:
+        self.log: list[str] = []
+        self._die_at = die_at
+        self._before = before
+        for name in ("fsync", "link", "replace", "unlink"):
+            monkeypatch.setattr(os, name, self._counted(name, getattr(os, name)))
+
+    def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.log.append(name)
+            dies = len(self.log) == self._die_at
+            if dies and self._before:
+                raise Killed
+            try:
+                return call(*args, **kwargs)
+            finally:
+                if dies:
+                    raise Killed
+
+        return run
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "consumerOffset.json"
+
+
+def beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)
+
+
+def test_a_saved_table_is_read_back(path: Path) -> None:
+    """What goes in comes out, and the directory holds nothing else."""
+    save_table(path, NEW)
+
+    assert load_table(path) == NEW
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_integer_keys_come_back_as_text(path: Path) -> None:
+    """JSON has no other keys; RocketMQ reads the quoted form too."""
+    save_table(path, {"offsetTable": {10: 1, 2: 9}})
+
+    assert load_table(path) == {"offsetTable": {"2": 9, "10": 1}}
+
+
+def test_the_layout_is_rocketmqs() -> None:
+    """A person who compares our file with theirs sees the same shape."""
+    table = {
+        "topicConfigTable": {"B": {"perm": 6, "attributes": {}}},
+        "dataVersion": {"counter": 3},
+    }
+
+    assert encode_table(table).decode() == (
+        '{\n\t"dataVersion":{\n\t\t"counter":3\n\t},\n\t"topicConfigTable":{\n\t\t"B":{\n'
+        '\t\t\t"attributes":{},\n\t\t\t"perm":6\n\t\t}\n\t}\n}'
+    )
+
+
+def test_bare_integer_keys_are_read() -> None:
+    """RocketMQ writes maps with integer keys so; it is no JSON."""
+    content = (
+        b'{\n\t"offsetTable":{\n\t\t"T@g1":{0:100,1:101,-2:7 , 3 :103\n\t\t},'
+        b'"U@g1":{0:0\n\t\t}\n\t}\n}'
+    )
+
+    assert decode_table(content) == {
+        "offsetTable": {"T@g1": {"0": 100, "1": 101, "-2": 7, "3": 103}, "U@g1": {"0": 0}}
+    }
+
+
+def test_what_looks_like_a_bare_key_inside_text_is_left_alone() -> None:
+    """An SQL expression may hold anything."""
+    content = rb'{"expression":"a in {1:2} \" ,3:4","table":{5:"{6:7"}}'
+
+    assert decode_table(content) == {
+        "expression": 'a in {1:2} " ,3:4',
+        "table": {"5": "{6:7"},
+    }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b" \n", b"{", b'{"a":1', b"[1]", b"null", b"\x00" * 64, b'{"a":"\xff"}', b"{a:1}"],
+)
+def test_what_is_no_table_is_refused(content: bytes) -> None:
+    """Half a file must never pass for a smaller table."""
+    with pytest.raises(ValueError):  # noqa: PT011 - which of its kinds does not matter
+        decode_table(content)
+
+
+def test_nesting_without_end_is_refused() -> None:
+    """A damaged file is damage, not a crash of the reader."""
+    with pytest.raises(ValueError, match="nested too deeply"):
+        decode_table(b'{"a":' * 100_000)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_table_of_a_golden_store_is_read(name: str, tmp_path: Path) -> None:
+    """Both the table and its backup, of every kind that RocketMQ writes."""
+    config = unpack(name, tmp_path).root / "config"
+    tables = [path for path in config.iterdir() if ".json" in path.name or "etrics" in path.name]
+
+    assert len(tables) >= 8
+    for path in tables:
+        assert isinstance(decode_table(path.read_bytes()), dict)
+
+
+@pytest.mark.parametrize("name", STOPPED)
+@pytest.mark.parametrize(("file", "key", "truth_key"), TABLES)
+def test_the_tables_of_a_golden_store_say_what_its_broker_said(
+    name: str, file: str, key: str, truth_key: str, tmp_path: Path
+) -> None:
+    """A broker that stopped in order saved everything; what its admin answers said is there."""
+    store = unpack(name, tmp_path)
+    table = load_table(store.root / "config" / file)
+
+    assert table is not None
+    assert table[key] == store.truth[truth_key]
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_the_offsets_of_a_killed_golden_store_are_those_of_its_last_save(
+    name: str, tmp_path: Path
+) -> None:
+    """Saved every 5 s, so they may lag behind what the broker last said, never lead."""
+    store = unpack(name, tmp_path)
+    table = load_table(store.root / "config" / "consumerOffset.json")
+
+    assert table is not None
+    last_said = store.truth["consumerOffsets"]
+    for group, saved in table["offsetTable"].items():
+        for queue_id, queue_offset in saved.items():
+            assert queue_offset <= last_said[group][queue_id]
+
+
+def test_nothing_there_is_no_table(path: Path) -> None:
+    """The caller then starts with its defaults."""
+    assert load_table(path) is None
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"offsetTable":{"T@g', b"\x00" * 100])
+def test_a_damaged_file_is_replaced_by_its_backup_and_kept(
+    path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One save is lost, not the table; and the evidence stays."""
+    save_table(path, OLD)
+    save_table(path, NEW)
+    path.write_bytes(damage)
+
+    assert load_table(path) == OLD
+    assert beside(path, ".bad").read_bytes() == damage
+    assert not path.exists()
+    assert "consumerOffset.json" in caplog.text
+
+
+def test_a_missing_file_is_replaced_by_its_backup(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RocketMQ's own save leaves this state when it is killed."""
+    beside(path, ".bak").write_bytes(encode_table(OLD))
+
+    assert load_table(path) == OLD
+    assert "missing" in caplog.text
+
+
+def test_damage_on_both_sides_is_said_and_gives_no_table(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker with default tables is better than one that does not start."""
+    path.write_bytes(b"{")
+    beside(path, ".bak").write_bytes(b"")
+
+    assert load_table(path) is None
+    assert "defaults" in caplog.text
+    assert beside(path, ".bak").exists()
+
+
+def test_a_sound_table_logs_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A warning at every start would be read by nobody."""
+    save_table(path, OLD)
+    with caplog.at_level(logging.DEBUG):
+        load_table(path)
+
+    assert not caplog.records
+
+
+def test_the_table_before_is_kept_as_backup(path: Path) -> None:
+    """RocketMQ falls back to it as we do."""
+    save_table(path, OLD)
+    save_table(path, NEW)
+
+    assert decode_table(beside(path, ".bak").read_bytes()) == OLD
+
+
+def test_a_damaged_table_never_becomes_the_backup(path: Path) -> None:
+    """It would push out the last good copy."""
+    save_table(path, {})
+    save_table(path, OLD)
+    path.write_bytes(b'{"offs')
+    save_table(path, NEW)
+
+    assert load_table(path) == NEW
+    assert decode_table(beside(path, ".bak").read_bytes()) == {}
+
+
+def test_a_table_with_broken_text_never_becomes_the_backup(path: Path) -> None:
+    """One flipped bit inside a name is damage too."""
+    save_table(path, {})
+    path.write_bytes(b'{"a":"\xff"}')
+    beside(path, ".bak").write_bytes(encode_table(OLD))
+    save_table(path, NEW)
+
+    assert decode_table(beside(path, ".bak").read_bytes()) == OLD
+
+
+def test_a_table_in_rocketmqs_own_form_becomes_the_backup(path: Path) -> None:
+    """The first save after a take-over must not throw away what was there."""
+    path.write_bytes(b'{"offsetTable":{"T@g1":{0:5}}}')
+    save_table(path, NEW)
+
+    assert decode_table(beside(path, ".bak").read_bytes()) == {"offsetTable": {"T@g1": {"0": 5}}}
+
+
+@pytest.mark.parametrize(
+    ("table", "error"),
+    [({"a": {1, 2}}, TypeError), ({"a": "\ud800"}, ValueError), ({"a": float("nan")}, ValueError)],
+)
+def test_a_table_that_cannot_be_written_leaves_the_old_one(
+    path: Path, table: dict[str, Any], error: type[Exception]
+) -> None:
+    """A bug in the caller must not cost the file."""
+    save_table(path, OLD)
+    with pytest.raises(error):
+        save_table(path, table)
+
+    assert load_table(path) == OLD
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_the_content_is_on_disk_before_it_gets_its_name(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut a name must not stand on content that never arrived."""
+    save_table(path, OLD)
+    calls = SystemCalls(monkeypatch, die_at=0, before=True)
+    save_table(path, NEW)
+
+    assert calls.log == ["fsync", "unlink", "link", "replace", "replace", "fsync"]
+
+
+@pytest.mark.parametrize("before", [True, False])
+@pytest.mark.parametrize("die_at", range(1, 7))
+@pytest.mark.parametrize("links", [True, False])
+def test_a_kill_between_any_two_steps_leaves_a_readable_table(
+    path: Path, monkeypatch: pytest.MonkeyPatch, die_at: int, before: bool, links: bool
+) -> None:
+    """The old one or the new one, by every reader; and the next save works."""
+    save_table(path, {})
+    save_table(path, OLD)
+    with monkeypatch.context() as patch:
+        if not links:
+            patch.setattr(os, "link", refuse_links)
+        SystemCalls(patch, die_at=die_at, before=before)
+        with pytest.raises(Killed):
+            save_table(path, NEW)
+
+    if links:
+        assert decode_table(path.read_bytes()) in (OLD, NEW)
+    assert load_table(path) in (OLD, NEW)
+    assert not beside(path, ".bad").exists()
+
+    save_table(path, NEW)
+    assert load_table(path) == NEW
+
+
+def refuse_links(*_: object, **__: object) -> None:
+    raise OSError("this file system has no hard links")
+
+
+def test_without_hard_links_the_backup_is_kept_all_the_same(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems have none; the broker runs there too."""
+    monkeypatch.setattr(os, "link", refuse_links)
+    save_table(path, OLD)
+    save_table(path, NEW)
+
+    assert load_table(path) == NEW
+    assert decode_table(beside(path, ".bak").read_bytes()) == OLD
+
+
+def test_remains_of_a_killed_save_do_not_disturb_the_next(path: Path) -> None:
+    """Both helper files may be left behind, in any state."""
+    save_table(path, OLD)
+    beside(path, ".tmp").write_bytes(b"half a tab")
+    beside(path, ".bak.tmp").hardlink_to(path)
+    save_table(path, NEW)
+
+    assert load_table(path) == NEW
+    assert decode_table(beside(path, ".bak").read_bytes()) == OLD
+
+
+def test_a_full_disk_leaves_the_old_table(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error reaches the caller, who tries again later."""
+    save_table(path, OLD)
+
+    def no_space(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", no_space)
+        with pytest.raises(OSError, match="No space"):
+            save_table(path, NEW)
+
+    assert load_table(path) == OLD
