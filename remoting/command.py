@@ -1,0 +1,45 @@
+"""RemotingCommand: one frame as a value, whichever of the three headers it came with."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .codes import FLAG_ONE_WAY, FLAG_RESPONSE, HeaderType, LanguageCode
+
+
+class RemotingCommand(msgspec.Struct, gc=False):
+    """One request or response. Written once by the decoder, then only read.
+
+    ``gc=False``: a command holds no reference back to itself, and millions of them would only
+    feed the garbage collector.
+    """
+
+    code: int
+    """Request code or response code, by ``is_response``."""
+    opaque: int = 0
+    """The sender's number of a request, int32; the response repeats it."""
+    flag: int = 0
+    language: int = LanguageCode.JAVA
+    version: int = 0
+    remark: str | None = None
+    header: object = None
+    """Of a request with a known code its typed struct (``headers.REQUEST_HEADERS``). Otherwise
+    the ext fields as ``dict[str, str]``, or None where the frame had none. Of a response with a
+    MSGPACK header it is the undecoded ``msgspec.Raw``: only the caller of the request knows the
+    class, see ``headers.response_header``."""
+    body: bytes = b""
+    """Empty where the frame had none: the wire does not know an empty body."""
+    header_type: int = HeaderType.JSON
+    header_error: str | None = None
+    """Of a request with a known code why the ext fields do not fit its struct, for a refusal
+    ("topic is missing"); ``header`` is then the dict."""
+    raw_header: bytes = b""
+    """The header as received: signatures cover all ext fields, unknown ones too."""
+
+    @property
+    def is_response(self) -> bool:
+        return self.flag & FLAG_RESPONSE != 0
+
+    @property
+    def is_one_way(self) -> bool:
+        return self.flag & FLAG_ONE_WAY != 0

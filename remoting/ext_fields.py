@@ -1,0 +1,146 @@
+"""Ext fields: the text map in which every RocketMQ header travels, and its typed form.
+
+On the wire a header is a flat map of text to text ("queueId" to "4"). In the program it is a
+struct of a class derived from :class:`Header`, whose attributes are the snake_case of the official
+names and whose numbers are numbers. This module goes from one to the other for any such class.
+
+The hot path does not come here: ``json_header`` and ``msgpack_header`` let msgspec build the
+struct straight from the bytes. What does come here is every header that such a strict reader
+refuses although official servers take it, so :func:`fit` follows Java's reading of texts:
+
+* a number is decimal text in the range of its Java type; anything else is an error that names the
+  field, because the request around it can still be answered;
+* every text but "true" is false, whatever its case, except "1": the C++ client writes that for
+  true and means it;
+* an absent field, a null, and an empty text where a number belongs are one and the same.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, cast, get_args, get_origin
+
+import msgspec
+
+from .codes import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
+
+Int32 = Annotated[int, msgspec.Meta(ge=INT32_MIN, le=INT32_MAX)]
+Int64 = Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
+"""Bounded as in Java: what a header carries is packed into records and files of these widths."""
+
+_TRUE_TEXTS: Final = frozenset({"true", "1"})
+
+
+class Header(msgspec.Struct, frozen=True, gc=False, kw_only=True, rename="camel"):
+    """Base of all request and response headers."""
+
+
+H = TypeVar("H", bound=Header)
+
+
+class FieldError(Exception):
+    """An ext field is missing or unreadable; the text says which and why."""
+
+
+class _Field(NamedTuple):
+    attribute: str
+    name: str  # on the wire
+    kind: type  # str, int or bool
+    declared: object  # the annotation, with bounds
+    required: bool
+
+
+def fit(kind: type[H], texts: Mapping[str, str]) -> H:
+    """Return the ext fields as a struct of this class; unknown fields are ignored.
+
+    Raises:
+        FieldError: A required field is missing, or a number does not parse.
+    """
+    try:
+        return msgspec.convert(texts, kind, strict=False)
+    except msgspec.ValidationError:
+        return _fit_tolerantly(kind, texts)
+
+
+def texts_of(header: object) -> dict[str, str] | None:
+    """Return a typed header, a map or None as ext fields; fields that are None are left out."""
+    if header is None:
+        return None
+    if isinstance(header, Header):
+        return {
+            name: value if type(value) is str else _text(value)
+            for (_, name, *_), value in zip(
+                fields_of(type(header)), msgspec.structs.astuple(header), strict=True
+            )
+            if value is not None
+        }
+    if isinstance(header, Mapping):
+        return {str(name): _text(value) for name, value in header.items() if value is not None}
+    raise TypeError(f"neither a header struct nor a map: {type(header).__name__}")
+
+
+@cache
+def array_twin(kind: type[H]) -> type[H]:
+    """Return the subclass of ``kind`` that msgspec reads from an array in the declared order."""
+    twin = msgspec.defstruct(
+        f"{kind.__name__}Array", [], bases=(kind,), array_like=True, frozen=True, gc=False
+    )
+    return cast("type[H]", twin)
+
+
+def is_array(first_byte: int) -> bool:
+    """Tell whether a MSGPACK value with this first byte is an array. Source: msgpack spec.md."""
+    return first_byte & 0xF0 == 0x90 or first_byte in {0xDC, 0xDD}
+
+
+@cache
+def fields_of(kind: type[Header]) -> tuple[_Field, ...]:
+    """Return what the class declares, in order."""
+    return tuple(
+        _Field(f.name, f.encode_name, _plain_type(f.type), f.type, f.required)
+        for f in msgspec.structs.fields(kind)
+    )
+
+
+def _fit_tolerantly(kind: type[H], texts: Mapping[str, str]) -> H:
+    values: dict[str, object] = {}
+    for field in fields_of(kind):
+        text = texts.get(field.name)
+        if text is None or (not text and field.kind is not str):
+            if field.required:
+                raise FieldError(f"{field.name} is missing")
+        elif field.kind is str:
+            values[field.attribute] = text
+        elif field.kind is bool:
+            values[field.attribute] = text.lower() in _TRUE_TEXTS
+        else:
+            values[field.attribute] = _number(field, text)
+    return kind(**values)
+
+
+def _number(field: _Field, text: str) -> int:
+    try:
+        # Java takes a leading plus sign, msgspec does not.
+        return cast("int", msgspec.convert(text.removeprefix("+"), field.declared, strict=False))
+    except msgspec.ValidationError as error:
+        raise FieldError(f"{field.name} is not a number in range: {text[:40]!r}") from error
+
+
+def _text(value: object) -> str:
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    return str(value)
+
+
+def _plain_type(declared: Any) -> type:
+    """Strip bounds and ``| None`` from an annotation."""
+    if get_origin(declared) is Annotated:
+        return _plain_type(get_args(declared)[0])
+    if get_origin(declared) in {Union, types.UnionType}:
+        (inner,) = (part for part in get_args(declared) if part is not types.NoneType)
+        return _plain_type(inner)
+    return cast("type", declared)

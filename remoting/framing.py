@@ -1,0 +1,100 @@
+"""FrameDecoder: cuts the byte stream of one connection into commands.
+
+It owns no socket: whatever the transport read goes in, whole commands come out. When nothing is
+left over from the read before, frames are sliced straight out of the bytes given. What is left
+over waits in a buffer that is not looked at again until it holds the whole frame, so a large frame
+that arrives in many small reads is copied twice in all, not once per read.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Final
+
+from .command import RemotingCommand
+from .errors import FrameTooLargeError, ProtocolError
+from .serialization import decode_command, encode_frame
+
+__all__ = ["FRAME_SIZE_MAX", "FrameDecoder", "encode_frame"]
+
+FRAME_SIZE_MAX: Final = 16_777_216
+"""Bytes of a whole frame, its 4 length bytes included. Source: RocketMQ ``NettyDecoder``."""
+
+_FRAME_SIZE_MIN: Final = 8  # both length words
+_LENGTH: Final = Struct(">i")
+_unpack_length: Final = _LENGTH.unpack_from
+
+
+class FrameDecoder:
+    """Bytes in, commands out; one per connection.
+
+    After an error the stream has no frame boundary any more: every later call raises it again.
+    """
+
+    def __init__(
+        self, *, frame_size_max: int = FRAME_SIZE_MAX, responses_first: bool = False
+    ) -> None:
+        """Start at a frame boundary.
+
+        Args:
+            frame_size_max: Bytes of the largest frame taken, its 4 length bytes included.
+            responses_first: The peer is a server, so JSON headers are tried as responses.
+        """
+        self._frame_size_max = frame_size_max
+        self._responses_first = responses_first
+        self._buffer = bytearray()
+        self._needed = 0  # bytes that the buffer must hold before it is worth a look
+        self._error: ProtocolError | None = None
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of an unfinished frame; below ``frame_size_max`` between calls."""
+        return len(self._buffer)
+
+    def receive_data(self, data: bytes) -> list[RemotingCommand]:
+        """Take what the transport read; return the commands it completed, perhaps none.
+
+        Raises:
+            ProtocolError: The stream holds no valid frame at this place. The commands completed
+                before it are in ``error.commands``; close the connection.
+        """
+        if self._needed:
+            if self._error is not None:
+                raise ProtocolError(f"more bytes after: {self._error}")
+            self._buffer += data
+            if len(self._buffer) < self._needed:
+                return []
+            data = bytes(self._buffer)
+            self._buffer = bytearray()
+            self._needed = 0
+        commands: list[RemotingCommand] = []
+        try:
+            rest = self._cut(data, commands)
+        except ProtocolError as error:
+            error.commands = commands
+            self._error, self._needed = error, 1
+            raise
+        if rest < len(data):
+            self._buffer += memoryview(data)[rest:]
+        return commands
+
+    def _cut(self, data: bytes, commands: list[RemotingCommand]) -> int:
+        """Append the whole frames of ``data``; return where the unfinished one starts."""
+        size = len(data)
+        start = 0
+        while size - start >= 4:
+            (length,) = _unpack_length(data, start)
+            frame_size = 4 + length
+            if not _FRAME_SIZE_MIN <= frame_size <= self._frame_size_max:
+                raise FrameTooLargeError(frame_size, self._frame_size_max)
+            end = start + frame_size
+            if end > size:
+                self._needed = frame_size
+                return start
+            commands.append(
+                decode_command(data, start + 4, end, responses_first=self._responses_first)
+            )
+            start = end
+        if start < size:
+            self._needed = 4
+        return start

@@ -1,0 +1,786 @@
+"""One struct per request and response header, under RocketMQ's names.
+
+Attributes are the snake_case of the official names; ``rename`` and ``field(name=...)`` give the
+names on the wire. ``| None`` marks what may be absent and has no official default. The declared
+order is the order of the MSGPACK array, so **new fields go to the end** of their class.
+
+Fields that any request may carry (``lo``, ``ns``, ``nsd``, ``ReqT``, signatures) are not repeated
+here; ``serialization.ext_fields`` returns everything a frame brought.
+
+Source: RocketMQ ``remoting/protocol/header``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import field
+
+from .codes import RequestCode
+from .command import RemotingCommand
+from .errors import HeaderError
+from .ext_fields import FieldError, Header, Int32, Int64, array_twin, fit, is_array
+
+H = TypeVar("H", bound=Header)
+
+
+class EmptyHeader(Header, frozen=True, kw_only=True):
+    """A header without fields of its own, for answers that must still carry ``extFields``."""
+
+
+# -- sending ---------------------------------------------------------------------------------
+
+
+class SendMessageRequestHeader(Header, frozen=True, kw_only=True):
+    """10 and 324: a message to store; the body is the frame's body."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32  # negative: the broker chooses
+    sys_flag: Int32
+    born_timestamp: Int64  # ms
+    flag: Int32
+    properties: str | None = None
+    reconsume_times: Int32 = 0
+    unit_mode: bool = False
+    max_reconsume_times: Int32 | None = None
+    batch: bool = False  # this field, not the code, makes a batch
+    broker_name: str | None = field(default=None, name="bname")
+
+
+class SendMessageRequestHeaderV2(SendMessageRequestHeader, frozen=True, kw_only=True):
+    """310, 320 and 325: the same fields under one-letter names."""
+
+    producer_group: str = field(name="a")
+    topic: str = field(name="b")
+    default_topic: str = field(name="c")
+    default_topic_queue_nums: Int32 = field(name="d")
+    queue_id: Int32 = field(name="e")
+    sys_flag: Int32 = field(name="f")
+    born_timestamp: Int64 = field(name="g")
+    flag: Int32 = field(name="h")
+    properties: str | None = field(default=None, name="i")
+    reconsume_times: Int32 = field(default=0, name="j")
+    unit_mode: bool = field(default=False, name="k")
+    max_reconsume_times: Int32 | None = field(default=None, name="l")
+    batch: bool = field(default=False, name="m")
+    broker_name: str | None = field(default=None, name="n")
+
+
+class SendMessageResponseHeader(Header, frozen=True, kw_only=True):
+    """Where a message was stored; of a batch the ids are joined by commas."""
+
+    msg_id: str  # offset message id
+    queue_id: Int32
+    queue_offset: Int64
+    transaction_id: str | None = None  # the message's UNIQ_KEY
+    batch_uniq_id: str | None = None
+    msg_region: str | None = field(default=None, name="MSG_REGION")
+    trace_on: str | None = field(default=None, name="TRACE_ON")
+    recall_handle: str | None = None
+
+
+class ConsumerSendMsgBackRequestHeader(Header, frozen=True, kw_only=True):
+    """36: deliver this message to the group again, later."""
+
+    offset: Int64  # physical offset of the record
+    group: str
+    delay_level: Int32  # negative: to the dead letters; 0: by the number of deliveries
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool = False
+    max_reconsume_times: Int32 | None = None
+    broker_name: str | None = field(default=None, name="bname")
+
+
+class RecallMessageRequestHeader(Header, frozen=True, kw_only=True):
+    """370: take back a timer message."""
+
+    topic: str
+    recall_handle: str
+    producer_group: str | None = None
+
+
+class RecallMessageResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 370."""
+
+    msg_id: str
+    msg_region: str | None = field(default=None, name="MSG_REGION")
+
+
+class ReplyMessageRequestHeader(Header, frozen=True, kw_only=True):
+    """326: a reply, pushed by the broker to the client that waits for it."""
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
+    born_host: str  # "ip:port"
+    store_host: str
+    store_timestamp: Int64
+    properties: str | None = None
+    reconsume_times: Int32 = 0
+    unit_mode: bool = False
+
+
+# -- transactions ----------------------------------------------------------------------------
+
+
+class EndTransactionRequestHeader(Header, frozen=True, kw_only=True):
+    """37: the producer's decision about a half message."""
+
+    producer_group: str
+    tran_state_table_offset: Int64  # queue offset in the half topic
+    commit_log_offset: Int64  # physical offset of the half record
+    commit_or_rollback: Int32  # 8 commit, 12 rollback, 0 not known yet
+    msg_id: str
+    topic: str | None = None
+    from_transaction_check: bool = False
+    transaction_id: str | None = None
+    broker_name: str | None = field(default=None, name="bname")
+
+
+class CheckTransactionStateRequestHeader(Header, frozen=True, kw_only=True):
+    """39: the broker asks what became of a half message; the body is its record."""
+
+    tran_state_table_offset: Int64
+    commit_log_offset: Int64
+    topic: str | None = None  # the half topic
+    msg_id: str | None = None  # UNIQ_KEY
+    transaction_id: str | None = None  # UNIQ_KEY too
+    offset_msg_id: str | None = None
+    broker_name: str | None = field(default=None, name="bname")
+
+
+class ResumeCheckHalfMessageRequestHeader(Header, frozen=True, kw_only=True):
+    """323: ask about a parked half message again."""
+
+    msg_id: str | None = None
+    topic: str | None = None
+
+
+# -- pulling ---------------------------------------------------------------------------------
+
+
+class PullMessageRequestHeader(Header, frozen=True, kw_only=True):
+    """11 and 361."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    queue_offset: Int64  # the next one wanted
+    max_msg_nums: Int32
+    sys_flag: Int32  # 1 commit, 2 may wait, 4 has subscription, 8 class filter, 16 lite pull
+    commit_offset: Int64
+    suspend_timeout_millis: Int64
+    sub_version: Int64
+    subscription: str | None = None
+    expression_type: str | None = None
+    max_msg_bytes: Int32 | None = None
+    request_source: Int32 | None = None
+    proxy_froward_client_id: str | None = None  # official spelling
+    broker_name: str | None = field(default=None, name="bname")
+
+
+class PullMessageResponseHeader(Header, frozen=True, kw_only=True):
+    """Required on the codes 0, 19, 20 and 21."""
+
+    suggest_which_broker_id: Int64
+    next_begin_offset: Int64
+    min_offset: Int64
+    max_offset: Int64  # the next one to be written
+    offset_delta: Int64 | None = None
+    topic_sys_flag: Int32 | None = None
+    group_sys_flag: Int32 | None = None
+    forbidden_type: Int32 | None = None
+
+
+# -- offsets ---------------------------------------------------------------------------------
+
+
+class QueryConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
+    """14."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    set_zero_if_not_found: bool | None = None
+
+
+class QueryConsumerOffsetResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 14."""
+
+    offset: Int64
+
+
+class UpdateConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
+    """15."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    commit_offset: Int64
+
+
+class UpdateConsumerOffsetResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 15."""
+
+
+class SearchOffsetRequestHeader(Header, frozen=True, kw_only=True):
+    """29."""
+
+    topic: str
+    queue_id: Int32
+    timestamp: Int64  # ms
+    boundary_type: str | None = None  # LOWER (also when absent) or UPPER
+
+
+class SearchOffsetResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 29."""
+
+    offset: Int64
+
+
+class GetMaxOffsetRequestHeader(Header, frozen=True, kw_only=True):
+    """30."""
+
+    topic: str
+    queue_id: Int32
+    committed: bool = True
+
+
+class GetMaxOffsetResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 30: the next offset to be written."""
+
+    offset: Int64
+
+
+class GetMinOffsetRequestHeader(Header, frozen=True, kw_only=True):
+    """31."""
+
+    topic: str
+    queue_id: Int32
+
+
+class GetMinOffsetResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 31."""
+
+    offset: Int64
+
+
+class GetEarliestMsgStoretimeRequestHeader(Header, frozen=True, kw_only=True):
+    """32."""
+
+    topic: str
+    queue_id: Int32
+
+
+class GetEarliestMsgStoretimeResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 32."""
+
+    timestamp: Int64  # -1 if the queue is empty
+
+
+# -- single messages -------------------------------------------------------------------------
+
+
+class ViewMessageRequestHeader(Header, frozen=True, kw_only=True):
+    """33."""
+
+    offset: Int64  # physical
+    topic: str | None = None
+
+
+class QueryMessageRequestHeader(Header, frozen=True, kw_only=True):
+    """12."""
+
+    topic: str
+    key: str
+    max_num: Int32
+    begin_timestamp: Int64
+    end_timestamp: Int64
+    unique_key_query: bool = field(default=False, name="_UNIQUE_KEY_QUERY")
+
+
+class QueryMessageResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 12, also when nothing was found."""
+
+    index_last_update_timestamp: Int64
+    index_last_update_phyoffset: Int64
+
+
+# -- clients and groups ----------------------------------------------------------------------
+
+
+class HeartbeatRequestHeader(Header, frozen=True, kw_only=True):
+    """34: everything is in the body."""
+
+
+class HeartbeatResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 34."""
+
+    is_support_heart_beat_v2: bool = field(default=False, name="IS_SUPPORT_HEART_BEAT_V2")
+    is_sub_change: bool = field(default=True, name="IS_SUB_CHANGE")
+
+
+class UnregisterClientRequestHeader(Header, frozen=True, kw_only=True):
+    """35."""
+
+    client_id: str = field(name="clientID")
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+class UnregisterClientResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 35."""
+
+
+class GetConsumerListByGroupRequestHeader(Header, frozen=True, kw_only=True):
+    """38."""
+
+    consumer_group: str
+
+
+class GetConsumerListByGroupResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 38."""
+
+
+class NotifyConsumerIdsChangedRequestHeader(Header, frozen=True, kw_only=True):
+    """40."""
+
+    consumer_group: str
+
+
+class ResetOffsetRequestHeader(Header, frozen=True, kw_only=True):
+    """220 to a client, 222 to a broker."""
+
+    topic: str
+    group: str
+    timestamp: Int64  # ms; negative: to the end
+    is_force: bool
+    queue_id: Int32 = -1  # all
+    offset: Int64 | None = None  # negative or absent: by timestamp
+
+
+class GetConsumerStatusRequestHeader(Header, frozen=True, kw_only=True):
+    """221 to a client, 223 to a broker."""
+
+    topic: str
+    group: str
+    client_addr: str | None = None
+
+
+class GetConsumerRunningInfoRequestHeader(Header, frozen=True, kw_only=True):
+    """307."""
+
+    consumer_group: str
+    client_id: str
+    jstack_enable: bool = False
+
+
+class ConsumeMessageDirectlyRequestHeader(Header, frozen=True, kw_only=True):
+    """309."""
+
+    consumer_group: str
+    client_id: str | None = None
+    msg_id: str | None = None
+    broker_name: str | None = None
+    topic: str | None = None
+    topic_sys_flag: Int32 | None = None
+    group_sys_flag: Int32 | None = None
+
+
+# -- topics and groups, administration ---------------------------------------------------------
+
+
+class CreateTopicRequestHeader(Header, frozen=True, kw_only=True):
+    """17."""
+
+    topic: str
+    default_topic: str
+    read_queue_nums: Int32
+    write_queue_nums: Int32
+    perm: Int32
+    topic_filter_type: str
+    topic_sys_flag: Int32 | None = None
+    order: bool = False
+    attributes: str | None = None
+    force: bool = False
+
+
+class TopicRequestHeader(Header, frozen=True, kw_only=True):
+    """Requests about one topic: 202, 215, 217, 300, 351."""
+
+    topic: str
+
+
+class DeleteTopicFromNamesrvRequestHeader(Header, frozen=True, kw_only=True):
+    """216."""
+
+    topic: str
+    cluster_name: str | None = None
+
+
+class GetAllTopicConfigRequestHeader(Header, frozen=True, kw_only=True):
+    """21: a page of topics; without ``topic_seq`` all of them."""
+
+    topic_seq: Int32 | None = None
+    data_version: str | None = None
+    max_topic_num: Int32 | None = None
+
+
+class GetAllTopicConfigResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 21."""
+
+    total_topic_num: Int32 | None = None
+
+
+class GetAllSubscriptionGroupRequestHeader(Header, frozen=True, kw_only=True):
+    """201: a page of groups; without ``group_seq`` all of them."""
+
+    group_seq: Int32 | None = None
+    data_version: str | None = None
+    max_group_num: Int32 | None = None
+
+
+class GetSubscriptionGroupConfigRequestHeader(Header, frozen=True, kw_only=True):
+    """352 and 343."""
+
+    group: str
+
+
+class DeleteSubscriptionGroupRequestHeader(Header, frozen=True, kw_only=True):
+    """207."""
+
+    group_name: str
+    clean_offset: bool = False
+
+
+class GroupForbiddenRequestHeader(Header, frozen=True, kw_only=True):
+    """353."""
+
+    group: str
+    topic: str
+    readable: bool | None = None
+
+
+class GetConsumeStatsRequestHeader(Header, frozen=True, kw_only=True):
+    """208."""
+
+    consumer_group: str
+    topic: str | None = None
+    topic_list: str | None = None  # "a;b;"
+
+
+class ConsumerGroupRequestHeader(Header, frozen=True, kw_only=True):
+    """203."""
+
+    consumer_group: str
+
+
+class ProducerGroupRequestHeader(Header, frozen=True, kw_only=True):
+    """204."""
+
+    producer_group: str
+
+
+class GroupAndTopicRequestHeader(Header, frozen=True, kw_only=True):
+    """303 and 345."""
+
+    group: str
+    topic: str
+
+
+class ViewBrokerStatsDataRequestHeader(Header, frozen=True, kw_only=True):
+    """315."""
+
+    stats_name: str
+    stats_key: str
+
+
+class GetBrokerConsumeStatsRequestHeader(Header, frozen=True, kw_only=True):
+    """317."""
+
+    is_order: bool
+
+
+class QueryConsumeQueueRequestHeader(Header, frozen=True, kw_only=True):
+    """321."""
+
+    topic: str
+    queue_id: Int32
+    index: Int64
+    count: Int32
+    consumer_group: str | None = None
+
+
+class CloneGroupOffsetRequestHeader(Header, frozen=True, kw_only=True):
+    """314."""
+
+    src_group: str
+    dest_group: str
+    topic: str | None = None
+    offline: bool = False
+
+
+class GetBrokerConfigResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 26."""
+
+    version: str  # data version as JSON text
+
+
+# -- name server -------------------------------------------------------------------------------
+
+
+class GetRouteInfoRequestHeader(Header, frozen=True, kw_only=True):
+    """105."""
+
+    topic: str
+    accept_standard_json_only: bool | None = None
+
+
+class RegisterBrokerRequestHeader(Header, frozen=True, kw_only=True):
+    """103."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    ha_server_addr: str
+    broker_id: Int64
+    heartbeat_timeout_millis: Int64 | None = None
+    enable_acting_master: bool | None = None
+    compressed: bool = False
+    body_crc32: Int32 = field(default=0, name="bodyCrc32")
+
+
+class RegisterBrokerResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 103."""
+
+    ha_server_addr: str | None = None
+    master_addr: str | None = None
+
+
+class BrokerIdentityRequestHeader(Header, frozen=True, kw_only=True):
+    """104 and 322."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: Int64
+
+
+class QueryDataVersionResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 322."""
+
+    changed: bool
+
+
+class BrokerHeartbeatRequestHeader(Header, frozen=True, kw_only=True):
+    """904."""
+
+    cluster_name: str
+    broker_addr: str
+    broker_name: str
+    broker_id: Int64 | None = None
+
+
+class GetBrokerMemberGroupRequestHeader(Header, frozen=True, kw_only=True):
+    """901."""
+
+    cluster_name: str
+    broker_name: str
+
+
+class GetTopicsByClusterRequestHeader(Header, frozen=True, kw_only=True):
+    """224."""
+
+    cluster: str
+
+
+class PutKVConfigRequestHeader(Header, frozen=True, kw_only=True):
+    """100."""
+
+    namespace: str
+    key: str
+    value: str
+
+
+class KVConfigRequestHeader(Header, frozen=True, kw_only=True):
+    """101 and 102."""
+
+    namespace: str
+    key: str
+
+
+class GetKVConfigResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 101."""
+
+    value: str | None = None
+
+
+class GetKVListByNamespaceRequestHeader(Header, frozen=True, kw_only=True):
+    """219."""
+
+    namespace: str
+
+
+class BrokerNameRequestHeader(Header, frozen=True, kw_only=True):
+    """205 and 327."""
+
+    broker_name: str
+
+
+class WipeWritePermOfBrokerResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 205."""
+
+    wipe_topic_count: Int32
+
+
+class AddWritePermOfBrokerResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 327."""
+
+    add_topic_count: Int32
+
+
+REQUEST_HEADERS: Final[dict[int, type[Header]]] = {
+    RequestCode.SEND_MESSAGE: SendMessageRequestHeader,
+    RequestCode.PULL_MESSAGE: PullMessageRequestHeader,
+    RequestCode.QUERY_MESSAGE: QueryMessageRequestHeader,
+    RequestCode.QUERY_CONSUMER_OFFSET: QueryConsumerOffsetRequestHeader,
+    RequestCode.UPDATE_CONSUMER_OFFSET: UpdateConsumerOffsetRequestHeader,
+    RequestCode.UPDATE_AND_CREATE_TOPIC: CreateTopicRequestHeader,
+    RequestCode.GET_ALL_TOPIC_CONFIG: GetAllTopicConfigRequestHeader,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: SearchOffsetRequestHeader,
+    RequestCode.GET_MAX_OFFSET: GetMaxOffsetRequestHeader,
+    RequestCode.GET_MIN_OFFSET: GetMinOffsetRequestHeader,
+    RequestCode.GET_EARLIEST_MSG_STORETIME: GetEarliestMsgStoretimeRequestHeader,
+    RequestCode.VIEW_MESSAGE_BY_ID: ViewMessageRequestHeader,
+    RequestCode.HEART_BEAT: HeartbeatRequestHeader,
+    RequestCode.UNREGISTER_CLIENT: UnregisterClientRequestHeader,
+    RequestCode.CONSUMER_SEND_MSG_BACK: ConsumerSendMsgBackRequestHeader,
+    RequestCode.END_TRANSACTION: EndTransactionRequestHeader,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: GetConsumerListByGroupRequestHeader,
+    RequestCode.CHECK_TRANSACTION_STATE: CheckTransactionStateRequestHeader,
+    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: NotifyConsumerIdsChangedRequestHeader,
+    RequestCode.PUT_KV_CONFIG: PutKVConfigRequestHeader,
+    RequestCode.GET_KV_CONFIG: KVConfigRequestHeader,
+    RequestCode.DELETE_KV_CONFIG: KVConfigRequestHeader,
+    RequestCode.REGISTER_BROKER: RegisterBrokerRequestHeader,
+    RequestCode.UNREGISTER_BROKER: BrokerIdentityRequestHeader,
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: GetRouteInfoRequestHeader,
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: GetAllSubscriptionGroupRequestHeader,
+    RequestCode.GET_TOPIC_STATS_INFO: TopicRequestHeader,
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: ConsumerGroupRequestHeader,
+    RequestCode.GET_PRODUCER_CONNECTION_LIST: ProducerGroupRequestHeader,
+    RequestCode.WIPE_WRITE_PERM_OF_BROKER: BrokerNameRequestHeader,
+    RequestCode.DELETE_SUBSCRIPTIONGROUP: DeleteSubscriptionGroupRequestHeader,
+    RequestCode.GET_CONSUME_STATS: GetConsumeStatsRequestHeader,
+    RequestCode.DELETE_TOPIC_IN_BROKER: TopicRequestHeader,
+    RequestCode.DELETE_TOPIC_IN_NAMESRV: DeleteTopicFromNamesrvRequestHeader,
+    RequestCode.REGISTER_TOPIC_IN_NAMESRV: TopicRequestHeader,
+    RequestCode.GET_KVLIST_BY_NAMESPACE: GetKVListByNamespaceRequestHeader,
+    RequestCode.RESET_CONSUMER_CLIENT_OFFSET: ResetOffsetRequestHeader,
+    RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: GetConsumerStatusRequestHeader,
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: ResetOffsetRequestHeader,
+    RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: GetConsumerStatusRequestHeader,
+    RequestCode.GET_TOPICS_BY_CLUSTER: GetTopicsByClusterRequestHeader,
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: TopicRequestHeader,
+    RequestCode.QUERY_CONSUME_TIME_SPAN: GroupAndTopicRequestHeader,
+    RequestCode.GET_CONSUMER_RUNNING_INFO: GetConsumerRunningInfoRequestHeader,
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: ConsumeMessageDirectlyRequestHeader,
+    RequestCode.SEND_MESSAGE_V2: SendMessageRequestHeaderV2,
+    RequestCode.CLONE_GROUP_OFFSET: CloneGroupOffsetRequestHeader,
+    RequestCode.VIEW_BROKER_STATS_DATA: ViewBrokerStatsDataRequestHeader,
+    RequestCode.GET_BROKER_CONSUME_STATS: GetBrokerConsumeStatsRequestHeader,
+    RequestCode.SEND_BATCH_MESSAGE: SendMessageRequestHeaderV2,
+    RequestCode.QUERY_CONSUME_QUEUE: QueryConsumeQueueRequestHeader,
+    RequestCode.QUERY_DATA_VERSION: BrokerIdentityRequestHeader,
+    RequestCode.RESUME_CHECK_HALF_MESSAGE: ResumeCheckHalfMessageRequestHeader,
+    RequestCode.SEND_REPLY_MESSAGE: SendMessageRequestHeader,
+    RequestCode.SEND_REPLY_MESSAGE_V2: SendMessageRequestHeaderV2,
+    RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: ReplyMessageRequestHeader,
+    RequestCode.ADD_WRITE_PERM_OF_BROKER: BrokerNameRequestHeader,
+    RequestCode.QUERY_TOPICS_BY_CONSUMER: GetSubscriptionGroupConfigRequestHeader,
+    RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: GroupAndTopicRequestHeader,
+    RequestCode.GET_TOPIC_CONFIG: TopicRequestHeader,
+    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: GetSubscriptionGroupConfigRequestHeader,
+    RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: GroupForbiddenRequestHeader,
+    RequestCode.LITE_PULL_MESSAGE: PullMessageRequestHeader,
+    RequestCode.RECALL_MESSAGE: RecallMessageRequestHeader,
+    RequestCode.GET_BROKER_MEMBER_GROUP: GetBrokerMemberGroupRequestHeader,
+    RequestCode.BROKER_HEARTBEAT: BrokerHeartbeatRequestHeader,
+}
+"""Request code to the class of its header."""
+
+RESPONSE_HEADERS: Final[dict[int, type[Header]]] = {
+    RequestCode.SEND_MESSAGE: SendMessageResponseHeader,
+    RequestCode.SEND_MESSAGE_V2: SendMessageResponseHeader,
+    RequestCode.SEND_BATCH_MESSAGE: SendMessageResponseHeader,
+    RequestCode.SEND_REPLY_MESSAGE: SendMessageResponseHeader,
+    RequestCode.SEND_REPLY_MESSAGE_V2: SendMessageResponseHeader,
+    RequestCode.PULL_MESSAGE: PullMessageResponseHeader,
+    RequestCode.LITE_PULL_MESSAGE: PullMessageResponseHeader,
+    RequestCode.QUERY_MESSAGE: QueryMessageResponseHeader,
+    RequestCode.QUERY_CONSUMER_OFFSET: QueryConsumerOffsetResponseHeader,
+    RequestCode.UPDATE_CONSUMER_OFFSET: UpdateConsumerOffsetResponseHeader,
+    RequestCode.GET_ALL_TOPIC_CONFIG: GetAllTopicConfigResponseHeader,
+    RequestCode.GET_BROKER_CONFIG: GetBrokerConfigResponseHeader,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: SearchOffsetResponseHeader,
+    RequestCode.GET_MAX_OFFSET: GetMaxOffsetResponseHeader,
+    RequestCode.GET_MIN_OFFSET: GetMinOffsetResponseHeader,
+    RequestCode.GET_EARLIEST_MSG_STORETIME: GetEarliestMsgStoretimeResponseHeader,
+    RequestCode.HEART_BEAT: HeartbeatResponseHeader,
+    RequestCode.UNREGISTER_CLIENT: UnregisterClientResponseHeader,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: GetConsumerListByGroupResponseHeader,
+    RequestCode.GET_KV_CONFIG: GetKVConfigResponseHeader,
+    RequestCode.REGISTER_BROKER: RegisterBrokerResponseHeader,
+    RequestCode.WIPE_WRITE_PERM_OF_BROKER: WipeWritePermOfBrokerResponseHeader,
+    RequestCode.ADD_WRITE_PERM_OF_BROKER: AddWritePermOfBrokerResponseHeader,
+    RequestCode.QUERY_DATA_VERSION: QueryDataVersionResponseHeader,
+    RequestCode.RECALL_MESSAGE: RecallMessageResponseHeader,
+}
+"""Request code to the class of its answer's header; the others answer without ext fields."""
+
+
+def typed_request_header(code: int, texts: dict[str, str] | None) -> tuple[object, str | None]:
+    """Return ``header`` and ``header_error`` of a request with these ext fields."""
+    kind = REQUEST_HEADERS.get(code)
+    if kind is None:
+        return texts, None
+    texts = texts or {}
+    try:
+        return fit(kind, texts), None
+    except FieldError as error:
+        return texts, str(error)
+
+
+def response_header(command: RemotingCommand, kind: type[H]) -> H:
+    """Return a response's ext fields as the class that its request calls for.
+
+    Raises:
+        HeaderError: The peer left out a required field or wrote one that does not parse.
+    """
+    try:
+        if isinstance(command.header, msgspec.Raw):
+            return _from_msgpack(command.header, kind)
+        texts = command.header or {}
+        assert isinstance(texts, dict), "a response is not typed by its decoder"
+        return fit(kind, texts)
+    except FieldError as error:
+        raise HeaderError(str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise HeaderError(f"response header: {error}") from error
+
+
+def _from_msgpack(raw: msgspec.Raw, kind: type[H]) -> H:
+    if is_array(memoryview(raw)[0]):
+        header: H = msgspec.msgpack.decode(raw, type=array_twin(kind), strict=False)
+        return header
+    return fit(kind, msgspec.msgpack.decode(raw, type=dict[str, str]))

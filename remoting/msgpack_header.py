@@ -1,0 +1,166 @@
+"""The MSGPACK header, ours: ``[code, opaque, flag, language, version, remark, ext]``.
+
+``ext`` is nil, or the array of the header's fields in the declared order of its class
+(``headers.REQUEST_HEADERS``, for a response ``RESPONSE_HEADERS`` of the request's code), or a map
+of text to text. Numbers and booleans of the array are MSGPACK's own. An array may stop early where
+only optional fields would follow, and a reader ignores what follows the fields it knows: so
+fields can be added at the end of a class.
+
+Which class a response needs is known only to whoever sent the request. So its ext is kept as the
+bytes it came in (``msgspec.Raw``) until ``headers.response_header`` is asked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from .codes import FLAG_RESPONSE, HeaderType
+from .command import RemotingCommand
+from .errors import HeaderError
+from .ext_fields import Header, Int32, array_twin, is_array, texts_of
+from .headers import REQUEST_HEADERS, typed_request_header
+
+_SEVEN: Final = 0x97  # a fixed array of seven
+_UINT8: Final = 0xCC
+_UINT16: Final = 0xCD
+_NIL: Final = b"\xc0"
+
+
+class _Envelope(msgspec.Struct, gc=False, array_like=True):
+    code: Int32
+    opaque: Int32
+    flag: Int32
+    language: Int32
+    version: Int32
+    remark: str | None
+
+
+class _RawEnvelope(_Envelope, gc=False, array_like=True):
+    header: msgspec.Raw = msgspec.Raw(_NIL)
+
+
+def decode(raw: bytes, body: bytes) -> RemotingCommand:
+    """Read a header.
+
+    Raises:
+        HeaderError: Not one MSGPACK array of this shape, or a number of the envelope is no int32.
+    """
+    decode_typed = _TYPED.get(_peek_code(raw))
+    if decode_typed is not None:
+        try:
+            envelope = decode_typed(raw)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _decode_tolerantly(raw, body)
+        if not envelope.flag & FLAG_RESPONSE:
+            return RemotingCommand(
+                envelope.code,
+                envelope.opaque,
+                envelope.flag,
+                envelope.language,
+                envelope.version,
+                envelope.remark,
+                envelope.header,
+                body,
+                HeaderType.MSGPACK,
+                None,
+                raw,
+            )
+    return _decode_tolerantly(raw, body)
+
+
+def encode(
+    code: int,
+    opaque: int,
+    flag: int,
+    language: int,
+    version: int,
+    remark: str | None,
+    header: object,
+) -> bytes:
+    """Write a header: a struct as an array, a map as a map, None as nil."""
+    if isinstance(header, Header):
+        header = msgspec.structs.astuple(header)
+    elif header is not None and not isinstance(header, msgspec.Raw):
+        header = texts_of(header)
+    return _encode((code, opaque, flag, language, version, remark, header))
+
+
+def ext_texts(command: RemotingCommand) -> dict[str, str]:
+    """Return the ext fields of a decoded command; the array of a response has no names."""
+    header = command.header
+    if isinstance(header, msgspec.Raw):
+        return {} if is_array(memoryview(header)[0]) else _decode_map(header)
+    return texts_of(header) or {}
+
+
+def _peek_code(raw: bytes) -> int:
+    """Return the code of a header as our own writer writes it, else -1."""
+    if len(raw) < 4 or raw[0] != _SEVEN:
+        return -1
+    first = raw[1]
+    if first < 0x80:
+        return first
+    if first == _UINT16:
+        return raw[2] << 8 | raw[3]
+    return raw[2] if first == _UINT8 else -1
+
+
+def _typed_decoder(code: int) -> Callable[[bytes], Any]:
+    kind = array_twin(REQUEST_HEADERS[code])
+    envelope = msgspec.defstruct(
+        f"{kind.__name__}Envelope",
+        [("header", kind)],
+        bases=(_Envelope,),
+        gc=False,
+        array_like=True,
+    )
+    return msgspec.msgpack.Decoder(envelope, strict=False).decode
+
+
+_TYPED: Final = {code: _typed_decoder(code) for code in REQUEST_HEADERS}
+_decode_raw: Final = msgspec.msgpack.Decoder(_RawEnvelope).decode
+_decode_map: Final = msgspec.msgpack.Decoder(dict[str, str]).decode
+_encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def _decode_tolerantly(raw: bytes, body: bytes) -> RemotingCommand:
+    try:
+        envelope = _decode_raw(raw)
+        header, header_error = _header(envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HeaderError(f"MSGPACK header: {error}") from error
+    return RemotingCommand(
+        envelope.code,
+        envelope.opaque,
+        envelope.flag,
+        envelope.language,
+        envelope.version,
+        envelope.remark,
+        header,
+        body,
+        HeaderType.MSGPACK,
+        header_error,
+        raw,
+    )
+
+
+def _header(envelope: _RawEnvelope) -> tuple[object, str | None]:
+    ext = envelope.header
+    if memoryview(ext)[0] == _NIL[0]:
+        if envelope.flag & FLAG_RESPONSE:
+            return None, None
+        return typed_request_header(envelope.code, None)
+    if envelope.flag & FLAG_RESPONSE:
+        return ext, None
+    if not is_array(memoryview(ext)[0]):
+        return typed_request_header(envelope.code, _decode_map(ext))
+    kind = REQUEST_HEADERS.get(envelope.code)
+    if kind is None:
+        return ext, None
+    try:
+        return msgspec.msgpack.decode(ext, type=array_twin(kind), strict=False), None
+    except msgspec.ValidationError as error:
+        return {}, str(error)
