@@ -1,0 +1,164 @@
+"""What the persisted tables of `config/` share: their version, foreign fields, and the file.
+
+A table file is an object with a `dataVersion`, the table itself, and whatever a newer or other
+broker wrote beside it. What we do not know we keep, so that a store that passes through us comes
+out complete. A value of the wrong kind counts as missing, as it does for RocketMQ's reader.
+
+Source: RocketMQ `ConfigManager`, `DataVersion`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+from halfmq.remoting.codes import ResponseCode
+from halfmq.store.json_table import load_table, save_table
+
+from .errors import RequestRefusedError
+
+logger = logging.getLogger(__name__)
+
+JsonObject = Mapping[str, object]
+
+_VERSION_KEY: Final = "dataVersion"
+
+
+class TableFile:
+    """One file of `config/`: loads it, counts its changes and saves it with what we do not know."""
+
+    def __init__(self, path: Path, now_ms: Callable[[], int], derived: Iterable[str] = ()) -> None:
+        """`derived` names fields that writers compute and no reader needs: they are not kept."""
+        self._path = path
+        self._now_ms = now_ms
+        self._derived = frozenset(derived)
+        self._foreign: dict[str, object] = {}
+        self._numbers = itertools.count(1)
+        self._saved_number = 0
+        self._writing = threading.Lock()
+        self.counter = 0
+        self.state_version = 0
+        self.timestamp = now_ms()
+
+    def load(self) -> JsonObject:
+        """Return the content of the file; empty when there is none."""
+        content = load_table(self._path) or {}
+        version = as_object(content.get(_VERSION_KEY))
+        self.counter = as_integer(version.get("counter"), 0)
+        self.state_version = as_integer(version.get("stateVersion"), 0)
+        self.timestamp = as_integer(version.get("timestamp"), self.timestamp)
+        self._foreign = {key: value for key, value in content.items() if key not in self._derived}
+        return content
+
+    def step(self) -> None:
+        """Count a change. Source: `DataVersion.nextVersion`."""
+        self.counter += 1
+        self.timestamp = self._now_ms()
+
+    def save(self, content: JsonObject) -> None:
+        """Replace the file; blocks on the disk.
+
+        Raises:
+            OSError: It could not be written; the old file is still there.
+        """
+        self.prepare(content)()
+
+    def prepare(self, content: JsonObject) -> Callable[[], None]:
+        """Return a function that saves `content` as of now, also on another thread.
+
+        `content` must not change any more. When a later content was saved first, nothing is done.
+        """
+        version = {
+            "counter": self.counter,
+            "stateVersion": self.state_version,
+            "timestamp": self.timestamp,
+        }
+        table = {**self._foreign, _VERSION_KEY: version, **content}
+        number = next(self._numbers)
+
+        def write() -> None:
+            with self._writing:
+                if number > self._saved_number:
+                    self._path.parent.mkdir(parents=True, exist_ok=True)
+                    save_table(self._path, table)
+                    self._saved_number = number
+
+        return write
+
+    def save_for_request(self, content: JsonObject) -> None:
+        """Save what a request changes, before it is answered.
+
+        Raises:
+            RequestRefusedError: It could not be saved; the caller takes its change back.
+        """
+        try:
+            self.save(content)
+        except OSError as error:
+            logger.error("event=table_not_saved path=%s error=%r", self._path, str(error))  # noqa: TRY400
+            raise RequestRefusedError(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                f"{self._path.name} cannot be written: {error.strerror or error}",
+            ) from error
+
+
+class PeriodicSave:
+    """Says when a table that changes all the time is to be written: rarely, and only if it did."""
+
+    def __init__(self, interval_ms: int, now_ms: Callable[[], int]) -> None:
+        self._interval_ms = interval_ms
+        self._now_ms = now_ms
+        self._last_ms = now_ms()
+        self.dirty = False
+
+    def is_due(self) -> bool:
+        """Whether something changed and the last write is long enough ago."""
+        elapsed = self._now_ms() - self._last_ms
+        return self.dirty and not 0 <= elapsed < self._interval_ms  # negative: the clock was set
+
+    def job(self, write: Callable[[], None], name: str) -> Callable[[], None]:
+        """Take the table as written; return `write`, which on failure makes it dirty again."""
+        self.dirty = False
+        self._last_ms = self._now_ms()
+
+        def guarded() -> None:
+            try:
+                write()
+            except OSError:
+                self.dirty = True  # tried again after the next interval
+                logger.exception("event=table_not_saved table=%s", name)
+
+        return guarded
+
+
+def as_integer(value: object, default: int) -> int:
+    """Return a JSON number, or a number given as text; `default` for anything else."""
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            return default
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def as_switch(value: object, *, default: bool) -> bool:
+    """Return a JSON true or false; `default` for anything else."""
+    return value if isinstance(value, bool) else default
+
+
+def as_text(value: object, default: str) -> str:
+    """Return a JSON string; `default` for anything else."""
+    return value if isinstance(value, str) else default
+
+
+def as_object(value: object) -> JsonObject:
+    """Return a JSON object; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def without_keys(value: JsonObject, known: frozenset[str]) -> dict[str, object]:
+    """Return the fields of an entry that we do not know, to be written back as they came."""
+    return {key: field for key, field in value.items() if key not in known}

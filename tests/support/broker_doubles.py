@@ -1,0 +1,304 @@
+"""Stand-ins for the broker's collaborators: a clock, a connection, a log and a store in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from halfmq.broker.config import TopicDefaults
+from halfmq.broker.connection import Connection, Handler
+from halfmq.remoting.codes import LanguageCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.replies import encode_request
+from halfmq.store.draft import Appended, Draft
+from halfmq.store.format.ids import pack_host
+from halfmq.store.format.properties import decode_properties
+from halfmq.store.format.record import Record, decode_record, encode_record, new_record
+
+START_MS: Final = 1_700_000_000_000
+"""Where the clocks of tests begin."""
+
+
+class Clock:
+    """A clock that moves only when told."""
+
+    def __init__(self, now_ms: int = START_MS) -> None:
+        self.now = now_ms
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class FakeConnection:
+    """A client's connection that writes down what it is sent."""
+
+    def __init__(
+        self, name: str = "127.0.0.1:50001", *, address: str = "127.0.0.1:10911", version: int = 479
+    ) -> None:
+        host, _, port = address.rpartition(":")
+        peer_host, _, peer_port = name.rpartition(":")
+        self.name = name
+        self.remote_host = pack_host(peer_host, int(peer_port))
+        self.store_host = pack_host(host, int(port))
+        self.broker_address = address
+        self.language = int(LanguageCode.JAVA)
+        self.version = version
+        self.closed = False
+        self.writable = True
+        self.requests: list[tuple[int, object]] = []
+        self.written: list[bytes] = []
+        self.held: list[tuple[int, bytes]] = []
+
+    def send_request(self, code: int, header: object, body: bytes = b"") -> bool:
+        del body
+        if self.closed or not self.writable:
+            return False
+        self.requests.append((code, header))
+        return True
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def reply_when_durable(self, position: int, reply: bytes) -> None:
+        self.held.append((position, reply))
+
+
+class FakeLog:
+    """A commit log with consume queues, in memory, everything durable unless told otherwise."""
+
+    def __init__(self, clock: Clock, *, start: int = 0) -> None:
+        self._clock = clock
+        self.records: dict[int, Record] = {}
+        self.index: dict[tuple[str, str], list[int]] = {}
+        self._queues: dict[tuple[str, int], list[int]] = {}
+        self._first: dict[tuple[str, int], int] = {}
+        self.write_offset = start
+        self.held_durable: int | None = None
+        self.failure: Exception | None = None
+        self.cold = False
+        self.cold_reads = 0
+
+    @property
+    def durable_offset(self) -> int:
+        return self.write_offset if self.held_durable is None else self.held_durable
+
+    @property
+    def index_last_update(self) -> tuple[int, int]:
+        last = max(self.records)
+        return self.records[last].store_timestamp, last
+
+    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+        del contiguous
+        if self.failure is not None:
+            raise self.failure
+        return [self._append(draft) for draft in group]
+
+    def _append(self, draft: Draft) -> Appended:
+        queue = self._queues.setdefault((draft.topic, draft.queue_id), [])
+        queue_offset = len(queue) + self._first.get((draft.topic, draft.queue_id), 0)
+        record = new_record(
+            topic=draft.topic,
+            queue_id=draft.queue_id,
+            body=draft.body,
+            properties=draft.properties,
+            born_timestamp=draft.born_timestamp,
+            born_host=draft.born_host,
+            store_timestamp=self._clock(),
+            store_host=draft.store_host,
+            queue_offset=queue_offset,
+            physical_offset=self.write_offset,
+            flag=draft.flag,
+            sys_flag=draft.sys_flag,
+            reconsume_times=draft.reconsume_times,
+            prepared_transaction_offset=draft.prepared_transaction_offset,
+        )
+        self.records[record.physical_offset] = record
+        queue.append(record.physical_offset)
+        self._add_keys(record)
+        self.write_offset += record.total_size
+        return Appended(
+            record.physical_offset, record.total_size, queue_offset, record.store_timestamp
+        )
+
+    def _add_keys(self, record: Record) -> None:
+        properties = decode_properties(record.properties)
+        keys = {*properties.get("KEYS", "").split(" "), properties.get("UNIQ_KEY", "")} - {""}
+        for key in keys:
+            self.index.setdefault((record.topic, key), []).append(record.physical_offset)
+
+    def start_queue_at(self, topic: str, queue_id: int, offset: int) -> None:
+        """Pretend that everything before `offset` was deleted by age."""
+        self._first[topic, queue_id] = offset
+
+    def queue(self, topic: str, queue_id: int) -> list[Record]:
+        """What a consumer of the queue would get."""
+        return [self.records[offset] for offset in self._queues.get((topic, queue_id), [])]
+
+    def queues(self) -> list[tuple[str, int]]:
+        return list(self._queues)
+
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        first = self._first.get((topic, queue_id), 0)
+        return first, first + len(self._queues.get((topic, queue_id), ()))
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        max_count: int = 32,
+        max_bytes: int = 262_144,
+    ) -> FakeFound:
+        first, end = self.queue_bounds(topic, queue_id)
+        if not first <= offset < end:
+            return FakeFound(next_offset=first if offset < first else end)
+        ranges: list[tuple[int, int]] = []
+        size = 0
+        for physical in self._queues[topic, queue_id][offset - first :][:max_count]:
+            record_size = self.records[physical].total_size
+            if ranges and size + record_size > max_bytes:
+                break
+            size += record_size
+            ranges.append((physical, record_size))
+        return FakeFound(ranges=ranges, count=len(ranges), next_offset=offset + len(ranges))
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> bytes | None:
+        return None if self.cold else self._bytes(ranges)
+
+    def read_cold(self, ranges: Sequence[tuple[int, int]]) -> bytes:
+        self.cold_reads += 1
+        return self._bytes(ranges)
+
+    def _bytes(self, ranges: Sequence[tuple[int, int]]) -> bytes:
+        return b"".join([encode_record(self.records[offset]) for offset, _ in ranges])
+
+    def record_bytes(self, physical_offset: int) -> bytes | None:
+        record = self.records.get(physical_offset)
+        return None if record is None else encode_record(record)
+
+    def record_at(self, physical_offset: int) -> Record | None:
+        data = self.record_bytes(physical_offset)
+        return None if data is None else decode_record(data)
+
+    def query_index(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+    ) -> list[int]:
+        hits = [
+            offset
+            for offset in reversed(self.index.get((topic, key), []))
+            if begin_ms <= self.records[offset].store_timestamp <= end_ms
+        ]
+        return hits[:max_count]
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, *, upper: bool = False
+    ) -> int:
+        first, end = self.queue_bounds(topic, queue_id)
+        records = self.queue(topic, queue_id)
+        later = [one.queue_offset for one in records if one.store_timestamp >= timestamp]
+        if later:
+            return later[0]
+        return max(first, end - 1) if upper else end
+
+    def store_time_at(self, topic: str, queue_id: int, offset: int) -> int:
+        for record in self.queue(topic, queue_id):
+            if record.queue_offset == offset:
+                return record.store_timestamp
+        return -1
+
+
+@dataclass
+class FakeFound:
+    """What `FakeLog.get` returns."""
+
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    count: int = 0
+    next_offset: int = 0
+
+
+def draft(
+    topic: str = "orders",
+    queue_id: int = 0,
+    body: bytes = b"body",
+    properties: bytes = b"",
+    *,
+    reconsume_times: int = 0,
+    sys_flag: int = 0,
+) -> Draft:
+    """A message as a handler would append it."""
+    return Draft(
+        topic=topic,
+        queue_id=queue_id,
+        body=body,
+        properties=properties,
+        born_timestamp=START_MS - 5,
+        born_host=pack_host("127.0.0.1", 50001),
+        store_host=pack_host("127.0.0.1", 10911),
+        reconsume_times=reconsume_times,
+        sys_flag=sys_flag,
+    )
+
+
+_opaques = itertools.count(1)
+
+
+def request(
+    code: int,
+    header: object = None,
+    body: bytes = b"",
+    *,
+    version: int = 479,
+    header_type: int = 0,
+    one_way: bool = False,
+) -> RemotingCommand:
+    """A request as the server hands it to a handler: encoded and decoded once."""
+    frame = encode_request(
+        code,
+        opaque=next(_opaques),
+        header=header,  # type: ignore[arg-type]
+        body=body,
+        version=version,
+        header_type=header_type,
+        one_way=one_way,
+    )
+    (command,) = FrameDecoder().receive_data(frame)
+    assert command.header_error is None
+    return command
+
+
+def response(reply: bytes | None) -> RemotingCommand:
+    """The one answer that `reply` holds."""
+    assert reply is not None
+    (command,) = FrameDecoder().receive_data(reply)
+    assert command.is_response
+    return command
+
+
+def ext(command: RemotingCommand) -> dict[str, str]:
+    """The ext fields of an answer."""
+    assert command.header is None or isinstance(command.header, dict)
+    return command.header or {}
+
+
+def call(
+    handlers: dict[int, Handler],
+    command: RemotingCommand,
+    connection: Connection | None = None,
+) -> RemotingCommand:
+    """Serve one request that is answered at once."""
+    return response(handlers[command.code](command, connection or FakeConnection()))
+
+
+def identity(*, auto_create: bool = True) -> TopicDefaults:
+    """Who the broker under test is."""
+    return TopicDefaults(auto_create=auto_create)
+
+
+def config_path(root: Path, name: str) -> Path:
+    """Where a table lies below a store root."""
+    return root / "config" / name

@@ -1,0 +1,140 @@
+"""The table of consumer groups: built-in ones, the file of a real broker, creation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.groups import BUILT_IN_GROUPS, GroupTable
+from halfmq.remoting.codes import ResponseCode
+from halfmq.store.json_table import load_table
+from tests.support.broker_doubles import Clock, config_path
+from tests.support.golden_store import unpack
+
+
+def table(root: Path, *, auto_create: bool = True, groups_max: int = 10_000) -> GroupTable:
+    made = GroupTable(
+        config_path(root, "subscriptionGroup.json"),
+        auto_create=auto_create,
+        now_ms=Clock(),
+        groups_max=groups_max,
+    )
+    made.load()
+    return made
+
+
+def test_a_group_is_created_with_the_defaults_of_rocketmq(tmp_path: Path) -> None:
+    """The entry we write for a new group is the one the official broker writes."""
+    table(tmp_path).ensure("billing")
+    saved = load_table(config_path(tmp_path, "subscriptionGroup.json"))
+
+    assert saved is not None
+    assert saved["forbiddenTable"] == {}
+    assert saved["subscriptionGroupTable"]["billing"] == {
+        "attributes": {},
+        "brokerId": 0,
+        "consumeBroadcastEnable": True,
+        "consumeEnable": True,
+        "consumeFromMinEnable": True,
+        "consumeMessageOrderly": False,
+        "consumeTimeoutMinute": 15,
+        "groupName": "billing",
+        "groupRetryPolicy": {"type": "CUSTOMIZED"},
+        "groupSysFlag": 0,
+        "notifyConsumerIdsChangedEnable": True,
+        "retryMaxTimes": 16,
+        "retryQueueNums": 1,
+        "whichBrokerWhenConsumeSlowly": 1,
+    }
+    assert table(tmp_path).get("billing") is not None
+
+
+def test_groups_are_created_only_when_the_setting_allows(tmp_path: Path) -> None:
+    """The broker's own groups are needed all the same."""
+    groups = table(tmp_path, auto_create=False)
+
+    assert groups.ensure("billing") is None
+    assert groups.admit("billing") is None
+    assert groups.ensure("TOOLS_CONSUMER") is not None
+    assert groups.ensure("CID_RMQ_SYS_SOMETHING") is not None
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "g" * 249])
+def test_a_bad_name_makes_no_group(tmp_path: Path, name: str) -> None:
+    """Its retry topic could not exist either."""
+    assert table(tmp_path).ensure(name) is None
+
+
+def test_a_full_table_refuses(tmp_path: Path) -> None:
+    """Overload is an answer, never silence."""
+    groups = table(tmp_path, groups_max=len(BUILT_IN_GROUPS) + 1)
+    groups.ensure("one")
+    with pytest.raises(RequestRefusedError, match="the limit is 9") as refusal:
+        groups.ensure("two")
+
+    assert refusal.value.code is ResponseCode.NO_PERMISSION
+
+
+def test_a_group_that_cannot_be_saved_is_not_created(tmp_path: Path) -> None:
+    """The client is refused, rather than served from a group that a restart forgets."""
+    (tmp_path / "config").write_text("in the way")
+    groups = GroupTable(
+        tmp_path / "config" / "subscriptionGroup.json", auto_create=True, now_ms=Clock()
+    )
+    with pytest.raises(RequestRefusedError) as refusal:
+        groups.ensure("billing")
+
+    assert refusal.value.code is ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "billing" not in groups
+
+
+def test_the_file_of_a_real_broker_loads_with_every_group(tmp_path: Path) -> None:
+    """What Apache RocketMQ 5.3.3 wrote is what we see and would write again."""
+    golden = unpack("delay-retry-dlq", tmp_path)
+    groups = table(golden.root)
+    truth = load_table(golden.root / "config" / "subscriptionGroup.json")
+    assert truth is not None
+
+    assert {one.name for one in groups} == set(truth["subscriptionGroupTable"])
+    for name, entry in truth["subscriptionGroupTable"].items():
+        known = groups.get(name)
+        assert known is not None
+        assert known.to_json() == entry
+        assert groups.admit(name) is True
+
+
+def test_saving_a_foreign_file_loses_nothing(tmp_path: Path) -> None:
+    """Retry policies, subscriptions and the forbidden table come out as they went in."""
+    entry = {
+        "consumeEnable": False,
+        "groupRetryPolicy": {"type": "EXPONENTIAL", "exponentialRetryPolicy": {"initial": 5}},
+        "retryMaxTimes": "3",
+        "subscriptionDataSet": [{"topic": "T"}],
+    }
+    path = config_path(tmp_path, "subscriptionGroup.json")
+    path.parent.mkdir()
+    path.write_text(
+        json.dumps(
+            {
+                "forbiddenTable": {"g": {"T": 4, "U": 2}},
+                "subscriptionGroupTable": {"g": entry, "bad": []},
+            }
+        )
+    )
+    groups = table(tmp_path)
+    groups.ensure("another")
+    saved = load_table(path)
+
+    assert saved is not None
+    assert saved["forbiddenTable"] == {"g": {"T": 4, "U": 2}}
+    kept = saved["subscriptionGroupTable"]["g"]
+    assert kept["groupRetryPolicy"] == entry["groupRetryPolicy"]
+    assert kept["subscriptionDataSet"] == entry["subscriptionDataSet"]
+    assert kept["retryMaxTimes"] == 3
+    assert groups.admit("g") is False
+    assert not groups.may_read("g", "T")
+    assert groups.may_read("g", "U")
+    assert groups.may_read("other", "T")

@@ -1,0 +1,149 @@
+"""Consumer offsets: commit and query, the file of a real broker, when it is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.offsets import NO_OFFSET, PERSIST_INTERVAL_MS, ConsumerOffsetTable
+from halfmq.store.json_table import load_table
+from tests.support.broker_doubles import Clock, config_path
+from tests.support.golden_store import unpack
+
+
+def table(root: Path, clock: Clock, *, offsets_max: int = 1_000) -> ConsumerOffsetTable:
+    made = ConsumerOffsetTable(
+        config_path(root, "consumerOffset.json"), now_ms=clock, offsets_max=offsets_max
+    )
+    made.load()
+    return made
+
+
+def test_a_commit_is_what_the_next_query_finds(tmp_path: Path) -> None:
+    """Offsets belong to group, topic and queue, and may go backwards."""
+    offsets = table(tmp_path, Clock())
+    offsets.commit("g", "T", 0, 5)
+    offsets.commit("g", "T", 0, 3)
+    offsets.commit("g", "T", 99, 1)
+
+    assert offsets.query("g", "T", 0) == 3
+    assert offsets.query("g", "T", 99) == 1
+    assert offsets.query("g", "T", 1) == NO_OFFSET
+    assert offsets.query("g", "U", 0) == NO_OFFSET
+    assert offsets.query("h", "T", 0) == NO_OFFSET
+    assert list(offsets.groups_of("T")) == ["g"]
+
+
+def test_the_file_of_a_real_broker_loads_with_every_offset(tmp_path: Path) -> None:
+    """Bare integer keys and all, as Apache RocketMQ 5.3.3 wrote them."""
+    golden = unpack("plain-clean", tmp_path)
+    offsets = table(golden.root, Clock())
+
+    for key, queues in golden.truth["consumerOffsets"].items():
+        topic, _, group = key.partition("@")
+        for queue_id, offset in queues.items():
+            assert offsets.query(group, topic, int(queue_id)) == offset
+
+
+def test_offsets_are_written_at_most_every_interval(tmp_path: Path) -> None:
+    """A commit costs no disk access; the file follows within seconds."""
+    clock = Clock()
+    offsets = table(tmp_path, clock)
+    path = config_path(tmp_path, "consumerOffset.json")
+    offsets.commit("g", "T", 0, 5)
+    offsets.persist_if_dirty()
+    assert not path.exists()
+
+    clock.now += PERSIST_INTERVAL_MS
+    offsets.persist_if_dirty()
+    assert load_table(path) is not None
+    written = path.stat().st_mtime_ns, path.stat().st_ino
+
+    clock.now += PERSIST_INTERVAL_MS
+    offsets.persist_if_dirty()  # nothing changed
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == written
+
+
+def test_saved_offsets_are_what_a_restart_finds(tmp_path: Path) -> None:
+    """And the file has the keys of RocketMQ."""
+    clock = Clock()
+    offsets = table(tmp_path, clock)
+    offsets.commit("g", "T", 0, 5)
+    offsets.commit("g", "T", 3, -1)
+    offsets.commit("g", "%RETRY%g", 0, 7)
+    offsets.persist()
+
+    saved = load_table(config_path(tmp_path, "consumerOffset.json"))
+    assert saved is not None
+    assert saved["offsetTable"] == {"T@g": {"0": 5, "3": -1}, "%RETRY%g@g": {"0": 7}}
+    assert table(tmp_path, clock).query("g", "%RETRY%g", 0) == 7
+
+
+def test_the_derived_map_of_a_foreign_file_is_not_kept(tmp_path: Path) -> None:
+    """It would be wrong after the first commit, and no reader needs it."""
+    golden = unpack("delay-retry-dlq", tmp_path)
+    offsets = table(golden.root, Clock())
+    offsets.commit("cg_retry", "retry_t", 0, 8)
+    offsets.persist()
+    saved = load_table(config_path(golden.root, "consumerOffset.json"))
+
+    assert saved is not None
+    assert "groupTopicMap" not in saved
+    assert saved["offsetTable"]["retry_t@cg_retry"] == {"0": 8}
+    assert saved["offsetTable"]["sql_t@cg_sql"] == {"0": 10}
+
+
+def test_the_version_steps_once_in_five_hundred_commits(tmp_path: Path) -> None:
+    """As with RocketMQ, whose slaves compare it."""
+    offsets = table(tmp_path, Clock())
+    for offset in range(1_001):
+        offsets.commit("g", "T", 0, offset)
+    offsets.persist()
+    saved = load_table(config_path(tmp_path, "consumerOffset.json"))
+
+    assert saved is not None
+    assert saved["dataVersion"]["counter"] == 2
+
+
+def test_an_older_write_never_replaces_a_newer_one(tmp_path: Path) -> None:
+    """A writing thread that is late must not bring old offsets back."""
+    clock = Clock()
+    offsets = table(tmp_path, clock)
+    offsets.commit("g", "T", 0, 1)
+    clock.now += PERSIST_INTERVAL_MS
+    late = offsets.persist_job()
+    offsets.commit("g", "T", 0, 2)
+    offsets.persist()
+    assert late is not None
+    late()
+
+    assert table(tmp_path, clock).query("g", "T", 0) == 2
+
+
+def test_a_failed_write_is_tried_again(tmp_path: Path) -> None:
+    """A full disk costs seconds of progress, not all of it."""
+    clock = Clock()
+    (tmp_path / "config").write_text("in the way")
+    offsets = ConsumerOffsetTable(config_path(tmp_path, "consumerOffset.json"), now_ms=clock)
+    offsets.commit("g", "T", 0, 1)
+    clock.now += PERSIST_INTERVAL_MS
+    offsets.persist_if_dirty()
+    (tmp_path / "config").unlink()
+    clock.now += PERSIST_INTERVAL_MS
+    offsets.persist_if_dirty()
+
+    assert table(tmp_path, clock).query("g", "T", 0) == 1
+
+
+def test_a_full_table_still_takes_commits_of_known_queues(tmp_path: Path) -> None:
+    """Clients may name any queue id; those who consume must not suffer for it."""
+    offsets = table(tmp_path, Clock(), offsets_max=2)
+    offsets.commit("g", "T", 0, 1)
+    offsets.commit("g", "T", 1, 1)
+    with pytest.raises(RequestRefusedError, match="the limit is 2"):
+        offsets.commit("g", "T", 2, 1)
+    offsets.commit("g", "T", 1, 2)
+
+    assert offsets.query("g", "T", 1) == 2

@@ -1,0 +1,250 @@
+"""The topic table: built-in topics, the file of a real broker, creation and its limits."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.topics import TopicConfig, TopicTable
+from halfmq.remoting.codes import ResponseCode
+from halfmq.store.json_table import load_table
+from tests.support.broker_doubles import Clock, config_path, identity
+from tests.support.golden_store import unpack
+
+
+def table(root: Path, *, auto_create: bool = True, topics_max: int = 20_000) -> TopicTable:
+    made = TopicTable(
+        config_path(root, "topics.json"),
+        identity(auto_create=auto_create),
+        now_ms=Clock(),
+        topics_max=topics_max,
+    )
+    made.load()
+    return made
+
+
+def on_disk(root: Path) -> dict[str, Any]:
+    content = load_table(config_path(root, "topics.json"))
+    assert content is not None
+    return content
+
+
+def test_an_empty_broker_has_the_built_in_topics(tmp_path: Path) -> None:
+    """Clients find RocketMQ's own topics with RocketMQ's queues and rights."""
+    topics = table(tmp_path)
+    found = {one.name: (one.read_queue_nums, one.write_queue_nums, one.perm) for one in topics}
+
+    assert found == {
+        "TBW102": (8, 8, 7),
+        "SELF_TEST_TOPIC": (1, 1, 6),
+        "OFFSET_MOVED_EVENT": (1, 1, 6),
+        "BenchmarkTest": (1024, 1024, 6),
+        "DefaultCluster": (16, 16, 7),
+        "broker-a": (1, 1, 7),
+        "SCHEDULE_TOPIC_XXXX": (18, 18, 6),
+        "DefaultCluster_REPLY_TOPIC": (1, 1, 6),
+        "rmq_sys_SYNC_BROKER_MEMBER_broker-a": (1, 1, 1),
+        "RMQ_SYS_TRANS_HALF_TOPIC": (1, 1, 6),
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC": (1, 1, 6),
+    }
+
+
+def test_the_template_is_missing_when_topics_are_not_created(tmp_path: Path) -> None:
+    """A client that finds no TBW102 tells its user at once that the topic does not exist."""
+    topics = table(tmp_path, auto_create=False)
+
+    assert topics.get("TBW102") is None
+    assert topics.create_on_send("orders", "TBW102", 4, "peer") is None
+
+
+def test_a_template_left_by_another_configuration_is_not_offered(tmp_path: Path) -> None:
+    """Switching auto-creation off must hold even if the file still has the template."""
+    table(tmp_path).save()
+    topics = table(tmp_path, auto_create=False)
+
+    assert topics.get("TBW102") is not None
+    assert topics.offered("TBW102") is None
+    assert topics.create_on_send("orders", "TBW102", 4, "peer") is None
+
+
+@pytest.mark.parametrize(("wanted", "given"), [(4, 4), (3, 3), (32, 8), (0, 1), (-5, 1)])
+def test_a_topic_is_created_after_the_template(tmp_path: Path, wanted: int, given: int) -> None:
+    """A new topic has what the client asks for, but no more queues than the template, and RW."""
+    made = table(tmp_path).create_on_send("orders", "TBW102", wanted, "peer")
+
+    assert made == TopicConfig(
+        name="orders", read_queue_nums=given, write_queue_nums=given, perm=6
+    )
+
+
+def test_a_created_topic_is_on_disk_before_the_answer(tmp_path: Path) -> None:
+    """A message in a topic that a crash makes forgotten could not be found."""
+    table(tmp_path).create_on_send("orders", "TBW102", 4, "peer")
+
+    assert on_disk(tmp_path)["topicConfigTable"]["orders"] == {
+        "attributes": {},
+        "order": False,
+        "perm": 6,
+        "readQueueNums": 4,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": "orders",
+        "topicSysFlag": 0,
+        "writeQueueNums": 4,
+    }
+    assert table(tmp_path).get("orders") is not None
+
+
+def test_every_change_steps_the_version(tmp_path: Path) -> None:
+    """Others see by dataVersion that they have to read again."""
+    topics = table(tmp_path)
+    topics.ensure("a")
+    topics.ensure("b")
+    topics.ensure("a")
+
+    assert on_disk(tmp_path)["dataVersion"] == {
+        "counter": 2,
+        "stateVersion": 0,
+        "timestamp": Clock().now,
+    }
+    assert table(tmp_path).version == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("bad topic", ResponseCode.INVALID_PARAMETER),
+        ("", ResponseCode.INVALID_PARAMETER),
+        ("t" * 128, ResponseCode.INVALID_PARAMETER),
+        ("TRANS_CHECK_MAX_TIME_TOPIC", ResponseCode.NO_PERMISSION),
+    ],
+)
+def test_no_topic_is_created_under_a_bad_name(
+    tmp_path: Path, name: str, code: ResponseCode
+) -> None:
+    """A name that is no name, or the broker's own, is refused with the reason."""
+    topics = table(tmp_path)
+    with pytest.raises(RequestRefusedError) as refusal:
+        topics.create_on_send(name, "TBW102", 4, "peer")
+
+    assert refusal.value.code is code
+    assert refusal.value.remark
+    assert name not in topics
+
+
+def test_nothing_is_created_after_a_topic_that_does_not_pass_on(tmp_path: Path) -> None:
+    """Only a template with the INHERIT right makes topics; BenchmarkTest has none."""
+    topics = table(tmp_path)
+
+    assert topics.create_on_send("orders", "BenchmarkTest", 4, "peer") is None
+    assert topics.create_on_send("orders", "no_such_topic", 4, "peer") is None
+
+
+def test_a_retry_topic_needs_no_template(tmp_path: Path) -> None:
+    """Clients send failed messages there also where topics are not created by themselves."""
+    topics = table(tmp_path, auto_create=False)
+    made = topics.create_on_send("%RETRY%billing", "TBW102", 4, "peer")
+
+    assert made == TopicConfig(
+        name="%RETRY%billing", read_queue_nums=1, write_queue_nums=1, perm=6
+    )
+    assert topics.create_on_send("%RETRY%", "TBW102", 4, "peer") is None
+
+
+def test_a_full_table_refuses_by_name_and_number(tmp_path: Path) -> None:
+    """Overload is an answer, never silence."""
+    topics = table(tmp_path, topics_max=12)
+    topics.ensure("one")
+    with pytest.raises(RequestRefusedError, match="the limit is 12") as refusal:
+        topics.ensure("two")
+
+    assert refusal.value.code is ResponseCode.NO_PERMISSION
+    assert topics.get("two") is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_topic_that_cannot_be_saved_is_not_created(tmp_path: Path) -> None:
+    """The client is refused, rather than served from a topic that a restart forgets."""
+    topics = table(tmp_path)
+    tmp_path.chmod(0o500)
+    with pytest.raises(RequestRefusedError) as refusal:
+        topics.ensure("orders")
+    tmp_path.chmod(0o700)
+
+    assert refusal.value.code is ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "orders" not in topics
+
+
+def test_a_topic_whose_file_cannot_be_made_is_not_created(tmp_path: Path) -> None:
+    """The same where even root cannot write: the directory's name is a file."""
+    (tmp_path / "config").write_text("in the way")
+    topics = TopicTable(tmp_path / "config" / "topics.json", identity(), now_ms=Clock())
+    with pytest.raises(RequestRefusedError, match=r"topics\.json cannot be written") as refusal:
+        topics.ensure("orders")
+
+    assert refusal.value.code is ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "orders" not in topics
+
+
+def test_the_file_of_a_real_broker_loads_with_every_topic(tmp_path: Path) -> None:
+    """What Apache RocketMQ 5.3.3 wrote is what we see."""
+    golden = unpack("delay-retry-dlq", tmp_path)
+    topics = table(golden.root)
+    truth = load_table(golden.root / "config" / "topics.json")
+    assert truth is not None
+
+    for name, entry in truth["topicConfigTable"].items():
+        known = topics.get(name)
+        assert known is not None
+        assert known.to_json() == entry
+    assert topics.version == truth["dataVersion"]["counter"]
+
+
+def test_saving_a_foreign_file_loses_nothing(tmp_path: Path) -> None:
+    """Attributes and fields of newer releases come out as they went in."""
+    path = config_path(tmp_path, "topics.json")
+    path.parent.mkdir()
+    path.write_text(
+        json.dumps(
+            {
+                "dataVersion": {"counter": 7, "stateVersion": 3, "timestamp": 5},
+                "fromTheFuture": {"a": [1]},
+                "topicConfigTable": {
+                    "T": {"attributes": {"message.type": "FIFO"}, "perm": 4, "newField": "x"},
+                    "bad": 3,
+                },
+            }
+        )
+    )
+    topics = table(tmp_path)
+    topics.ensure("another")
+    saved = on_disk(tmp_path)
+
+    assert saved["fromTheFuture"] == {"a": [1]}
+    assert saved["dataVersion"]["counter"] == 8
+    assert saved["dataVersion"]["stateVersion"] == 3
+    assert saved["topicConfigTable"]["T"] == {
+        "attributes": {"message.type": "FIFO"},
+        "newField": "x",
+        "order": False,
+        "perm": 4,
+        "readQueueNums": 16,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": "T",
+        "topicSysFlag": 0,
+        "writeQueueNums": 16,
+    }
+
+
+def test_a_topic_prints_as_rocketmq_prints_it() -> None:
+    """Users search for the text of this remark."""
+    topic = TopicConfig(name="raw_t", read_queue_nums=4, write_queue_nums=4)
+
+    assert str(topic) == (
+        "TopicConfig [topicName=raw_t, readQueueNums=4, writeQueueNums=4, perm=RW-, "
+        "topicFilterType=SINGLE_TAG, topicSysFlag=0, order=false, attributes={}]"
+    )
