@@ -69,11 +69,10 @@ def texts_of(header: object) -> dict[str, str] | None:
     if header is None:
         return None
     if isinstance(header, Header):
+        values = msgspec.structs.astuple(header)
         return {
             name: value if type(value) is str else _text(value)
-            for (_, name, *_), value in zip(
-                fields_of(type(header)), msgspec.structs.astuple(header), strict=True
-            )
+            for name, value in zip(names_of(type(header)), values, strict=True)
             if value is not None
         }
     if isinstance(header, Mapping):
@@ -102,6 +101,12 @@ def fields_of(kind: type[Header]) -> tuple[_Field, ...]:
         _Field(f.name, f.encode_name, _plain_type(f.type), f.type, f.required)
         for f in msgspec.structs.fields(kind)
     )
+
+
+@cache
+def names_of(kind: type[Header]) -> tuple[str, ...]:
+    """Return the names on the wire, in the declared order."""
+    return tuple(field.name for field in fields_of(kind))
 
 
 def _fit_tolerantly(kind: type[H], texts: Mapping[str, str]) -> H:

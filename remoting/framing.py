@@ -12,17 +12,22 @@ from struct import Struct
 from typing import Final
 
 from .command import RemotingCommand
-from .errors import FrameTooLargeError, ProtocolError
-from .serialization import decode_command, encode_frame
+from .errors import FrameTooLargeError, HeaderError, ProtocolError
+from .serialization import (
+    FRAME_HEAD,
+    HEADER_SIZE_MAX,
+    REQUEST_READERS,
+    RESPONSE_READERS,
+    encode_frame,
+)
 
 __all__ = ["FRAME_SIZE_MAX", "FrameDecoder", "encode_frame"]
 
 FRAME_SIZE_MAX: Final = 16_777_216
 """Bytes of a whole frame, its 4 length bytes included. Source: RocketMQ ``NettyDecoder``."""
 
-_FRAME_SIZE_MIN: Final = 8  # both length words
 _LENGTH: Final = Struct(">i")
-_unpack_length: Final = _LENGTH.unpack_from
+_unpack_head: Final = FRAME_HEAD.unpack_from
 
 
 class FrameDecoder:
@@ -41,7 +46,8 @@ class FrameDecoder:
             responses_first: The peer is a server, so JSON headers are tried as responses.
         """
         self._frame_size_max = frame_size_max
-        self._responses_first = responses_first
+        self._length_max = frame_size_max - _LENGTH.size
+        self._readers = RESPONSE_READERS if responses_first else REQUEST_READERS
         self._buffer = bytearray()
         self._needed = 0  # bytes that the buffer must hold before it is worth a look
         self._error: ProtocolError | None = None
@@ -82,19 +88,31 @@ class FrameDecoder:
         """Append the whole frames of ``data``; return where the unfinished one starts."""
         size = len(data)
         start = 0
-        while size - start >= 4:
-            (length,) = _unpack_length(data, start)
-            frame_size = 4 + length
-            if not _FRAME_SIZE_MIN <= frame_size <= self._frame_size_max:
-                raise FrameTooLargeError(frame_size, self._frame_size_max)
-            end = start + frame_size
+        while size - start >= FRAME_HEAD.size:
+            length, word = _unpack_head(data, start)
+            end = start + 4 + length
+            if not 4 <= length <= self._length_max:
+                raise FrameTooLargeError(4 + length, self._frame_size_max)
             if end > size:
-                self._needed = frame_size
+                self._needed = 4 + length
                 return start
-            commands.append(
-                decode_command(data, start + 4, end, responses_first=self._responses_first)
-            )
+            body_start = start + 8 + (word & HEADER_SIZE_MAX)
+            if body_start > end:
+                raise HeaderError("header is longer than its frame")
+            read = self._readers.get(word >> 24)
+            if read is None:
+                raise HeaderError(f"header type {word >> 24}")
+            commands.append(read(data[start + 8 : body_start], data[body_start:end]))
             start = end
         if start < size:
-            self._needed = 4
+            self._needed = self._frame_size(data, start)
         return start
+
+    def _frame_size(self, data: bytes, start: int) -> int:
+        """Return how many bytes a frame of which less than 8 are here needs to be looked at."""
+        if len(data) - start < _LENGTH.size:
+            return FRAME_HEAD.size
+        (length,) = _LENGTH.unpack_from(data, start)
+        if not 4 <= length <= self._length_max:
+            raise FrameTooLargeError(4 + length, self._frame_size_max)
+        return 4 + int(length)

@@ -34,6 +34,14 @@ _UNKNOWN_LANGUAGE: Final = int(LanguageCode.OTHER)
 _PEEK: Final = len(b'{"code":310,')
 """Two-digit codes are told apart too: a quote follows their comma."""
 
+_JSON: Final = int(HeaderType.JSON)  # looking up an enum member costs more than the rest of a test
+
+# In the order of the official writer: ours can be compared with recorded frames.
+_TEMPLATE: Final = (
+    b'{"code":%d,%b"flag":%d,"language":"%b","opaque":%d,%b'
+    b'"serializeTypeCurrentRPC":"JSON","version":%d}'
+)
+
 _NUMBER: Final = re.compile(r"-?[0-9]{1,20}")
 
 
@@ -48,21 +56,6 @@ class _Envelope(msgspec.Struct, gc=False, kw_only=True):
 
 class _TextEnvelope(_Envelope, gc=False, kw_only=True):
     header: dict[str, str] | None = msgspec.field(default=None, name="extFields")
-
-
-class _Outgoing(msgspec.Struct, gc=False, kw_only=True, omit_defaults=True, rename="camel"):
-    """In the order of the official writer: ours can be compared with recorded frames."""
-
-    code: int
-    ext_fields: Mapping[str, str] | None = None
-    flag: int | msgspec.UnsetType = msgspec.UNSET
-    language: str | msgspec.UnsetType = msgspec.UNSET
-    opaque: int | msgspec.UnsetType = msgspec.UNSET
-    remark: str | None = None
-    serialize_type: str | msgspec.UnsetType = msgspec.field(
-        default=msgspec.UNSET, name="serializeTypeCurrentRPC"
-    )
-    version: int | msgspec.UnsetType = msgspec.UNSET
 
 
 def decode_request(raw: bytes, body: bytes) -> RemotingCommand:
@@ -89,7 +82,7 @@ def decode_request(raw: bytes, body: bytes) -> RemotingCommand:
                 envelope.remark,
                 envelope.header,
                 body,
-                HeaderType.JSON,
+                _JSON,
                 None,
                 raw,
             )
@@ -116,7 +109,7 @@ def decode_response(raw: bytes, body: bytes) -> RemotingCommand:
         envelope.remark,
         header,
         body,
-        HeaderType.JSON,
+        _JSON,
         header_error,
         raw,
     )
@@ -132,17 +125,14 @@ def encode(
     texts: Mapping[str, str] | None,
 ) -> bytes:
     """Write a header; None is left out, an empty map is written as ``{}``."""
-    return _encode(
-        _Outgoing(
-            code=code,
-            ext_fields=texts,
-            flag=flag,
-            language=LANGUAGE_NAMES.get(language, "OTHER"),
-            opaque=opaque,
-            remark=remark,
-            serialize_type="JSON",
-            version=version,
-        )
+    return _TEMPLATE % (
+        code,
+        b"" if texts is None else b'"extFields":%b,' % _encode(texts),
+        flag,
+        LANGUAGE_NAMES.get(language, "OTHER").encode(),
+        opaque,
+        b"" if remark is None else b'"remark":%b,' % _encode(remark),
+        version,
     )
 
 

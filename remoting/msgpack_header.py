@@ -26,7 +26,8 @@ from .headers import REQUEST_HEADERS, typed_request_header
 _SEVEN: Final = 0x97  # a fixed array of seven
 _UINT8: Final = 0xCC
 _UINT16: Final = 0xCD
-_NIL: Final = b"\xc0"
+_NIL: Final = 0xC0
+_MSGPACK: Final = int(HeaderType.MSGPACK)
 
 
 class _Envelope(msgspec.Struct, gc=False, array_like=True):
@@ -39,11 +40,11 @@ class _Envelope(msgspec.Struct, gc=False, array_like=True):
 
 
 class _RawEnvelope(_Envelope, gc=False, array_like=True):
-    header: msgspec.Raw = msgspec.Raw(_NIL)
+    header: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
-def decode(raw: bytes, body: bytes) -> RemotingCommand:
-    """Read a header.
+def decode_request(raw: bytes, body: bytes) -> RemotingCommand:
+    """Read the header of a peer that mostly sends requests.
 
     Raises:
         HeaderError: Not one MSGPACK array of this shape, or a number of the envelope is no int32.
@@ -53,7 +54,7 @@ def decode(raw: bytes, body: bytes) -> RemotingCommand:
         try:
             envelope = decode_typed(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return _decode_tolerantly(raw, body)
+            return decode_response(raw, body)
         if not envelope.flag & FLAG_RESPONSE:
             return RemotingCommand(
                 envelope.code,
@@ -64,11 +65,33 @@ def decode(raw: bytes, body: bytes) -> RemotingCommand:
                 envelope.remark,
                 envelope.header,
                 body,
-                HeaderType.MSGPACK,
+                _MSGPACK,
                 None,
                 raw,
             )
-    return _decode_tolerantly(raw, body)
+    return decode_response(raw, body)
+
+
+def decode_response(raw: bytes, body: bytes) -> RemotingCommand:
+    """Read the header of a peer that mostly sends responses. Requests are understood too."""
+    try:
+        envelope = _decode_raw(raw)
+        header, header_error = _header(envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise HeaderError(f"MSGPACK header: {error}") from error
+    return RemotingCommand(
+        envelope.code,
+        envelope.opaque,
+        envelope.flag,
+        envelope.language,
+        envelope.version,
+        envelope.remark,
+        header,
+        body,
+        _MSGPACK,
+        header_error,
+        raw,
+    )
 
 
 def encode(
@@ -126,35 +149,13 @@ _decode_map: Final = msgspec.msgpack.Decoder(dict[str, str]).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
-def _decode_tolerantly(raw: bytes, body: bytes) -> RemotingCommand:
-    try:
-        envelope = _decode_raw(raw)
-        header, header_error = _header(envelope)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise HeaderError(f"MSGPACK header: {error}") from error
-    return RemotingCommand(
-        envelope.code,
-        envelope.opaque,
-        envelope.flag,
-        envelope.language,
-        envelope.version,
-        envelope.remark,
-        header,
-        body,
-        HeaderType.MSGPACK,
-        header_error,
-        raw,
-    )
-
-
 def _header(envelope: _RawEnvelope) -> tuple[object, str | None]:
     ext = envelope.header
-    if memoryview(ext)[0] == _NIL[0]:
-        if envelope.flag & FLAG_RESPONSE:
-            return None, None
-        return typed_request_header(envelope.code, None)
+    present = memoryview(ext)[0] != _NIL
     if envelope.flag & FLAG_RESPONSE:
-        return ext, None
+        return (ext if present else None), None
+    if not present:
+        return typed_request_header(envelope.code, None)
     if not is_array(memoryview(ext)[0]):
         return typed_request_header(envelope.code, _decode_map(ext))
     kind = REQUEST_HEADERS.get(envelope.code)

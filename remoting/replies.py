@@ -8,7 +8,6 @@ fails a frame, the C++ client skips a field otherwise) and there is no white spa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -21,9 +20,17 @@ from .serialization import FRAME_HEAD, encode_header, frame_head, join_frame
 
 DEFAULT_REGION: Final = "DefaultRegion"
 
-_MSGPACK_TYPE: Final = HeaderType.MSGPACK << 24
+_JSON: Final = int(HeaderType.JSON)
+_MSGPACK: Final = int(HeaderType.MSGPACK)
+_MSGPACK_TYPE: Final = _MSGPACK << 24
 _PYTHON: Final = int(LanguageCode.PYTHON)
-_JSON_TAIL: Final = f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+_JSON_TAIL: Final = b'"serializeTypeCurrentRPC":"JSON","version":%d}' % VERSION
+_EMPTY_TEMPLATE: Final = b'{"code":%d,%b"flag":1,"language":"PYTHON","opaque":%d,' + _JSON_TAIL
+_PULL_TEMPLATE: Final = (
+    b'{"code":%d,"extFields":{"suggestWhichBrokerId":"0","nextBeginOffset":"%d","minOffset":"%d",'
+    b'"maxOffset":"%d","topicSysFlag":"0","groupSysFlag":"0"},"flag":1,"language":"PYTHON",'
+    b'"opaque":%d,%b'
+) + _JSON_TAIL
 _EMPTY: Final[Mapping[str, str]] = {}
 
 _encode_json: Final = msgspec.json.Encoder().encode
@@ -80,17 +87,24 @@ def encode_send_reply(
     ``msg_id`` is the offset message id, of a batch all of them joined by commas. A transaction
     producer reads the half message's physical offset out of it.
     """
-    if request.header_type == HeaderType.JSON:
-        transaction = f'"transactionId":{_quoted(transaction_id)},' if transaction_id else ""
-        header = (
-            f'{{"code":{code},"extFields":{{"queueId":"{queue_id}",{transaction}"msgId":"{msg_id}",'
-            f'"queueOffset":"{queue_offset}",{_region(region_id)}'
-            f'"opaque":{request.opaque},{_JSON_TAIL}'
-        ).encode()
+    if request.header_type == _JSON:
+        templates = _SEND_TEMPLATES.get(region_id) or _send_templates(region_id)
+        if transaction_id:
+            # A client's own text, so it is quoted; ours needs no escaping.
+            header = templates[1] % (
+                code,
+                queue_id,
+                _encode_json(transaction_id),
+                msg_id.encode(),
+                queue_offset,
+                request.opaque,
+            )
+        else:
+            header = templates[0] % (code, queue_id, msg_id.encode(), queue_offset, request.opaque)
         size = len(header)
         return _pack_head(4 + size, size) + header
     fields = (msg_id, queue_id, queue_offset, transaction_id, None, region_id, "true")
-    if request.header_type == HeaderType.MSGPACK:
+    if request.header_type == _MSGPACK:
         header = _encode_msgpack(
             (code, request.opaque, FLAG_RESPONSE, _PYTHON, VERSION, None, fields)
         )
@@ -133,14 +147,15 @@ def encode_pull_reply(
 
     The caller sends the body's ``body_size`` bytes right behind, in as many pieces as it likes.
     """
-    if request.header_type == HeaderType.JSON:
-        text = f'"remark":{_quoted(remark)},' if remark is not None else ""
-        header = (
-            f'{{"code":{code},"extFields":{{"suggestWhichBrokerId":"0",'
-            f'"nextBeginOffset":"{next_begin_offset}","minOffset":"{min_offset}",'
-            f'"maxOffset":"{max_offset}","topicSysFlag":"0","groupSysFlag":"0"}},'
-            f'"flag":1,"language":"PYTHON","opaque":{request.opaque},{text}{_JSON_TAIL}'
-        ).encode()
+    if request.header_type == _JSON:
+        header = _PULL_TEMPLATE % (
+            code,
+            next_begin_offset,
+            min_offset,
+            max_offset,
+            request.opaque,
+            b"" if remark is None else b'"remark":%b,' % _encode_json(remark),
+        )
     else:
         fields = PullMessageResponseHeader(
             suggest_which_broker_id=0,
@@ -162,6 +177,9 @@ def _reply_header(
 ) -> bytes:
     if header is None and request.code in RESPONSE_HEADERS:
         header = _EMPTY
+    if not header and remark is None and request.header_type == _JSON:
+        ext = b"" if header is None else b'"extFields":{},'
+        return _EMPTY_TEMPLATE % (code, ext, request.opaque)
     return encode_header(
         request.header_type,
         code,
@@ -174,11 +192,21 @@ def _reply_header(
     )
 
 
-def _quoted(text: str) -> str:
-    """Return a JSON string. Ids of well-behaved clients need no escaping, which is quick to see."""
-    return f'"{text}"' if text.isalnum() else _encode_json(text).decode()
+def _send_templates(region_id: str) -> tuple[bytes, bytes]:
+    """Return the header of a send's answer without and with a transaction id; built once."""
+    region = _encode_json(region_id).replace(b"%", b"%%")
+
+    def template(transaction: bytes) -> bytes:
+        return (
+            b'{"code":%%d,"extFields":{"queueId":"%%d",%b"msgId":"%%b","queueOffset":"%%d",'
+            b'"MSG_REGION":%b,"TRACE_ON":"true"},"flag":1,"language":"PYTHON","opaque":%%d,%b'
+        ) % (transaction, region, _JSON_TAIL)
+
+    templates = template(b""), template(b'"transactionId":%b,')
+    if len(_SEND_TEMPLATES) < _REGIONS_MAX:
+        _SEND_TEMPLATES[region_id] = templates
+    return templates
 
 
-@lru_cache(maxsize=16)  # a broker has one region
-def _region(region_id: str) -> str:
-    return f'"MSG_REGION":{_quoted(region_id)},"TRACE_ON":"true"}},"flag":1,"language":"PYTHON",'
+_REGIONS_MAX: Final = 16  # a broker has one
+_SEND_TEMPLATES: Final[dict[str, tuple[bytes, bytes]]] = {}

@@ -11,6 +11,7 @@ map); values are equal and the last is kept. Codes above 32767 do not fit and ar
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from struct import Struct
 from struct import error as struct_error
 from typing import Final
@@ -23,6 +24,10 @@ from .headers import typed_request_header
 _FIXED: Final = Struct(">hBhiii")  # code, language, version, opaque, flag, remark length
 _KEY_LENGTH: Final = Struct(">H")
 _LENGTH: Final = Struct(">i")
+_ROCKETMQ: Final = int(HeaderType.ROCKETMQ)
+_unpack_key_length: Final = _KEY_LENGTH.unpack_from
+_unpack_length: Final = _LENGTH.unpack_from
+_pack_length: Final = _LENGTH.pack
 HEADER_SIZE_MIN: Final = _FIXED.size + _LENGTH.size
 assert HEADER_SIZE_MIN == 21  # another size is another protocol
 
@@ -57,7 +62,7 @@ def decode(raw: bytes, body: bytes) -> RemotingCommand:
         remark,
         header,
         body,
-        HeaderType.ROCKETMQ,
+        _ROCKETMQ,
         header_error,
         raw,
     )
@@ -78,7 +83,11 @@ def encode(
         HeaderError: The code or version does not fit in 16 bits, or a key in its length.
     """
     remark_bytes = (remark or "").encode()
-    ext = b"".join([_encode_field(name, text) for name, text in (texts or {}).items()])
+    parts: list[bytes] = []
+    for name, text in (texts or {}).items():
+        value = text.encode()
+        parts += (_key_bytes(name), _pack_length(len(value)), value)
+    ext = b"".join(parts)
     try:
         return b"".join(
             (
@@ -100,22 +109,30 @@ def ext_texts(raw: bytes) -> dict[str, str]:
 
 def _decode_ext(raw: bytes, position: int) -> dict[str, str]:
     texts: dict[str, str] = {}
+    characters = raw.decode("latin-1")  # one per byte: ASCII texts are slices of it
     end = len(raw)
     while position < end:
-        (key_size,) = _KEY_LENGTH.unpack_from(raw, position)
+        (key_size,) = _unpack_key_length(raw, position)
         key_end = position + 2 + key_size
-        (value_size,) = _LENGTH.unpack_from(raw, key_end)
+        (value_size,) = _unpack_length(raw, key_end)
         value_start = key_end + 4
         value_end = value_start + value_size
         if value_size < 0 or value_end > end:
             raise HeaderError("an ext field is longer than the header")
-        texts[raw[position + 2 : key_end].decode()] = raw[value_start:value_end].decode()
+        key = characters[position + 2 : key_end]
+        if not key.isascii():
+            key = raw[position + 2 : key_end].decode()
+        value = characters[value_start:value_end]
+        if not value.isascii():
+            value = raw[value_start:value_end].decode()
+        texts[key] = value
         position = value_end
     return texts
 
 
-def _encode_field(name: str, text: str) -> bytes:
-    key, value = name.encode(), text.encode()
+@lru_cache(maxsize=256)  # more than all official field names together
+def _key_bytes(name: str) -> bytes:
+    key = name.encode()
     if len(key) > 0x7FFF:  # Java reads the length as a signed short
         raise HeaderError("an ext field's name is longer than 32767 bytes")
-    return b"%b%b%b%b" % (_KEY_LENGTH.pack(len(key)), key, _LENGTH.pack(len(value)), value)
+    return _KEY_LENGTH.pack(len(key)) + key

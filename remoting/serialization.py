@@ -7,6 +7,7 @@ whose low 24 bits are the header's length, the header, and the body. Source: Roc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
@@ -19,34 +20,22 @@ from .ext_fields import texts_of
 FRAME_HEAD: Final = Struct(">iI")  # length of all that follows; header type and length
 HEADER_SIZE_MAX: Final = 0xFFFFFF  # bytes: 24 bits of the second word
 
-_SECOND_WORD: Final = Struct(">I")
+Reader = Callable[[bytes, bytes], RemotingCommand]
+"""Takes header and body of one frame; raises HeaderError."""
 
+REQUEST_READERS: Final[dict[int, Reader]] = {
+    HeaderType.JSON: json_header.decode_request,
+    HeaderType.ROCKETMQ: rocketmq_header.decode,
+    HeaderType.MSGPACK: msgpack_header.decode_request,
+}
+"""Header type to its reader, for a peer that mostly sends requests. All take both kinds."""
 
-def decode_command(
-    data: bytes, start: int, end: int, *, responses_first: bool = False
-) -> RemotingCommand:
-    """Read the frame whose second word stands at ``start`` and whose last byte is before ``end``.
-
-    Raises:
-        HeaderError: The header contradicts its length, its type or its encoding.
-    """
-    if end - start < 4:
-        raise HeaderError("frame without a header length")
-    (word,) = _SECOND_WORD.unpack_from(data, start)
-    header_end = start + 4 + (word & HEADER_SIZE_MAX)
-    if header_end > end:
-        raise HeaderError("header is longer than its frame")
-    raw = data[start + 4 : header_end]
-    header_type = word >> 24
-    if header_type == HeaderType.JSON:
-        if responses_first:
-            return json_header.decode_response(raw, data[header_end:end])
-        return json_header.decode_request(raw, data[header_end:end])
-    if header_type == HeaderType.MSGPACK:
-        return msgpack_header.decode(raw, data[header_end:end])
-    if header_type == HeaderType.ROCKETMQ:
-        return rocketmq_header.decode(raw, data[header_end:end])
-    raise HeaderError(f"header type {header_type}")
+RESPONSE_READERS: Final[dict[int, Reader]] = {
+    HeaderType.JSON: json_header.decode_response,
+    HeaderType.ROCKETMQ: rocketmq_header.decode,
+    HeaderType.MSGPACK: msgpack_header.decode_response,
+}
+"""The same for a peer that mostly sends responses."""
 
 
 def encode_frame(command: RemotingCommand) -> bytes:

@@ -1,0 +1,516 @@
+"""The JSON bodies of requests and answers, as structs and back.
+
+Readers take what every official client writes, writers write what every official client reads:
+no white space, number keys quoted, object keys in fastjson's raw form (see ``fastjson``), absent
+instead of null. A reader that cannot make sense of a body raises ``BodyError``; the frame around
+it was fine, so that is an answer, not a reason to close the connection.
+
+Source: RocketMQ ``remoting/protocol/body``, ``protocol/heartbeat``, ``protocol/route``,
+``protocol/admin``; recorded frames of the Java, Go and C++ clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum, StrEnum
+from functools import lru_cache
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from .errors import BodyError, SubscriptionError
+from .ext_fields import Int32, Int64
+from .fastjson import dump, object_keyed_map, parse
+
+S = TypeVar("S")
+E = TypeVar("E", bound=Enum)
+
+TAG: Final = "TAG"
+SQL92: Final = "SQL92"
+SUBSCRIBE_ALL: Final = "*"
+
+
+class _Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """Base of everything that has the form of one JSON object."""
+
+
+# -- heartbeats and subscriptions ------------------------------------------------------------
+
+
+class ConsumeType(StrEnum):
+    """How a consumer gets its messages. The C++ client sends the position in this list."""
+
+    CONSUME_ACTIVELY = "CONSUME_ACTIVELY"  # pull
+    CONSUME_PASSIVELY = "CONSUME_PASSIVELY"  # push
+    CONSUME_POP = "CONSUME_POP"
+
+
+class MessageModel(StrEnum):
+    """Whether each member of a group sees all messages. Order as in ``ConsumeType``."""
+
+    BROADCASTING = "BROADCASTING"
+    CLUSTERING = "CLUSTERING"
+
+
+class ConsumeFromWhere(StrEnum):
+    """Where a group without offsets starts. Order as in ``ConsumeType``."""
+
+    CONSUME_FROM_LAST_OFFSET = "CONSUME_FROM_LAST_OFFSET"
+    CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST = (
+        "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST"
+    )
+    CONSUME_FROM_MIN_OFFSET = "CONSUME_FROM_MIN_OFFSET"
+    CONSUME_FROM_MAX_OFFSET = "CONSUME_FROM_MAX_OFFSET"
+    CONSUME_FROM_FIRST_OFFSET = "CONSUME_FROM_FIRST_OFFSET"
+    CONSUME_FROM_TIMESTAMP = "CONSUME_FROM_TIMESTAMP"
+
+
+class SubscriptionData(_Body, frozen=True, kw_only=True):
+    """What one consumer wants of one topic. Make it with :func:`subscription_data`."""
+
+    class_filter_mode: bool = False
+    code_set: frozenset[int] = frozenset()  # Java hash of each tag, signed 32 bits
+    expression_type: str = TAG
+    sub_string: str = SUBSCRIBE_ALL
+    sub_version: Int64 = 0  # ms (Go: ns) when it was made; larger is newer
+    tags_set: frozenset[str] = frozenset()
+    topic: str
+
+    @property
+    def codes(self) -> frozenset[int] | None:
+        """Tag hashes of which a message must have one; None if tags exclude nothing."""
+        return self.code_set or None
+
+
+class ProducerData(_Body, frozen=True, kw_only=True):
+    """A producer group of the client."""
+
+    group_name: str
+
+
+class ConsumerData(_Body, frozen=True, kw_only=True):
+    """A consumer group of the client and what it subscribes."""
+
+    consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+    consume_type: ConsumeType = ConsumeType.CONSUME_PASSIVELY
+    group_name: str
+    message_model: MessageModel = MessageModel.CLUSTERING
+    subscription_data_set: tuple[SubscriptionData, ...] = ()
+    unit_mode: bool = False
+
+
+class HeartbeatData(_Body, frozen=True, kw_only=True):
+    """Body of 34: everything that one client is."""
+
+    client_id: str = msgspec.field(default="", name="clientID")
+    consumer_data_set: tuple[ConsumerData, ...] = ()
+    heartbeat_fingerprint: Int32 = 0
+    producer_data_set: tuple[ProducerData, ...] = ()
+    without_sub: bool = False
+
+
+@lru_cache(maxsize=4096)  # tags are few and come again with every heartbeat and pull
+def tag_code(tag: str) -> int:
+    """Return Java's hash of a text: what the broker stores as a message's tags code."""
+    code = 0
+    units = memoryview(tag.encode("utf-16-le", "surrogatepass")).cast("H")
+    for unit in units:
+        code = (code * 31 + unit) & 0xFFFFFFFF
+    return code - (1 << 32) if code >= 1 << 31 else code
+
+
+def subscription_data(
+    topic: str,
+    expression: str | None,
+    expression_type: str | None = None,
+    sub_version: int = 0,
+) -> SubscriptionData:
+    """Return the subscription that a filter expression means.
+
+    Raises:
+        SubscriptionError: A tag expression that names no tag ("||").
+    """
+    kind = expression_type or TAG
+    if kind != TAG or not expression or expression == SUBSCRIBE_ALL:
+        return SubscriptionData(
+            topic=topic,
+            sub_string=expression or SUBSCRIBE_ALL,
+            sub_version=sub_version,
+            expression_type=kind,
+        )
+    tags = frozenset(tag for part in expression.split("||") if (tag := part.strip()))
+    if not tags:
+        raise SubscriptionError(expression)
+    return SubscriptionData(
+        topic=topic,
+        sub_string=expression,
+        sub_version=sub_version,
+        tags_set=tags,
+        code_set=frozenset(tag_code(tag) for tag in tags),
+    )
+
+
+def encode_heartbeat(data: HeartbeatData) -> bytes:
+    """Return the body of 34."""
+    return dump(data)
+
+
+def decode_heartbeat(body: bytes) -> HeartbeatData:
+    """Return the body of 34, from whichever client.
+
+    Tag hashes are computed from the expression: the C++ client sends wrong ones. An unknown enum
+    value becomes the default, an expression that names no tag subscribes to everything: the
+    official broker takes both.
+
+    Raises:
+        BodyError: No heartbeat at all.
+    """
+    fields = _object(parse(body))
+    return HeartbeatData(
+        client_id=_string(fields, "clientID"),
+        heartbeat_fingerprint=_integer(fields, "heartbeatFingerprint"),
+        without_sub=_boolean(fields, "withoutSub"),
+        producer_data_set=tuple(
+            ProducerData(group_name=_string(producer, "groupName"))
+            for producer in _objects(fields, "producerDataSet")
+        ),
+        consumer_data_set=tuple(map(_consumer, _objects(fields, "consumerDataSet"))),
+    )
+
+
+def decode_check_client(body: bytes) -> SubscriptionData:
+    """Return the subscription that a consumer asks about in 46, CHECK_CLIENT_CONFIG.
+
+    Raises:
+        BodyError: Not such a body.
+    """
+    return _subscription(_object(_object(parse(body)).get("subscriptionData")))
+
+
+def encode_check_client(client_id: str, group: str, data: SubscriptionData) -> bytes:
+    """Return the body of 46."""
+    return dump({"clientId": client_id, "group": group, "subscriptionData": data})
+
+
+def _consumer(fields: Mapping[str, Any]) -> ConsumerData:
+    return ConsumerData(
+        group_name=_string(fields, "groupName"),
+        consume_type=_enum(fields, "consumeType", ConsumeType.CONSUME_PASSIVELY),
+        message_model=_enum(fields, "messageModel", MessageModel.CLUSTERING),
+        consume_from_where=_enum(
+            fields, "consumeFromWhere", ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+        ),
+        unit_mode=_boolean(fields, "unitMode"),
+        subscription_data_set=tuple(map(_subscription, _objects(fields, "subscriptionDataSet"))),
+    )
+
+
+def _subscription(fields: Mapping[str, Any]) -> SubscriptionData:
+    topic, expression = _string(fields, "topic"), _string(fields, "subString")
+    kind, version = _string(fields, "expressionType"), _integer(fields, "subVersion")
+    try:
+        return subscription_data(topic, expression, kind, version)
+    except SubscriptionError:
+        return SubscriptionData(topic=topic, sub_string=expression, sub_version=version)
+
+
+# -- queues, locks and group members -----------------------------------------------------------
+
+
+class MessageQueue(_Body, frozen=True, kw_only=True):
+    """One queue of a topic on one broker; usable as a key."""
+
+    broker_name: str
+    queue_id: Int32
+    topic: str
+
+
+class LockBatchBody(_Body, frozen=True, kw_only=True):
+    """Body of 41 and 42: queues that one client wants to own, or to give back."""
+
+    client_id: str
+    consumer_group: str
+    mq_set: tuple[MessageQueue, ...] = ()
+    only_this_broker: bool = False
+
+
+def encode_lock_batch(data: LockBatchBody) -> bytes:
+    """Return the body of 41 or 42."""
+    return dump(data)
+
+
+def decode_lock_batch(body: bytes) -> LockBatchBody:
+    """Return the body of 41 or 42. Raises BodyError."""
+    return _convert(parse(body), LockBatchBody)
+
+
+def encode_locked_queues(queues: Iterable[MessageQueue]) -> bytes:
+    """Return the body of the answer to 41: queues of the request that the client owns now."""
+    return dump({"lockOKMQSet": list(queues)})
+
+
+def decode_locked_queues(body: bytes) -> list[MessageQueue]:
+    """Return the queues of an answer to 41. Raises BodyError."""
+    return _convert(_object(parse(body)).get("lockOKMQSet") or [], list[MessageQueue])
+
+
+def encode_consumer_list(client_ids: Iterable[str]) -> bytes:
+    """Return the body of the answer to 38."""
+    return dump({"consumerIdList": list(client_ids)})
+
+
+def decode_consumer_list(body: bytes) -> list[str]:
+    """Return the client ids of an answer to 38. Raises BodyError."""
+    return _convert(_object(parse(body)).get("consumerIdList") or [], list[str])
+
+
+# -- routes ------------------------------------------------------------------------------------
+
+
+class QueueData(_Body, frozen=True, kw_only=True):
+    """How many queues of a topic one broker has, and what may be done with them."""
+
+    broker_name: str
+    perm: Int32  # 4 read, 2 write, 1 inherit
+    read_queue_nums: Int32
+    topic_sys_flag: Int32 = 0
+    write_queue_nums: Int32
+
+
+class BrokerData(_Body, frozen=True, kw_only=True):
+    """One broker and its replicas."""
+
+    broker_addrs: dict[int, str]  # broker id to "ip:port"; 0 is the master
+    broker_name: str
+    cluster: str = ""
+    enable_acting_master: bool = False
+    zone_name: str | None = None
+
+
+class TopicRouteData(_Body, frozen=True, kw_only=True):
+    """Body of the answer to 105."""
+
+    broker_datas: tuple[BrokerData, ...] = ()
+    filter_server_table: dict[str, list[str]] = {}
+    order_topic_conf: str | None = None
+    queue_datas: tuple[QueueData, ...] = ()
+
+
+class ClusterInfo(_Body, frozen=True, kw_only=True):
+    """Body of the answer to 106."""
+
+    broker_addr_table: dict[str, BrokerData] = {}
+    cluster_addr_table: dict[str, list[str]] = {}
+
+
+def encode_route(route: TopicRouteData) -> bytes:
+    """Return the body of an answer to 105, for clients of every age and language."""
+    return dump(_without_nulls(route))
+
+
+def decode_route(body: bytes) -> TopicRouteData:
+    """Return the route in an answer to 105, broker ids quoted or bare. Raises BodyError."""
+    fields = _object(parse(body))
+    for queue in _objects(fields, "queueDatas"):
+        if "topicSynFlag" in queue:  # its name before 4.9
+            queue.setdefault("topicSysFlag", queue["topicSynFlag"])
+    return _convert(fields, TopicRouteData)
+
+
+def encode_cluster_info(info: ClusterInfo) -> bytes:
+    """Return the body of an answer to 106."""
+    return dump(_without_nulls(info))
+
+
+def decode_cluster_info(body: bytes) -> ClusterInfo:
+    """Return the body of an answer to 106. Raises BodyError."""
+    return _convert(_object(parse(body)), ClusterInfo)
+
+
+# -- offset tables and other tables --------------------------------------------------------------
+
+
+class TopicOffset(_Body, frozen=True, kw_only=True):
+    """The bounds of one queue, in an answer to 202."""
+
+    last_update_timestamp: Int64  # ms
+    max_offset: Int64
+    min_offset: Int64
+
+
+class OffsetWrapper(_Body, frozen=True, kw_only=True):
+    """How far a group is in one queue, in an answer to 208."""
+
+    broker_offset: Int64
+    consumer_offset: Int64
+    last_timestamp: Int64  # ms
+    pull_offset: Int64 = 0  # absent before 5.0
+
+
+def encode_offset_table(offsets: Mapping[MessageQueue, int]) -> bytes:
+    """Return the body of 220 to Java and Go clients and of the answer to 222."""
+    return b'{"offsetTable":%b}' % object_keyed_map(offsets.items())
+
+
+def encode_offset_list(offsets: Mapping[MessageQueue, int]) -> bytes:
+    """Return the body of 220 to C++ clients, which know no object keys."""
+    items = [
+        {"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic, "offset": offset}
+        for q, offset in offsets.items()
+    ]
+    return dump({"offsetTable": items})
+
+
+def decode_offset_table(body: bytes) -> dict[MessageQueue, int]:
+    """Return the offsets of 220 or of an answer to 222, in any form. Raises BodyError."""
+    table = _object(parse(body)).get("offsetTable") or {}
+    if isinstance(table, list):
+        return dict(map(_listed_offset, table))
+    return _queue_keyed(table, Int64)
+
+
+def encode_consumer_status(offsets: Mapping[MessageQueue, int]) -> bytes:
+    """Return the body of a client's answer to 221."""
+    return b'{"messageQueueTable":%b}' % object_keyed_map(offsets.items())
+
+
+def decode_consumer_status(body: bytes) -> dict[MessageQueue, int]:
+    """Return the offsets of a client's answer to 221. Raises BodyError."""
+    return _queue_keyed(_object(parse(body)).get("messageQueueTable") or {}, Int64)
+
+
+def encode_consumer_statuses(statuses: Mapping[str, Mapping[MessageQueue, int]]) -> bytes:
+    """Return the body of an answer to 223: client id to its offsets."""
+    clients = b",".join(
+        b"%b:%b" % (dump(client_id), object_keyed_map(offsets.items()))
+        for client_id, offsets in statuses.items()
+    )
+    return b'{"consumerTable":{%b},"messageQueueTable":{}}' % clients
+
+
+def encode_topic_stats(offsets: Mapping[MessageQueue, TopicOffset]) -> bytes:
+    """Return the body of an answer to 202."""
+    return b'{"offsetTable":%b,"topicPutTps":0.0}' % object_keyed_map(offsets.items())
+
+
+def decode_topic_stats(body: bytes) -> dict[MessageQueue, TopicOffset]:
+    """Return the body of an answer to 202. Raises BodyError."""
+    return _queue_keyed(_object(parse(body)).get("offsetTable") or {}, TopicOffset)
+
+
+def encode_consume_stats(
+    offsets: Mapping[MessageQueue, OffsetWrapper], consume_tps: float = 0.0
+) -> bytes:
+    """Return the body of an answer to 208."""
+    table = object_keyed_map(offsets.items())
+    return b'{"consumeTps":%b,"offsetTable":%b}' % (dump(consume_tps), table)
+
+
+def decode_consume_stats(body: bytes) -> dict[MessageQueue, OffsetWrapper]:
+    """Return the body of an answer to 208. Raises BodyError."""
+    return _queue_keyed(_object(parse(body)).get("offsetTable") or {}, OffsetWrapper)
+
+
+def encode_table(table: Mapping[str, str]) -> bytes:
+    """Return ``{"table":{...}}``, the body of answers to 28, 103 and 219."""
+    return dump({"table": dict(table)})
+
+
+def decode_table(body: bytes) -> dict[str, str]:
+    """Return the body of an answer to 28, 103 or 219. Raises BodyError."""
+    return _convert(_object(parse(body)).get("table") or {}, dict[str, str])
+
+
+def encode_topic_list(topics: Iterable[str], broker_addr: str | None = None) -> bytes:
+    """Return the body of answers to 206, 224, 304, 305 and 311 to 313."""
+    address = {} if broker_addr is None else {"brokerAddr": broker_addr}
+    return dump(address | {"topicList": list(topics)})
+
+
+def decode_topic_list(body: bytes) -> list[str]:
+    """Return the topics of such an answer. Raises BodyError."""
+    return _convert(_object(parse(body)).get("topicList") or [], list[str])
+
+
+def _listed_offset(item: Any) -> tuple[MessageQueue, int]:
+    """Read C++'s form (the queue's object holds its offset) or Go's (a pair of both)."""
+    if isinstance(item, list) and len(item) == 2:
+        queue, offset = item
+    else:
+        queue, offset = item, _object(item).get("offset")
+    return _convert(queue, MessageQueue), _convert(offset, int)
+
+
+def _queue_keyed(table: Any, kind: Any) -> dict[MessageQueue, Any]:
+    """Read a map whose keys ``parse`` has left as the JSON texts of queues."""
+    return {
+        _convert(parse(key.encode()), MessageQueue): _convert(value, kind)
+        for key, value in _object(table).items()
+    }
+
+
+# -- the JSON edge -----------------------------------------------------------------------------
+
+
+def _convert(value: Any, kind: type[S]) -> S:
+    try:
+        return msgspec.convert(value, kind, strict=False, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise BodyError(str(error)) from error
+
+
+def _without_nulls(value: object) -> Any:
+    """Return builtins in which nothing is None: official writers leave such fields out."""
+    return _drop_nulls(msgspec.to_builtins(value, str_keys=True))
+
+
+def _drop_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _drop_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_drop_nulls(item) for item in value]
+    return value
+
+
+def _object(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise BodyError("no JSON object where one belongs")
+    return value
+
+
+def _objects(fields: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    value = fields.get(name) or []
+    if not isinstance(value, list):
+        raise BodyError(f"{name} is no list")
+    return [_object(item) for item in value]
+
+
+def _string(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise BodyError(f"{name} is no text")
+    return value
+
+
+def _integer(fields: Mapping[str, Any], name: str) -> int:
+    """Read a number that the C++ client writes as text."""
+    value = fields.get(name)
+    try:
+        return 0 if value is None else msgspec.convert(value, Int64, strict=False)
+    except msgspec.ValidationError as error:
+        raise BodyError(f"{name} is no number") from error
+
+
+def _boolean(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name)
+    return value is True or value == "true"
+
+
+def _enum(fields: Mapping[str, Any], name: str, default: E) -> E:
+    value = fields.get(name)
+    members: list[E] = list(type(default))
+    if isinstance(value, int) and 0 <= value < len(members):
+        return members[value]
+    return next((member for member in members if member.value == value), default)
