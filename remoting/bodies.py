@@ -178,16 +178,18 @@ def decode_heartbeat(body: bytes) -> HeartbeatData:
     )
 
 
-def decode_check_client(body: bytes) -> SubscriptionData:
-    """Return the subscription that a consumer asks about in 46, CHECK_CLIENT_CONFIG.
+def decode_subscription(body: bytes) -> tuple[str, str, SubscriptionData]:
+    """Return client id, group and subscription of 46, CHECK_CLIENT_CONFIG.
 
     Raises:
         BodyError: Not such a body.
     """
-    return _subscription(_object(_object(parse(body)).get("subscriptionData")))
+    fields = _object(parse(body))
+    subscription = _object(fields.get("subscriptionData"))
+    return _string(fields, "clientId"), _string(fields, "group"), _subscription(subscription)
 
 
-def encode_check_client(client_id: str, group: str, data: SubscriptionData) -> bytes:
+def encode_subscription_check(client_id: str, group: str, data: SubscriptionData) -> bytes:
     """Return the body of 46."""
     return dump({"clientId": client_id, "group": group, "subscriptionData": data})
 
