@@ -1,0 +1,293 @@
+"""The columns of the source ``rocketmq-commitlog``: name, type and how it is made from records.
+
+One table, ``COLUMNS``, says all three; the Spark schema, the Arrow schema and the reader are
+derived from it. Names that Spark's Kafka source has too mean the same as there.
+"""
+
+import ipaddress
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+
+from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
+from halfmq.store.format.properties import (
+    PROPERTY_KEYS,
+    PROPERTY_PGROUP,
+    PROPERTY_REAL_QID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TAGS,
+    PROPERTY_TRANSACTION_CHECK_TIMES,
+    PROPERTY_UNIQ_KEY,
+)
+from halfmq.store.format.record import CRC_MASK
+from halfmq.store.format.topics import (
+    DEAD_LETTER_PREFIX,
+    HALF_TOPIC,
+    OP_TOPIC,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+)
+
+from .rows import Ints, Rows
+from .segments import Hole, Segment
+
+LOG_APPEND_TIME: Final = 1  # Kafka's timestampType for "set by the broker"
+_TIME_MIN: Final = -62_135_596_800_000  # ms, year 1: what Python and Spark can show;
+_TIME_MAX: Final = 253_402_300_799_999  # year 9999: a producer's clock may say anything
+_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+
+# Record types and transaction types as they stand in the columns.
+MESSAGE: Final = "message"
+BLANK: Final = "blank"
+CORRUPT: Final = "corrupt"
+NONE: Final = "none"
+HALF: Final = "half"
+OP: Final = "op"
+COMMIT: Final = "commit"
+ROLLBACK: Final = "rollback"
+DISCARD: Final = "discard"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the reader was asked to add to the columns that cost extra."""
+
+    value_topics: frozenset[str] | None = None  # bodies of these topics; None: of all
+    verify_crc: bool = False
+
+
+Make = Callable[[Rows, Wanted], pa.Array]
+MakeOfHole = Callable[[Segment, Hole], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column; ``of_hole`` fills it for blanks and corrupt ranges, where it can."""
+
+    spark_type: str  # as in DDL
+    arrow_type: pa.DataType
+    make: Make
+    of_hole: MakeOfHole = field(default=lambda _segment, _hole: None)
+
+
+def record_batch(schema: pa.Schema, rows: Rows, wanted: Wanted) -> pa.RecordBatch:
+    """Decode the columns of ``schema``, and nothing else, from some records."""
+    arrays = [COLUMNS[name].make(rows, wanted) for name in schema.names]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def hole_batch(schema: pa.Schema, hole: Hole, segment: Segment) -> pa.RecordBatch:
+    """Make the one row that stands for a blank or a corrupt range."""
+    columns = (COLUMNS[name] for name in schema.names)
+    arrays = [pa.array([column.of_hole(segment, hole)], column.arrow_type) for column in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _number(name: str, kind: pa.DataType) -> Make:
+    def make(rows: Rows, _: Wanted) -> pa.Array:
+        return pa.array(rows.field(name)).cast(kind, safe=False)
+
+    return make
+
+
+def _crc(rows: Rows, _: Wanted) -> pa.Array:
+    return pa.array(rows.field("body_crc") & CRC_MASK).cast(pa.int32())
+
+
+def _time(name: str) -> Make:
+    def make(rows: Rows, _: Wanted) -> pa.Array:
+        micros = np.clip(rows.field(name), _TIME_MIN, _TIME_MAX) * 1000
+        return pa.array(micros).cast(_TIMESTAMP)
+
+    return make
+
+
+def _text(values: pa.BinaryArray) -> pa.Array:
+    """Read as UTF-8; what is not is shown with replacement characters instead of failing."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        raw = values.to_pylist()
+        texts = [None if value is None else str(value, "utf-8", "replace") for value in raw]
+        return pa.array(texts, pa.string())
+
+
+def _property(name: str) -> Make:
+    return lambda rows, _: _text(rows.property_values(name))
+
+
+def _property_bytes(name: str) -> Make:
+    return lambda rows, _: rows.property_values(name)
+
+
+def _property_number(name: str) -> Make:
+    """Read a property as a whole number; null where there is none or it is not one."""
+
+    def make(rows: Rows, _: Wanted) -> pa.Array:
+        encoded = rows.property_values(name).dictionary_encode()
+        numbers = pa.array(map(_int32, encoded.dictionary.to_pylist()), pa.int32())
+        return numbers.take(encoded.indices)
+
+    return make
+
+
+def _int32(text: bytes) -> int | None:
+    try:
+        number = int(text)
+    except ValueError:
+        return None
+    return number if -(2**31) <= number < 2**31 else None
+
+
+def _topic(rows: Rows, _: Wanted) -> pa.Array:
+    return pa.array(rows.topic_names, pa.string()).take(rows.topics.indices)
+
+
+def _host(name: str) -> Make:
+    def make(rows: Rows, _: Wanted) -> pa.Array:
+        packed = rows.hosts(name).dictionary_encode()
+        texts = pa.array(map(_host_text, packed.dictionary.to_pylist()), pa.string())
+        return texts.take(packed.indices)
+
+    return make
+
+
+def _host_text(packed: bytes) -> str:
+    address = ipaddress.ip_address(packed[:-4])
+    port = int.from_bytes(packed[-4:], "big")
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+
+
+def _value(rows: Rows, wanted: Wanted) -> pa.Array:
+    if wanted.value_topics is None:
+        return rows.bodies()
+    of_interest = np.array([name in wanted.value_topics for name in rows.topic_names])
+    return rows.bodies(rows.of_topics(of_interest))
+
+
+def _headers(rows: Rows, _: Wanted) -> pa.Array:
+    counts, names, values = rows.property_pairs()
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    pairs = pa.StructArray.from_arrays([_text(names), values], fields=list(_HEADER))
+    return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=_HEADERS)
+
+
+def _crc_ok(rows: Rows, wanted: Wanted) -> pa.Array:
+    if not wanted.verify_crc:
+        return pa.nulls(len(rows), pa.bool_())
+    stored = rows.field("body_crc") & CRC_MASK
+    return pa.array(body_crcs(rows) == stored)
+
+
+def body_crcs(rows: Rows) -> Ints:
+    """Compute the CRC of every body, as RocketMQ stores it."""
+    computed = (crc32(rows.body(index)) for index in range(len(rows)))
+    return np.fromiter(computed, dtype=np.int64, count=len(rows)) & CRC_MASK
+
+
+def _transaction_type(rows: Rows, _: Wanted) -> pa.Array:
+    """Say which part of a transaction a record is, from its topic and transaction bits."""
+    bits = rows.field("sys_flag") & TRANSACTION_MASK
+    roles = [_ROLES.get(name, _role_of_other(name)) for name in rows.topic_names]
+    kinds = np.array(roles, dtype=np.int8)[rows.topics.indices.to_numpy(zero_copy_only=False)]
+    kinds[(kinds == _APPLICATION) & (bits == TransactionType.COMMIT)] = _KINDS.index(COMMIT)
+    kinds[(kinds == _KINDS.index(HALF)) & (bits == TransactionType.ROLLBACK)] = _KINDS.index(
+        ROLLBACK
+    )
+    return pa.array([*_KINDS, NONE], pa.string()).take(pa.array(kinds))
+
+
+_KINDS: Final = (NONE, HALF, OP, COMMIT, ROLLBACK, DISCARD)
+_APPLICATION: Final = len(_KINDS)  # a topic of the users: a record there may be a commit
+_ROLES: Final = {
+    HALF_TOPIC: _KINDS.index(HALF),
+    OP_TOPIC: _KINDS.index(OP),
+    TRANS_CHECK_MAX_TIME_TOPIC: _KINDS.index(DISCARD),
+    SCHEDULE_TOPIC: _KINDS.index(NONE),
+    TIMER_TOPIC: _KINDS.index(NONE),
+}
+
+
+def _role_of_other(topic: str) -> int:
+    """Tell a topic in which a final message can stand from one that holds copies.
+
+    A message that a consumer returned is stored again with the flags it had, COMMIT among them,
+    and so is a delayed one; such a copy decides nothing.
+    Source: RocketMQ ``AbstractSendMessageProcessor.consumerSendMsgBack``.
+    """
+    return 0 if topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)) else _APPLICATION
+
+
+def _record_type(_: Segment, hole: Hole) -> str:
+    return BLANK if hole.reason is None else CORRUPT
+
+
+def _repeated(value: object, kind: pa.DataType) -> Make:
+    return lambda rows, _: pa.repeat(pa.scalar(value, kind), len(rows))
+
+
+_HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+_HEADERS: Final = pa.list_(pa.field("element", _HEADER))
+
+COLUMNS: Final[dict[str, Column]] = {
+    "key": Column("binary", pa.binary(), _property_bytes(PROPERTY_KEYS)),
+    "value": Column("binary", pa.binary(), _value),
+    "topic": Column("string", pa.string(), _topic),
+    "partition": Column("int", pa.int32(), _number("queue_id", pa.int32())),
+    "offset": Column("bigint", pa.int64(), _number("queue_offset", pa.int64())),
+    "timestamp": Column("timestamp", _TIMESTAMP, _time("store_timestamp")),
+    "timestampType": Column("int", pa.int32(), _repeated(LOG_APPEND_TIME, pa.int32())),
+    "headers": Column("array<struct<key:string,value:binary>>", _HEADERS, _headers),
+    "physicalOffset": Column(
+        "bigint",
+        pa.int64(),
+        lambda rows, _: pa.array(rows.physical_offsets),
+        lambda segment, hole: segment.base + hole.position,
+    ),
+    "size": Column(
+        "int",
+        pa.int32(),
+        lambda rows, _: pa.array(rows.sizes.astype(np.int32)),
+        # A corrupt range can be larger than an int tells; the next row's offset tells its end.
+        lambda _, hole: min(hole.size, 2**31 - 1),
+    ),
+    "bodySize": Column("int", pa.int32(), _number("body_size", pa.int32())),
+    "bodyCrc": Column("int", pa.int32(), _crc),
+    "crcOk": Column("boolean", pa.bool_(), _crc_ok),
+    "flag": Column("int", pa.int32(), _number("flag", pa.int32())),
+    "sysFlag": Column("int", pa.int32(), _number("sys_flag", pa.int32())),
+    "bornTimestamp": Column("timestamp", _TIMESTAMP, _time("born_timestamp")),
+    "bornHost": Column("string", pa.string(), _host("born_host")),
+    "storeHost": Column("string", pa.string(), _host("store_host")),
+    "reconsumeTimes": Column("int", pa.int32(), _number("reconsume_times", pa.int32())),
+    "preparedTransactionOffset": Column(
+        "bigint", pa.int64(), _number("prepared_transaction_offset", pa.int64())
+    ),
+    "properties": Column("string", pa.string(), lambda rows, _: _text(rows.properties)),
+    "uniqKey": Column("string", pa.string(), _property(PROPERTY_UNIQ_KEY)),
+    "tags": Column("string", pa.string(), _property(PROPERTY_TAGS)),
+    "producerGroup": Column("string", pa.string(), _property(PROPERTY_PGROUP)),
+    "realTopic": Column("string", pa.string(), _property(PROPERTY_REAL_TOPIC)),
+    "realPartition": Column("int", pa.int32(), _property_number(PROPERTY_REAL_QID)),
+    "checkTimes": Column("int", pa.int32(), _property_number(PROPERTY_TRANSACTION_CHECK_TIMES)),
+    "transactionType": Column("string", pa.string(), _transaction_type),
+    "segment": Column(
+        "bigint",
+        pa.int64(),
+        lambda rows, _: pa.repeat(pa.scalar(rows.segment.base, pa.int64()), len(rows)),
+        lambda segment, _: segment.base,
+    ),
+    "recordType": Column("string", pa.string(), _repeated(MESSAGE, pa.string()), _record_type),
+    "error": Column(
+        "string",
+        pa.string(),
+        lambda rows, _: pa.nulls(len(rows), pa.string()),
+        lambda _, hole: hole.reason,
+    ),
+}

@@ -1,0 +1,58 @@
+"""What can go wrong before or while a commit log is read by Spark.
+
+SparkJobsError
+├── LogDirectoryError         the directory holds no commit log that could be read
+├── OptionError               a read option or column that does not exist, or has a wrong value
+├── CorruptLogError           with mode FAILFAST: bytes that are no whole record
+├── MissingDependencyError    PySpark, PyArrow or numpy is not installed
+└── JavaNotFoundError         no Java that this Spark can run on
+"""
+
+
+class SparkJobsError(Exception):
+    """Catch this to catch everything that these jobs raise on purpose."""
+
+
+class LogDirectoryError(SparkJobsError):
+    """``directory`` holds no commit log that could be read."""
+
+    def __init__(self, directory: str, reason: str) -> None:
+        super().__init__(directory, reason)
+        self.directory = directory
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.directory}: {self.reason}"
+
+
+class OptionError(SparkJobsError):
+    """A read option or a column is unknown, or a value is not what the option takes."""
+
+
+class CorruptLogError(SparkJobsError):
+    """At ``offset`` there are ``size`` bytes that are no record; the reader was told to stop."""
+
+    def __init__(self, path: str, offset: int, size: int, reason: str) -> None:
+        super().__init__(path, offset, size, reason)
+        self.path = path
+        self.offset = offset
+        self.size = size
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.size} bytes at offset {self.offset}: {self.reason}"
+
+
+class MissingDependencyError(SparkJobsError):
+    """A package of the extra ``spark`` is not installed."""
+
+    def __init__(self, package: str) -> None:
+        super().__init__(package)
+        self.package = package
+
+    def __str__(self) -> str:
+        return f"{self.package} is not installed: run  pip install 'halfmq[spark]'"
+
+
+class JavaNotFoundError(SparkJobsError):
+    """There is no Java on which Spark could run."""

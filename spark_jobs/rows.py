@@ -1,0 +1,322 @@
+"""Columns of many records at once, decoded on demand with numpy and Arrow.
+
+``Rows`` is a set of records in one segment, given by where each starts and ends. Nothing is
+decoded before it is asked for, and nothing is decoded record by record: a column whose place
+varies (body, topic, properties) is cut out of the mapped file by one Arrow ``take`` over
+alternating offsets *start0, end0, start1, end1, …*, of which every second slice is wanted. The
+fixed head is cut out the same way and read through a numpy record type.
+
+Source of all positions: ``halfmq.store.format.record``; of the properties' rules:
+``halfmq.store.format.properties``.
+"""
+
+import mmap
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from halfmq.store.format.flags import BORN_HOST_V6, HOSTS_MASK, STORE_HOST_V6
+from halfmq.store.format.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
+from halfmq.store.format.record import HEADS, MAGIC_V2, SYS_FLAG_AT
+
+RECORD_SIZE_MIN: Final = HEADS[0].size + 3  # a topic length of one byte, a properties length of 2
+NAME_END: Final = NAME_VALUE_SEPARATOR[0]
+PROPERTY_END: Final = PROPERTY_SEPARATOR[0]
+
+_FIELDS: Final = (
+    ("total_size", ">i4"),
+    ("magic", ">u4"),
+    ("body_crc", ">u4"),
+    ("queue_id", ">i4"),
+    ("flag", ">i4"),
+    ("queue_offset", ">i8"),
+    ("physical_offset", ">i8"),
+    ("sys_flag", ">i4"),
+    ("born_timestamp", ">i8"),
+    ("born_host", "V8"),
+    ("store_timestamp", ">i8"),
+    ("store_host", "V8"),
+    ("reconsume_times", ">i4"),
+    ("prepared_transaction_offset", ">i8"),
+    ("body_size", ">i4"),
+)
+_HEAD_SIZES: Final = np.zeros(HOSTS_MASK + 1, dtype=np.int64)  # by sys_flag & HOSTS_MASK
+for _hosts, _head in HEADS.items():
+    _HEAD_SIZES[_hosts] = _head.size
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+def _head_type(hosts: int) -> np.dtype[np.void]:
+    """The head as a numpy type, for one of the four mixes of IPv4 and IPv6 hosts."""
+    wide = {"born_host": hosts & BORN_HOST_V6, "store_host": hosts & STORE_HOST_V6}
+    fields = [(name, "V20" if wide.get(name) else code) for name, code in _FIELDS]
+    kind: np.dtype[np.void] = np.dtype(fields)
+    assert kind.itemsize == HEADS[hosts].size
+    return kind
+
+
+class SegmentBytes:
+    """One mapped segment, seen by numpy and by Arrow without a copy."""
+
+    def __init__(self, mapped: mmap.mmap, base: int) -> None:
+        self.base = base  # physical offset of the first byte
+        self.mapped = mapped
+        self.view: npt.NDArray[np.uint8] = np.frombuffer(mapped, dtype=np.uint8)
+        self.buffer = pa.py_buffer(mapped)
+
+    def cut(self, starts: Ints, ends: Ints, valid: Bools | None = None) -> pa.BinaryArray:
+        """Copy out the slices [start, end), which must be ascending; null where not valid."""
+        return cut(self.buffer, starts, ends, valid)
+
+
+class PropertyTable(NamedTuple):
+    """Every name-value pair of a batch: which row it is of, and where in the joined strings."""
+
+    row: Ints
+    start: Ints  # of the name
+    separator: Ints  # between name and value
+    end: Ints  # of the value
+
+
+class Rows:
+    """Some records of one segment; ``starts`` and ``ends`` count from the segment's start."""
+
+    def __init__(self, segment: SegmentBytes, starts: Ints, ends: Ints) -> None:
+        self.segment = segment
+        self.starts = starts
+        self.ends = ends
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def select(self, wanted: Bools) -> "Rows":
+        """Return only the wanted records."""
+        return self if wanted.all() else Rows(self.segment, self.starts[wanted], self.ends[wanted])
+
+    def in_topics(self, topics: frozenset[str]) -> "Rows":
+        """Return only the records of these topics."""
+        wanted = np.array([name in topics for name in self.topic_names], dtype=np.bool_)
+        return self.select(self.of_topics(wanted))
+
+    def sound_count(self) -> int:
+        """Count the records before the first whose fields contradict its size or place."""
+        heads = self._head_sizes
+        fits = self.sizes >= heads + (RECORD_SIZE_MIN - HEADS[0].size)
+        if not fits.all():  # a head must not be read past the end of its record
+            return Rows(self.segment, *self._first(int(np.argmin(fits)))).sound_count()
+        sound = self.field("physical_offset") == self.segment.base + self.starts
+        sound &= self.field("body_size") == self._body_sizes  # not clipped
+        sound &= self._topic_sizes >= 0
+        sound &= self._properties_starts + self._properties_sizes == self.ends
+        return len(sound) if sound.all() else int(np.argmin(sound))
+
+    def _first(self, count: int) -> tuple[Ints, Ints]:
+        return self.starts[:count], self.ends[:count]
+
+    @property
+    def sizes(self) -> Ints:
+        return self.ends - self.starts
+
+    @property
+    def physical_offsets(self) -> Ints:
+        return self.starts + self.segment.base
+
+    def field(self, name: str) -> Ints:
+        """Return a field of the head that is a number."""
+        if len(self._heads) == 1:
+            return self._heads[0][1][name].astype(np.int64)
+        values = np.empty(len(self), dtype=np.int64)
+        for places, head in self._heads:
+            values[places] = head[name]
+        return values
+
+    @cached_property
+    def _hosts(self) -> npt.NDArray[np.uint8]:
+        # The bits that say how wide the hosts are stand before the hosts, in the lowest byte.
+        flags = self.segment.view[self.starts + (SYS_FLAG_AT + 3)]
+        return flags & np.uint8(HOSTS_MASK)
+
+    @cached_property
+    def _head_sizes(self) -> Ints:
+        return _HEAD_SIZES[self._hosts]
+
+    @cached_property
+    def _heads(self) -> list[tuple[npt.NDArray[np.intp], npt.NDArray[np.void]]]:
+        """Heads by kind of hosts, each with the places of its records; mostly one kind only."""
+        heads = []
+        for hosts in np.unique(self._hosts):
+            places = np.flatnonzero(self._hosts == hosts)
+            kind = _head_type(int(hosts))
+            starts = self.starts[places]
+            block = self.segment.cut(starts, starts + kind.itemsize).buffers()[2]
+            heads.append((places, np.frombuffer(block, dtype=kind, count=len(places))))
+        return heads
+
+    @cached_property
+    def _body_starts(self) -> Ints:
+        return self.starts + self._head_sizes
+
+    @cached_property
+    def _body_sizes(self) -> Ints:
+        # Clipped, so that a damaged length cannot lead out of the record.
+        room = self.ends - self._body_starts - (RECORD_SIZE_MIN - HEADS[0].size) - self._version_2
+        sizes: Ints = np.clip(self.field("body_size"), 0, np.maximum(room, 0))
+        return sizes
+
+    @cached_property
+    def _version_2(self) -> Ints:
+        version_2: Ints = (self.field("magic") == MAGIC_V2).astype(np.int64)
+        return version_2
+
+    @cached_property
+    def _topic_sizes(self) -> Ints:
+        at = self._body_starts + self._body_sizes
+        view = self.segment.view
+        first = view[at].astype(np.int8).astype(np.int64)
+        sizes: Ints = np.where(self._version_2 == 1, first * 256 + view[at + 1], first)
+        return sizes
+
+    @cached_property
+    def _topic_starts(self) -> Ints:
+        return self._body_starts + self._body_sizes + 1 + self._version_2
+
+    @cached_property
+    def _properties_starts(self) -> Ints:
+        room = self.ends - self._topic_starts - 2
+        return self._topic_starts + np.clip(self._topic_sizes, 0, room) + 2
+
+    @cached_property
+    def _properties_sizes(self) -> Ints:
+        at = self._properties_starts
+        view = self.segment.view
+        return view[at - 2].astype(np.int8).astype(np.int64) * 256 + view[at - 1]
+
+    def body(self, index: int) -> memoryview:
+        """Return the stored body of one record, without a copy."""
+        start = int(self._body_starts[index])
+        return memoryview(self.segment.mapped)[start : start + int(self._body_sizes[index])]
+
+    def bodies(self, wanted: Bools | None = None) -> pa.BinaryArray:
+        """Return the stored bodies; null where not wanted."""
+        starts = self._body_starts
+        sizes = self._body_sizes if wanted is None else np.where(wanted, self._body_sizes, 0)
+        return self.segment.cut(starts, starts + sizes, wanted)
+
+    @cached_property
+    def topics(self) -> pa.DictionaryArray:
+        """The topics as codes into their few distinct values."""
+        starts = self._topic_starts
+        return self.segment.cut(starts, starts + self._topic_sizes).dictionary_encode()
+
+    @cached_property
+    def topic_names(self) -> list[str]:
+        """The distinct topics, by the codes of ``topics``."""
+        return [str(name, "utf-8", "replace") for name in self.topics.dictionary.to_pylist()]
+
+    def of_topics(self, wanted: Bools) -> Bools:
+        """Spread a decision per distinct topic over the records."""
+        spread: Bools = wanted[self.topics.indices.to_numpy(zero_copy_only=False)]
+        return spread
+
+    @cached_property
+    def properties(self) -> pa.BinaryArray:
+        """The property strings as they are stored."""
+        return self.segment.cut(self._properties_starts, self.ends)
+
+    def hosts(self, name: str) -> pa.BinaryArray:
+        """Return ``born_host`` or ``store_host``, packed: address and port, 8 or 20 bytes."""
+        born_wide = (self._hosts & BORN_HOST_V6 != 0) * 12
+        store_wide = (self._hosts & STORE_HOST_V6 != 0) * 12
+        if name == "born_host":
+            starts = self.starts + 48
+            return self.segment.cut(starts, starts + 8 + born_wide)
+        starts = self.starts + 64 + born_wide
+        return self.segment.cut(starts, starts + 8 + store_wide)
+
+    @cached_property
+    def _property_bytes(self) -> tuple[npt.NDArray[np.uint8], pa.Buffer, Ints]:
+        """All property strings joined, and where each begins in them, with the end as the last."""
+        _, offsets, buffer = self.properties.buffers()
+        bounds = np.frombuffer(offsets, dtype=np.int32, count=len(self) + 1).astype(np.int64)
+        return np.frombuffer(buffer, dtype=np.uint8, count=int(bounds[-1])), buffer, bounds
+
+    @cached_property
+    def property_table(self) -> PropertyTable:
+        """All pairs of name and value; what lacks a name or a value is no property."""
+        data, _, bounds = self._property_bytes
+        begins = np.zeros(len(data) + 1, dtype=np.bool_)
+        np.equal(data, PROPERTY_END, out=begins[1:])
+        begins[bounds] = True
+        starts = np.flatnonzero(begins[:-1])
+        following = np.append(starts[1:], len(data))
+        ends = following - (data[following - 1] == PROPERTY_END)
+        separators = _first_at_or_behind(np.flatnonzero(data == NAME_END), starts, ends)
+        whole = (separators > starts) & (separators + 1 < ends)
+        starts = starts[whole]
+        row = np.searchsorted(bounds, starts, side="right") - 1
+        return PropertyTable(row, starts, separators[whole], ends[whole])
+
+    def property_places(self, name: str) -> tuple[Ints, Ints, Bools]:
+        """Find a property's value in each row: start, end, and whether it is there.
+
+        Of two properties of one name the last wins. Where there is none, start and end are those
+        of an empty value at the beginning of the row.
+        """
+        data, _, bounds = self._property_bytes
+        table = self.property_table
+        wanted = name.encode()
+        found = np.flatnonzero(table.separator - table.start == len(wanted))
+        for place, letter in enumerate(wanted):
+            found = found[data[table.start[found] + place] == letter]
+        starts = bounds[:-1].copy()
+        ends = starts.copy()
+        there = np.zeros(len(self), dtype=np.bool_)
+        row = table.row[found]  # ascending: of repeated rows, numpy assigns the last
+        starts[row] = table.separator[found] + 1
+        ends[row] = table.end[found]
+        there[row] = True
+        return starts, ends, there
+
+    def property_values(self, name: str) -> pa.BinaryArray:
+        """Return the values of one property, null where a record has none."""
+        starts, ends, there = self.property_places(name)
+        return cut(self._property_bytes[1], starts, ends, there)
+
+    def property_pairs(self) -> tuple[Ints, pa.BinaryArray, pa.BinaryArray]:
+        """Return all properties: how many each record has, their names and their values."""
+        table = self.property_table
+        buffer = self._property_bytes[1]
+        counts = np.bincount(table.row, minlength=len(self)).astype(np.int64)
+        names = cut(buffer, table.start, table.separator)
+        return counts, names, cut(buffer, table.separator + 1, table.end)
+
+
+def _first_at_or_behind(places: Ints, starts: Ints, ends: Ints) -> Ints:
+    """For each range the first of ``places`` in it, else its end; all ascending."""
+    if len(places) == len(starts) and bool(((starts <= places) & (places < ends)).all()):
+        return places  # the usual case: one separator per property
+    following = np.append(places, np.iinfo(np.int64).max)[np.searchsorted(places, starts)]
+    first: Ints = np.minimum(following, ends)
+    return first
+
+
+def cut(buffer: pa.Buffer, starts: Ints, ends: Ints, valid: Bools | None = None) -> pa.BinaryArray:
+    """Copy slices [start, end) out of a buffer; they must be ascending. Null where not valid."""
+    if not len(starts):
+        return pa.array([], pa.binary())
+    low, high = int(starts[0]), int(ends[-1])
+    offsets = np.empty(2 * len(starts), dtype=np.int32)
+    offsets[0::2] = starts - low
+    offsets[1::2] = ends - low
+    slices = pa.Array.from_buffers(
+        pa.binary(),
+        len(offsets) - 1,
+        [None, pa.py_buffer(offsets), buffer.slice(low, high - low)],
+    )
+    wanted = np.arange(0, len(offsets), 2)
+    return slices.take(pa.array(wanted, mask=None if valid is None else ~valid))

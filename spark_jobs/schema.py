@@ -1,0 +1,66 @@
+"""Spark and Arrow schemas of the source, derived from the one table of columns."""
+
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from .columns import COLUMNS
+from .errors import OptionError
+from .options import ReadOptions, unknown
+
+# What an audit needs; see audit.py. Reading no more than this is what makes it fast.
+AUDIT_COLUMNS: Final = (
+    "physicalOffset",
+    "size",
+    "partition",
+    "offset",
+    "timestamp",
+    "preparedTransactionOffset",
+    "crcOk",
+    "uniqKey",
+    "producerGroup",
+    "realTopic",
+    "tags",
+    "checkTimes",
+    "transactionType",
+    "recordType",
+    "error",
+    "value",
+)
+
+
+def ddl(*names: str) -> str:
+    """Spell a schema of these columns, for ``DataFrameReader.schema``."""
+    return ", ".join(f"`{name}` {COLUMNS[name].spark_type}" for name in names)
+
+
+def full_ddl(options: ReadOptions) -> str:
+    """Spell the schema of a read that names none itself."""
+    left_out = set()
+    if not options.has_value:
+        left_out.add("value")
+    if not options.include_headers:
+        left_out.add("headers")
+    return ddl(*(name for name in COLUMNS if name not in left_out))
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Turn the schema of a read into the Arrow schema that Spark expects from it.
+
+    Built by hand, because Spark compares it exactly and its own conversion is private and
+    differs between its versions.
+
+    Raises:
+        OptionError: A column does not exist or has another type.
+    """
+    fields = []
+    for column in schema.fields:
+        if column.name not in COLUMNS:
+            raise OptionError(unknown("column", column.name, list(COLUMNS)))
+        known = COLUMNS[column.name]
+        if column.dataType.simpleString() != known.spark_type:
+            asked = column.dataType.simpleString()
+            raise OptionError(f"column {column.name} is {known.spark_type}, not {asked}")
+        fields.append(pa.field(column.name, known.arrow_type, nullable=column.nullable))
+    return pa.schema(fields)

@@ -1,0 +1,116 @@
+"""A Spark session that starts quickly, keeps quiet and listens on loopback only.
+
+What a session of the user's already says is left alone: ``spark_session`` uses the active
+session where there is one, and a master that ``spark-submit`` has set.
+"""
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Final
+
+from .errors import MissingDependencyError
+from .java import java_for_spark
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SMALL_LOG: Final = 256 << 20  # bytes; below, starting the JVM costs more than reading the log
+_SHUFFLE_BYTES: Final = 256 << 20  # of log per shuffle partition: some 25 MB of it are shuffled
+_HEAP_MAX: Final = 4 << 30  # bytes; an audit of ten million messages needs one
+
+# Spark's own lines explain nothing to whoever runs an audit; errors arrive as exceptions.
+# The shell's logger is named because Spark otherwise announces that it changes the root's level.
+_QUIET_LOG: Final = """\
+rootLogger.level = fatal
+logger.shell.name = org.apache.spark.api.python.PythonGatewayServer
+logger.shell.level = fatal
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %p %c{1}: %m%n
+"""
+# For a short life: no second compiler, no parallel collector to set up.
+_SHORT_LIFE: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+@contextmanager
+def spark_session(*, log_bytes: int = 0, progress: bool = False) -> "Iterator[SparkSession]":
+    """Give the active Spark session, or a new local one that ends with the context.
+
+    ``log_bytes`` is how much will be read: it decides how the JVM is tuned.
+
+    Raises:
+        MissingDependencyError: PySpark is not installed.
+        JavaNotFoundError: There is no Java for it.
+    """
+    try:
+        from pyspark.sql import SparkSession  # noqa: PLC0415  the parser works without it
+    except ImportError as error:
+        raise MissingDependencyError("pyspark") from error
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    session = start_session(log_bytes=log_bytes, progress=progress)
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+def start_session(*, log_bytes: int = 0, progress: bool = False) -> "SparkSession":
+    """Start a local session; the caller stops it."""
+    from pyspark import SparkConf  # noqa: PLC0415  see spark_session
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    # Without it the workers are started with whatever `python3` is first on the path.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("halfmq audit")
+    if not SparkConf().contains("spark.master"):
+        builder = builder.master("local[*]")
+    with TemporaryDirectory(prefix="halfmq-spark-") as folder, java_for_spark():
+        log_settings = Path(folder, "log4j2.properties")
+        log_settings.write_text(_QUIET_LOG)
+        for key, value in _settings(log_bytes, progress=progress).items():
+            builder = builder.config(key, value)
+        builder = builder.config(
+            "spark.driver.extraJavaOptions", _java_options(log_settings, log_bytes)
+        )
+        with warnings.catch_warnings():
+            # PySpark imports pandas where it is installed; nothing here uses it.
+            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+            return builder.getOrCreate()
+
+
+def _settings(log_bytes: int, *, progress: bool) -> dict[str, str]:
+    cores = os.cpu_count() or 1
+    return {
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": f"{_heap() >> 20}m",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": str(progress).lower(),
+        "spark.sql.shuffle.partitions": str(max(2 * cores, log_bytes // _SHUFFLE_BYTES)),
+        "spark.sql.session.timeZone": "UTC",
+    }
+
+
+def _heap() -> int:
+    """Half of the machine's memory, at most what an audit can use."""
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # not on this platform
+        return _HEAP_MAX
+    return min(_HEAP_MAX, memory // 2)
+
+
+def _java_options(log_settings: Path, log_bytes: int) -> str:
+    options = f"-Dlog4j2.configurationFile={log_settings.as_uri()}"
+    return f"{options} {_SHORT_LIFE}" if log_bytes < SMALL_LOG else options
