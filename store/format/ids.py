@@ -59,14 +59,6 @@ def _polynomial(units: bytes | list[int]) -> int:
     return value
 
 
-def extend_hash(prefix_hash: int, ascii_tail: bytes) -> int:
-    """Hash a string whose beginning is already hashed; ``ascii_tail`` has at most 64 bytes."""
-    count = len(ascii_tail)
-    power = _POWERS[_HASH_CHUNK - count]
-    value = (prefix_hash * power + sum(map(mul, ascii_tail, _WEIGHTS[count]))) & 0xFFFF_FFFF
-    return _signed(value)
-
-
 def pack_host(address: str, port: int) -> bytes:
     """Return the host as a record stores it: 8 bytes for IPv4, 20 for IPv6.
 
