@@ -1,0 +1,175 @@
+"""Run the load generator against one server and read what it reports."""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from .build import build
+from .scenarios import BATCH_UNITS, FILL_REQUESTS, FlushMode, Kind, Scenario
+
+_SETUP_TIMEOUT: Final = 60.0  # seconds for creating the topic and draining, beside the run itself
+
+
+class GeneratorError(Exception):
+    """The generator gave up: what it said is the message."""
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """What one run counted; ``sent`` = ``ok`` + ``failed`` + what was lost."""
+
+    sent: int
+    ok: int
+    failed: int
+    one_way: int
+    messages: int
+    bytes: int
+    failed_by_code: dict[str, int]
+
+
+class Latency(msgspec.Struct, frozen=True):
+    """Microseconds from the request to its reply; of a transaction, to the reply to its end."""
+
+    p50: float
+    p99: float
+    max: float
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One run: the whole of it in ``total``, the measured window in everything else."""
+
+    scenario: str
+    header: str
+    connections: int
+    window: int
+    queues: int
+    body_size: int
+    units: int
+    frame_size: int
+    total: Counters
+    measured: Counters
+    lost: int
+    unmatched: int
+    server_requests: int
+    one_way_answers: int
+    seconds: float
+    own_cpu_seconds: float
+    watched_cpu_seconds: float
+    machine_cpu_seconds: float
+    latency_us: Latency
+
+    @property
+    def rate(self) -> float:
+        """Messages per second; transactions for a transaction run."""
+        return self.measured.messages / self.seconds
+
+    @property
+    def cpu_us(self) -> float:
+        """The server's user and system microseconds per message."""
+        return _per_message(self.watched_cpu_seconds, self.measured.messages)
+
+    @property
+    def generator_cpu_us(self) -> float:
+        return _per_message(self.own_cpu_seconds, self.measured.messages)
+
+    @property
+    def generator_busy(self) -> float:
+        """Share of its core that the generator used; near 1 it may have been the bottleneck."""
+        return self.own_cpu_seconds / self.seconds
+
+    @property
+    def others_busy(self) -> float:
+        """Cores used by neither server nor generator: what disturbed the measurement."""
+        spent = self.own_cpu_seconds + self.watched_cpu_seconds
+        return max(0.0, self.machine_cpu_seconds - spent) / self.seconds
+
+    @property
+    def flaws(self) -> list[str]:
+        """Why this result is not to be taken at its word; empty when it is."""
+        counts = {
+            "failed": self.total.failed,
+            "lost": self.lost,
+            "unmatched": self.unmatched,
+            "one-way refused": self.one_way_answers,
+        }
+        flaws = [f"{count} {what}" for what, count in counts.items() if count]
+        if self.total.failed_by_code:
+            flaws.append(f"by code {self.total.failed_by_code}")
+        return flaws
+
+
+def _per_message(seconds: float, messages: int) -> float:
+    return seconds / messages * 1e6 if messages else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A running server, as the generator needs it."""
+
+    port: int
+    namesrv_port: int | None  # None: it has no routes, take the queues as given
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """How long one run takes."""
+
+    seconds: float
+    warmup: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generator:
+    """The compiled generator and how it is to be used."""
+
+    program: Path
+    cpu: int | None
+    header: str
+    end: str  # how transactions are ended: "two-way" or "one-way"
+
+    def run(self, scenario: Scenario, target: Target, topic: str, timing: Timing) -> Result:
+        """Measure ``scenario``; a topic to be pulled must have been filled.
+
+        Raises:
+            GeneratorError: The server closed a connection, answered nonsense or does not answer.
+        """
+        arguments = scenario.arguments(header=self.header, end=self.end)
+        arguments += ["--seconds", str(timing.seconds), "--warmup", str(timing.warmup)]
+        return self._call(arguments, target, topic, timing.seconds + timing.warmup)
+
+    def fill(self, target: Target, topic: str) -> Result:
+        """Put messages into a topic, by batches."""
+        batches = Scenario(kind=Kind.BATCH, connections=4, window=1, mode=FlushMode.ASYNC)
+        arguments = batches.arguments(header="json", end=self.end)
+        arguments += ["--requests", str(FILL_REQUESTS), "--warmup", "0", "--seconds", "60"]
+        result = self._call(arguments, target, topic, 60.0)
+        if result.total.ok != FILL_REQUESTS or result.units != BATCH_UNITS:
+            raise GeneratorError(f"the topic could not be filled: {', '.join(result.flaws)}")
+        return result
+
+    def _call(self, arguments: list[str], target: Target, topic: str, seconds: float) -> Result:
+        command = [str(self.program), "--port", str(target.port), "--topic", topic, *arguments]
+        command += ["--watch", str(target.pid)]
+        if target.namesrv_port is None:
+            command += ["--no-route"]
+        else:
+            command += ["--namesrv-port", str(target.namesrv_port)]
+        if self.cpu is not None:
+            command += ["--cpu", str(self.cpu)]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, timeout=seconds + _SETUP_TIMEOUT, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise GeneratorError(f"no end after {error.timeout:.0f} s") from error
+        if done.returncode != 0:
+            raise GeneratorError(done.stderr.decode(errors="replace").strip())
+        return msgspec.json.decode(done.stdout, type=Result)
+
+
+def build_generator(*, cpu: int | None, header: str, end: str) -> Generator:
+    """Compile the generator if needed."""
+    return Generator(program=build("loadgen"), cpu=cpu, header=header, end=end)

@@ -1,0 +1,223 @@
+"""Turn measurements into a table, a comparison and a JSON file."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from .generator import Result
+from .limits import Limits
+from .machine import Machine
+from .peers import ECHO, HALFMQ
+from .scenarios import FlushMode, Kind, Scenario
+
+_SATURATED: Final = 0.95  # share of its core from which the generator may be the bottleneck
+
+
+class Measurement(msgspec.Struct, frozen=True):
+    """One server under one load in one round, with the disk limit of that round."""
+
+    scenario: Scenario
+    server: str
+    round: int
+    disk: Limits
+    result: Result | None  # None: it failed, and ``error`` says how
+    error: str | None = None
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Everything one call measured; the JSON file is this, field by field."""
+
+    machine: Machine
+    settings: dict[str, dict[str, str]]  # by server; "run" holds those of the run
+    limits: Limits
+    measurements: list[Measurement]
+    rows: list["Row"]
+
+
+class Row(msgspec.Struct, frozen=True):
+    """Medians over the rounds of one server under one load.
+
+    A ratio is taken within a round and only then over the rounds, so that a machine that slows down
+    between two rounds does not bend it.
+    """
+
+    scenario: str
+    server: str
+    rounds: int
+    rate: float  # messages (transactions) per second
+    rate_lowest: float
+    rate_highest: float
+    cpu_us: float
+    p50_us: float
+    p99_us: float
+    generator_cpu_us: float
+    generator_busy: float
+    others_busy: float
+    cpu_to_echo: float | None  # CPU per message in units of F
+    rate_to_disk: float | None  # durable loads: messages per second in units of D
+    cpu_to_memory: float | None  # batches: CPU per message in units of M
+    rate_to_halfmq: float | None  # of a peer: our rate in units of its rate
+    cpu_to_halfmq: float | None  # of a peer: its CPU per message in units of ours
+    flaws: list[str]
+
+
+def make_rows(measurements: Sequence[Measurement], limits: Limits) -> list[Row]:
+    """One row per load and server, in the order in which they were first measured."""
+    keys = dict.fromkeys((m.scenario.name, m.server) for m in measurements)
+    return [_row(measurements, limits, scenario, server) for scenario, server in keys]
+
+
+def _row(measurements: Sequence[Measurement], limits: Limits, scenario: str, server: str) -> Row:
+    mine = [m for m in measurements if m.scenario.name == scenario and m.server == server]
+    results = [m.result for m in mine if m.result is not None]
+    rates = [result.rate for result in results]
+    is_durable = mine[0].scenario.mode is FlushMode.SYNC and server != ECHO
+    is_batch = mine[0].scenario.kind is Kind.BATCH
+    memory_us = limits.memory_us if is_batch else None
+    cpu_us = _median(result.cpu_us for result in results)
+    ours = None if server in {HALFMQ, ECHO} else _by_round(measurements, scenario, HALFMQ)
+    echo = _by_round(measurements, scenario, ECHO)
+    disk = [m.result.rate / m.disk.fdatasync_per_second for m in mine if m.result is not None]
+    return Row(
+        scenario=scenario,
+        server=server,
+        rounds=len(results),
+        rate=_median(rates),
+        rate_lowest=min(rates, default=0.0),
+        rate_highest=max(rates, default=0.0),
+        cpu_us=cpu_us,
+        p50_us=_median(result.latency_us.p50 for result in results),
+        p99_us=_median(result.latency_us.p99 for result in results),
+        generator_cpu_us=_median(result.generator_cpu_us for result in results),
+        generator_busy=_median(result.generator_busy for result in results),
+        others_busy=_median(result.others_busy for result in results),
+        cpu_to_echo=_ratio((m.result, echo.get(m.round)) for m in mine),
+        rate_to_disk=_median(disk) if is_durable and disk else None,
+        cpu_to_memory=cpu_us / memory_us if memory_us else None,
+        rate_to_halfmq=_rate_ratio((ours.get(m.round), m.result) for m in mine) if ours else None,
+        cpu_to_halfmq=_ratio((m.result, ours.get(m.round)) for m in mine) if ours else None,
+        flaws=_flaws(mine),
+    )
+
+
+def _by_round(measurements: Iterable[Measurement], scenario: str, server: str) -> dict[int, Result]:
+    return {
+        m.round: m.result
+        for m in measurements
+        if m.scenario.name == scenario and m.server == server and m.result is not None
+    }
+
+
+def _ratio(pairs: Iterable[tuple[Result | None, Result | None]]) -> float | None:
+    """CPU per message of the first in units of the second."""
+    ratios = [a.cpu_us / b.cpu_us for a, b in pairs if a and b and b.cpu_us > 0]
+    return median(ratios) if ratios else None
+
+
+def _rate_ratio(pairs: Iterable[tuple[Result | None, Result | None]]) -> float | None:
+    ratios = [a.rate / b.rate for a, b in pairs if a and b and b.rate > 0]
+    return median(ratios) if ratios else None
+
+
+def _median(values: Iterable[float]) -> float:
+    listed = list(values)
+    return median(listed) if listed else 0.0
+
+
+def _flaws(measurements: Iterable[Measurement]) -> list[str]:
+    """What a reader must know before trusting the row."""
+    flaws: list[str] = []
+    for m in measurements:
+        if m.result is None:
+            flaws.append(f"round {m.round}: {m.error}")
+            continue
+        flaws += [f"round {m.round}: {flaw}" for flaw in m.result.flaws]
+        if m.server != ECHO and m.result.generator_busy > _SATURATED:
+            flaws.append(f"round {m.round}: generator saturated")
+    return flaws
+
+
+# ---- text ----------------------------------------------------------------------------------------
+
+_HEAD: Final = (
+    *("load", "server", "msgs/s", "lowest-highest", "CPU us", "xF", "xD", "xM"),
+    *("p50 us", "p99 us", "gen us", "gen", "others"),
+)
+_COMPARED: Final = ("load", "peer", "our rate / its rate", "its CPU / our CPU")
+
+
+def as_text(report: Report) -> str:
+    """The report for a terminal."""
+    parts = [_heading(report), _table(_HEAD, [_cells(row) for row in report.rows])]
+    compared = [row for row in report.rows if row.rate_to_halfmq is not None]
+    if compared:
+        cells = [
+            (row.scenario, row.server, _times(row.rate_to_halfmq), _times(row.cpu_to_halfmq))
+            for row in compared
+        ]
+        parts.append(_table(_COMPARED, cells))
+    flaws = [f"{row.scenario}, {row.server}: {flaw}" for row in report.rows for flaw in row.flaws]
+    if flaws:
+        parts.append("Not to be taken at their word:\n" + "\n".join(flaws))
+    return "\n\n".join(parts)
+
+
+def _heading(report: Report) -> str:
+    machine, limits = report.machine, report.limits
+    disk = median(m.disk.fdatasync_per_second for m in report.measurements)
+    settings = [
+        f"{name}: " + " ".join(f"{key}={value}" for key, value in pairs.items())
+        for name, pairs in report.settings.items()
+    ]
+    return (
+        f"{machine.processor}, {machine.cores} cores, {machine.memory_gib} GiB, {machine.kernel}, "
+        f"{machine.python}, {machine.file_system}, load {machine.load_average[0]:.2f}\n"
+        + "\n".join(settings)
+        + "\nF = CPU of the echo server under the same load (rows 'echo')\n"
+        f"D = {disk:,.0f} single writes with fdatasync per second (median of the rounds); "
+        f"sequential {limits.sequential_mb_per_second:,.0f} MB/s\n"
+        f"M = {limits.memory_us or 0:.3f} us to copy a record and sum up its body"
+    )
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.scenario,
+        row.server,
+        f"{row.rate:,.0f}",
+        f"{row.rate_lowest:,.0f}-{row.rate_highest:,.0f}",
+        f"{row.cpu_us:.2f}",
+        _times(None if row.server == ECHO else row.cpu_to_echo),
+        _times(row.rate_to_disk),
+        _times(row.cpu_to_memory),
+        f"{row.p50_us:,.0f}",
+        f"{row.p99_us:,.0f}",
+        f"{row.generator_cpu_us:.2f}",
+        f"{row.generator_busy:.2f}",
+        f"{row.others_busy:.2f}",
+    )
+
+
+def _times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
+    lines = []
+    for row in [head, *rows]:
+        cells = [
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def write_json(report: Report, path: Path) -> None:
+    """Keep everything that was measured, for later comparison."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
