@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
+from halfmq.remoting.bodies import MessageQueue
 from halfmq.remoting.codes import ResponseCode
 
 from .errors import RequestRefusedError
@@ -22,14 +23,6 @@ Source: `rocketmq.broker.rebalance.lockMaxLiveTime`."""
 
 LOCKS_MAX: Final = 200_000
 """Locks held at one time, about 250 bytes each."""
-
-
-class QueueKey(NamedTuple):
-    """A queue as clients name it."""
-
-    topic: str
-    broker_name: str
-    queue_id: int
 
 
 class _Lock(NamedTuple):
@@ -43,9 +36,11 @@ class QueueLocks:
     def __init__(self, *, now_ms: Callable[[], int], locks_max: int = LOCKS_MAX) -> None:
         self._now_ms = now_ms
         self._locks_max = locks_max
-        self._groups: dict[str, dict[QueueKey, _Lock]] = {}
+        self._groups: dict[str, dict[MessageQueue, _Lock]] = {}
 
-    def lock(self, group: str, client_id: str, queues: Iterable[QueueKey]) -> list[QueueKey]:
+    def lock(
+        self, group: str, client_id: str, queues: Iterable[MessageQueue]
+    ) -> list[MessageQueue]:
         """Lock or renew; return those queues that the client owns now.
 
         Raises:
@@ -65,7 +60,7 @@ class QueueLocks:
             del self._groups[group]
         return owned
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[QueueKey]) -> None:
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
         """Give up those queues that the client owns."""
         held = self._groups.get(group)
         if held is None:

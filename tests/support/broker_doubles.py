@@ -79,6 +79,7 @@ class FakeLog:
         self.write_offset = start
         self.held_durable: int | None = None
         self.failure: Exception | None = None
+        self.damaged: set[int] = set()
         self.cold = False
         self.cold_reads = 0
 
@@ -175,7 +176,11 @@ class FakeLog:
         return self._bytes(ranges)
 
     def _bytes(self, ranges: Sequence[tuple[int, int]]) -> bytes:
-        return b"".join([encode_record(self.records[offset]) for offset, _ in ranges])
+        return b"".join([self._record_bytes(offset) for offset, _ in ranges])
+
+    def _record_bytes(self, offset: int) -> bytes:
+        data = encode_record(self.records[offset])
+        return b"\0" * len(data) if offset in self.damaged else data
 
     def record_bytes(self, physical_offset: int) -> bytes | None:
         record = self.records.get(physical_offset)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.locks import LOCK_EXPIRY_MS, QueueKey, QueueLocks
+from halfmq.broker.locks import LOCK_EXPIRY_MS, QueueLocks
+from halfmq.remoting.bodies import MessageQueue
 from tests.support.broker_doubles import Clock
 
 
-def queue(queue_id: int) -> QueueKey:
-    return QueueKey("orders", "broker-a", queue_id)
+def queue(queue_id: int) -> MessageQueue:
+    return MessageQueue(topic="orders", broker_name="broker-a", queue_id=queue_id)
 
 
 def test_a_queue_belongs_to_who_locked_it_first() -> None:

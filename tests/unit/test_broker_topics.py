@@ -77,9 +77,7 @@ def test_a_topic_is_created_after_the_template(tmp_path: Path, wanted: int, give
     """A new topic has what the client asks for, but no more queues than the template, and RW."""
     made = table(tmp_path).create_on_send("orders", "TBW102", wanted, "peer")
 
-    assert made == TopicConfig(
-        name="orders", read_queue_nums=given, write_queue_nums=given, perm=6
-    )
+    assert made == TopicConfig(name="orders", read_queue_nums=given, write_queue_nums=given, perm=6)
 
 
 def test_a_created_topic_is_on_disk_before_the_answer(tmp_path: Path) -> None:
@@ -149,9 +147,7 @@ def test_a_retry_topic_needs_no_template(tmp_path: Path) -> None:
     topics = table(tmp_path, auto_create=False)
     made = topics.create_on_send("%RETRY%billing", "TBW102", 4, "peer")
 
-    assert made == TopicConfig(
-        name="%RETRY%billing", read_queue_nums=1, write_queue_nums=1, perm=6
-    )
+    assert made == TopicConfig(name="%RETRY%billing", read_queue_nums=1, write_queue_nums=1, perm=6)
     assert topics.create_on_send("%RETRY%", "TBW102", 4, "peer") is None
 
 

@@ -1,0 +1,468 @@
+"""Delay levels: messages that wait in `SCHEDULE_TOPIC_XXXX` until they are due.
+
+A delayed message is stored in the schedule topic, in the queue of its level, with its true topic
+and queue in two properties. All messages of one queue wait equally long, so the queue is in the
+order of due times and only its head must be watched. When the head is due it is appended again,
+under its true topic, and the level's position moves on.
+
+Positions are kept in `delayOffset.json`, and only as far as the copies are on disk: a crash between
+a delivery and the next write repeats that delivery, and loses none. Delivery is at least once.
+
+Source: RocketMQ `ScheduleMessageService`, `HookUtils.transformDelayLevelMessage`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from msgspec.structs import replace
+
+from halfmq.store.draft import Appended, Draft
+from halfmq.store.errors import (
+    CorruptRecordError,
+    PropertiesTooLongError,
+    RecordTooLargeError,
+    StoreError,
+)
+from halfmq.store.format.flags import TransactionType, with_transaction_type
+from halfmq.store.format.properties import (
+    PROPERTY_DELAY,
+    PROPERTY_REAL_QID,
+    PROPERTY_REAL_TOPIC,
+    get_property,
+    tags_code,
+    without_properties,
+)
+from halfmq.store.format.record import Record, decode_record
+from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
+
+from .tables import PeriodicSave, TableFile, as_integer, as_object
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+"""Source: `messageDelayLevel` of RocketMQ's `MessageStoreConfig`."""
+
+LEVELS_MAX: Final = 64
+"""Levels that may be configured; each is a queue that is looked at many times a second."""
+
+DELAY_MS_MAX: Final = 40 * 86_400_000
+"""Longest delay of a level, ms. A message that waits longer than the log is kept (three days by
+default) is gone before it is due, so more than this is a slip of the pen."""
+
+BATCH_COUNT_MAX: Final = 128
+BATCH_BYTES_MAX: Final = 262_144
+"""Messages and bytes delivered from one level before the loop may serve others."""
+
+IDLE_LOOK_S: Final = 1.0
+"""Seconds between two looks at an empty level. No level is shorter, so what is stored in between
+is not due before the next look."""
+
+SKIPPED_LOOK_S: Final = 0.1
+"""Seconds until the next look at a level whose entries lead to nothing: files are being deleted."""
+
+LOOK_S_MIN: Final = 0.01
+"""Seconds between two looks when nothing is overdue: a dense queue leaves in small groups."""
+
+RETRY_AFTER_ERROR_MS: Final = 10_000
+"""Milliseconds until delivery goes on when the store refused. Source: `DELAY_FOR_A_PERIOD`."""
+
+RETRY_AFTER_COLD_S: Final = 0.01
+"""Seconds that the disk gets to bring in messages that are not in memory."""
+
+COLD_TRIES_MAX: Final = 500
+"""Tries after which cold messages are read on the spot: the page cache drops them again."""
+
+PERSIST_INTERVAL_MS: Final = 1_000
+"""Milliseconds between two writes of the positions: what a crash may repeat. RocketMQ's is 10 s."""
+
+_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """Return the delays in ms of the levels 1, 2, … from a text like `1s 5s 1m 2h`.
+
+    Raises:
+        ValueError: There is none or too many, or one is no number with a unit of s, m, h or d.
+    """
+    levels = tuple(_parse_delay(part, level) for level, part in enumerate(text.split(), 1))
+    if not 0 < len(levels) <= LEVELS_MAX:
+        raise ValueError(f"{len(levels)} delay levels, allowed are 1 to {LEVELS_MAX}")
+    return levels
+
+
+def _parse_delay(part: str, level: int) -> int:
+    number, unit = part[:-1], part[-1]
+    if unit not in _UNITS_MS or not (number.isascii() and number.isdigit()):
+        raise ValueError(f"delay level {level} is {part!r}, expected a number with s, m, h or d")
+    delay_ms = int(number) * _UNITS_MS[unit]
+    if not 0 < delay_ms <= DELAY_MS_MAX:
+        raise ValueError(f"delay level {level} is {part!r}, allowed is up to 40 days")
+    return delay_ms
+
+
+class DelayLevels:
+    """The configured levels, and the way of a message into the schedule topic."""
+
+    def __init__(self, levels_ms: Sequence[int], *, now_ms: Callable[[], int]) -> None:
+        self.levels_ms = tuple(levels_ms)
+        self._now_ms = now_ms
+
+    def delay_ms(self, level: int) -> int:
+        """Return how long a level waits; one beyond the last waits as long as the last."""
+        return self.levels_ms[min(level, len(self.levels_ms)) - 1]
+
+    def delayed(self, draft: Draft) -> Draft:
+        """Return the draft as it must be stored to wait for its level (property `DELAY`).
+
+        Without a positive level it is returned as it is. A level beyond the last becomes the last.
+        """
+        level = min(delay_level(draft.properties), len(self.levels_ms))
+        if level <= 0:
+            return draft
+        return replace(
+            draft,
+            topic=SCHEDULE_TOPIC,
+            queue_id=level - 1,
+            properties=with_properties(
+                draft.properties,
+                (
+                    (PROPERTY_DELAY, str(level)),
+                    (PROPERTY_REAL_TOPIC, draft.topic),
+                    (PROPERTY_REAL_QID, str(draft.queue_id)),
+                ),
+            ),
+            # The queue entry of a waiting message holds its due time instead of a tag.
+            tags_code=self._now_ms() + self.delay_ms(level),
+        )
+
+
+def delay_level(properties: bytes) -> int:
+    """Return the level that the properties ask for; 0 for none or what is no number."""
+    value = get_property(properties, PROPERTY_DELAY.encode())
+    try:
+        return int(value or b"0")
+    except ValueError:
+        return 0
+
+
+def with_properties(properties: bytes, changed: Iterable[tuple[str, str]]) -> bytes:
+    """Return the property string with some properties set; the others keep order and bytes."""
+    pairs = tuple(changed)
+    kept = without_properties(properties, (name for name, _ in pairs))
+    return kept + b"".join(f"{name}\x01{value}\x02".encode() for name, value in pairs)
+
+
+def restored(record: Record) -> Draft | None:
+    """Return the draft that delivers a message of the schedule topic; None if it says not where.
+
+    It keeps `DELAY` and the two properties, as RocketMQ does: nothing delays it again.
+    """
+    topic = (get_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")
+    queue_text = get_property(record.properties, b"REAL_QID") or b""
+    if not topic or topic == HALF_TOPIC or not queue_text.isdigit():
+        return None
+    return Draft(
+        topic=topic,
+        queue_id=int(queue_text),
+        body=record.body,
+        properties=record.properties,
+        tags_code=tags_code(record.properties),
+        flag=record.flag,
+        # A committed message has decided its transaction where it was stored first. This is a
+        # copy, and with these bits it would look like a second decision.
+        sys_flag=with_transaction_type(record.sys_flag, TransactionType.NONE),
+        born_timestamp=record.born_timestamp,
+        born_host=record.born_host,
+        store_host=record.store_host,
+        reconsume_times=record.reconsume_times,
+    )
+
+
+class Found(Protocol):
+    """What `ScheduleStore.get` returns, as far as delivery cares."""
+
+    @property
+    def next_offset(self) -> int: ...
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]: ...
+
+    @property
+    def count(self) -> int: ...
+
+
+class ScheduleStore(Protocol):
+    """What delivery needs of the store."""
+
+    @property
+    def durable_offset(self) -> int: ...
+
+    def queues(self) -> list[tuple[str, int]]: ...
+
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
+
+    def get(
+        self, topic: str, queue_id: int, offset: int, *, max_count: int = ..., max_bytes: int = ...
+    ) -> Found: ...
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> bytes | None: ...
+
+    def read_cold(self, ranges: Sequence[tuple[int, int]]) -> bytes: ...
+
+
+class Log(Protocol):
+    """Where due messages go: appends, has them flushed, and wakes who waits for them."""
+
+    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+
+
+class _Delivered(NamedTuple):
+    """Up to `next_offset` all is delivered, once the log is durable up to `log_end`."""
+
+    log_end: int
+    next_offset: int
+
+
+class _Batch(NamedTuple):
+    """What a look at the head of a queue found."""
+
+    drafts: list[Draft]
+    next_offset: int
+    head_due_ms: int | None  # when the first that is not due will be
+
+
+@dataclass(slots=True)
+class _Level:
+    """One queue of the schedule topic."""
+
+    level: int
+    delay_ms: int
+    next_offset: int = 0  # in memory: what was appended
+    saved_offset: int = 0  # what may be written to the file
+    unsaved: deque[_Delivered] = field(default_factory=deque)
+    head_due_ms: int | None = None  # of the message at `next_offset`, if it was looked at
+    cold_tries: int = 0
+
+
+class DelayService:
+    """Delivers what is due; call `tick` when it asks for it."""
+
+    def __init__(
+        self,
+        store: ScheduleStore,
+        log: Log,
+        levels: DelayLevels,
+        path: Path,
+        *,
+        now_ms: Callable[[], int],
+        warm: Callable[[Sequence[tuple[int, int]]], object] | None = None,
+    ) -> None:
+        """Without `warm`, messages that are not in memory are read on the spot.
+
+        `warm` has ranges of the log read on another thread, so that `tick` waits for no disk.
+        """
+        self._store = store
+        self._log = log
+        self._levels = levels
+        self._file = TableFile(path, now_ms)
+        self._now_ms = now_ms
+        self._warm = warm
+        self._queues: list[_Level] = []
+        self._paused_until_ms = 0
+        self._saves = PeriodicSave(PERSIST_INTERVAL_MS, now_ms)
+
+    def load(self) -> None:
+        """Read the positions; the store must be open."""
+        offsets = as_object(self._file.load().get("offsetTable"))
+        # A shorter list of levels than before must not strand what waits in the last queues.
+        used = [queue + 1 for topic, queue in self._store.queues() if topic == SCHEDULE_TOPIC]
+        count = max(len(self._levels.levels_ms), *used, 0)
+        self._queues = [
+            self._positioned(level, as_integer(offsets.get(str(level)), 0))
+            for level in range(1, count + 1)
+        ]
+
+    def _positioned(self, level: int, offset: int) -> _Level:
+        first, end = self._store.queue_bounds(SCHEDULE_TOPIC, level - 1)
+        start = min(max(offset, first), end)
+        if start != offset:
+            logger.warning(
+                "event=delay_offset_moved level=%d saved=%d used=%d", level, offset, start
+            )
+        delay_ms = self._levels.delay_ms(level)
+        return _Level(level, delay_ms, next_offset=start, saved_offset=start)
+
+    @property
+    def waiting(self) -> int:
+        """Messages that are stored and not yet delivered."""
+        return sum(self._end(queue) - queue.next_offset for queue in self._queues)
+
+    def tick(self) -> float:
+        """Deliver what is due, a batch of each level; return the seconds until the next call."""
+        now = self._now_ms()
+        pause = self._paused_until_ms - now
+        if 0 < pause <= RETRY_AFTER_ERROR_MS:
+            return pause / 1_000
+        wait = min((self._deliver(queue, now) for queue in self._queues), default=IDLE_LOOK_S)
+        return max(wait, LOOK_S_MIN) if wait > 0 else 0
+
+    def _deliver(self, queue: _Level, now: int) -> float:
+        """Serve one level; return the seconds until it wants to be looked at again."""
+        due_in = _due_in_ms(queue.head_due_ms, queue.delay_ms, now)
+        if due_in > 0:
+            return due_in / 1_000
+        first, end = self._store.queue_bounds(SCHEDULE_TOPIC, queue.level - 1)
+        if queue.next_offset < first:  # the log in front was deleted by age
+            self._move(queue, first, 0)
+        if queue.next_offset >= end:
+            return IDLE_LOOK_S
+        found = self._store.get(
+            SCHEDULE_TOPIC,
+            queue.level - 1,
+            queue.next_offset,
+            max_count=BATCH_COUNT_MAX,
+            max_bytes=BATCH_BYTES_MAX,
+        )
+        if found.count == 0:
+            self._move(queue, max(found.next_offset, queue.next_offset), 0)
+            return SKIPPED_LOOK_S
+        data = self._read(queue, found.ranges)
+        return RETRY_AFTER_COLD_S if data is None else self._deliver_batch(queue, data, now)
+
+    def _read(self, queue: _Level, ranges: Sequence[tuple[int, int]]) -> bytes | None:
+        """Return the records; None while they are fetched from the disk."""
+        data = self._store.read(ranges)
+        if data is None:
+            queue.cold_tries += 1
+            if self._warm is not None and queue.cold_tries < COLD_TRIES_MAX:
+                if queue.cold_tries == 1:
+                    self._warm(ranges)
+                return None
+            data = self._store.read_cold(ranges)
+        queue.cold_tries = 0
+        return data
+
+    def _deliver_batch(self, queue: _Level, data: bytes, now: int) -> float:
+        batch = _due_of(queue, data, now)
+        if batch.next_offset != queue.next_offset:
+            try:
+                log_end = self._append_fitting(batch.drafts)
+            except StoreError as error:
+                logger.error(  # noqa: TRY400
+                    "event=delivery_refused level=%d queue_offset=%d error=%r",
+                    queue.level,
+                    queue.next_offset,
+                    str(error),
+                )
+                self._paused_until_ms = now + RETRY_AFTER_ERROR_MS
+                return RETRY_AFTER_ERROR_MS / 1_000
+            self._move(queue, batch.next_offset, log_end)
+        queue.head_due_ms = batch.head_due_ms
+        return _due_in_ms(batch.head_due_ms, queue.delay_ms, now) / 1_000
+
+    def _append_fitting(self, drafts: list[Draft]) -> int:
+        """Append all; return where the log must be durable. Leave out what no longer fits."""
+        try:
+            return max((one.end for one in self._log.append(drafts)), default=0) if drafts else 0
+        except (RecordTooLargeError, PropertiesTooLongError) as error:
+            if len(drafts) == 1:
+                # A limit was lowered since it was stored. It stays in the schedule topic.
+                logger.error(  # noqa: TRY400
+                    "event=delayed_message_not_delivered topic=%s reason=%r",
+                    drafts[0].topic,
+                    str(error),
+                )
+                return 0
+        return max(self._append_fitting([draft]) for draft in drafts)
+
+    @staticmethod
+    def _move(queue: _Level, next_offset: int, log_end: int) -> None:
+        if next_offset != queue.next_offset:
+            queue.next_offset = next_offset
+            queue.unsaved.append(_Delivered(log_end, next_offset))
+        queue.head_due_ms = None
+
+    def persist_if_dirty(self) -> None:
+        """Write the positions if some moved and the last write is long enough ago."""
+        job = self.persist_job()
+        if job is not None:
+            job()
+
+    def persist_job(self) -> Callable[[], None] | None:
+        """Return a function that writes the positions, on any thread; None when nothing is due."""
+        self._note_durable()
+        return self._job() if self._saves.is_due() else None
+
+    def persist(self) -> None:
+        """Write the positions now; call it at the end, after the last flush."""
+        self._note_durable()
+        if self._saves.dirty:
+            self._job()()
+
+    def _note_durable(self) -> None:
+        durable = self._store.durable_offset
+        for queue in self._queues:
+            while queue.unsaved and queue.unsaved[0].log_end <= durable:
+                queue.saved_offset = queue.unsaved.popleft().next_offset
+                self._saves.dirty = True
+
+    def _job(self) -> Callable[[], None]:
+        self._file.step()
+        table = {str(one.level): one.saved_offset for one in self._queues if self._is_used(one)}
+        return self._saves.job(self._file.prepare({"offsetTable": table}), "delay_offsets")
+
+    def _is_used(self, queue: _Level) -> bool:
+        return queue.saved_offset > 0 or self._end(queue) > 0
+
+    def _end(self, queue: _Level) -> int:
+        return self._store.queue_bounds(SCHEDULE_TOPIC, queue.level - 1)[1]
+
+
+def _due_of(queue: _Level, data: bytes, now_ms: int) -> _Batch:
+    """Return what is due of the records in `data`, which begins with the queue's head."""
+    drafts: list[Draft] = []
+    next_offset = queue.next_offset
+    position = 0
+    while position < len(data):
+        try:
+            record = decode_record(data, position)
+        except CorruptRecordError as error:
+            if position == 0:
+                # Nothing can be delivered of it, and it must not hold up those behind it.
+                logger.error(  # noqa: TRY400
+                    "event=delayed_record_unreadable level=%d queue_offset=%d reason=%r",
+                    queue.level,
+                    next_offset,
+                    error.reason,
+                )
+                next_offset += 1
+            break
+        due_ms = record.store_timestamp + queue.delay_ms
+        if _due_in_ms(due_ms, queue.delay_ms, now_ms) > 0:
+            return _Batch(drafts, next_offset, due_ms)
+        draft = restored(record)
+        if draft is None:
+            logger.warning("event=delayed_record_without_target message=%s", record.msg_id)
+        else:
+            drafts.append(draft)
+        next_offset = record.queue_offset + 1
+        position += record.total_size
+    return _Batch(drafts, next_offset, None)
+
+
+def _due_in_ms(due_ms: int | None, delay_ms: int, now_ms: int) -> int:
+    """Return the milliseconds to wait, 0 for due or not known.
+
+    More than the level's own delay can only mean that the clock was set back: due at once.
+    Source: `ScheduleMessageService.correctDeliverTimestamp`.
+    """
+    if due_ms is None:
+        return 0
+    wait = due_ms - now_ms
+    return wait if 0 < wait <= delay_ms else 0

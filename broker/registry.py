@@ -1,0 +1,316 @@
+"""Which producers and consumers are connected, and what consumers subscribe to.
+
+Clients register with every heartbeat under their client id; a client that comes back on another
+connection replaces the old one. A registration ends with its connection, with UNREGISTER_CLIENT, or
+when no heartbeat came for `EXPIRY_MS`.
+
+Subscriptions belong to the group: of two for one topic the newer version counts, and what the
+latest heartbeat leaves out is dropped. Members of a group share its queues, so each change of the
+members or of the topics must be told to all of them: the methods here return the groups to tell.
+
+Source: RocketMQ `ConsumerManager`, `ConsumerGroupInfo`, `ProducerManager`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from halfmq.remoting.bodies import ConsumerData, HeartbeatData, MessageModel, SubscriptionData
+from halfmq.remoting.codes import ResponseCode
+
+from .connection import Connection
+from .errors import RequestRefusedError
+
+logger = logging.getLogger(__name__)
+
+EXPIRY_MS: Final = 120_000
+"""Milliseconds without a heartbeat after which a client is gone; they come every 30 s.
+Source: `ConsumerManager.CHANNEL_EXPIRED_TIMEOUT`."""
+
+SCAN_S: Final = 10.0
+"""Seconds between two looks for such clients. Source: `ClientHousekeepingService`."""
+
+REGISTRATIONS_MAX: Final = 200_000
+"""Memberships of clients in groups, about 500 bytes each."""
+
+SUBSCRIPTIONS_MAX: Final = 4_096
+"""Topics that one group may subscribe to; far above what a consumer can poll."""
+
+ProducerHook = Callable[[str, Connection], None]
+"""`(group, connection)`: a producer of the group has come up or come back."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One client in one group."""
+
+    client_id: str
+    connection: Connection
+    seen_ms: int
+    fingerprint: int = 0  # of the last whole heartbeat in version 2
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    """The consumers of one group that are connected, and what the group subscribes to."""
+
+    name: str
+    data: ConsumerData  # as the latest heartbeat describes the group
+    members: dict[str, Member] = field(default_factory=dict)
+    subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
+
+    @property
+    def is_broadcasting(self) -> bool:
+        """Whether every member gets everything, so that there is nothing to share."""
+        return self.data.message_model == MessageModel.BROADCASTING
+
+    def update_subscriptions(self, subscriptions: Collection[SubscriptionData]) -> bool:
+        """Take what a heartbeat says; return whether the set of topics changed."""
+        before = self.subscriptions.keys()
+        latest: dict[str, SubscriptionData] = {}
+        for new in subscriptions:
+            old = self.subscriptions.get(new.topic)
+            latest[new.topic] = new if old is None or new.sub_version > old.sub_version else old
+        changed = before != latest.keys()
+        self.subscriptions = latest
+        return changed
+
+
+class ClientRegistry:
+    """All connected clients by group and client id."""
+
+    def __init__(
+        self, *, now_ms: Callable[[], int], registrations_max: int = REGISTRATIONS_MAX
+    ) -> None:
+        self._now_ms = now_ms
+        self._registrations_max = registrations_max
+        self._consumers: dict[str, ConsumerGroup] = {}
+        self._producers: dict[str, dict[str, Member]] = {}
+        self._by_connection: dict[Connection, set[tuple[bool, str, str]]] = {}
+        self._producer_hooks: list[ProducerHook] = []
+        self._count = 0
+
+    def on_producer(self, hook: ProducerHook) -> None:
+        """Have `hook` called whenever a producer registers that was not, on this connection."""
+        self._producer_hooks.append(hook)
+
+    # --- what clients say
+
+    def heartbeat(self, data: HeartbeatData, connection: Connection) -> list[str]:
+        """Register what a heartbeat says; return the consumer groups that changed.
+
+        Raises:
+            RequestRefusedError: There are too many registrations.
+        """
+        if not data.client_id:  # nobody could be told apart by it
+            return []
+        for producer in data.producer_data_set:
+            if producer.group_name:
+                self._add_producer(producer.group_name, data.client_id, connection)
+        return [
+            consumer.group_name
+            for consumer in data.consumer_data_set
+            if self._add_consumer(consumer, data, connection)
+        ]
+
+    def knows_fingerprint(self, data: HeartbeatData) -> bool:
+        """Whether a version 2 heartbeat that leaves out its subscriptions can be understood.
+
+        After a restart or a reconnect it cannot: the client has to be told to send all again.
+        """
+        return all(
+            (group := self._consumers.get(consumer.group_name)) is not None
+            and (member := group.members.get(data.client_id)) is not None
+            and member.fingerprint == data.heartbeat_fingerprint
+            for consumer in data.consumer_data_set
+        )
+
+    def unregister(
+        self, client_id: str, producer_group: str | None, consumer_group: str | None
+    ) -> list[str]:
+        """End a client's registration; return the consumer group if it changed."""
+        if producer_group:
+            self._remove_producer(producer_group, client_id)
+        if consumer_group and self._remove_consumer(consumer_group, client_id):
+            return [consumer_group]
+        return []
+
+    def forget(self, connection: Connection) -> list[str]:
+        """End what was registered through a lost connection; return the consumer groups changed."""
+        changed = []
+        for is_consumer, group, client_id in self._by_connection.pop(connection, ()):
+            if not is_consumer:
+                self._remove_producer(group, client_id)
+            elif self._remove_consumer(group, client_id):
+                changed.append(group)
+        return changed
+
+    def expire(self) -> list[str]:
+        """End what had no heartbeat for too long; return the consumer groups that changed."""
+        limit = self._now_ms() - EXPIRY_MS
+        for name, members in list(self._producers.items()):
+            for client_id in _silent(members, limit):
+                logger.info("event=producer_expired group=%s client=%s", name, client_id)
+                self._remove_producer(name, client_id)
+        changed = []
+        for name, group in list(self._consumers.items()):
+            silent = _silent(group.members, limit)
+            for client_id in silent:
+                logger.info("event=consumer_expired group=%s client=%s", name, client_id)
+                self._remove_consumer(name, client_id)
+            if silent:
+                changed.append(name)
+        return changed
+
+    # --- what others ask
+
+    @property
+    def consumer_groups(self) -> Mapping[str, ConsumerGroup]:
+        """The groups that have a consumer."""
+        return self._consumers
+
+    @property
+    def producer_groups(self) -> Mapping[str, Mapping[str, Member]]:
+        """The groups that have a producer, and their members by client id."""
+        return self._producers
+
+    def has_consumers(self, group: str) -> bool:
+        """Tell whether a consumer of the group is connected."""
+        return group in self._consumers
+
+    def consumer_ids(self, group: str) -> list[str]:
+        """Name the clients that consume for the group; empty when there is none."""
+        known = self._consumers.get(group)
+        return [] if known is None else list(known.members)
+
+    def subscription_of(self, group: str, topic: str) -> SubscriptionData | None:
+        """Return what the group subscribes to in the topic."""
+        known = self._consumers.get(group)
+        return None if known is None else known.subscriptions.get(topic)
+
+    def consumers_of(self, group: str) -> list[Connection]:
+        """Return the connections of the group's consumers."""
+        known = self._consumers.get(group)
+        return [] if known is None else [member.connection for member in known.members.values()]
+
+    def producers_of(self, group: str) -> list[Connection]:
+        """Return the connections of the group's producers that are open."""
+        return [connection for _, connection in self.producer_clients(group)]
+
+    def producer_clients(self, group: str) -> list[tuple[str, Connection]]:
+        """Return client id and connection of the group's producers that are open."""
+        return [
+            (client_id, member.connection)
+            for client_id, member in self._producers.get(group, {}).items()
+            if not member.connection.closed
+        ]
+
+    def producer(self, group: str, client_id: str) -> Connection | None:
+        """Return the connection of one producer, if it is open."""
+        member = self._producers.get(group, {}).get(client_id)
+        return None if member is None or member.connection.closed else member.connection
+
+    def __iter__(self) -> Iterator[tuple[str, str, Member]]:
+        """Give `("consumer" | "producer", group, member)` for every registration."""
+        for name, group in self._consumers.items():
+            for member in group.members.values():
+                yield "consumer", name, member
+        for name, members in self._producers.items():
+            for member in members.values():
+                yield "producer", name, member
+
+    # --- one registration
+
+    def _add_producer(self, group: str, client_id: str, connection: Connection) -> None:
+        members = self._producers.get(group, {})
+        known = members.get(client_id)
+        if known is not None and known.connection is connection:
+            known.seen_ms = self._now_ms()
+            return
+        self._check_room()
+        self._remove_producer(group, client_id)
+        member = Member(client_id, connection, self._now_ms())
+        self._producers.setdefault(group, {})[client_id] = member
+        self._link(connection, (False, group, client_id))
+        logger.info("event=producer_up group=%s client=%s", group, client_id)
+        for hook in self._producer_hooks:
+            hook(group, connection)
+
+    def _add_consumer(
+        self, consumer: ConsumerData, data: HeartbeatData, connection: Connection
+    ) -> bool:
+        """Register one consumer; return whether its group changed."""
+        if len(consumer.subscription_data_set) > SUBSCRIPTIONS_MAX:
+            raise RequestRefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"group {consumer.group_name} subscribes to {len(consumer.subscription_data_set)} "
+                f"topics, the limit is {SUBSCRIPTIONS_MAX}",
+            )
+        group = self._consumers.get(consumer.group_name)
+        member = None if group is None else group.members.get(data.client_id)
+        is_new = member is None or member.connection is not connection
+        if is_new:
+            self._check_room()
+            self._remove_consumer(consumer.group_name, data.client_id)
+            # A group whose last member has just been replaced keeps its subscriptions.
+            group = self._consumers.setdefault(
+                consumer.group_name, group or ConsumerGroup(consumer.group_name, consumer)
+            )
+            member = Member(data.client_id, connection, self._now_ms())
+            group.members[data.client_id] = member
+            self._link(connection, (True, consumer.group_name, data.client_id))
+            logger.info("event=consumer_up group=%s client=%s", group.name, data.client_id)
+        assert group is not None
+        assert member is not None
+        group.data = consumer
+        member.seen_ms = self._now_ms()
+        if data.without_sub:  # the client knows that we have them
+            return is_new
+        member.fingerprint = data.heartbeat_fingerprint
+        return group.update_subscriptions(consumer.subscription_data_set) or is_new
+
+    def _remove_producer(self, group: str, client_id: str) -> None:
+        members = self._producers.get(group)
+        member = None if members is None else members.pop(client_id, None)
+        if members is None or member is None:
+            return
+        if not members:
+            del self._producers[group]
+        self._unlink(member.connection, (False, group, client_id))
+
+    def _remove_consumer(self, name: str, client_id: str) -> bool:
+        """Return whether the client was registered."""
+        group = self._consumers.get(name)
+        member = None if group is None else group.members.pop(client_id, None)
+        if group is None or member is None:
+            return False
+        if not group.members:
+            del self._consumers[name]
+        self._unlink(member.connection, (True, name, client_id))
+        return True
+
+    def _check_room(self) -> None:
+        if self._count >= self._registrations_max:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_BUSY,
+                f"{self._count} clients are registered, the limit is {self._registrations_max}",
+            )
+
+    def _link(self, connection: Connection, registration: tuple[bool, str, str]) -> None:
+        self._by_connection.setdefault(connection, set()).add(registration)
+        self._count += 1
+
+    def _unlink(self, connection: Connection, registration: tuple[bool, str, str]) -> None:
+        self._count -= 1
+        registrations = self._by_connection.get(connection)
+        if registrations is not None:
+            registrations.discard(registration)
+            if not registrations:
+                del self._by_connection[connection]
+
+
+def _silent(members: Mapping[str, Member], limit_ms: int) -> list[str]:
+    return [client_id for client_id, member in members.items() if member.seen_ms < limit_ms]

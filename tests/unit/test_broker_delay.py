@@ -1,0 +1,445 @@
+"""Delay levels: the setting, the way into the schedule topic, and delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from halfmq.broker import delay
+from halfmq.broker.delay import (
+    COLD_TRIES_MAX,
+    DEFAULT_LEVELS,
+    PERSIST_INTERVAL_MS,
+    RETRY_AFTER_ERROR_MS,
+    DelayLevels,
+    DelayService,
+    parse_delay_levels,
+)
+from halfmq.store.draft import Appended, Draft
+from halfmq.store.errors import DiskFullError, RecordTooLargeError
+from halfmq.store.format.properties import decode_properties, tag_hash
+from halfmq.store.format.topics import SCHEDULE_TOPIC
+from halfmq.store.json_table import load_table
+from tests.support.broker_doubles import START_MS, Clock, FakeLog, config_path, draft
+from tests.support.golden_store import unpack
+
+LEVELS = parse_delay_levels(DEFAULT_LEVELS)
+
+
+def service(
+    root: Path, log: FakeLog, clock: Clock, levels: tuple[int, ...] = LEVELS
+) -> DelayService:
+    made = DelayService(
+        log,
+        log,
+        DelayLevels(levels, now_ms=clock),
+        config_path(root, "delayOffset.json"),
+        now_ms=clock,
+    )
+    made.load()
+    return made
+
+
+def delayed(clock: Clock, level: str | int, topic: str = "orders", queue_id: int = 3) -> Draft:
+    properties = f"TAGS\x01x\x02DELAY\x01{level}\x02KEYS\x01k\x02".encode()
+    return DelayLevels(LEVELS, now_ms=clock).delayed(draft(topic, queue_id, b"late", properties))
+
+
+# --- the setting
+
+
+def test_the_default_levels_are_those_of_rocketmq() -> None:
+    """Clients know level 3 as ten seconds."""
+    assert len(LEVELS) == 18
+    assert LEVELS[:4] == (1_000, 5_000, 10_000, 30_000)
+    assert LEVELS[-2:] == (3_600_000, 7_200_000)
+    assert parse_delay_levels("1d  2s\t3m") == (86_400_000, 2_000, 180_000)
+
+
+@pytest.mark.parametrize("text", ["", "  ", "1", "s", "1x", "-1s", "0s", "1.5s", "1s,5s", "41d"])
+def test_a_level_that_is_no_time_is_named(text: str) -> None:
+    """A wrong setting stops the start and says what is wrong with it."""
+    with pytest.raises(ValueError, match="delay level"):
+        parse_delay_levels(text)
+
+
+def test_there_is_a_limit_to_levels() -> None:
+    """Each is a queue that is looked at all the time."""
+    assert len(parse_delay_levels("1s " * delay.LEVELS_MAX)) == delay.LEVELS_MAX
+    with pytest.raises(ValueError, match="65 delay levels, allowed are 1 to 64"):
+        parse_delay_levels("1s " * 65)
+
+
+# --- into the schedule topic
+
+
+def test_a_delayed_message_waits_in_the_queue_of_its_level() -> None:
+    """With the properties and the due time where Apache RocketMQ has them."""
+    clock = Clock()
+    waiting = delayed(clock, 3)
+
+    assert (waiting.topic, waiting.queue_id) == (SCHEDULE_TOPIC, 2)
+    assert waiting.tags_code == clock.now + 10_000
+    assert decode_properties(waiting.properties) == {
+        "TAGS": "x",
+        "KEYS": "k",
+        "DELAY": "3",
+        "REAL_TOPIC": "orders",
+        "REAL_QID": "3",
+    }
+
+
+def test_a_level_beyond_the_last_becomes_the_last() -> None:
+    """Also in the stored property."""
+    waiting = delayed(Clock(), 25)
+
+    assert waiting.queue_id == 17
+    assert decode_properties(waiting.properties)["DELAY"] == "18"
+
+
+@pytest.mark.parametrize("level", [0, -1, "x", ""])
+def test_without_a_level_nothing_is_delayed(level: str | int) -> None:
+    """The message stays what it is."""
+    properties = f"DELAY\x01{level}\x02".encode()
+    message = draft(properties=properties)
+
+    assert DelayLevels(LEVELS, now_ms=Clock()).delayed(message) is message
+
+
+def test_the_true_topic_is_the_latest_one() -> None:
+    """A message that is delayed for the second time goes where it goes now."""
+    clock = Clock()
+    again = DelayLevels(LEVELS, now_ms=clock).delayed(
+        draft("%RETRY%g", 0, properties=delayed(clock, 1).properties)
+    )
+
+    assert decode_properties(again.properties)["REAL_TOPIC"] == "%RETRY%g"
+    assert again.properties.count(b"REAL_TOPIC") == 1
+
+
+# --- delivery
+
+
+def test_a_message_is_delivered_when_it_is_due_and_not_before(tmp_path: Path) -> None:
+    """To its own topic and queue, whole, with its tag as the filter code."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    log.append([delayed(clock, 2)])
+    assert delays.tick() == pytest.approx(1.0)  # other levels are empty
+    assert delays.waiting == 1
+    clock.now += 4_999
+    assert delays.tick() == pytest.approx(delay.LOOK_S_MIN)
+    assert log.queue("orders", 3) == []
+    clock.now += 1
+    delays.tick()
+
+    (record,) = log.queue("orders", 3)
+    assert record.body == b"late"
+    assert record.born_timestamp == START_MS - 5
+    assert record.property_map["DELAY"] == "2"
+    assert record.property_map["REAL_TOPIC"] == "orders"
+    assert delays.waiting == 0
+    delays.tick()
+    assert len(log.queue("orders", 3)) == 1
+
+
+def test_the_filter_code_of_a_delivered_message_is_its_tag(tmp_path: Path) -> None:
+    """While it waited the code was its due time."""
+    clock = Clock()
+    log = FakeLog(clock)
+    appended: list[Draft] = []
+    delays = service(tmp_path, log, clock)
+    log.append([delayed(clock, 1)])
+    clock.now += 1_000
+    append = log.append
+
+    def noted(group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+        appended.extend(group)
+        return append(group, contiguous=contiguous)
+
+    log.append = noted  # type: ignore[method-assign]
+    delays.tick()
+
+    assert [one.tags_code for one in appended] == [tag_hash("x")]
+
+
+def test_a_delivered_commit_decides_nothing(tmp_path: Path) -> None:
+    """The commit is the record that was stored first; its copy must not look like another."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    waiting = delayed(clock, 1)
+    waiting.sys_flag = 0x8 | 0x1
+    log.append([waiting])
+    clock.now += 1_000
+    delays.tick()
+
+    assert log.queue("orders", 3)[0].sys_flag == 0x1
+
+
+def test_a_clock_set_back_delivers_at_once(tmp_path: Path) -> None:
+    """More than the whole delay to wait can only be the clock's fault."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    log.append([delayed(clock, 1)])
+    delays.tick()
+    clock.now -= 3_600_000
+    delays.tick()
+
+    assert len(log.queue("orders", 3)) == 1
+
+
+def test_a_restart_goes_on_where_the_file_says(tmp_path: Path) -> None:
+    """Nothing is delivered twice after an orderly stop, nothing is left out."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    log.append([delayed(clock, 1)])
+    clock.now += 1_000
+    delays.tick()
+    delays.persist()
+    log.append([delayed(clock, 1)])
+    clock.now += 1_000
+    service(tmp_path, log, clock).tick()
+
+    assert len(log.queue("orders", 3)) == 2
+    saved = load_table(config_path(tmp_path, "delayOffset.json"))
+    assert saved is not None
+    assert saved["offsetTable"] == {"1": 1}
+
+
+def test_positions_are_saved_only_as_far_as_copies_are_durable(tmp_path: Path) -> None:
+    """Otherwise a power cut would lose a copy whose original counts as delivered."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    log.append([delayed(clock, 1)])
+    log.held_durable = log.write_offset
+    clock.now += 1_000
+    delays.tick()
+    delays.persist()
+    assert load_table(config_path(tmp_path, "delayOffset.json")) is None
+    log.held_durable = None
+    delays.persist()
+
+    saved = load_table(config_path(tmp_path, "delayOffset.json"))
+    assert saved is not None
+    assert saved["offsetTable"] == {"1": 1}
+
+
+def test_positions_are_written_at_most_every_interval(tmp_path: Path) -> None:
+    """A busy schedule does not write the file for each message."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock, (1,))
+    path = config_path(tmp_path, "delayOffset.json")
+    log.append([delayed(clock, 1)])
+    clock.now += PERSIST_INTERVAL_MS - 1
+    delays.tick()
+    delays.persist_if_dirty()
+    assert not path.exists()
+    clock.now += 1
+    delays.persist_if_dirty()
+    assert path.exists()
+
+
+def test_a_refusing_store_is_tried_again_later(tmp_path: Path) -> None:
+    """A full disk delays delivery; it loses nothing."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    log.append([delayed(clock, 1)])
+    clock.now += 1_000
+    log.failure = DiskFullError(tmp_path, "full")
+    assert delays.tick() > 0
+    log.failure = None
+    clock.now += RETRY_AFTER_ERROR_MS - 1
+    assert delays.tick() == pytest.approx(0.001)
+    clock.now += 1
+    delays.tick()
+
+    assert len(log.queue("orders", 3)) == 1
+
+
+def test_a_message_that_no_longer_fits_does_not_hold_up_others(tmp_path: Path) -> None:
+    """A limit lowered between two starts costs that message, with an error in the log."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    big, small = delayed(clock, 1), delayed(clock, 1)
+    big.body = b"x" * 100
+    log.append([small, big, small])
+    clock.now += 1_000
+    append = log.append
+
+    def bounded(group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+        if any(len(one.body) > 50 for one in group):
+            raise RecordTooLargeError("body", 100, 50)
+        return append(group, contiguous=contiguous)
+
+    log.append = bounded  # type: ignore[method-assign]
+    delays.tick()
+
+    assert [one.body for one in log.queue("orders", 3)] == [b"late", b"late"]
+    assert delays.waiting == 0
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [b"", b"REAL_TOPIC\x01T\x02", b"REAL_TOPIC\x01T\x02REAL_QID\x01x\x02",
+     b"REAL_TOPIC\x01RMQ_SYS_TRANS_HALF_TOPIC\x02REAL_QID\x010\x02"],
+)  # fmt: skip
+def test_a_message_without_a_target_is_passed_over(tmp_path: Path, properties: bytes) -> None:
+    """Nor may the schedule topic be a way into the half topic."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    log.append([draft(SCHEDULE_TOPIC, 0, properties=properties), delayed(clock, 1)])
+    clock.now += 1_000
+    delays.tick()
+
+    assert len(log.queue("orders", 3)) == 1
+    assert log.queues() == [(SCHEDULE_TOPIC, 0), ("orders", 3)]
+
+
+def test_an_unreadable_record_is_passed_over(tmp_path: Path) -> None:
+    """What is behind it still gets out."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    first, second = log.append([delayed(clock, 1), delayed(clock, 1)])
+    log.damaged.add(first.physical_offset)
+    clock.now += 1_000
+    delays.tick()
+    delays.tick()
+
+    assert len(log.queue("orders", 3)) == 1
+    assert second.queue_offset == 1
+
+
+def test_messages_deleted_by_age_are_passed_over(tmp_path: Path) -> None:
+    """A queue may begin later than the saved position."""
+    clock = Clock()
+    log = FakeLog(clock)
+    log.start_queue_at(SCHEDULE_TOPIC, 0, 5)
+    log.append([delayed(clock, 1)])
+    delays = service(tmp_path, log, clock)
+    clock.now += 1_000
+    delays.tick()
+
+    assert len(log.queue("orders", 3)) == 1
+
+
+def test_fewer_levels_strand_nothing(tmp_path: Path) -> None:
+    """Messages of a level that is no longer configured leave with the last one's delay."""
+    clock = Clock()
+    log = FakeLog(clock)
+    log.append([delayed(clock, 18)])
+    delays = service(tmp_path, log, clock, (1_000, 5_000))
+    clock.now += 5_000
+    delays.tick()
+
+    assert len(log.queue("orders", 3)) == 1
+
+
+def test_cold_messages_are_warmed_and_not_waited_for(tmp_path: Path) -> None:
+    """The loop never waits for the disk; only if the cache keeps dropping them it must."""
+    clock = Clock()
+    log = FakeLog(clock)
+    warmed: list[object] = []
+    delays = DelayService(
+        log,
+        log,
+        DelayLevels((1_000,), now_ms=clock),
+        config_path(tmp_path, "delayOffset.json"),
+        now_ms=clock,
+        warm=warmed.append,
+    )
+    log.append([delayed(clock, 1)])
+    delays.load()
+    clock.now += 1_000
+    log.cold = True
+    assert delays.tick() == delay.RETRY_AFTER_COLD_S
+    assert delays.tick() == delay.RETRY_AFTER_COLD_S
+    assert len(warmed) == 1
+    for _ in range(COLD_TRIES_MAX):
+        delays.tick()
+
+    assert len(log.queue("orders", 3)) == 1
+    assert log.cold_reads == 1
+
+
+def test_a_long_queue_is_delivered_in_batches(tmp_path: Path) -> None:
+    """Others are served in between, and the next call is asked for at once."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    count = delay.BATCH_COUNT_MAX + 1
+    log.append([delayed(clock, 1) for _ in range(count)])
+    clock.now += 1_000
+    assert delays.tick() == 0
+    assert len(log.queue("orders", 3)) == delay.BATCH_COUNT_MAX
+    delays.tick()
+
+    assert len(log.queue("orders", 3)) == count
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.integers(1, 4).map(lambda level: ("send", level)),
+            st.integers(0, 3_000).map(lambda elapsed: ("wait", elapsed)),
+            st.just(("restart", 0)),
+        ),
+        max_size=30,
+    )
+)
+def test_every_message_arrives_on_time_and_once_per_life(
+    steps: list[tuple[str, int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever is sent when: after its delay it has been delivered, orderly stops included."""
+    root = tmp_path_factory.mktemp("delay")
+    clock = Clock()
+    log = FakeLog(clock)
+    levels = (1_000, 2_000, 5_000)
+    delays = service(root, log, clock, levels)
+    due: list[tuple[int, bytes]] = []
+    for number, (kind, value) in enumerate(steps):
+        if kind == "send":
+            message = draft(body=b"%d" % number, properties=b"DELAY\x01%d\x02" % value)
+            log.append([DelayLevels(levels, now_ms=clock).delayed(message)])
+            due.append((clock.now + levels[min(value, 3) - 1], message.body))
+        elif kind == "wait":
+            clock.now += value
+        else:
+            delays.persist()
+            delays = service(root, log, clock, levels)
+        delays.tick()
+        arrived = [one.body for one in log.queue("orders", 0)]
+        assert sorted(arrived) == sorted(body for at, body in due if at <= clock.now)
+
+
+def test_a_real_brokers_positions_are_understood(tmp_path: Path) -> None:
+    """Bare integer keys: level 16 waits from the start, level 1 goes on at 6."""
+    golden = unpack("delay-retry-dlq", tmp_path)
+    clock = Clock()
+    log = FakeLog(clock)
+    for level, offset in golden.truth["delayOffsets"].items():
+        log.start_queue_at(SCHEDULE_TOPIC, int(level) - 1, offset)
+    log.append([delayed(clock, 1), delayed(clock, 16)])
+    delays = service(golden.root, log, clock)
+
+    assert delays.waiting == 2
+    clock.now += 1_000
+    delays.tick()
+    delays.persist()
+    saved = load_table(config_path(golden.root, "delayOffset.json"))
+    assert saved is not None
+    assert saved["offsetTable"] == {"1": 7, "2": 1, "3": 2, "16": 0}

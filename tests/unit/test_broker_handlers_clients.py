@@ -1,0 +1,269 @@
+"""Heartbeats, unregistering, members of a group, filter checks and queue locks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.groups import GroupTable
+from halfmq.broker.handlers.clients import ClientHandlers
+from halfmq.broker.handlers.locks import LockHandlers
+from halfmq.broker.locks import QueueLocks
+from halfmq.broker.registry import EXPIRY_MS, ClientRegistry
+from halfmq.broker.topics import TopicTable
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.headers import NotifyConsumerIdsChangedRequestHeader
+from tests.support.broker_doubles import (
+    Clock,
+    FakeConnection,
+    call,
+    config_path,
+    ext,
+    identity,
+    request,
+)
+
+TOLD = (
+    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+    NotifyConsumerIdsChangedRequestHeader(consumer_group="g"),
+)
+
+
+class Parts:
+    """The handlers with the true tables behind them."""
+
+    def __init__(self, root: Path, *, auto_create: bool = True) -> None:
+        self.clock = Clock()
+        self.topics = TopicTable(config_path(root, "topics.json"), identity(), now_ms=self.clock)
+        self.groups = GroupTable(
+            config_path(root, "subscriptionGroup.json"),
+            auto_create=auto_create,
+            now_ms=self.clock,
+        )
+        self.groups.load()
+        self.registry = ClientRegistry(now_ms=self.clock)
+        self.clients = ClientHandlers(self.registry, self.topics, self.groups)
+        self.handlers = self.clients.handlers()
+
+    def beat(
+        self,
+        connection: FakeConnection,
+        client_id: str,
+        *,
+        group: str = "g",
+        model: str = "CLUSTERING",
+        topics: tuple[str, ...] = ("T",),
+        **fields: object,
+    ) -> dict[str, str]:
+        """Send one heartbeat; return the ext fields of its answer."""
+        body = {
+            "clientID": client_id,
+            "consumerDataSet": [
+                {
+                    "groupName": group,
+                    "messageModel": model,
+                    "subscriptionDataSet": [
+                        {"topic": topic, "subString": "*", "subVersion": 1} for topic in topics
+                    ],
+                }
+            ],
+            "producerDataSet": [{"groupName": "CLIENT_INNER_PRODUCER"}],
+            **fields,
+        }
+        command = request(RequestCode.HEART_BEAT, body=json.dumps(body).encode())
+        return ext(call(self.handlers, command, connection))
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Parts:
+    return Parts(tmp_path)
+
+
+def test_a_first_heartbeat_makes_group_and_retry_topic(parts: Parts) -> None:
+    """A consumer needs both before its first pull."""
+    answer = parts.beat(FakeConnection(), "a")
+
+    assert answer == {"IS_SUPPORT_HEART_BEAT_V2": "true", "IS_SUB_CHANGE": "true"}
+    assert parts.groups.get("g") is not None
+    retry = parts.topics.get("%RETRY%g")
+    assert retry is not None
+    assert (retry.read_queue_nums, retry.perm) == (1, 6)
+    assert parts.registry.consumer_ids("g") == ["a"]
+    assert parts.registry.producers_of("CLIENT_INNER_PRODUCER")
+
+
+def test_a_new_member_is_told_to_all_before_its_own_answer(parts: Parts) -> None:
+    """Everybody must share the queues anew, the new one included."""
+    first, second = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
+    parts.beat(first, "a")
+    assert first.requests == [TOLD]
+    parts.beat(second, "b")
+    assert first.requests == [TOLD, TOLD]
+    assert second.requests == [TOLD]
+    parts.beat(second, "b")
+    assert second.requests == [TOLD]
+
+
+def test_a_changed_set_of_topics_is_told(parts: Parts) -> None:
+    """The other members may have to take over queues of the topic that was dropped."""
+    first, second = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
+    parts.beat(first, "a")
+    parts.beat(second, "b")
+    parts.beat(second, "b", topics=("T", "U"))
+
+    assert first.requests == [TOLD] * 3
+    assert second.requests == [TOLD] * 2
+
+
+def test_a_broadcasting_group_shares_nothing(parts: Parts) -> None:
+    """So nobody is told about anybody."""
+    connection = FakeConnection()
+    parts.beat(connection, "a", model="BROADCASTING")
+
+    assert connection.requests == []
+    assert parts.registry.consumer_ids("g") == ["a"]
+
+
+def test_a_group_that_wants_no_notice_gets_none(tmp_path: Path) -> None:
+    """notifyConsumerIdsChangedEnable=false of the group's entry is honoured."""
+    path = config_path(tmp_path, "subscriptionGroup.json")
+    path.parent.mkdir()
+    entry = {"notifyConsumerIdsChangedEnable": False}
+    path.write_text(json.dumps({"subscriptionGroupTable": {"g": entry}}))
+    connection = FakeConnection()
+    Parts(tmp_path).beat(connection, "a")
+
+    assert connection.requests == []
+
+
+def test_a_member_that_goes_is_told_to_the_others(parts: Parts) -> None:
+    """By closing its connection, by unregistering, or by silence."""
+    left, stays = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
+    for client_id in ("a", "b", "c"):
+        parts.beat(left, client_id)
+    parts.beat(stays, "stays")
+    stays.requests.clear()
+    unregister = request(
+        RequestCode.UNREGISTER_CLIENT, {"clientID": "a", "consumerGroup": "g", "producerGroup": ""}
+    )
+    assert call(parts.handlers, unregister, left).code == 0
+    assert stays.requests == [TOLD]
+    parts.clients.connection_lost(left)
+    assert stays.requests == [TOLD, TOLD, TOLD]  # it carried two members
+    parts.beat(left, "d")
+    parts.clock.now += EXPIRY_MS
+    parts.beat(stays, "stays")
+    stays.requests.clear()
+    parts.clock.now += 1
+    parts.clients.expire()
+
+    assert stays.requests == [TOLD]
+    assert parts.registry.consumer_ids("g") == ["stays"]
+
+
+def test_a_consumer_of_a_missing_group_is_passed_over(tmp_path: Path) -> None:
+    """Where groups are not created the heartbeat succeeds, and the pull says what is wrong."""
+    parts = Parts(tmp_path, auto_create=False)
+    answer = parts.beat(FakeConnection(), "a")
+
+    assert answer["IS_SUPPORT_HEART_BEAT_V2"] == "true"
+    assert parts.registry.consumer_ids("g") == []
+    assert parts.topics.get("%RETRY%g") is None
+    assert parts.registry.producers_of("CLIENT_INNER_PRODUCER")
+
+
+def test_a_short_heartbeat_is_believed_only_when_the_whole_one_is_known(parts: Parts) -> None:
+    """Else the client is told to send its subscriptions again, and pulls heal at once."""
+    connection = FakeConnection()
+
+    def short() -> dict[str, str]:
+        return parts.beat(connection, "a", topics=(), heartbeatFingerprint=77, withoutSub=True)
+
+    assert short()["IS_SUB_CHANGE"] == "true"
+    whole = parts.beat(connection, "a", heartbeatFingerprint=77)
+    assert whole["IS_SUB_CHANGE"] == "false"
+    assert short()["IS_SUB_CHANGE"] == "false"
+    assert parts.registry.subscription_of("g", "T") is not None
+
+
+@pytest.mark.parametrize("body", [b"", b"{nonsense", b"[]", b'{"producerDataSet":3}'])
+def test_a_body_that_is_no_heartbeat_is_refused(parts: Parts, body: bytes) -> None:
+    """With the reason, and without closing the connection."""
+    with pytest.raises(RequestRefusedError) as refusal:
+        parts.handlers[RequestCode.HEART_BEAT](
+            request(RequestCode.HEART_BEAT, body=body), FakeConnection()
+        )
+    assert refusal.value.code is ResponseCode.SYSTEM_ERROR
+
+
+def test_the_members_of_an_unknown_group_are_an_error(parts: Parts) -> None:
+    """Clients skip the rebalance then, rather than take all queues."""
+    with pytest.raises(RequestRefusedError, match="no consumer for this group, g") as refusal:
+        parts.handlers[RequestCode.GET_CONSUMER_LIST_BY_GROUP](
+            request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"}),
+            FakeConnection(),
+        )
+    assert refusal.value.code is ResponseCode.SYSTEM_ERROR
+    parts.beat(FakeConnection(), "a")
+    answer = call(
+        parts.handlers, request(RequestCode.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"})
+    )
+    assert json.loads(answer.body) == {"consumerIdList": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("subscription", "remark"),
+    [
+        ({"topic": "T", "subString": "*"}, None),
+        ({"topic": "T", "subString": "a||b", "expressionType": "TAG"}, None),
+        (
+            {"topic": "T", "subString": "a > 1", "expressionType": "SQL92"},
+            "The broker does not support consumer to filter message by SQL92",
+        ),
+    ],
+)
+def test_a_filter_that_pulls_would_refuse_stops_the_consumer_first(
+    parts: Parts, subscription: dict[str, str], remark: str | None
+) -> None:
+    """Its user learns it from `start`, and not from the absence of messages."""
+    body = json.dumps({"clientId": "a", "group": "g", "subscriptionData": subscription}).encode()
+    command = request(RequestCode.CHECK_CLIENT_CONFIG, body=body)
+    if remark is None:
+        assert call(parts.handlers, command).code == 0
+        return
+    with pytest.raises(RequestRefusedError) as refusal:
+        parts.handlers[command.code](command, FakeConnection())
+    assert refusal.value.code is ResponseCode.SYSTEM_ERROR
+    assert refusal.value.remark == remark
+
+
+def test_queues_are_locked_for_one_client_at_a_time() -> None:
+    """The answer names what the client owns; what is missing it must not touch."""
+    handlers = LockHandlers(QueueLocks(now_ms=Clock())).handlers()
+
+    def ask(code: int, client_id: str, *queue_ids: int) -> bytes:
+        queues = [
+            {"topic": "orders", "brokerName": "broker-a", "queueId": one} for one in queue_ids
+        ]
+        body = {"consumerGroup": "g", "clientId": client_id, "mqSet": queues}
+        return call(handlers, request(code, body=json.dumps(body).encode())).body
+
+    assert ask(RequestCode.LOCK_BATCH_MQ, "a", 0) == (
+        b'{"lockOKMQSet":[{"brokerName":"broker-a","queueId":0,"topic":"orders"}]}'
+    )
+    assert json.loads(ask(RequestCode.LOCK_BATCH_MQ, "b", 0)) == {"lockOKMQSet": []}
+    assert ask(RequestCode.UNLOCK_BATCH_MQ, "a", 0) == b""
+    assert b'"queueId":0' in ask(RequestCode.LOCK_BATCH_MQ, "b", 0)
+
+
+@pytest.mark.parametrize("code", [RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ])
+@pytest.mark.parametrize("body", [b"", b"{", b"{}"])
+def test_a_body_that_names_no_queues_is_refused(code: RequestCode, body: bytes) -> None:
+    """With the reason."""
+    handlers = LockHandlers(QueueLocks(now_ms=Clock())).handlers()
+    with pytest.raises(RequestRefusedError) as refusal:
+        handlers[code](request(code, body=body), FakeConnection())
+    assert refusal.value.code is ResponseCode.SYSTEM_ERROR

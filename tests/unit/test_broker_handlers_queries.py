@@ -1,0 +1,226 @@
+"""Single messages by offset and by key, and routes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.handlers import queries
+from halfmq.broker.handlers.queries import QueryHandlers
+from halfmq.broker.handlers.routes import RouteHandlers
+from halfmq.broker.topics import TopicTable
+from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.store.format.record import decode_records
+from tests.support.broker_doubles import (
+    START_MS,
+    Clock,
+    FakeConnection,
+    FakeLog,
+    call,
+    config_path,
+    draft,
+    ext,
+    identity,
+    request,
+)
+
+FOREVER = 2**63 - 1
+
+
+def log_with(*keys: str, topic: str = "orders") -> FakeLog:
+    """A log with one message for each text of keys."""
+    log = FakeLog(Clock())
+    for number, text in enumerate(keys):
+        properties = f"KEYS\x01{text}\x02UNIQ_KEY\x01U{number}\x02".encode()
+        log.append([draft(topic, body=b"%d" % number, properties=properties)])
+    return log
+
+
+def query(log: FakeLog, key: str, maximum: int = 32, **fields: str) -> RemotingCommand:
+    header = {
+        "topic": "orders",
+        "key": key,
+        "maxNum": str(maximum),
+        "beginTimestamp": "0",
+        "endTimestamp": str(FOREVER),
+        **fields,
+    }
+    handlers = QueryHandlers(log).handlers()
+    return call(handlers, request(RequestCode.QUERY_MESSAGE, header))
+
+
+def bodies(answer: RemotingCommand) -> list[bytes]:
+    return [record.body for record in decode_records(answer.body)]
+
+
+def test_a_message_is_found_by_each_of_its_keys() -> None:
+    """Several keys stand in one property, divided by blanks; the unique key counts too."""
+    log = log_with("a b", "b", "c")
+
+    assert bodies(query(log, "a")) == [b"0"]
+    assert bodies(query(log, "b")) == [b"0", b"1"]
+    assert bodies(query(log, "U2", _UNIQUE_KEY_QUERY="true")) == [b"2"]
+    assert ext(query(log, "a")) == {
+        "indexLastUpdateTimestamp": str(START_MS),
+        "indexLastUpdatePhyoffset": str(max(log.records)),
+    }
+
+
+def test_the_newest_messages_are_answered_oldest_first() -> None:
+    """As many as asked for; with a unique key always up to 32."""
+    log = log_with(*["k"] * 5)
+
+    assert bodies(query(log, "k", 2)) == [b"3", b"4"]
+    assert len(bodies(query(log, "k", 0, _UNIQUE_KEY_QUERY="true"))) == 5
+
+
+def test_no_answer_has_more_than_the_limit() -> None:
+    """Whatever the client asks for."""
+    log = log_with(*["k"] * 70)
+
+    assert len(bodies(query(log, "k", 1_000))) == queries.MESSAGES_MAX
+
+
+def test_an_answer_fits_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large messages end it early, but one always passes."""
+    monkeypatch.setattr(queries, "ANSWER_BYTES_MAX", 300)
+    log = log_with("k", "k", "k")
+    assert bodies(query(log, "k")) == [b"1", b"2"]
+    monkeypatch.setattr(queries, "ANSWER_BYTES_MAX", 10)
+    assert bodies(query(log, "k")) == [b"2"]
+
+
+def test_messages_whose_key_only_hashes_alike_are_left_out() -> None:
+    """The index holds hashes: "Aa" and "BB" have the same."""
+    log = log_with("Aa", "BB")
+    log.index["orders", "BB"] = log.index["orders", "Aa"] = sorted(log.records)
+
+    assert bodies(query(log, "BB")) == [b"1"]
+
+
+def test_nothing_found_is_said_with_both_fields() -> None:
+    """Clients read them without looking at the code."""
+    answer = query(log_with("a"), "none")
+
+    assert answer.code == ResponseCode.QUERY_NOT_FOUND
+    assert answer.remark == "can not find message, maybe time range not correct"
+    assert ext(answer) == {"indexLastUpdateTimestamp": "0", "indexLastUpdatePhyoffset": "0"}
+    assert answer.body == b""
+
+
+def test_a_record_is_answered_as_it_is_stored() -> None:
+    """The client decodes it like a pulled one."""
+    log = log_with("a", "b")
+    offset = max(log.records)
+    answer = call(
+        QueryHandlers(log).handlers(),
+        request(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(offset), "topic": "orders"}),
+    )
+
+    assert decode_records(answer.body) == [log.records[offset]]
+
+
+@pytest.mark.parametrize("offset", [7, 123_456_789, -1])
+def test_an_offset_without_a_record_is_refused(offset: int) -> None:
+    """With RocketMQ's words, which tools show."""
+    command = request(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(offset)})
+    with pytest.raises(RequestRefusedError) as refusal:
+        QueryHandlers(log_with("a")).handlers()[command.code](command, FakeConnection())
+
+    assert refusal.value.code is ResponseCode.SYSTEM_ERROR
+    assert refusal.value.remark == f"can not find message by the offset, {offset}"
+
+
+# --- routes
+
+
+@pytest.fixture
+def topics(tmp_path: Path) -> TopicTable:
+    table = TopicTable(config_path(tmp_path, "topics.json"), identity(), now_ms=Clock())
+    table.ensure("orders", 4)
+    return table
+
+
+def route(topics: TopicTable, topic: str, **fields: str) -> RemotingCommand:
+    command = request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, **fields})
+    handlers = RouteHandlers(topics, identity()).handlers()
+    return call(handlers, command, FakeConnection(address="192.0.2.7:10911"))
+
+
+def test_a_route_names_the_address_by_which_the_client_came(topics: TopicTable) -> None:
+    """Byte for byte the form of the official name server: some clients cut the text apart."""
+    answer = route(topics, "orders")
+
+    assert answer.body == (
+        b'{"brokerDatas":[{"brokerAddrs":{"0":"192.0.2.7:10911"},"brokerName":"broker-a",'
+        b'"cluster":"DefaultCluster","enableActingMaster":false}],"filterServerTable":{},'
+        b'"queueDatas":[{"brokerName":"broker-a","perm":6,"readQueueNums":4,"topicSysFlag":0,'
+        b'"writeQueueNums":4}]}'
+    )
+    assert answer.header is None
+
+
+def test_the_route_of_an_unknown_topic_is_never_invented(topics: TopicTable) -> None:
+    """Clients create topics and find dead letters by this answer."""
+    with pytest.raises(RequestRefusedError) as refusal:
+        route(topics, "none")
+
+    assert refusal.value.code is ResponseCode.TOPIC_NOT_EXIST
+    assert refusal.value.remark == (
+        "No topic route info in name server for the topic: none\n"
+        "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details."
+    )
+    assert refusal.value.ext_fields is None
+
+
+def test_the_template_is_shown_only_where_topics_are_created(tmp_path: Path) -> None:
+    """Its rights tell the client that it may send to a topic that is not there yet."""
+    path = config_path(tmp_path, "topics.json")
+    open_table = TopicTable(path, identity(), now_ms=Clock())
+    assert json.loads(route(open_table, "TBW102").body)["queueDatas"][0]["perm"] == 7
+    closed_table = TopicTable(path, identity(auto_create=False), now_ms=Clock())
+    with pytest.raises(RequestRefusedError):
+        route(closed_table, "TBW102")
+
+
+def test_a_client_of_ours_learns_that_we_are_ours(topics: TopicTable) -> None:
+    """Only then does it speak MSGPACK headers; official clients are not told."""
+    assert ext(route(topics, "orders", halfmq="1")) == {"halfmq": "1"}
+    with pytest.raises(RequestRefusedError) as refusal:
+        route(topics, "none", halfmq="1")
+    assert refusal.value.ext_fields == {"halfmq": "1"}
+
+
+def test_the_cluster_is_this_broker(topics: TopicTable) -> None:
+    """Tools find it under its names and at the address they came by."""
+    answer = call(
+        RouteHandlers(topics, identity()).handlers(), request(RequestCode.GET_BROKER_CLUSTER_INFO)
+    )
+
+    assert json.loads(answer.body) == {
+        "brokerAddrTable": {
+            "broker-a": {
+                "brokerAddrs": {"0": "127.0.0.1:10911"},
+                "brokerName": "broker-a",
+                "cluster": "DefaultCluster",
+                "enableActingMaster": False,
+            }
+        },
+        "clusterAddrTable": {"DefaultCluster": ["broker-a"]},
+    }
+
+
+@pytest.mark.parametrize("header_type", [HeaderType.JSON, HeaderType.ROCKETMQ])
+def test_all_topics_are_listed(topics: TopicTable, header_type: HeaderType) -> None:
+    """Built-in ones included."""
+    answer = call(
+        RouteHandlers(topics, identity()).handlers(),
+        request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, header_type=header_type),
+    )
+
+    assert answer.header_type == header_type
+    assert set(json.loads(answer.body)["topicList"]) == {one.name for one in topics}

@@ -1,0 +1,296 @@
+"""Messages that a consumer failed to consume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.delay import DEFAULT_LEVELS, DelayLevels, parse_delay_levels, restored
+from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.groups import GroupTable
+from halfmq.broker.handlers.send_back import SendBackHandler
+from halfmq.broker.locks import QueueLocks
+from halfmq.broker.topics import TopicTable
+from halfmq.remoting.bodies import MessageQueue
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.headers import SendMessageRequestHeader
+from halfmq.store.draft import Draft
+from halfmq.store.format.record import Record
+from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from tests.support.broker_doubles import (
+    START_MS,
+    Clock,
+    FakeConnection,
+    FakeLog,
+    call,
+    config_path,
+    draft,
+    identity,
+    request,
+    response,
+)
+
+MESSAGE = draft(
+    "orders",
+    2,
+    b"failed",
+    b"TAGS\x01x\x02UNIQ_KEY\x01U\x02WAIT\x01true\x02TRACE_ON\x01true\x02",
+)
+
+
+class Parts:
+    """The handler with the true tables behind it."""
+
+    def __init__(self, root: Path, *, auto_create: bool = True, sync_flush: bool = False) -> None:
+        self.clock = Clock()
+        self.log = FakeLog(self.clock)
+        self.topics = TopicTable(config_path(root, "topics.json"), identity(), now_ms=self.clock)
+        self.topics.load()
+        self.groups = GroupTable(
+            config_path(root, "subscriptionGroup.json"),
+            auto_create=auto_create,
+            now_ms=self.clock,
+        )
+        self.groups.load()
+        self.locks = QueueLocks(now_ms=self.clock)
+        levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=self.clock)
+        self.handler = SendBackHandler(
+            self.log,
+            self.log,
+            self.topics,
+            self.groups,
+            levels,
+            self.locks,
+            sync_flush=sync_flush,
+        )
+        self.connection = FakeConnection(address="192.0.2.7:10911")
+
+    def send_back(
+        self, offset: int, level: int = 0, version: int = 479, group: str = "g", **fields: str
+    ) -> None:
+        """Ask for a record to be stored again, and be told that it was."""
+        header = {"offset": str(offset), "group": group, "delayLevel": str(level), **fields}
+        command = request(RequestCode.CONSUMER_SEND_MSG_BACK, header, version=version)
+        answer = call(self.handler.handlers(), command, self.connection)
+        assert answer.code == 0
+        assert answer.header is None
+
+    def store(self, message: Draft = MESSAGE) -> int:
+        """Store a message; return its offset."""
+        return self.log.append([message])[0].physical_offset
+
+    def newest(self) -> Record:
+        return self.log.records[max(self.log.records)]
+
+    def newest_as_retry(self) -> int:
+        """Deliver the newest record to the retry topic, as the delay service does."""
+        delivered = restored(self.newest())
+        assert delivered is not None
+        assert delivered.topic == "%RETRY%g"
+        return self.store(delivered)
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Parts:
+    return Parts(tmp_path)
+
+
+def test_a_failed_message_waits_for_its_group(parts: Parts) -> None:
+    """With the properties that Apache RocketMQ stores, as a golden store shows them."""
+    offset = parts.store()
+    parts.send_back(offset)
+    record = parts.newest()
+
+    assert (record.topic, record.queue_id) == (SCHEDULE_TOPIC, 2)
+    assert record.reconsume_times == 1
+    assert record.body == b"failed"
+    assert (record.born_timestamp, record.born_host) == (START_MS - 5, MESSAGE.born_host)
+    assert record.store_host == parts.connection.store_host
+    assert record.property_map == {
+        "TAGS": "x",
+        "UNIQ_KEY": "U",
+        "TRACE_ON": "true",
+        "WAIT": "false",
+        "DELAY": "3",
+        "RETRY_TOPIC": "orders",
+        "ORIGIN_MESSAGE_ID": parts.log.records[offset].msg_id,
+        "REAL_TOPIC": "%RETRY%g",
+        "REAL_QID": "0",
+    }
+    assert parts.topics.get("%RETRY%g") is not None
+
+
+@pytest.mark.parametrize(("asked", "times", "given"), [(0, 4, 7), (5, 0, 5), (99, 0, 18)])
+def test_the_delay_grows_unless_the_client_says_otherwise(
+    parts: Parts, asked: int, times: int, given: int
+) -> None:
+    """Level 3 at first, one more in each round, never beyond the last."""
+    message = draft(properties=MESSAGE.properties, reconsume_times=times)
+    parts.send_back(parts.store(message), asked)
+
+    assert parts.newest().queue_id == given - 1
+    assert parts.newest().reconsume_times == times + 1
+
+
+def test_the_second_round_remembers_the_first(parts: Parts) -> None:
+    """Topic and id of the message that the producer sent are what the listener is shown."""
+    parts.send_back(parts.store())
+    first = parts.newest().property_map
+    parts.send_back(parts.newest_as_retry())
+    second = parts.newest().property_map
+
+    assert second["RETRY_TOPIC"] == "orders"
+    assert second["ORIGIN_MESSAGE_ID"] == first["ORIGIN_MESSAGE_ID"]
+
+
+@pytest.mark.parametrize(
+    ("level", "times", "version", "fields", "dead"),
+    [
+        (-1, 0, 479, {}, True),
+        (0, 15, 479, {}, False),
+        (0, 16, 479, {}, True),
+        (0, 1, 479, {"maxReconsumeTimes": "1"}, True),
+        (0, 1, 120, {"maxReconsumeTimes": "1"}, False),
+        (0, 20, 479, {"maxReconsumeTimes": "30"}, False),
+        (0, 0, 479, {"maxReconsumeTimes": "0"}, True),
+    ],
+)
+def test_a_message_is_dead_after_enough_rounds(
+    parts: Parts, level: int, times: int, version: int, fields: dict[str, str], *, dead: bool
+) -> None:
+    """By the group's limit, or by the client's where its version knows of one."""
+    message = draft(properties=MESSAGE.properties, reconsume_times=times)
+    parts.send_back(parts.store(message), level, version, **fields)
+    record = parts.newest()
+
+    assert (record.topic == "%DLQ%g") is dead
+    if dead:
+        assert record.queue_id == 0
+        assert record.property_map["DELAY"] == "0"
+        assert record.property_map["RETRY_TOPIC"] == "orders"
+        assert record.reconsume_times == times + 1
+        topic = parts.topics.get("%DLQ%g")
+        assert topic is not None
+        assert topic.perm == 6
+
+
+def test_a_copy_of_a_commit_decides_nothing(parts: Parts) -> None:
+    """The consumed message may have been a commit; its copy must not look like another."""
+    parts.send_back(parts.store(draft(sys_flag=0x8)))
+    assert parts.newest().sys_flag == 0
+    parts.send_back(parts.store(draft(sys_flag=0x8 | 0x1)), -1)
+    assert parts.newest().sys_flag == 0x1
+
+
+@pytest.mark.parametrize("offset", [-1, 1, 10_000])
+def test_without_a_record_nothing_is_stored(parts: Parts, offset: int) -> None:
+    """The client then sends the message itself."""
+    parts.store()
+    with pytest.raises(RequestRefusedError, match="look message by offset failed") as refusal:
+        parts.send_back(offset)
+
+    assert refusal.value.code is ResponseCode.SYSTEM_ERROR
+
+
+@pytest.mark.parametrize("topic", [HALF_TOPIC, SCHEDULE_TOPIC])
+def test_what_no_consumer_got_cannot_be_sent_back(parts: Parts, topic: str) -> None:
+    """Or it would be a way to consume a half message."""
+    with pytest.raises(RequestRefusedError, match="look message by offset failed"):
+        parts.send_back(parts.store(draft(topic)))
+
+
+def test_a_missing_group_is_refused(tmp_path: Path) -> None:
+    """Where groups are not created by themselves."""
+    parts = Parts(tmp_path, auto_create=False)
+    with pytest.raises(RequestRefusedError, match="subscription group not exist, g ") as refusal:
+        parts.send_back(parts.store())
+
+    assert refusal.value.code is ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+def test_a_group_without_retry_queues_retries_nothing(tmp_path: Path) -> None:
+    """That is how an operator switches retries off."""
+    path = config_path(tmp_path, "subscriptionGroup.json")
+    path.parent.mkdir()
+    path.write_text(json.dumps({"subscriptionGroupTable": {"g": {"retryQueueNums": 0}}}))
+    parts = Parts(tmp_path)
+    parts.send_back(parts.store())
+
+    assert len(parts.log.records) == 1
+
+
+@pytest.mark.parametrize(("level", "topic"), [(1, "%RETRY%g"), (-1, "%DLQ%g")])
+def test_a_topic_without_write_right_takes_nothing(tmp_path: Path, level: int, topic: str) -> None:
+    """The client is told, and keeps the message."""
+    path = config_path(tmp_path, "topics.json")
+    path.parent.mkdir()
+    path.write_text(json.dumps({"topicConfigTable": {topic: {"perm": 4}}}))
+    parts = Parts(tmp_path)
+    with pytest.raises(RequestRefusedError) as refusal:
+        parts.send_back(parts.store(), level)
+
+    assert refusal.value.code is ResponseCode.NO_PERMISSION
+    assert len(parts.log.records) == 1
+
+
+def test_the_answer_waits_for_the_disk(tmp_path: Path) -> None:
+    """The client forgets the message when it has the answer."""
+    parts = Parts(tmp_path, sync_flush=True)
+    header = {"offset": str(parts.store()), "group": "g", "delayLevel": "0"}
+    command = request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+    assert parts.handler.send_back(command, parts.connection) is None
+    ((position, reply),) = parts.connection.held
+
+    assert position == parts.log.write_offset
+    assert response(reply).code == 0
+
+
+# --- retries that clients send
+
+
+def retry_header(maximum: int | None = None) -> SendMessageRequestHeader:
+    return SendMessageRequestHeader(
+        producer_group="CLIENT_INNER_PRODUCER",
+        topic="%RETRY%g",
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=0,
+        sys_flag=0,
+        born_timestamp=START_MS,
+        flag=0,
+        max_reconsume_times=maximum,
+    )
+
+
+@pytest.mark.parametrize(
+    ("times", "maximum", "version", "dead"),
+    [(16, None, 479, False), (17, None, 479, True), (2, 1, 479, True), (2, 1, 63, False)],
+)
+def test_a_retry_from_a_client_is_dead_by_the_same_rules(
+    parts: Parts, times: int, maximum: int | None, version: int, *, dead: bool
+) -> None:
+    """It has counted this round already, so the limit itself still passes."""
+    sent = draft("%RETRY%g", properties=b"DELAY\x015\x02", reconsume_times=times)
+    stored = parts.handler.retried(retry_header(maximum), sent, version)
+
+    assert stored.topic == ("%DLQ%g" if dead else "%RETRY%g")
+    assert (b"DELAY\x010\x02" in stored.properties) is dead
+
+
+def test_a_retry_of_an_orderly_group_goes_to_the_dead_letters(parts: Parts) -> None:
+    """While someone holds its queues: those behind it would overtake the message."""
+    queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
+    parts.locks.lock("g", "a", [queue])
+
+    assert parts.handler.retried(retry_header(), draft("%RETRY%g")).topic == "%DLQ%g"
+
+
+def test_a_retry_for_a_missing_group_is_refused(tmp_path: Path) -> None:
+    """Nobody could consume it."""
+    parts = Parts(tmp_path, auto_create=False)
+    with pytest.raises(RequestRefusedError) as refusal:
+        parts.handler.retried(retry_header(), draft("%RETRY%g"))
+
+    assert refusal.value.code is ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
