@@ -1,0 +1,139 @@
+"""Settings of a client: addresses, time limits and the bounds of every buffer.
+
+Times are seconds. What differs between two producers or consumers of one program (group,
+subscriptions, checker) is an argument of theirs; what is the same for all of them stands here.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from .errors import ConfigurationError
+
+DEFAULT_NAMESRV: Final = "127.0.0.1:9876"
+NAMESRV_PORT: Final = 9876
+NAMESRV_VARIABLE: Final = "NAMESRV_ADDR"  # the environment variable RocketMQ's own clients read
+
+HeaderChoice = Literal["auto", "json", "msgpack"]
+
+
+def default_namesrv() -> str:
+    """The environment's ``NAMESRV_ADDR`` as in RocketMQ's clients, else 127.0.0.1:9876."""
+    return os.environ.get(NAMESRV_VARIABLE) or DEFAULT_NAMESRV
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """How a client reaches its brokers, and what it may hold in memory.
+
+    Raises:
+        ConfigurationError: A value is out of its range; says which, and what was expected.
+    """
+
+    namesrv: str | None = None
+    """``host:port``, several separated by ``;``. None: ``NAMESRV_ADDR``, else 127.0.0.1:9876."""
+    header_type: HeaderChoice = "auto"
+    """``auto`` speaks MSGPACK headers with a halfmq broker and JSON with every other."""
+    instance_name: str | None = None
+    """Last part of the client id ``address@instance``; None: process id and a number."""
+
+    connect_timeout: float = 3.0
+    request_timeout: float = 3.0
+    send_timeout: float = 3.0
+    """All attempts of one send together."""
+    send_attempts_max: int = 3
+    reconnect_delay_min: float = 0.1
+    """Wait after a failed connect; doubles with each further failure …"""
+    reconnect_delay_max: float = 2.0
+    """… up to this."""
+    heartbeat_interval: float = 30.0
+    """A broker forgets a client after 120 s without one."""
+    route_refresh_interval: float = 30.0
+    rebalance_interval: float = 20.0
+    offset_commit_interval: float = 5.0
+
+    in_flight_max: int = 4096
+    """Unanswered requests per connection; one more waits for an answer."""
+    write_buffer_max: int = 1 << 20
+    """Bytes not yet taken by the kernel, per connection; above it requests wait."""
+    message_size_max: int = 4_194_304
+    """Bytes of a body or a batch: RocketMQ's ``maxMessageSize``."""
+    compress_over: int | None = 4096
+    """Bodies of at least this many bytes are compressed (zlib); None: never."""
+    default_topic_queues: int = 4
+    """Queues of a topic that a send creates, if the broker allows as many."""
+
+    pull_batch: int = 32
+    """Messages asked for in one pull; official brokers answer at most 32."""
+    pull_suspend: float = 15.0
+    """How long a broker may hold a pull that finds nothing."""
+    cached_messages_max: int = 1000
+    """Messages of one queue pulled and not yet acked; at this number pulling pauses."""
+    cached_span_max: int = 2000
+    """Distance between a queue's first unacked and next offset; what a crash may repeat."""
+    cached_bytes_max: int = 64 << 20
+    """Bytes of all messages a consumer has pulled and not yet acked."""
+    retry_delay: float = 5.0
+    """Wait before a message that no broker takes back is delivered again here."""
+
+    check_concurrency: int = 16
+    """Calls of a transaction checker at one time."""
+    check_queue_max: int = 1000
+    """Check requests waiting for their turn; further ones are dropped: the broker asks again."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if isinstance(value, int | float) and value <= 0:
+                raise ConfigurationError(name, value, "a number above 0")
+        if self.header_type not in {"auto", "json", "msgpack"}:
+            raise ConfigurationError("header_type", self.header_type, "auto, json or msgpack")
+        if self.reconnect_delay_max < self.reconnect_delay_min:
+            raise ConfigurationError(
+                "reconnect_delay_max", self.reconnect_delay_max, "at least reconnect_delay_min"
+            )
+        if self.namesrv is not None:
+            parse_addresses(self.namesrv)
+
+    @property
+    def namesrv_addresses(self) -> list[str]:
+        """The name servers, one ``host:port`` each, in the order given."""
+        return parse_addresses(self.namesrv or default_namesrv())
+
+
+def parse_addresses(text: str) -> list[str]:
+    """``"a:9876;b"`` as ``["a:9876", "b:9876"]``.
+
+    Raises:
+        ConfigurationError: No address, or one whose port is no port.
+    """
+    addresses = [part.strip() for part in text.split(";") if part.strip()]
+    if not addresses:
+        raise ConfigurationError("namesrv", text, "host:port, several separated by ;")
+    return [join_address(*split_address(address)) for address in addresses]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``, ``host`` or ``[v6]:port``; the port defaults to 9876.
+
+    Raises:
+        ConfigurationError: The host is empty, or the port not in 1-65535.
+    """
+    if address.startswith("["):
+        host, _, rest = address[1:].partition("]")
+        port_text = rest.removeprefix(":")
+    elif address.count(":") > 1:  # a bare IPv6 address cannot carry a port
+        host, port_text = address, ""
+    else:
+        host, _, port_text = address.partition(":")
+    port = int(port_text) if port_text.isdecimal() else (0 if port_text else NAMESRV_PORT)
+    if not host or not 0 < port < 65536:
+        raise ConfigurationError("namesrv", address, "host:port with a port in 1-65535")
+    return host, port
+
+
+def join_address(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 host."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,231 @@
+"""What can go wrong for a user of the client, and whether trying again can help.
+
+::
+
+    ClientError
+    ├── ConfigurationError         a setting or argument is wrong (also a ValueError)
+    ├── InvalidMessageError        the message breaks a rule of the format (also a ValueError)
+    │   └── MessageTooLargeError   body or properties above their limit
+    ├── ClientClosedError          used before it was started, or after it was closed
+    ├── ConnectError               no connection: address and cause               retriable
+    ├── ConnectionLostError        the connection ended while an answer was due   retriable
+    ├── RequestTimeoutError        no answer in time                              retriable
+    │   └── SendTimeoutError       no attempt of a send was answered in time      retriable
+    ├── BadAnswerError             the answer breaks the protocol
+    ├── RouteNotFoundError         nobody serves this topic
+    ├── BrokerRefusedError         the broker answered with an error code         by code
+    │   └── DecisionConflictError  the transaction was decided the other way before
+    ├── HalfNotDurableError        the half message may not be on disk            retriable
+    └── UnreadableBodyError        the body of a received message cannot be unpacked
+
+``retriable`` is true when the same call, unchanged, may succeed a little later. It says nothing
+about what became of the first attempt: after :class:`ConnectionLostError`,
+:class:`RequestTimeoutError` and :class:`SendTimeoutError` a message may be stored all the same, so
+that a second send can store it twice.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from halfmq.remoting.codes import ResponseCode
+
+# The codes on which the official client sends again. Source: DefaultMQProducerImpl and
+# DefaultMQProducer (retryResponseCodes), 5.3.1; SYSTEM_BUSY since 5.3.0, GO_AWAY since 5.3.1.
+RETRIABLE_CODES: Final = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    }
+)
+
+
+class ClientError(Exception):
+    """Root of everything the client raises on its own account."""
+
+    retriable: bool = False
+
+
+class ConfigurationError(ClientError, ValueError):
+    """A setting or argument cannot be used as given."""
+
+    def __init__(self, name: str, value: object, expected: str) -> None:
+        super().__init__(name, value, expected)
+        self.name, self.value, self.expected = name, value, expected
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.value!r}, expected {self.expected}"
+
+
+class InvalidMessageError(ClientError, ValueError):
+    """The message breaks a rule of the format; nothing was sent."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class MessageTooLargeError(InvalidMessageError):
+    """``what`` (body, properties, batch) takes ``size`` bytes; ``size_max`` are allowed."""
+
+    def __init__(self, what: str, size: int, size_max: int) -> None:
+        super().__init__(f"{what} of {size} bytes is above the limit of {size_max} bytes")
+        self.args = (what, size, size_max)  # what pickling calls __init__ with
+        self.what, self.size, self.size_max = what, size, size_max
+
+
+class ClientClosedError(ClientError):
+    """The producer or consumer is not running: not started yet, or closed."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"{self.what} is not running: enter it with `async with`, or call start() first"
+
+
+class ConnectError(ClientError):
+    """No connection to ``address``; ``reason`` says why in words."""
+
+    retriable = True
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(address, reason)
+        self.address, self.reason = address, reason
+
+    def __str__(self) -> str:
+        return f"cannot connect to {self.address}: {self.reason}"
+
+
+class ConnectionLostError(ClientError):
+    """The connection to ``address`` ended while an answer was due; its request may have worked."""
+
+    retriable = True
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(address, reason)
+        self.address, self.reason = address, reason
+
+    def __str__(self) -> str:
+        return f"connection to {self.address} lost: {self.reason}"
+
+
+class RequestTimeoutError(ClientError):
+    """``address`` did not answer request ``code`` within ``seconds``; it may have worked."""
+
+    retriable = True
+
+    def __init__(self, address: str, code: int, seconds: float) -> None:
+        super().__init__(address, code, seconds)
+        self.address, self.code, self.seconds = address, code, seconds
+
+    def __str__(self) -> str:
+        return f"no answer from {self.address} to request {self.code} within {self.seconds:g} s"
+
+
+class SendTimeoutError(RequestTimeoutError):
+    """No attempt to send was answered in time; the message may be stored all the same.
+
+    The last attempt's own error is the ``__cause__``.
+    """
+
+    def __init__(self, address: str, code: int, seconds: float, attempts: int) -> None:
+        super().__init__(address, code, seconds)
+        self.args = (address, code, seconds, attempts)
+        self.attempts = attempts
+
+    def __str__(self) -> str:
+        times = "once" if self.attempts == 1 else f"{self.attempts} times"
+        return f"sent {times} within {self.seconds:g} s, last to {self.address}: no answer in time"
+
+
+class BadAnswerError(ClientError):
+    """``address`` answered with something the protocol does not allow."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(address, reason)
+        self.address, self.reason = address, reason
+
+    def __str__(self) -> str:
+        return f"answer from {self.address} breaks the protocol: {self.reason}"
+
+
+class RouteNotFoundError(ClientError):
+    """No broker serves ``topic``, and none would create it on a first send."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+    def __str__(self) -> str:
+        return f"no broker serves topic {self.topic}, and none creates it on a first send"
+
+
+class BrokerRefusedError(ClientError):
+    """A broker or name server answered with ``code`` (a ``ResponseCode``) and ``remark``."""
+
+    def __init__(self, code: int, remark: str) -> None:
+        super().__init__(code, remark)
+        self.code, self.remark = code, remark
+        self.retriable = code in RETRIABLE_CODES
+
+    def __str__(self) -> str:
+        return f"refused with {code_name(self.code)}: {self.remark}"
+
+
+class DecisionConflictError(BrokerRefusedError):
+    """The transaction had been decided the other way before; that decision stands.
+
+    When ``wanted`` is COMMIT, a checker of the group answered ROLLBACK while the local transaction
+    was still running: the row is there and the message will not be delivered. Send it again.
+    """
+
+    def __init__(self, code: int, remark: str, transaction_id: str, wanted: str) -> None:
+        super().__init__(code, remark)
+        self.args = (code, remark, transaction_id, wanted)
+        self.transaction_id, self.wanted = transaction_id, wanted
+
+    def __str__(self) -> str:
+        return f"{self.wanted} of transaction {self.transaction_id} comes too late: {self.remark}"
+
+
+class HalfNotDurableError(ClientError):
+    """The half message may not survive a power cut, so the local transaction did not run."""
+
+    retriable = True
+
+    def __init__(self, transaction_id: str, status: str) -> None:
+        super().__init__(transaction_id, status)
+        self.transaction_id, self.status = transaction_id, status
+
+    def __str__(self) -> str:
+        return f"half message {self.transaction_id} was answered {self.status}; rolled back"
+
+
+class UnreadableBodyError(ClientError):
+    """The body of a received message cannot be unpacked; its other fields can be read."""
+
+    def __init__(self, message_id: str, reason: str) -> None:
+        super().__init__(message_id, reason)
+        self.message_id, self.reason = message_id, reason
+
+    def __str__(self) -> str:
+        return f"body of message {self.message_id}: {self.reason}"
+
+
+def code_name(code: int) -> str:
+    """``17`` as ``TOPIC_NOT_EXIST (17)``; a number nobody knows stays a number."""
+    try:
+        return f"{ResponseCode(code).name} ({code})"
+    except ValueError:
+        return f"code {code}"

@@ -1,0 +1,389 @@
+"""What a user builds, sends and receives: Message, SendResult, MessageView and their parts.
+
+A :class:`Message` is checked when it is built, so that a mistake shows in the line that made it
+and not in a broker's refusal. What a consumer receives is a view over the stored record: its
+fields are decoded when they are first asked for, since most consumers read three of them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import IntEnum
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
+
+from halfmq.store.format import properties as names
+from halfmq.store.format.flags import CompressionType, compression_type
+from halfmq.store.format.properties import decode_properties
+from halfmq.store.format.record import Record
+from halfmq.store.format.topics import RETRY_PREFIX, validate_topic
+
+from .errors import ClientError, InvalidMessageError, UnreadableBodyError
+
+DELAY_LEVEL_MAX: Final = 18  # RocketMQ's default messageDelayLevel has 18 entries, 1 s to 2 h
+INFLATED_SIZE_MAX: Final = 64 << 20
+"""Bytes a compressed body may grow to; 16 times the largest body a broker takes by default."""
+
+# Names whose values brokers and clients act on; to set one by hand is refused by the official
+# client too. CHECK_IMMUNITY_TIME_IN_SECONDS and the sharding key are the user's own to set.
+# Source: MessageConst.STRING_HASH_SET.
+RESERVED_NAMES: Final = frozenset(
+    {
+        names.PROPERTY_KEYS,
+        names.PROPERTY_TAGS,
+        names.PROPERTY_UNIQ_KEY,
+        names.PROPERTY_WAIT,
+        names.PROPERTY_DELAY,
+        names.PROPERTY_TRAN_MSG,
+        names.PROPERTY_PGROUP,
+        names.PROPERTY_TRANSACTION_ID,
+        names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
+        names.PROPERTY_TRANSACTION_CHECK_TIMES,
+        names.PROPERTY_REAL_TOPIC,
+        names.PROPERTY_REAL_QID,
+        names.PROPERTY_RETRY_TOPIC,
+        names.PROPERTY_ORIGIN_MESSAGE_ID,
+        names.PROPERTY_DLQ_ORIGIN_TOPIC,
+        names.PROPERTY_DLQ_ORIGIN_MESSAGE_ID,
+        names.PROPERTY_RECONSUME_TIME,
+        names.PROPERTY_MAX_RECONSUME_TIMES,
+        names.PROPERTY_CLUSTER,
+        names.PROPERTY_MSG_REGION,
+        names.PROPERTY_TRACE_ON,
+        names.PROPERTY_CRC32,
+        names.PROPERTY_INNER_NUM,
+        names.PROPERTY_INNER_BASE,
+        names.PROPERTY_INNER_MULTI_DISPATCH,
+        names.PROPERTY_INNER_MULTI_QUEUE_OFFSET,
+        names.PROPERTY_INSTANCE_ID,
+        names.PROPERTY_BORN_HOST,
+        names.PROPERTY_BORN_TIMESTAMP,
+        names.PROPERTY_MIN_OFFSET,
+        names.PROPERTY_MAX_OFFSET,
+        names.PROPERTY_CONSUME_START_TIME,
+        names.PROPERTY_POP_CK,
+        names.PROPERTY_FIRST_POP_TIME,
+        names.PROPERTY_TIMER_DELAY_SEC,
+        names.PROPERTY_TIMER_DELAY_MS,
+        names.PROPERTY_TIMER_DELIVER_MS,
+        names.PROPERTY_TIMER_OUT_MS,
+        names.PROPERTY_TIMER_ENQUEUE_MS,
+        names.PROPERTY_TIMER_DEQUEUE_MS,
+        names.PROPERTY_TIMER_ROLL_TIMES,
+        names.PROPERTY_TIMER_DEL_UNIQKEY,
+    }
+)
+
+
+class MessageQueue(NamedTuple):
+    """One queue of a topic on one broker; sorts as the rebalance strategies need it."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}@{self.broker_name}:{self.queue_id}"
+
+
+class Decision(IntEnum):
+    """How a local transaction ended; the value is the one on the wire."""
+
+    UNKNOWN = 0x0
+    """Not known yet: the broker asks again later."""
+    COMMIT = 0x8
+    ROLLBACK = 0xC
+
+
+class SendStatus(IntEnum):
+    """How safe a stored message is; the value is the broker's response code."""
+
+    SEND_OK = 0
+    FLUSH_DISK_TIMEOUT = 10
+    SLAVE_NOT_AVAILABLE = 11
+    FLUSH_SLAVE_TIMEOUT = 12
+
+
+@dataclass(frozen=True, slots=True)
+class SendResult:
+    """Where a message was stored."""
+
+    message_id: str
+    """UNIQ_KEY, made by this client; of a batch, the ids joined by ``,``."""
+    queue: MessageQueue
+    queue_offset: int
+    """Of a batch: the first message's. Of a half message: its offset in the half topic."""
+    offset_message_id: str
+    """Store address and commit-log offset; finds the record without an index."""
+    status: SendStatus = SendStatus.SEND_OK
+    transaction_id: str | None = None
+    region_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message to send: ``Message("orders", b"hello", tags="created", keys="o-1")``.
+
+    Raises:
+        InvalidMessageError: A rule of the format is broken; says which.
+    """
+
+    topic: str
+    body: bytes
+    tags: str | None = field(default=None, kw_only=True)
+    """One tag, by which consumers may filter."""
+    keys: str | Sequence[str] | None = field(default=None, kw_only=True)
+    """Business keys, by which the message can be found; a string holds them blank-separated."""
+    properties: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    delay_level: int = field(default=0, kw_only=True)
+    """1 to 18: delivered after 1s 5s 10s 30s 1m … 10m 20m 30m 1h 2h; 0: at once."""
+    wait_durable: bool = field(default=True, kw_only=True)
+    """False: the broker may answer before the message is on disk."""
+    flag: int = field(default=0, kw_only=True)
+    """Carried untouched for the application."""
+
+    def __post_init__(self) -> None:
+        reason = topic_fault(self.topic)
+        if reason is not None:
+            raise InvalidMessageError(reason)
+        if not isinstance(self.body, bytes):
+            raise InvalidMessageError(f"the body is {type(self.body).__name__}, expected bytes")
+        if not self.body:
+            raise InvalidMessageError("the body is empty; RocketMQ clients refuse such messages")
+        if not 0 <= self.delay_level <= DELAY_LEVEL_MAX:
+            raise InvalidMessageError(f"delay_level is {self.delay_level}, expected 0 to 18")
+        if self.tags is not None:
+            check_tag(self.tags)
+        if self.keys is not None:
+            join_keys(self.keys)
+        if self.properties:
+            check_properties(self.properties)
+
+
+topic_fault: Callable[[str], str | None] = lru_cache(maxsize=1024)(validate_topic)
+"""Why a topic cannot be named so, or None; cached, because senders repeat their topics."""
+
+
+def check_tag(tag: str) -> None:
+    """Raise InvalidMessageError unless a subscription can name this tag."""
+    if not tag or tag != tag.strip() or "||" in tag:
+        # Subscriptions are split at || and trimmed: such a tag would match no consumer.
+        raise InvalidMessageError(f"tag {tag!r} is empty, has blanks around it or contains ||")
+    _check_value("tags", tag)
+
+
+def join_keys(keys: str | Sequence[str]) -> str:
+    """The KEYS property for these keys.
+
+    Raises:
+        InvalidMessageError: A key of a list is empty or contains a blank, which separates keys.
+    """
+    if isinstance(keys, str):
+        _check_value("keys", keys)
+        return keys
+    for key in keys:
+        if not key or " " in key:
+            raise InvalidMessageError(f"key {key!r} is empty or contains a blank")
+        _check_value("keys", key)
+    return " ".join(keys)
+
+
+def check_properties(properties: Mapping[str, str]) -> None:
+    """Raise InvalidMessageError for a reserved name, or text that could not be read back."""
+    for name, value in properties.items():
+        if name in RESERVED_NAMES:
+            raise InvalidMessageError(f"property {name} is reserved for clients and brokers")
+        if not name or "\x01" in name or "\x02" in name:
+            raise InvalidMessageError(f"property name {name!r} is empty or contains 0x01 or 0x02")
+        if not value:
+            raise InvalidMessageError(f"property {name} is empty; readers would drop it")
+        _check_value(f"property {name}", value)
+
+
+def _check_value(what: str, value: str) -> None:
+    if "\x01" in value or "\x02" in value:
+        raise InvalidMessageError(f"{what} contains 0x01 or 0x02, which separate properties")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessageError(f"{what} is not valid Unicode: {error.reason}") from error
+
+
+class ReceivedMessage:
+    """A stored message as its reader sees it; the blocking and the async view share this."""
+
+    __slots__ = ("_body", "_properties", "_record", "delivery_attempt", "queue", "topic")
+
+    topic: str
+    """The topic it was sent to, also when it comes from a retry topic."""
+    queue: MessageQueue
+    delivery_attempt: int
+    """1 at the first delivery; counts deliveries after a failed or missing ack."""
+
+    def __init__(self, record: Record, broker_name: str) -> None:
+        self._record = record
+        self._properties: Mapping[str, str] | None = None
+        self._body: bytes | None = None
+        self.topic = record.topic
+        if record.topic.startswith(RETRY_PREFIX):
+            self.topic = self.properties.get(names.PROPERTY_RETRY_TOPIC, record.topic)
+        self.queue = MessageQueue(record.topic, broker_name, record.queue_id)
+        self.delivery_attempt = record.reconsume_times + 1
+
+    @property
+    def body(self) -> bytes:
+        """The bytes that were sent, decompressed.
+
+        Raises:
+            UnreadableBodyError: It is compressed in a way that cannot be undone here.
+        """
+        if self._body is None:
+            self._body = self._unpacked()
+        return self._body
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """All properties, the sender's own and those that clients and brokers added."""
+        if self._properties is None:
+            self._properties = MappingProxyType(decode_properties(self._record.properties))
+        return self._properties
+
+    @property
+    def tags(self) -> str:
+        """The tag; ``""`` without one (the wire cannot carry an empty tag)."""
+        return self.properties.get(names.PROPERTY_TAGS, "")
+
+    @property
+    def keys(self) -> str:
+        """The keys as the sender gave them, blank-separated; ``""`` without any."""
+        return self.properties.get(names.PROPERTY_KEYS, "")
+
+    @property
+    def message_id(self) -> str:
+        """The sender's id (UNIQ_KEY): the same in every redelivery, so it tells duplicates."""
+        return self.properties.get(names.PROPERTY_UNIQ_KEY) or self._record.msg_id
+
+    @property
+    def offset_message_id(self) -> str:
+        """Where this copy is stored: broker address and commit-log offset."""
+        return self._record.msg_id
+
+    @property
+    def transaction_id(self) -> str | None:
+        """The transaction it was sent in; None for an ordinary message."""
+        if self.properties.get(names.PROPERTY_TRAN_MSG, "").lower() != "true":
+            return None
+        return self.message_id
+
+    @property
+    def queue_offset(self) -> int:
+        """Its place in the queue."""
+        return self._record.queue_offset
+
+    @property
+    def flag(self) -> int:
+        """What the sender set as ``flag``."""
+        return self._record.flag
+
+    @property
+    def born_timestamp(self) -> datetime:
+        """When it was sent, by the sender's clock (UTC)."""
+        return datetime.fromtimestamp(self._record.born_timestamp / 1000, UTC)
+
+    @property
+    def store_timestamp(self) -> datetime:
+        """When it was stored, by the broker's clock (UTC)."""
+        return datetime.fromtimestamp(self._record.store_timestamp / 1000, UTC)
+
+    def _unpacked(self) -> bytes:
+        try:
+            return unpack_body(self._record.body, self._record.sys_flag)
+        except ValueError as error:
+            raise UnreadableBodyError(self.message_id, str(error)) from error
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.message_id} {self.queue} #{self.queue_offset}>"
+
+
+class Deliverer(Protocol):
+    """One delivery in the hands of a consumer, as far as its message needs it."""
+
+    def acknowledge(self) -> bool:
+        """Count the message as dealt with; False when it came too late."""
+
+    async def give_back(self, delay_level: int) -> None:
+        """Have the message delivered again later."""
+
+
+class MessageView(ReceivedMessage):
+    """A message handed to an async consumer or to a transaction checker."""
+
+    __slots__ = ("_deliverer",)
+
+    def __init__(
+        self,
+        record: Record,
+        broker_name: str,
+        deliverer: Deliverer | None = None,
+        *,
+        earlier_attempts: int = 0,
+    ) -> None:
+        super().__init__(record, broker_name)
+        self._deliverer = deliverer
+        self.delivery_attempt += earlier_attempts
+
+    async def ack(self) -> bool:
+        """Say that the message is dealt with and need not come again.
+
+        The group's offset moves past it once all messages before it in the queue are acked too,
+        and is written to the broker every few seconds and at close: after a crash of this process
+        some acked messages are delivered again.
+
+        Returns:
+            False when it came too late: the queue has moved to another consumer of the group, or
+            the message was already given back, so that it will be delivered once more.
+        """
+        return self._given_by().acknowledge()
+
+    async def retry(self, delay_level: int = 0) -> None:
+        """Say that the message could not be dealt with, and have it delivered again later.
+
+        Level 0 leaves the delay to the broker: 10 s at first, growing with each attempt. When the
+        broker does not take it back, it is delivered again by this consumer.
+        """
+        await self._given_by().give_back(delay_level)
+
+    def _given_by(self) -> Deliverer:
+        if self._deliverer is None:
+            raise ClientError("a message under check is answered with a Decision, not with ack")
+        return self._deliverer
+
+
+def unpack_body(body: bytes, sys_flag: int) -> bytes:
+    """The body as it was before compression.
+
+    Raises:
+        ValueError: The compression is none we can undo, the data is damaged or grows too large.
+    """
+    kind = compression_type(sys_flag)
+    if kind is None:
+        return body
+    if kind in {CompressionType.UNSPECIFIED, CompressionType.ZLIB}:
+        return _inflate(body)
+    raise ValueError(f"compressed with {kind.name}, which this client cannot undo")
+
+
+def _inflate(body: bytes) -> bytes:
+    inflater = zlib.decompressobj()
+    try:
+        inflated = inflater.decompress(body, INFLATED_SIZE_MAX)
+    except zlib.error as error:
+        raise ValueError(f"damaged: {error}") from error
+    if not inflater.eof:
+        whole = "grows beyond the limit" if inflater.unconsumed_tail else "is cut short"
+        raise ValueError(f"compressed body {whole}")
+    return inflated
