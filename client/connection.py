@@ -1,0 +1,485 @@
+"""One TCP connection to a broker or name server, and the pool that keeps them.
+
+Requests of many tasks share a connection. A request gets a number (opaque) and a future; frames
+of one pass of the event loop are joined into one write; the answer completes the future. There is
+no task, queue or timer per request: one sweep per connection ends what took too long.
+
+A connection is given up when the peer breaks the protocol, or when a request times out and the
+peer has sent nothing at all since it left: then it is dead, not slow. Requests that were under way
+end with :class:`ConnectionLostError`, and the next request opens a new connection. A failed connect
+is repeated no sooner than a growing delay allows, however many callers wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NamedTuple, TypeAlias
+
+from halfmq.remoting.codes import HeaderType, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.correlation import Correlation
+from halfmq.remoting.errors import ProtocolError
+from halfmq.remoting.ext_fields import Header
+from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.replies import encode_reply, encode_request
+
+from .config import ClientConfig
+from .errors import ClientClosedError, ConnectError, ConnectionLostError, RequestTimeoutError
+
+logger = logging.getLogger(__name__)
+
+SWEEP_INTERVAL: Final = 0.05
+"""Seconds between looks for overdue requests: how late a timeout may be noticed."""
+
+
+HeaderFields: TypeAlias = Header | Mapping[str, str] | None
+
+
+class _Waiting(NamedTuple):
+    """A request that has left."""
+
+    future: asyncio.Future[RemotingCommand]
+    code: int
+    sent_at: float
+    seconds: float
+
+
+class Connection(asyncio.Protocol):
+    """Sends requests, matches answers, and hands the peer's own requests to ``handlers``."""
+
+    def __init__(
+        self,
+        address: str,
+        config: ClientConfig,
+        handlers: Mapping[int, ServerRequestHandler],
+        on_gone: Callable[[Connection], None],
+    ) -> None:
+        self.address = address
+        self.header_type = HeaderType.JSON
+        self._loop = asyncio.get_running_loop()
+        self._config = config
+        self._handlers = handlers
+        self._on_gone = on_gone
+        self._decoder = FrameDecoder(responses_first=True)
+        self._waiting: Correlation[_Waiting] = Correlation(waiting_max=config.in_flight_max)
+        self._room_wanted: deque[asyncio.Future[None]] = deque()
+        self._transport: asyncio.Transport | None = None
+        self._outgoing: list[bytes] = []
+        self._paused = False
+        self._sweep: asyncio.TimerHandle | None = None
+        self._heard_at = self._loop.time()
+        self._end_reason: str | None = None
+        self._retired = False
+        self._closed = self._loop.create_future()
+
+    @property
+    def usable(self) -> bool:
+        """Whether a new request may be sent here."""
+        return self._end_reason is None and not self._retired
+
+    @property
+    def closed(self) -> bool:
+        """Whether the socket is closed."""
+        return self._closed.done()
+
+    @property
+    def local_address(self) -> str:
+        """This machine's address as the connection uses it."""
+        assert self._transport is not None
+        return str(self._transport.get_extra_info("sockname")[0])
+
+    async def request(
+        self, code: int, header: HeaderFields = None, body: bytes = b"", *, seconds: float
+    ) -> RemotingCommand:
+        """Send a request and return its answer, whatever code that carries.
+
+        Raises:
+            ConnectionLostError: The connection ended first.
+            RequestTimeoutError: ``seconds`` passed first.
+        """
+        if self._paused or len(self._waiting) >= self._config.in_flight_max:
+            await self._room(code, seconds)
+        if self._end_reason is not None:
+            raise ConnectionLostError(self.address, self._end_reason)
+        now = self._loop.time()
+        future: asyncio.Future[RemotingCommand] = self._loop.create_future()
+        opaque = self._waiting.register(_Waiting(future, code, now, seconds), now + seconds)
+        self._write(
+            encode_request(
+                code, opaque=opaque, header=header, body=body, header_type=self.header_type
+            )
+        )
+        if self._sweep is None:
+            self._sweep = self._loop.call_later(SWEEP_INTERVAL, self._end_overdue)
+        return await future
+
+    def send_one_way(self, code: int, header: HeaderFields = None, body: bytes = b"") -> None:
+        """Send a request that is not answered.
+
+        Raises:
+            ConnectionLostError: The connection has ended.
+        """
+        if self._end_reason is not None:
+            raise ConnectionLostError(self.address, self._end_reason)
+        self._write(
+            encode_request(
+                code,
+                opaque=0,  # nobody answers, so nothing is matched by it
+                header=header,
+                body=body,
+                one_way=True,
+                header_type=self.header_type,
+            )
+        )
+
+    async def drained(self) -> None:
+        """Wait until the peer takes more bytes; for senders of one-way requests."""
+        while self._paused and self._end_reason is None:
+            await self._wait_for_room()
+
+    def retire(self) -> None:
+        """Take no new requests, and close once those under way are answered."""
+        if not self._retired:
+            self._retired = True
+            self._on_gone(self)
+            if not self._waiting:
+                self.end("retired")
+
+    def end(self, reason: str) -> None:
+        """Close: what was written still leaves, what waits for an answer fails."""
+        if self._end_reason is None:
+            self._flush()
+            self._end_reason = reason
+            if self._transport is not None:
+                self._transport.close()
+
+    async def wait_closed(self) -> None:
+        """Return when the socket is closed."""
+        await asyncio.shield(self._closed)
+
+    # -- called by the event loop
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=self._config.write_buffer_max)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._loop.time()
+        try:
+            commands = self._decoder.receive_data(data)
+        except ProtocolError as error:
+            self._take(error.commands)
+            logger.warning("protocol error peer=%s reason=%s", self.address, error)
+            self._abort(f"it broke the protocol: {error}")
+        else:
+            self._take(commands)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._end_reason is None:
+            self._end_reason = str(exc) if exc else "closed by the peer"
+        if self._sweep is not None:
+            self._sweep.cancel()
+        for waiting in self._waiting.fail_all():
+            if not waiting.future.done():
+                waiting.future.set_exception(ConnectionLostError(self.address, self._end_reason))
+        while self._room_wanted:
+            self._grant_room()
+        if not self._closed.done():
+            self._closed.set_result(None)
+        self._on_gone(self)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._grant_room()
+
+    # -- inside
+
+    def _take(self, commands: list[RemotingCommand]) -> None:
+        for command in commands:
+            if not command.is_response:
+                self._serve(command)
+                continue
+            waiting = self._waiting.match(command.opaque)
+            if waiting is None:
+                continue  # its request timed out
+            if not waiting.future.done():
+                waiting.future.set_result(command)
+            if command.code == ResponseCode.GO_AWAY:
+                self.retire()
+        if self._room_wanted:
+            self._grant_room()
+        if self._retired and not self._waiting:
+            self.end("retired")
+
+    def _serve(self, command: RemotingCommand) -> None:
+        handler = self._handlers.get(command.code)
+        if handler is not None:
+            handler(command, self)
+        elif not command.is_one_way:
+            self._write(
+                encode_reply(
+                    command,
+                    ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                    remark=f" request type {command.code} not supported",
+                )
+            )
+
+    def _write(self, frame: bytes) -> None:
+        self._outgoing.append(frame)
+        if len(self._outgoing) == 1:
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._outgoing and self._transport is not None and self._end_reason is None:
+            self._transport.write(b"".join(self._outgoing))
+        self._outgoing.clear()
+
+    def _end_overdue(self) -> None:
+        self._sweep = None
+        now = self._loop.time()
+        dead = False
+        for waiting in self._waiting.expire(now):
+            dead = dead or self._heard_at < waiting.sent_at
+            if not waiting.future.done():
+                waiting.future.set_exception(
+                    RequestTimeoutError(self.address, waiting.code, waiting.seconds)
+                )
+        if dead:
+            self._abort("it has fallen silent")
+            return
+        if self._room_wanted:
+            self._grant_room()
+        if self._waiting:
+            self._sweep = self._loop.call_later(SWEEP_INTERVAL, self._end_overdue)
+        elif self._retired:
+            self.end("retired")
+
+    def _abort(self, reason: str) -> None:
+        if self._end_reason is None:
+            self._end_reason = reason
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _room(self, code: int, seconds: float) -> None:
+        """Wait until one more request fits."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._end_reason is None and (
+                    self._paused or len(self._waiting) >= self._config.in_flight_max
+                ):
+                    await self._wait_for_room()
+        except TimeoutError as error:
+            raise RequestTimeoutError(self.address, code, seconds) from error
+
+    async def _wait_for_room(self) -> None:
+        turn = self._loop.create_future()
+        self._room_wanted.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._grant_room()  # the turn was ours; pass it on
+            raise
+
+    def _grant_room(self) -> None:
+        """Let waiting requests look again, as many as fit."""
+        room = max(1, self._config.in_flight_max - len(self._waiting))
+        while room and self._room_wanted:
+            turn = self._room_wanted.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                room -= 1
+
+
+ServerRequestHandler: TypeAlias = Callable[[RemotingCommand, Connection], None]
+"""Takes a request that the broker made to this client; answers it or not, and never waits."""
+
+
+class _Failure(NamedTuple):
+    """The last failed connect to an address."""
+
+    times: int
+    at: float
+    reason: str
+
+
+class ConnectionPool:
+    """At most one usable connection per address, opened when it is first needed.
+
+    ``greet`` runs on each new connection before anybody else may use it: a broker must know who
+    is there before the first pull.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        handlers: Mapping[int, ServerRequestHandler],
+        *,
+        greet: Callable[[Connection], Awaitable[None]] | None = None,
+        on_lost: Callable[[str], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._handlers = handlers
+        self._greet = greet
+        self._on_lost = on_lost
+        self._connections: dict[str, Connection] = {}
+        self._open_sockets: set[Connection] = set()
+        self._attempts: dict[str, asyncio.Task[Connection]] = {}
+        self._failures: dict[str, _Failure] = {}
+        self._header_types: dict[str, HeaderType] = {}
+        self._closed = False
+
+    def speak(self, address: str, header_type: HeaderType) -> None:
+        """Use this header type for requests to the address, now and on later connections."""
+        self._header_types[address] = header_type
+        connection = self._connections.get(address)
+        if connection is not None:
+            connection.header_type = header_type
+
+    def live(self, address: str) -> Connection | None:
+        """The connection if one is open."""
+        connection = self._connections.get(address)
+        return connection if connection is not None and connection.usable else None
+
+    async def get(self, address: str, seconds: float) -> Connection:
+        """The connection, opened if need be.
+
+        Raises:
+            ConnectError: It cannot be opened, or not within ``seconds``.
+            ClientClosedError: The pool is closed.
+        """
+        connection = self.live(address)
+        if connection is not None:
+            return connection
+        if self._closed:
+            raise ClientClosedError("the client")
+        attempt = self._attempts.get(address)
+        if attempt is None:
+            attempt = asyncio.create_task(self._open(address), name=f"connect {address}")
+            self._attempts[address] = attempt
+            attempt.add_done_callback(lambda done: self._attempt_done(address, done))
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.shield(attempt)  # others may wait for it too
+        except TimeoutError as error:
+            failure = self._failures.get(address)
+            reason = failure.reason if failure else f"no connection within {seconds:g} s"
+            raise ConnectError(address, reason) from error
+
+    async def close(self) -> None:
+        """Close every connection after what was written has left."""
+        self._closed = True
+        for attempt in list(self._attempts.values()):
+            attempt.cancel()
+        connections = list(self._open_sockets)
+        for connection in connections:
+            connection.end("the client was closed")
+        for connection in connections:
+            await connection.wait_closed()
+
+    async def _open(self, address: str) -> Connection:
+        failure = self._failures.get(address)
+        if failure is not None:
+            loop = asyncio.get_running_loop()
+            await asyncio.sleep(failure.at + self._delay(failure.times) - loop.time())
+        try:
+            connection = await self._dial(address)
+            await self._introduce(connection)
+            if not connection.usable:  # or a dead connection would stay in the table for good
+                raise ConnectionLostError(address, "closed by the peer at once")  # noqa: TRY301
+        except ConnectError as error:
+            self._note_failure(address, error.reason)
+            raise
+        except (ConnectionLostError, RequestTimeoutError) as error:
+            self._note_failure(address, str(error))
+            raise ConnectError(address, str(error)) from error
+        self._failures.pop(address, None)
+        self._connections[address] = connection
+        return connection
+
+    async def _introduce(self, connection: Connection) -> None:
+        if self._greet is None:
+            return
+        try:
+            await self._greet(connection)
+        except BaseException:
+            connection.end("not used")
+            raise
+
+    async def _dial(self, address: str) -> Connection:
+        """A TCP connection to the first of the host's addresses that takes one."""
+        loop = asyncio.get_running_loop()
+        host, _, port = address.rpartition(":")
+        try:
+            async with asyncio.timeout(self._config.connect_timeout):
+                error: OSError | None = None
+                for target in await _resolve(host.strip("[]"), int(port)):
+                    try:
+                        _, connection = await loop.create_connection(
+                            lambda: Connection(address, self._config, self._handlers, self._forget),
+                            target,
+                            int(port),
+                        )
+                    except OSError as failed:
+                        error = failed
+                    else:
+                        connection.header_type = self._header_types.get(address, HeaderType.JSON)
+                        self._open_sockets.add(connection)
+                        return connection
+                raise error or OSError("the host has no address")
+        except TimeoutError as timeout:
+            seconds = f"{self._config.connect_timeout:g} s"
+            raise ConnectError(address, f"no answer within {seconds}") from timeout
+        except OSError as refused:
+            raise ConnectError(address, _connect_reason(refused)) from refused
+
+    def _delay(self, failures: int) -> float:
+        delay = self._config.reconnect_delay_min * 2.0 ** min(failures - 1, 30)
+        return min(delay, self._config.reconnect_delay_max)
+
+    def _note_failure(self, address: str, reason: str) -> None:
+        before = self._failures.get(address)
+        now = asyncio.get_running_loop().time()
+        self._failures[address] = _Failure(before.times + 1 if before else 1, now, reason)
+
+    def _attempt_done(self, address: str, attempt: asyncio.Task[Connection]) -> None:
+        del self._attempts[address]
+        if not attempt.cancelled():
+            attempt.exception()  # callers that went away would leave it unread
+
+    def _forget(self, connection: Connection) -> None:
+        """A connection ended, or takes no more requests."""
+        if connection.closed:
+            self._open_sockets.discard(connection)
+        if self._connections.get(connection.address) is connection:
+            del self._connections[connection.address]
+            if self._on_lost is not None and not self._closed:
+                self._on_lost(connection.address)
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    """The numeric addresses of a host, in the order the system prefers them."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return [host]
+
+
+def _connect_reason(error: OSError) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused; is the broker running?"
+    if isinstance(error, socket.gaierror):
+        return "the host name is not known"
+    return error.strerror or str(error)

@@ -1,0 +1,84 @@
+"""What starts and stops: the part that producers and consumers have in common."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import TracebackType
+from typing import Final, Self
+
+from halfmq.store.format.topics import validate_group
+
+from .config import ClientConfig
+from .errors import ClientClosedError, ConfigurationError
+from .session import Session
+
+# Taken by clients that were given no group; the official client refuses them too.
+RESERVED_GROUPS: Final = frozenset({"DEFAULT_PRODUCER", "DEFAULT_CONSUMER"})
+
+
+class Client:
+    """Runs on one session, once: from ``start`` to ``close``."""
+
+    def __init__(self, group: str, namesrv: str | None, config: ClientConfig | None) -> None:
+        reason = "reserved" if group in RESERVED_GROUPS else validate_group(group)
+        if reason is not None:
+            raise ConfigurationError("group", group, f"another name ({reason})")
+        config = config or ClientConfig()
+        if namesrv is not None:
+            config = replace(config, namesrv=namesrv)
+        self.group = group
+        self.config = config
+        self._running: Session | None = None
+        self._used = False
+
+    @property
+    def client_id(self) -> str:
+        """Under which the brokers know this client; known once started."""
+        return self._session.client_id
+
+    async def start(self) -> None:
+        """Connect and be ready; ``async with`` does it.
+
+        Raises:
+            ConnectError: No name server can be reached; says which address, and why.
+        """
+        if self._used:
+            raise ClientClosedError(f"{type(self).__name__} {self.group}")
+        self._used = True
+        session = self._new_session()
+        try:
+            await self._start_session(session)
+        except BaseException:
+            await session.close()
+            raise
+        self._running = session
+
+    async def close(self) -> None:
+        """Take leave of the brokers; safe to call twice."""
+        session, self._running = self._running, None
+        if session is not None:
+            await session.close()
+
+    @property
+    def _session(self) -> Session:
+        if self._running is None:
+            raise ClientClosedError(f"{type(self).__name__} {self.group}")
+        return self._running
+
+    def _new_session(self) -> Session:
+        raise NotImplementedError
+
+    async def _start_session(self, session: Session) -> None:
+        await session.start()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()

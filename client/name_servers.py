@@ -1,0 +1,64 @@
+"""The name servers of a cluster as one: a question goes to the one that answered last."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from halfmq.remoting.command import RemotingCommand
+
+from .config import ClientConfig
+from .connection import ConnectionPool
+from .errors import ConnectError, ConnectionLostError, RequestTimeoutError
+
+_Unanswered = (ConnectError, ConnectionLostError, RequestTimeoutError)
+
+
+class NameServers:
+    """Asks one name server after the other until one answers."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+        self._addresses = config.namesrv_addresses  # the one that answered last comes first
+        self._pool = ConnectionPool(config, {})
+
+    @property
+    def address(self) -> str:
+        """The name server that answered last, or will be asked next."""
+        return self._addresses[0]
+
+    @property
+    def local_address(self) -> str | None:
+        """This machine's address as the name server sees it; None while not connected."""
+        connection = self._pool.live(self.address)
+        return None if connection is None else connection.local_address
+
+    async def ask(self, code: int, fields: Mapping[str, str] | None = None) -> RemotingCommand:
+        """Return the answer, whatever code it carries; each name server is tried once.
+
+        Raises:
+            ConnectError: None can be reached, or none of several answers.
+            ConnectionLostError: The only one ended the connection instead.
+            RequestTimeoutError: The only one did not answer in time.
+        """
+        failures: list[ConnectError | ConnectionLostError | RequestTimeoutError] = []
+        for address in list(self._addresses):
+            try:
+                connection = await self._pool.get(address, self._config.connect_timeout)
+                return await connection.request(code, fields, seconds=self._config.request_timeout)
+            except _Unanswered as error:
+                failures.append(error)
+                self._ask_later(address)
+        if len(failures) == 1:
+            raise failures[0]
+        raise ConnectError(
+            ";".join(failure.address for failure in failures),
+            "; ".join(str(failure) for failure in failures),
+        )
+
+    async def close(self) -> None:
+        """Close the connections; questions under way fail."""
+        await self._pool.close()
+
+    def _ask_later(self, address: str) -> None:
+        if self._addresses[0] == address:
+            self._addresses.append(self._addresses.pop(0))

@@ -1,0 +1,269 @@
+"""Which brokers serve a topic, and by which queues: asked from a name server and kept fresh.
+
+A name server knows the topics of all brokers; a halfmq broker is its own. Routes are fetched when
+a topic is first used and again every ``route_refresh_interval``. An unknown topic has no route;
+producers then take the route of ``TBW102``, a topic that stands for "every broker which creates
+topics on a first send", and their send creates the topic.
+
+The first question also finds out whom we talk to: it carries the ext field ``halfmq``, which an
+official name server ignores and a halfmq broker returns. Brokers in such an answer are spoken to
+with MSGPACK headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from halfmq.remoting.bodies import TopicRouteData, decode_cluster_info, decode_route
+from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
+from halfmq.remoting.errors import ProtocolError
+from halfmq.store.format.topics import DEFAULT_TOPIC
+
+from .config import ClientConfig
+from .connection import ConnectionPool
+from .errors import (
+    BadAnswerError,
+    BrokerRefusedError,
+    ClientError,
+    RouteNotFoundError,
+)
+from .message import MessageQueue
+from .name_servers import NameServers
+
+logger = logging.getLogger(__name__)
+
+RECOGNITION_FIELD: Final = "halfmq"
+"""Ext field of a route request and its answer by which halfmq peers know each other."""
+
+PERM_READ: Final = 4  # Source: RocketMQ PermName.java
+PERM_WRITE: Final = 2
+MASTER_ID: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Where one topic is served."""
+
+    topic: str
+    publish_queues: tuple[MessageQueue, ...]
+    """What a producer may send to, sorted."""
+    consume_queues: tuple[MessageQueue, ...]
+    """What a group shares out among its members, sorted."""
+    addresses: Mapping[str, str]
+    """Broker name to the address of its master."""
+    _turn: Iterator[int] = field(default_factory=itertools.count, compare=False, repr=False)
+
+    def next_queue(self, avoid_broker: str | None = None) -> MessageQueue:
+        """The queues in turn; one of another broker than ``avoid_broker`` if there is any."""
+        queues = self.publish_queues
+        for _ in queues:
+            queue = queues[next(self._turn) % len(queues)]
+            if queue.broker_name != avoid_broker:
+                return queue
+        return queues[next(self._turn) % len(queues)]
+
+
+def build_route(topic: str, answer: TopicRouteData, *, first_turn: int = 0) -> Route:
+    """A name server's answer as clients use it."""
+    addresses = {
+        broker.broker_name: broker.broker_addrs[MASTER_ID]
+        for broker in answer.broker_datas
+        if MASTER_ID in broker.broker_addrs
+    }
+    publish: list[MessageQueue] = []
+    consume: list[MessageQueue] = []
+    for data in answer.queue_datas:
+        name = data.broker_name
+        if name in addresses and data.perm & PERM_WRITE:
+            publish += [MessageQueue(topic, name, n) for n in range(data.write_queue_nums)]
+        if name in addresses and data.perm & PERM_READ:
+            consume += [MessageQueue(topic, name, n) for n in range(data.read_queue_nums)]
+    turn = itertools.count(first_turn)
+    return Route(topic, tuple(sorted(publish)), tuple(sorted(consume)), addresses, _turn=turn)
+
+
+def assumed_route(topic: str, template: Route, queues_max: int, *, first_turn: int = 0) -> Route:
+    """The route that a topic will have once a send has created it like ``template``."""
+    queues = tuple(
+        MessageQueue(topic, broker_name, queue_id)
+        for _, broker_name, queue_id in template.publish_queues
+        if queue_id < queues_max
+    )
+    turn = itertools.count(first_turn)
+    return Route(topic, queues, queues, template.addresses, _turn=turn)
+
+
+class RouteTable:
+    """The routes of all topics in use, and the addresses of all brokers in them."""
+
+    def __init__(
+        self, config: ClientConfig, servers: NameServers, brokers: ConnectionPool, first_turn: int
+    ) -> None:
+        self._config = config
+        self._servers = servers
+        self._brokers = brokers
+        # The producers of a program should not all start at queue 0.
+        self._first_turn = first_turn
+        self._turn = itertools.count(first_turn)
+        self._routes: dict[str, Route] = {}
+        self._template: Route | None = None
+        self._cluster: dict[str, str] = {}
+        self._fetches: dict[str, asyncio.Task[Route | None]] = {}
+        self.halfmq = False
+        """Whether the brokers are halfmq's; known after the first answer."""
+
+    @property
+    def addresses(self) -> set[str]:
+        """Every broker this client knows of."""
+        found = set(self._cluster.values())
+        for route in self._all_routes():
+            found.update(route.addresses.values())
+        return found
+
+    def known(self, topic: str) -> Route | None:
+        """The route of an existing topic if it has been fetched."""
+        return self._routes.get(topic)
+
+    def forget(self, topic: str) -> None:
+        """Ask again when the topic is used next: what we know is old."""
+        self._routes.pop(topic, None)
+
+    def address_of(self, broker_name: str) -> str | None:
+        """The master of a broker, by any route."""
+        for route in self._all_routes():
+            if broker_name in route.addresses:
+                return route.addresses[broker_name]
+        return self._cluster.get(broker_name)
+
+    async def existing(self, topic: str) -> Route | None:
+        """The route of a topic, fetched if need be; None when the topic does not exist.
+
+        Raises:
+            ClientError: No name server answers.
+        """
+        return self._routes.get(topic) or await self.fetch(topic)
+
+    async def for_sending(self, topic: str) -> Route:
+        """A route with at least one queue to send to, perhaps of a topic that is to be created.
+
+        Raises:
+            RouteNotFoundError: The topic does not exist and no broker would create it.
+            ClientError: No name server answers.
+        """
+        route = await self.existing(topic)
+        if route is None:
+            # Not kept: once the send has created the topic, the true route may be another.
+            template = await self.fetch(DEFAULT_TOPIC)
+            if template is None:
+                raise RouteNotFoundError(topic)
+            route = assumed_route(
+                topic,
+                template,
+                self._config.default_topic_queues,
+                first_turn=next(self._turn),
+            )
+        if not route.publish_queues:
+            raise RouteNotFoundError(topic)
+        return route
+
+    async def fetch(self, topic: str) -> Route | None:
+        """Ask a name server; tasks that want the same topic at the same time share one question.
+
+        Raises:
+            ClientError: No name server answers, or none that we understand.
+        """
+        task = self._fetches.get(topic)
+        if task is None:
+            task = asyncio.create_task(self._fetch(topic), name=f"route {topic}")
+            self._fetches[topic] = task
+            task.add_done_callback(lambda done: self._fetch_done(topic, done))
+        return await asyncio.shield(task)
+
+    async def refresh(self) -> None:
+        """Ask again for all topics in use; keeps what it has when nobody answers."""
+        topics = [DEFAULT_TOPIC] if self._template is not None else []
+        for topic in [*topics, *self._routes]:
+            try:
+                await self.fetch(topic)
+            except ClientError as error:
+                logger.warning("route not refreshed topic=%s reason=%s", topic, error)
+                return
+
+    async def learn_cluster(self) -> None:
+        """Learn the addresses of all brokers there are, also of those that create no topics."""
+        try:
+            answer = await self._servers.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+            if answer.code != ResponseCode.SUCCESS:
+                raise BrokerRefusedError(answer.code, answer.remark or "")
+            cluster = decode_cluster_info(answer.body)
+        except (ClientError, ProtocolError) as error:
+            logger.info("cluster not known reason=%s", error)
+            return
+        self._cluster = {
+            name: data.broker_addrs[MASTER_ID]
+            for name, data in cluster.broker_addr_table.items()
+            if MASTER_ID in data.broker_addrs
+        }
+        for address in self._cluster.values():
+            self._choose_header_type(address)
+
+    async def close(self) -> None:
+        """Give up the questions under way."""
+        for task in list(self._fetches.values()):
+            task.cancel()
+
+    def _all_routes(self) -> Iterator[Route]:
+        yield from self._routes.values()
+        if self._template is not None:
+            yield self._template
+
+    def _fetch_done(self, topic: str, task: asyncio.Task[Route | None]) -> None:
+        del self._fetches[topic]
+        if not task.cancelled():
+            task.exception()  # callers that went away would leave it unread
+
+    async def _fetch(self, topic: str) -> Route | None:
+        answer = await self._ask(topic)
+        if answer is None:
+            self._routes.pop(topic, None)
+            if topic == DEFAULT_TOPIC:
+                self._template = None
+            return None
+        route = build_route(topic, answer, first_turn=self._first_turn)
+        for address in route.addresses.values():
+            self._choose_header_type(address)
+        if topic == DEFAULT_TOPIC:
+            self._template = route
+            return route
+        if self._routes.get(topic) != route:
+            brokers = ",".join(f"{name}@{address}" for name, address in route.addresses.items())
+            queues = len(route.publish_queues)
+            logger.info("route topic=%s queues=%d brokers=%s", topic, queues, brokers)
+            self._routes[topic] = route
+        return self._routes[topic]
+
+    async def _ask(self, topic: str) -> TopicRouteData | None:
+        fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
+        if self._config.header_type == "auto":
+            fields[RECOGNITION_FIELD] = "1"
+        answer = await self._servers.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
+        if isinstance(answer.header, dict):
+            self.halfmq = answer.header.get(RECOGNITION_FIELD) == "1"
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            return None
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerRefusedError(answer.code, answer.remark or "")
+        try:
+            return decode_route(answer.body)
+        except ProtocolError as error:
+            raise BadAnswerError(self._servers.address, str(error)) from error
+
+    def _choose_header_type(self, address: str) -> None:
+        choice = self._config.header_type
+        msgpack = choice == "msgpack" or (choice == "auto" and self.halfmq)
+        self._brokers.speak(address, HeaderType.MSGPACK if msgpack else HeaderType.JSON)
