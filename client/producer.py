@@ -1,0 +1,250 @@
+"""Producer: sends messages, one by one or in batches, and tells when they are stored.
+
+A send goes to one queue and is answered when the broker has stored the message; on a halfmq broker
+that means on disk. When an attempt fails in a way that another may mend, the same message, with
+the same id, is sent again to another broker if there is one: so a message may be stored twice when
+an answer was lost, and consumers can tell by its ``message_id``.
+
+Order: messages sent one after the other with the same ``order_key`` go to the same queue and are
+stored in that order. An ordered message never moves to another queue, and is not sent again when
+the first attempt may have worked, since the copy could land behind its successor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+from halfmq.remoting.bodies import HeartbeatData, ProducerData
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader
+from halfmq.store.format.ids import java_string_hash
+from halfmq.store.format.topics import DEFAULT_TOPIC
+
+from .config import ClientConfig
+from .connection import ServerRequestHandler
+from .encoding import Draft, draft_batch, draft_message
+from .errors import (
+    BrokerRefusedError,
+    ClientError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    SendTimeoutError,
+)
+from .lifecycle import Client
+from .message import Message, MessageQueue, SendResult, SendStatus
+from .routes import Route
+from .session import Session, typed, wall_clock_ms
+
+logger = logging.getLogger(__name__)
+
+STORED_CODES: Final = frozenset(SendStatus)
+# The broker that answers so has lost the topic, or takes no messages for it any more.
+_ROUTE_IS_OLD: Final = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION})
+
+
+class Producer(Client):
+    """Sends messages for a producer group.
+
+    ::
+
+        async with Producer("orders-producer") as producer:
+            result = await producer.send(Message("orders", b"hello", tags="created"))
+
+    One producer serves any number of tasks of one event loop.
+    """
+
+    def __init__(
+        self, group: str, *, namesrv: str | None = None, config: ClientConfig | None = None
+    ) -> None:
+        """``namesrv`` (``host:port``, several with ``;``) wins over the one in ``config``."""
+        super().__init__(group, namesrv, config)
+
+    async def send(self, message: Message, *, order_key: str | None = None) -> SendResult:
+        """Store a message and say where.
+
+        Raises:
+            MessageTooLargeError: Body or properties are above their limit.
+            RouteNotFoundError: Nobody serves the topic, and nobody would create it.
+            BrokerRefusedError: The broker said no, and the last attempt did not change that.
+            ConnectError: No broker could be reached.
+            ConnectionLostError: An answer was lost; the message may be stored all the same.
+            SendTimeoutError: No answer within ``send_timeout``; it may be stored all the same.
+        """
+        session = self._session
+        draft = draft_message(message, session.new_key(), self.config)
+        return await self._transmit(session, RequestCode.SEND_MESSAGE_V2, draft, order_key, [])
+
+    async def send_batch(
+        self, messages: Sequence[Message], *, order_key: str | None = None
+    ) -> SendResult:
+        """Store messages of one topic in one queue, all or none, in one request.
+
+        The result's ``message_id`` joins their ids with ``,``. A batch may hold as many bytes as a
+        single message (``message_size_max``).
+
+        Raises:
+            InvalidMessageError: The messages do not fit into one batch.
+            ClientError: As :meth:`send`.
+        """
+        session = self._session
+        keys = [session.new_key() for _ in messages]
+        draft = draft_batch(messages, keys, self.config)
+        return await self._transmit(session, RequestCode.SEND_BATCH_MESSAGE, draft, order_key, [])
+
+    async def send_oneway(self, message: Message, *, order_key: str | None = None) -> None:
+        """Send without asking what became of it; a refusal or a crash loses it unseen.
+
+        Raises:
+            ClientError: It could not even be sent.
+        """
+        session = self._session
+        draft = draft_message(message, session.new_key(), self.config)
+        topic = message.topic
+        route = session.routes.known(topic) or await session.routes.for_sending(topic)
+        queue = choose_queue(route, order_key)
+        address = route.addresses[queue.broker_name]
+        seconds = self.config.send_timeout
+        connection = session.brokers.live(address) or await session.brokers.get(address, seconds)
+        await connection.drained()
+        header = self._header(draft, queue, batch=False)
+        connection.send_one_way(RequestCode.SEND_MESSAGE_V2, header, draft.body)
+
+    # -- for sub-classes
+
+    def _new_session(self) -> Session:
+        farewell = {"producer_group": self.group}
+        return Session(self.config, self._announce, self._handlers(), farewell)
+
+    def _handlers(self) -> dict[int, ServerRequestHandler]:
+        return {}
+
+    def _announce(self, client_id: str) -> HeartbeatData:
+        groups = (ProducerData(group_name=self.group),)
+        return HeartbeatData(client_id=client_id, producer_data_set=groups)
+
+    async def _transmit(
+        self,
+        session: Session,
+        code: int,
+        draft: Draft,
+        order_key: str | None,
+        failures: list[ClientError],
+    ) -> SendResult:
+        """Send a draft until it is stored, attempts or time run out, or trying is pointless.
+
+        ``failures`` is filled with what went wrong on the way, also when it ends well.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self.config.send_timeout
+        topic = draft.message.topic
+        broker_name: str | None = None
+        while True:
+            try:
+                route = session.routes.known(topic) or await session.routes.for_sending(topic)
+                queue = choose_queue(route, order_key, avoid_broker=broker_name)
+                broker_name = queue.broker_name
+                address = route.addresses[broker_name]
+                connection = session.brokers.live(address)
+                if connection is None:
+                    connection = await session.brokers.get(address, deadline - clock())
+                header = self._header(draft, queue, batch=code == RequestCode.SEND_BATCH_MESSAGE)
+                answer = await connection.request(
+                    code, header, draft.body, seconds=deadline - clock()
+                )
+                if answer.code not in STORED_CODES:
+                    raise BrokerRefusedError(answer.code, answer.remark or "")
+                return send_result(answer, draft.unique_key, queue, address)
+            except ClientError as error:
+                failures.append(error)
+            failure = failures[-1]
+            if (
+                len(failures) >= self.config.send_attempts_max
+                or clock() >= deadline
+                or not may_send_again(failure, ordered=order_key is not None)
+            ):
+                raise final_error(failures, code, self.config.send_timeout)
+            logger.info("send again topic=%s reason=%s", topic, failure)
+            if isinstance(failure, BrokerRefusedError) and failure.code in _ROUTE_IS_OLD:
+                session.routes.forget(topic)
+
+    def _header(
+        self, draft: Draft, queue: MessageQueue, *, batch: bool
+    ) -> SendMessageRequestHeaderV2:
+        return SendMessageRequestHeaderV2(
+            producer_group=self.group,
+            topic=queue.topic,
+            default_topic=DEFAULT_TOPIC,
+            default_topic_queue_nums=self.config.default_topic_queues,
+            queue_id=queue.queue_id,
+            sys_flag=draft.sys_flag,
+            born_timestamp=wall_clock_ms(),
+            flag=draft.message.flag,
+            properties=draft.properties,
+            batch=batch,
+            broker_name=queue.broker_name,
+        )
+
+
+def choose_queue(
+    route: Route, order_key: str | None, avoid_broker: str | None = None
+) -> MessageQueue:
+    """The queue of an order key, or the next in turn on another broker than ``avoid_broker``.
+
+    The key's queue is the one that RocketMQ's ``SelectMessageQueueByHash`` takes, so that Java and
+    Python producers of one topic agree. It changes when the topic's number of queues does.
+    """
+    if order_key is None:
+        return route.next_queue(avoid_broker)
+    return route.publish_queues[abs(java_string_hash(order_key)) % len(route.publish_queues)]
+
+
+def may_send_again(error: ClientError, *, ordered: bool) -> bool:
+    """Whether another attempt can succeed and does no harm."""
+    return error.retriable and not (ordered and leaves_doubt(error))
+
+
+def leaves_doubt(error: ClientError) -> bool:
+    """Whether the attempt may have worked although it failed here."""
+    return isinstance(error, ConnectionLostError | RequestTimeoutError)
+
+
+def final_error(failures: Sequence[ClientError], code: int, seconds: float) -> ClientError:
+    """What to tell the caller after these attempts: the last failure that left a doubt, if any.
+
+    A caller who reads "connection refused" takes it that nothing was stored.
+    """
+    last = failures[-1]
+    told = next((error for error in reversed(failures) if leaves_doubt(error)), last)
+    if isinstance(told, RequestTimeoutError):
+        error = SendTimeoutError(told.address, code, seconds, len(failures))
+        error.__cause__ = last
+        return error
+    if told is not last:
+        told.__cause__ = last
+    return told
+
+
+def send_result(
+    answer: RemotingCommand, unique_key: str, queue: MessageQueue, address: str
+) -> SendResult:
+    """The answer to a stored message as users see it.
+
+    Raises:
+        BadAnswerError: Fields are missing.
+    """
+    stored = typed(answer, SendMessageResponseHeader, address)
+    if stored.queue_id != queue.queue_id:
+        queue = queue._replace(queue_id=stored.queue_id)
+    return SendResult(
+        unique_key,
+        queue,
+        stored.queue_offset,
+        stored.msg_id,
+        SendStatus(answer.code),
+        stored.transaction_id,
+        stored.msg_region,
+    )
