@@ -1,1 +1,73 @@
-"""The client library: producers, transactional producers and consumers, async first."""
+"""The client library: producers, transactional producers and consumers, async first.
+
+::
+
+    async with Producer("orders-producer") as producer:
+        result = await producer.send(Message("orders", b"hello", tags="created", keys="o-1"))
+
+    async with TransactionProducer("orders-tx", checker=checker) as producer:
+        async with producer.transaction(Message("orders", b"o-2", keys="o-2")) as tx:
+            await save_order(tx.id)  # leave normally: commit; raise: roll back
+
+    async with Consumer("billing", {"orders": "created || paid"}) as consumer:
+        async for message in consumer:
+            await message.ack()
+
+``halfmq.client.blocking`` offers the same names without ``await``; ``halfmq.client.testing`` starts
+a broker for tests. What can go wrong is drawn in ``halfmq.client.errors``. It speaks to halfmq and,
+with JSON headers, to Apache RocketMQ.
+"""
+
+from .config import ClientConfig
+from .consumer import Consumer
+from .errors import (
+    BadAnswerError,
+    BrokerRefusedError,
+    ClientClosedError,
+    ClientError,
+    ConfigurationError,
+    ConnectError,
+    ConnectionLostError,
+    DecisionConflictError,
+    HalfNotDurableError,
+    InvalidMessageError,
+    MessageTooLargeError,
+    RequestTimeoutError,
+    RouteNotFoundError,
+    SendTimeoutError,
+    UnreadableBodyError,
+)
+from .message import Decision, Message, MessageQueue, MessageView, SendResult, SendStatus
+from .producer import Producer
+from .transaction import Checker, Transaction, TransactionListener, TransactionProducer
+
+__all__ = [
+    "BadAnswerError",
+    "BrokerRefusedError",
+    "Checker",
+    "ClientClosedError",
+    "ClientConfig",
+    "ClientError",
+    "ConfigurationError",
+    "ConnectError",
+    "ConnectionLostError",
+    "Consumer",
+    "Decision",
+    "DecisionConflictError",
+    "HalfNotDurableError",
+    "InvalidMessageError",
+    "Message",
+    "MessageQueue",
+    "MessageTooLargeError",
+    "MessageView",
+    "Producer",
+    "RequestTimeoutError",
+    "RouteNotFoundError",
+    "SendResult",
+    "SendStatus",
+    "SendTimeoutError",
+    "Transaction",
+    "TransactionListener",
+    "TransactionProducer",
+    "UnreadableBodyError",
+]

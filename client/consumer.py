@@ -1,0 +1,369 @@
+"""Consumer: messages of a group, each to one of its members, until acked.
+
+Members of a group share the queues of a topic out among themselves (``rebalance``); each pulls its
+queues (``pulling``) into one buffer (``delivery``) from which the user's loop takes. Acks move the
+group's offset, queue by queue, over what is finished without a gap (``window``); the offset is kept
+at the broker and written there every ``offset_commit_interval``, when a queue is handed over, and
+at close.
+
+So every message is delivered at least once. It comes again when it was not acked in time, was
+given back with ``retry``, or was acked after the last written offset and the process died; a queue
+that moves to another member brings its unacked messages along. ``message_id`` tells duplicates.
+
+Given-back messages come from a topic of the group's own, ``%RETRY%group``, which every member
+consumes too; they show the topic they were first sent to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Final, Self
+
+from halfmq.remoting.bodies import (
+    ConsumeFromWhere,
+    ConsumerData,
+    ConsumeType,
+    HeartbeatData,
+    MessageModel,
+    SubscriptionData,
+    decode_consumer_list,
+    subscription_data,
+)
+from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.errors import ProtocolError, SubscriptionError
+from halfmq.remoting.headers import (
+    ConsumerSendMsgBackRequestHeader,
+    GetConsumerListByGroupRequestHeader,
+)
+from halfmq.store.format.topics import RETRY_PREFIX, retry_topic
+
+from .config import ClientConfig
+from .connection import Connection
+from .delivery import Delivery, DeliveryBuffer
+from .errors import BadAnswerError, ClientClosedError, ClientError, ConfigurationError
+from .lifecycle import Client
+from .message import MessageQueue, MessageView, topic_fault
+from .offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, broker_address
+from .pulling import QueuePuller
+from .rebalance import average_share
+from .session import Session, expect_success, wall_clock_ms
+from .window import QueueWindow
+
+logger = logging.getLogger(__name__)
+
+REBALANCE_RETRY: Final = 1.0
+"""Seconds to the next attempt when a topic is missing, or its queues could not be shared out."""
+RETRIES_DEFAULT: Final = 16
+"""RocketMQ's: after so many retries a message goes to the group's dead letters."""
+
+
+class Consumer(Client):
+    """Consumes topics for a group.
+
+    ::
+
+        async with Consumer("billing", {"orders": "created || paid"}) as consumer:
+            async for message in consumer:
+                print(message.body)
+                await message.ack()
+
+    Several tasks may take from one consumer. The loop ends when the consumer is closed, also from
+    another task; cancelling it loses nothing, and it may be started again.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        subscriptions: Mapping[str, str],
+        *,
+        start_from: StartFrom = "last",
+        ack_timeout: float | None = 60.0,
+        retries_max: int = RETRIES_DEFAULT,
+        broadcasting: bool = False,
+        offsets_file: str | os.PathLike[str] | None = None,
+        namesrv: str | None = None,
+        config: ClientConfig | None = None,
+    ) -> None:
+        """Subscribe a group to topics; every member of a group must subscribe to the same.
+
+        Args:
+            group: The consumer group.
+            subscriptions: Topic to tags: ``"created || paid"``, or ``"*"`` for all messages.
+            start_from: Where the group starts in a queue it has no offset for. With ``"last"``,
+                RocketMQ's default, brokers still begin at the first message of a topic so young
+                that nothing of it has been deleted or paged out.
+            ack_timeout: Seconds after which an unacked message is delivered again; None: never.
+            retries_max: Deliveries after the first before the broker gives a message up and moves
+                it to the topic ``%DLQ%group``.
+            broadcasting: Every member gets all messages, keeps its own offsets, and has no retry
+                topic: what it does not ack is delivered again only by itself.
+            offsets_file: Where a broadcasting consumer keeps its offsets. Without it, it starts
+                by ``start_from`` each time.
+            namesrv: ``host:port``, several with ``;``; wins over the one in ``config``.
+            config: Everything else.
+
+        Raises:
+            ConfigurationError: An argument cannot be used; says which.
+        """
+        super().__init__(group, namesrv, config)
+        self._start_from = start_from
+        self._ack_timeout = ack_timeout
+        self._retries_max = retries_max
+        self._broadcasting = broadcasting
+        self._check_arguments()
+        self._subscriptions = _subscribe(subscriptions)
+        if not broadcasting:
+            own = subscription_data(retry_topic(group), "*", sub_version=wall_clock_ms())
+            self._subscriptions[own.topic] = own
+        self._offsets: OffsetStore = (
+            LocalOffsets(Path(offsets_file) if offsets_file else None, start_from)
+            if broadcasting
+            else BrokerOffsets(group, start_from)
+        )
+        self._buffer: DeliveryBuffer | None = None
+        self._pullers: dict[MessageQueue, tuple[QueuePuller, asyncio.Task[None]]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._rebalance_wanted = asyncio.Event()
+        self._complaint = ""
+
+    @property
+    def assignment(self) -> list[MessageQueue]:
+        """The queues this consumer reads now."""
+        return sorted(self._pullers)
+
+    async def receive(self, timeout: float | None = None) -> MessageView | None:  # noqa: ASYNC109
+        """The next message; None when ``timeout`` seconds passed or the consumer was closed.
+
+        Raises:
+            ClientClosedError: The consumer was never started.
+        """
+        if self._buffer is None:
+            raise ClientClosedError(f"Consumer {self.group}")
+        if timeout is None:
+            return await self._buffer.take()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                return await self._buffer.take()
+        return None
+
+    async def commit(self) -> None:
+        """Write the offsets of what is acked now, rather than within the next seconds.
+
+        Raises:
+            ClientError: A broker did not take an offset; the others were written.
+        """
+        session = self._session
+        windows = [puller.window for puller, _ in self._pullers.values()]
+        results = await asyncio.gather(
+            *(self._commit_window(session, window) for window in windows), return_exceptions=True
+        )
+        await self._offsets.flush()
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def close(self) -> None:
+        """End the loops, write the offsets, hand the queues over; safe to call twice."""
+        if self._buffer is not None:
+            await self._buffer.close()
+        await _cancel(self._tasks)
+        if self._running is not None:
+            await self._lose(self._running, list(self._pullers))
+            await self._offsets.flush()
+        await super().close()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> MessageView:
+        message = await self.receive()
+        if message is None:
+            raise StopAsyncIteration
+        return message
+
+    # -- wiring
+
+    def _check_arguments(self) -> None:
+        start = self._start_from
+        if isinstance(start, datetime):
+            if start.tzinfo is None:
+                raise ConfigurationError("start_from", start, "a datetime with a time zone")
+        elif start not in {"last", "first"}:
+            raise ConfigurationError("start_from", start, '"last", "first" or a datetime')
+        if self._ack_timeout is not None and self._ack_timeout <= 0:
+            raise ConfigurationError("ack_timeout", self._ack_timeout, "seconds above 0, or None")
+        if self._retries_max < 0:
+            raise ConfigurationError("retries_max", self._retries_max, "0 or more")
+
+    def _new_session(self) -> Session:
+        def members_changed(_command: RemotingCommand, _connection: Connection) -> None:
+            self._rebalance_wanted.set()
+
+        handlers = {int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED): members_changed}
+        return Session(self.config, self._announce, handlers, {"consumer_group": self.group})
+
+    async def _start_session(self, session: Session) -> None:
+        await session.start(topics=tuple(self._subscriptions))
+        self._buffer = DeliveryBuffer(self.config, self._ack_timeout, self._send_back)
+        self._tasks = [
+            asyncio.create_task(self._rebalance_forever(session), name=f"rebalance {self.group}"),
+            asyncio.create_task(self._commit_forever(session), name=f"commit {self.group}"),
+        ]
+
+    def _announce(self, client_id: str) -> HeartbeatData:
+        if isinstance(self._start_from, datetime):
+            where = ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
+        elif self._start_from == "first":
+            where = ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET
+        else:
+            where = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
+        model = MessageModel.BROADCASTING if self._broadcasting else MessageModel.CLUSTERING
+        group = ConsumerData(
+            group_name=self.group,
+            consume_from_where=where,
+            consume_type=ConsumeType.CONSUME_PASSIVELY,
+            message_model=model,
+            subscription_data_set=tuple(self._subscriptions.values()),
+        )
+        return HeartbeatData(client_id=client_id, consumer_data_set=(group,))
+
+    # -- sharing queues
+
+    async def _rebalance_forever(self, session: Session) -> None:
+        while True:
+            self._rebalance_wanted.clear()
+            settled = True
+            for topic in self._subscriptions:
+                settled = await self._rebalance(session, topic) and settled
+            interval = self.config.rebalance_interval if settled else REBALANCE_RETRY
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(interval):
+                    await self._rebalance_wanted.wait()
+
+    async def _rebalance(self, session: Session, topic: str) -> bool:
+        """Take our share of a topic; False when it should be tried again soon."""
+        held = {queue for queue in self._pullers if queue.topic == topic}
+        try:
+            share = await self._share(session, topic)
+            if share is None:  # only a broker that is away forgets a topic that we hold
+                return bool(held) or topic.startswith(RETRY_PREFIX)
+            await self._lose(session, sorted(held.difference(share)))
+            await asyncio.gather(*(self._gain(session, q) for q in share if q not in held))
+        except ClientError as error:
+            level = logging.DEBUG if str(error) == self._complaint else logging.WARNING
+            self._complaint = str(error)
+            logger.log(level, "rebalance failed topic=%s reason=%s", topic, error)
+            return False
+        if held != set(share):
+            logger.info("assigned topic=%s queues=%d before=%d", topic, len(share), len(held))
+        return True
+
+    async def _share(self, session: Session, topic: str) -> list[MessageQueue] | None:
+        """The queues of a topic that are ours; None when the topic does not exist."""
+        route = await session.routes.existing(topic)
+        if route is None:
+            return None
+        if self._broadcasting or not route.consume_queues:
+            return list(route.consume_queues)
+        address = broker_address(session, route.consume_queues[0])
+        header = GetConsumerListByGroupRequestHeader(consumer_group=self.group)
+        answer = await session.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        try:
+            members = decode_consumer_list(expect_success(answer).body)
+        except ProtocolError as error:
+            raise BadAnswerError(address, str(error)) from error
+        return average_share(route.consume_queues, members, session.client_id)
+
+    async def _gain(self, session: Session, queue: MessageQueue) -> None:
+        """Begin to read a queue where the group is."""
+        start = await self._offsets.start_of(session, queue)
+        assert self._buffer is not None
+        window = QueueWindow(queue, start.offset, start.stored)
+        subscription = self._subscriptions[queue.topic]
+        puller = QueuePuller(session, self.group, subscription, window, self._buffer)
+        task = asyncio.create_task(puller.run(), name=f"pull {queue}")
+        self._pullers[queue] = puller, task
+
+    async def _lose(self, session: Session, queues: list[MessageQueue]) -> None:
+        """Stop reading queues, and leave behind how far we got."""
+        lost = [self._pullers.pop(queue) for queue in queues if queue in self._pullers]
+        await _cancel([task for _, task in lost])
+        for puller, _ in lost:
+            try:
+                await self._commit_window(session, puller.window)
+            except ClientError as error:
+                logger.warning("offset not written queue=%s %s", puller.window.queue, error)
+            if self._buffer is not None:
+                self._buffer.drop(puller.window)
+
+    # -- offsets
+
+    async def _commit_forever(self, session: Session) -> None:
+        while True:
+            await asyncio.sleep(self.config.offset_commit_interval)
+            try:
+                await self.commit()
+            except (ClientError, OSError) as error:
+                if self._running is session:
+                    logger.warning("offsets not written group=%s reason=%s", self.group, error)
+
+    async def _commit_window(self, session: Session, window: QueueWindow) -> None:
+        offset = window.commit_offset
+        if offset != window.committed:
+            await self._offsets.commit(session, window.queue, offset)
+            window.committed = offset
+
+    # -- giving back
+
+    async def _send_back(self, delivery: Delivery, delay_level: int) -> bool:
+        """Ask the broker to deliver a message to the group again, later."""
+        session, record, queue = self._running, delivery.record, delivery.window.queue
+        if self._broadcasting or session is None:
+            return False
+        header = ConsumerSendMsgBackRequestHeader(
+            offset=record.physical_offset,
+            group=self.group,
+            delay_level=delay_level,
+            origin_msg_id=MessageView(record, queue.broker_name).message_id,
+            origin_topic=queue.topic,
+            max_reconsume_times=self._retries_max,
+            broker_name=queue.broker_name,
+        )
+        try:
+            address = broker_address(session, queue)
+            code = RequestCode.CONSUMER_SEND_MSG_BACK
+            expect_success(await session.call(address, code, header))
+        except ClientError as error:
+            logger.info("message not taken back queue=%s reason=%s", queue, error)
+            return False
+        return True
+
+
+def _subscribe(subscriptions: Mapping[str, str]) -> dict[str, SubscriptionData]:
+    if not subscriptions:
+        raise ConfigurationError("subscriptions", dict(subscriptions), "at least one topic")
+    version = wall_clock_ms()
+    made: dict[str, SubscriptionData] = {}
+    for topic, expression in subscriptions.items():
+        reason = topic_fault(topic)
+        if reason is not None:
+            raise ConfigurationError("subscriptions", topic, f"a topic ({reason})")
+        try:
+            made[topic] = subscription_data(topic, expression, sub_version=version)
+        except SubscriptionError as error:
+            raise ConfigurationError("subscriptions", expression, 'tags or "*"') from error
+    return made
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)

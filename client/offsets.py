@@ -1,0 +1,183 @@
+"""Where a consumer starts in a queue, and where it keeps how far it got.
+
+A clustering group keeps its offsets at the broker, one per queue. A broadcasting consumer is alone
+with its offsets: it keeps them in a file of its own, or forgets them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol, TypeAlias
+
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.headers import (
+    GetMaxOffsetRequestHeader,
+    GetMaxOffsetResponseHeader,
+    GetMinOffsetRequestHeader,
+    GetMinOffsetResponseHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueryConsumerOffsetResponseHeader,
+    SearchOffsetRequestHeader,
+    SearchOffsetResponseHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from halfmq.store.format.topics import RETRY_PREFIX
+
+from .errors import ConfigurationError, ConnectError
+from .message import MessageQueue
+from .session import Session, expect_success, typed
+
+logger = logging.getLogger(__name__)
+
+StartFrom: TypeAlias = Literal["last", "first"] | datetime
+"""Where a group without a stored offset starts: at the end, at the beginning, or at a time."""
+
+
+class Start(NamedTuple):
+    """Where to begin in a queue."""
+
+    offset: int
+    stored: int | None
+    """The offset that the group has stored; None when ``offset`` follows from ``StartFrom``."""
+
+
+class OffsetStore(Protocol):
+    """Keeps one offset per queue for a consumer."""
+
+    async def start_of(self, session: Session, queue: MessageQueue) -> Start:
+        """Where to begin; raises ClientError when that cannot be found out now."""
+
+    async def commit(self, session: Session, queue: MessageQueue, offset: int) -> None:
+        """Keep that everything below ``offset`` is consumed; raises ClientError."""
+
+    async def flush(self) -> None:
+        """Make what was committed survive a crash."""
+
+
+class BrokerOffsets:
+    """The offsets of a clustering group."""
+
+    def __init__(self, group: str, start_from: StartFrom) -> None:
+        self._group = group
+        self._start_from = start_from
+
+    async def start_of(self, session: Session, queue: MessageQueue) -> Start:
+        by_time = isinstance(self._start_from, datetime)
+        header = QueryConsumerOffsetRequestHeader(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            # A broker answers 0 for a group without an offset while the queue's first message
+            # is young. That suits "last" (a new topic is read whole) but not a given time.
+            set_zero_if_not_found=False if by_time else None,
+        )
+        address = broker_address(session, queue)
+        answer = await session.call(address, RequestCode.QUERY_CONSUMER_OFFSET, header)
+        if answer.code != ResponseCode.QUERY_NOT_FOUND:
+            expect_success(answer)
+            stored = typed(answer, QueryConsumerOffsetResponseHeader, address).offset
+            if stored >= 0:
+                return Start(stored, stored)
+        return Start(await first_offset(session, queue, self._start_from), None)
+
+    async def commit(self, session: Session, queue: MessageQueue, offset: int) -> None:
+        header = UpdateConsumerOffsetRequestHeader(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            commit_offset=offset,
+        )
+        address = broker_address(session, queue)
+        expect_success(await session.call(address, RequestCode.UPDATE_CONSUMER_OFFSET, header))
+
+    async def flush(self) -> None:
+        """The broker keeps them."""
+
+
+class LocalOffsets:
+    """The offsets of one broadcasting consumer: a JSON file, or memory without one.
+
+    The file maps ``topic@broker:queue`` to an offset and is replaced as a whole.
+    """
+
+    def __init__(self, path: Path | None, start_from: StartFrom) -> None:
+        self._path = path
+        self._start_from = start_from
+        self._offsets = _load(path)
+        self._dirty = False
+
+    async def start_of(self, session: Session, queue: MessageQueue) -> Start:
+        stored = self._offsets.get(str(queue))
+        if stored is not None:
+            return Start(stored, stored)
+        return Start(await first_offset(session, queue, self._start_from), None)
+
+    async def commit(self, _session: Session, queue: MessageQueue, offset: int) -> None:
+        self._offsets[str(queue)] = offset
+        self._dirty = True
+
+    async def flush(self) -> None:
+        if self._path is not None and self._dirty:
+            self._dirty = False
+            text = json.dumps(self._offsets, indent=1, sort_keys=True)
+            await asyncio.to_thread(_replace, self._path, text)
+
+
+async def first_offset(session: Session, queue: MessageQueue, start_from: StartFrom) -> int:
+    """Where a group without an offset begins; always at the beginning of a retry topic.
+
+    Raises:
+        ClientError: The broker does not say.
+    """
+    address = broker_address(session, queue)
+    topic, queue_id = queue.topic, queue.queue_id
+    if topic.startswith(RETRY_PREFIX) or start_from == "first":
+        minimum = GetMinOffsetRequestHeader(topic=topic, queue_id=queue_id)
+        answer = await session.call(address, RequestCode.GET_MIN_OFFSET, minimum)
+        return typed(expect_success(answer), GetMinOffsetResponseHeader, address).offset
+    if start_from == "last":
+        maximum = GetMaxOffsetRequestHeader(topic=topic, queue_id=queue_id)
+        answer = await session.call(address, RequestCode.GET_MAX_OFFSET, maximum)
+        return typed(expect_success(answer), GetMaxOffsetResponseHeader, address).offset
+    timestamp_ms = int(start_from.timestamp() * 1000)
+    search = SearchOffsetRequestHeader(topic=topic, queue_id=queue_id, timestamp=timestamp_ms)
+    answer = await session.call(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, search)
+    return typed(expect_success(answer), SearchOffsetResponseHeader, address).offset
+
+
+def broker_address(session: Session, queue: MessageQueue) -> str:
+    """Where the queue's broker is.
+
+    Raises:
+        ConnectError: No name server knows it any more.
+    """
+    address = session.routes.address_of(queue.broker_name)
+    if address is None:
+        raise ConnectError(queue.broker_name, "no name server knows this broker any more")
+    return address
+
+
+def _load(path: Path | None) -> dict[str, int]:
+    if path is None or not path.exists():
+        return {}
+    try:
+        offsets = json.loads(path.read_text())
+        return {str(queue): int(offset) for queue, offset in offsets.items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise ConfigurationError("offsets_file", str(path), "a JSON object of offsets") from error
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write the file so that a crash leaves the old one or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(path.name + ".new")
+    with new.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)

@@ -1,0 +1,184 @@
+"""Pulls one queue, over and over: at most one pull is under way, held by the broker while empty.
+
+The broker filters by a hash of the tag, which two tags may share, so the text is compared here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+from halfmq.remoting.bodies import SubscriptionData
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.headers import PullMessageRequestHeader, PullMessageResponseHeader
+from halfmq.store.format.errors import CorruptRecordError
+from halfmq.store.format.properties import get_property
+from halfmq.store.format.record import Record, decode_record
+
+from .config import ClientConfig
+from .delivery import DeliveryBuffer
+from .errors import BrokerRefusedError, ClientError
+from .offsets import broker_address
+from .session import Session, typed
+from .window import QueueWindow
+
+logger = logging.getLogger(__name__)
+
+SUSPEND_FLAG: Final = 2
+"""The broker may hold the pull until there is a message. Source: RocketMQ PullSysFlag."""
+PULL_BYTES_MAX: Final = 262_144
+"""What a broker reads from memory for one pull; official ones ignore the wish."""
+ANSWER_GRACE: Final = 15.0
+"""Seconds a held pull may be late: brokers look every 5 s, and the official client waits 15."""
+RETRY_SECONDS: Final = 1.0
+"""Pause after a failed pull, as in the official client."""
+FLOW_CONTROL_SECONDS: Final = 0.02
+STANDSTILL_SECONDS: Final = 0.1
+"""Pause after an answer that came at once and brought nothing: the broker does not hold pulls."""
+
+_WITH_OFFSETS: Final = frozenset(
+    {
+        ResponseCode.SUCCESS,
+        ResponseCode.PULL_NOT_FOUND,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        ResponseCode.PULL_OFFSET_MOVED,
+    }
+)
+_SUBSCRIPTION_UNKNOWN: Final = frozenset(
+    {ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST}
+)
+
+
+class QueuePuller:
+    """Fills the buffer from one queue until its task is cancelled."""
+
+    def __init__(
+        self,
+        session: Session,
+        group: str,
+        subscription: SubscriptionData,
+        window: QueueWindow,
+        buffer: DeliveryBuffer,
+    ) -> None:
+        self.window = window
+        """Replaced by a new one when the broker moves the offset."""
+        self._session = session
+        self._config: ClientConfig = session.config
+        self._group = group
+        self._subscription = subscription
+        self._buffer = buffer
+        self._complaint = ""
+
+    async def run(self) -> None:
+        """Pull until cancelled; failures are logged and tried again."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            await self._buffer.wait_for_room(self.window)
+            before, asked_at = self.window.next_offset, clock()
+            try:
+                await self._pull()
+            except ClientError as error:
+                await self._recover(error)
+            else:
+                self._complaint = ""
+                if self.window.next_offset == before and clock() - asked_at < STANDSTILL_SECONDS:
+                    await asyncio.sleep(STANDSTILL_SECONDS)
+
+    async def _pull(self) -> None:
+        window = self.window
+        queue = window.queue
+        header = PullMessageRequestHeader(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=window.next_offset,
+            max_msg_nums=self._config.pull_batch,
+            sys_flag=SUSPEND_FLAG,
+            commit_offset=0,
+            suspend_timeout_millis=int(self._config.pull_suspend * 1000),
+            sub_version=self._subscription.sub_version,
+            expression_type=self._subscription.expression_type,
+            max_msg_bytes=PULL_BYTES_MAX,
+            broker_name=queue.broker_name,
+        )
+        address = broker_address(self._session, queue)
+        seconds = self._config.pull_suspend + ANSWER_GRACE
+        answer = await self._session.call(
+            address, RequestCode.PULL_MESSAGE, header, seconds=seconds
+        )
+        if answer.code not in _WITH_OFFSETS:
+            raise BrokerRefusedError(answer.code, answer.remark or "")
+        next_offset = typed(answer, PullMessageResponseHeader, address).next_begin_offset
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+            self._move(next_offset, answer.remark or "")
+        elif self._take(answer.body):
+            window.skip_to(next_offset)
+
+    def _take(self, body: bytes) -> bool:
+        """Offer the records of an answer; False when the next pull should start behind them."""
+        window, before = self.window, self.window.next_offset
+        try:
+            for record in _records(body):
+                if self._passes(record):
+                    self._buffer.offer(window, record)
+                else:
+                    window.skip_to(record.queue_offset + 1)
+        except CorruptRecordError as error:
+            skipped = window.next_offset == before  # else ask for it again, as the first one
+            logger.exception(
+                "bad record queue=%s skipped=%s at=%d", window.queue, skipped, error.offset
+            )
+            return skipped
+        return True
+
+    def _passes(self, record: Record) -> bool:
+        tags = self._subscription.tags_set
+        if not tags:
+            return True
+        tag = get_property(record.properties, b"TAGS")
+        return tag is not None and tag.decode(errors="replace") in tags
+
+    def _move(self, next_offset: int, remark: str) -> None:
+        """The offset asked for does not exist (any more): go on where the broker says."""
+        old = self.window
+        logger.warning(
+            "offset moved queue=%s from=%d to=%d remark=%s",
+            old.queue,
+            old.next_offset,
+            next_offset,
+            remark,
+        )
+        self._buffer.drop(old)
+        self.window = QueueWindow(old.queue, next_offset, old.committed)
+
+    async def _recover(self, error: ClientError) -> None:
+        if isinstance(error, BrokerRefusedError) and error.code == ResponseCode.FLOW_CONTROL:
+            await asyncio.sleep(FLOW_CONTROL_SECONDS)
+            return
+        level = logging.DEBUG if str(error) == self._complaint else logging.WARNING
+        self._complaint = str(error)
+        logger.log(level, "pull failed queue=%s reason=%s", self.window.queue, error)
+        if isinstance(error, BrokerRefusedError) and error.code in _SUBSCRIPTION_UNKNOWN:
+            await self._introduce_again()
+        await asyncio.sleep(RETRY_SECONDS)
+
+    async def _introduce_again(self) -> None:
+        try:
+            await self._session.heartbeat(broker_address(self._session, self.window.queue))
+        except ClientError as error:
+            logger.debug("heartbeat failed queue=%s reason=%s", self.window.queue, error)
+
+
+def _records(body: bytes) -> Iterator[Record]:
+    """The records of a pull's answer. Their CRC is not checked, as in the official clients.
+
+    Raises:
+        CorruptRecordError: The rest is no record.
+    """
+    position = 0
+    while position < len(body):
+        record = decode_record(body, position, check_crc=False)
+        yield record
+        position += record.total_size

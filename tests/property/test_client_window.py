@@ -1,0 +1,60 @@
+"""The commit offset against a model that keeps every message ever pulled."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from halfmq.client.message import MessageQueue
+from halfmq.client.window import QueueWindow
+
+QUEUE = MessageQueue("orders", "broker-a", 0)
+
+
+@given(
+    start=st.integers(0, 5),
+    steps=st.lists(st.tuples(st.sampled_from(["add", "skip", "finish"]), st.integers(0, 30))),
+)
+def test_nothing_unfinished_lies_below_the_commit_offset(
+    start: int, steps: list[tuple[str, int]]
+) -> None:
+    """A message below the committed offset is never delivered again: it must be finished."""
+    window, unfinished = QueueWindow(QUEUE, start, None), set[int]()
+
+    for action, number in steps:
+        if action == "add" and window.add(number, size=number + 1):
+            unfinished.add(number)
+        elif action == "skip":
+            window.skip_to(number)
+        elif action == "finish":
+            assert (window.finish(number) is not None) == (number in unfinished)
+            unfinished.discard(number)
+
+        assert window.commit_offset == min(unfinished, default=window.next_offset)
+        assert len(window) == len(unfinished)
+        assert window.bytes == sum(offset + 1 for offset in unfinished)
+
+
+@given(st.permutations(range(8)))
+def test_the_offset_moves_only_over_a_run_without_a_gap(order: list[int]) -> None:
+    """Acks come in any order; the first gap holds the offset back."""
+    window = QueueWindow(QUEUE, 0, None)
+    for offset in range(8):
+        window.add(offset, size=1)
+
+    for count, offset in enumerate(order, start=1):
+        window.finish(offset)
+        done = set(order[:count])
+        assert window.commit_offset == next((n for n in range(8) if n not in done), 8)
+
+
+def test_a_lost_queue_keeps_its_commit_offset_and_ignores_acks() -> None:
+    """The next owner starts there; a late ack must not move it over what was not consumed."""
+    window = QueueWindow(QUEUE, 0, None)
+    for offset in range(3):
+        window.add(offset, size=10)
+    window.finish(0)
+
+    assert window.drop() == 20
+    assert window.finish(1) is None
+    assert window.commit_offset == 1
