@@ -30,6 +30,10 @@ Int32 = Annotated[int, msgspec.Meta(ge=INT32_MIN, le=INT32_MAX)]
 Int64 = Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
 """Bounded as in Java: what a header carries is packed into records and files of these widths."""
 
+# First bytes of MSGPACK values. Source: msgpack spec.md.
+ARRAY_MARKS: Final = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
+MAP_MARKS: Final = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
+
 _TRUE_TEXTS: Final = frozenset({"true", "1"})
 
 
@@ -87,11 +91,6 @@ def array_twin(kind: type[H]) -> type[H]:
         f"{kind.__name__}Array", [], bases=(kind,), array_like=True, frozen=True, gc=False
     )
     return cast("type[H]", twin)
-
-
-def is_array(first_byte: int) -> bool:
-    """Tell whether a MSGPACK value with this first byte is an array. Source: msgpack spec.md."""
-    return first_byte & 0xF0 == 0x90 or first_byte in {0xDC, 0xDD}
 
 
 @cache

@@ -54,7 +54,7 @@ from .admin_headers import (
 from .codes import RequestCode
 from .command import RemotingCommand
 from .errors import HeaderError
-from .ext_fields import FieldError, Header, Int32, Int64, array_twin, fit, is_array
+from .ext_fields import ARRAY_MARKS, FieldError, Header, Int32, Int64, array_twin, fit
 
 H = TypeVar("H", bound=Header)
 
@@ -569,7 +569,7 @@ def response_header(command: RemotingCommand, kind: type[H]) -> H:
 
 
 def _from_msgpack(raw: msgspec.Raw, kind: type[H]) -> H:
-    if is_array(memoryview(raw)[0]):
+    if memoryview(raw)[0] in ARRAY_MARKS:
         header: H = msgspec.msgpack.decode(raw, type=array_twin(kind), strict=False)
         return header
     return fit(kind, msgspec.msgpack.decode(raw, type=dict[str, str]))

@@ -28,7 +28,9 @@ from .ext_fields import Int32
 from .headers import REQUEST_HEADERS, typed_request_header
 
 LANGUAGE_NAMES: Final = {int(language): language.name for language in LanguageCode}
-_LANGUAGE_NUMBERS: Final = {name: number for number, name in LANGUAGE_NAMES.items()}
+_LANGUAGE_NUMBERS: Final = {name: number for number, name in LANGUAGE_NAMES.items()} | {
+    str(number): number for number in LANGUAGE_NAMES
+}
 _UNKNOWN_LANGUAGE: Final = int(LanguageCode.OTHER)
 
 _PEEK: Final = len(b'{"code":310,')
@@ -225,11 +227,7 @@ def _language(value: object) -> int:
     """Take names and numbers; nobody is refused for a language that we do not know."""
     if value is None:
         return int(LanguageCode.JAVA)
-    if not isinstance(value, str):
-        return _UNKNOWN_LANGUAGE
-    if value.isascii() and value.isdigit() and len(value) < 3 and int(value) in LANGUAGE_NAMES:
-        return int(value)
-    return _LANGUAGE_NUMBERS.get(value, _UNKNOWN_LANGUAGE)
+    return _LANGUAGE_NUMBERS.get(str(value), _UNKNOWN_LANGUAGE)
 
 
 def _texts(value: object) -> dict[str, str] | None:

@@ -20,7 +20,7 @@ import msgspec
 from .codes import FLAG_RESPONSE, HeaderType
 from .command import RemotingCommand
 from .errors import HeaderError
-from .ext_fields import Header, Int32, array_twin, is_array, texts_of
+from .ext_fields import ARRAY_MARKS, MAP_MARKS, Header, Int32, array_twin, texts_of
 from .headers import REQUEST_HEADERS, typed_request_header
 
 _SEVEN: Final = 0x97  # a fixed array of seven
@@ -115,7 +115,7 @@ def ext_texts(command: RemotingCommand) -> dict[str, str]:
     """Return the ext fields of a decoded command; the array of a response has no names."""
     header = command.header
     if isinstance(header, msgspec.Raw):
-        return {} if is_array(memoryview(header)[0]) else _decode_map(header)
+        return {} if memoryview(header)[0] in ARRAY_MARKS else _decode_map(header)
     return texts_of(header) or {}
 
 
@@ -150,15 +150,20 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 def _header(envelope: _RawEnvelope) -> tuple[object, str | None]:
-    ext = envelope.header
-    present = memoryview(ext)[0] != _NIL
+    """Return ``header`` and ``header_error``."""
+    ext, code = envelope.header, envelope.code
+    mark = memoryview(ext)[0]
+    if mark != _NIL and mark not in ARRAY_MARKS and mark not in MAP_MARKS:
+        raise HeaderError("MSGPACK header: ext is neither nil, an array nor a map")
     if envelope.flag & FLAG_RESPONSE:
-        return (ext if present else None), None
-    if not present:
-        return typed_request_header(envelope.code, None)
-    if not is_array(memoryview(ext)[0]):
-        return typed_request_header(envelope.code, _decode_map(ext))
-    kind = REQUEST_HEADERS.get(envelope.code)
+        return (None if mark == _NIL else ext), None
+    if mark in ARRAY_MARKS:
+        return _typed_array(code, ext)
+    return typed_request_header(code, None if mark == _NIL else _decode_map(ext))
+
+
+def _typed_array(code: int, ext: msgspec.Raw) -> tuple[object, str | None]:
+    kind = REQUEST_HEADERS.get(code)
     if kind is None:
         return ext, None
     try:
