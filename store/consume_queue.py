@@ -1,0 +1,433 @@
+"""Consume queues: for each topic and queue id, where its messages lie in the commit log.
+
+A queue is derived from the log and can be rebuilt from it, so nothing here is flushed before a
+message is acknowledged. The appender writes entries inline through ``map``, ``position`` and
+``limit``, which it reads and moves itself; ``grow`` is called when ``position`` has reached
+``limit``, be it because the file is full, its reserved space is used up, or the map was closed.
+
+A broker can have more queues than the process may open files. ``MapPool`` closes the maps of
+queues that opened theirs longest ago; they open again when they are used.
+"""
+
+import os
+from bisect import bisect_left
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Final
+
+from .errors import DiskFullError
+from .format.properties import PROPERTIES_SIZE_MAX
+from .format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry, unpack_entry
+from .format.record import (
+    HEAD_V4,
+    MAGIC_V1,
+    MAGIC_V2,
+    TOPIC_LENGTH_V1_MAX,
+)
+from .mapped_file import reserve, sync_data, zero_tail
+from .mapped_file_queue import MappedFileQueue
+
+# Bytes reserved at a time: 3276 entries for some 15 us. Whole files would cost 6 MB per queue.
+RESERVE_STEP: Final = 1 << 16
+_PAGE: Final = 4096
+_PROPERTIES_LENGTH_SIZE: Final = 2
+assert PROPERTIES_SIZE_MAX < 1 << 15  # RocketMQ writes the length as int16
+
+
+# Stands for a map that is not open, so that the appender needs no test for None.
+_CLOSED: Final = mmap(-1, ENTRY_SIZE)
+
+
+def _unmap(opened: mmap) -> None:
+    if opened is not _CLOSED:
+        opened.close()
+
+
+def _is_directory_name(topic: str) -> bool:
+    """Refuse names that would leave the queues' directory; a damaged log may hold any."""
+    return topic not in {"", ".", ".."} and "/" not in topic and "\0" not in topic
+
+
+class MapPool:
+    """Bounds how many queues have files mapped, each of which costs up to two descriptors."""
+
+    __slots__ = ("_queues", "_size_max")
+
+    def __init__(self, size_max: int) -> None:
+        self._queues: dict[ConsumeQueue, None] = {}  # in the order of their last mapping
+        self._size_max = size_max
+
+    def mapped(self, queue: "ConsumeQueue") -> None:
+        """Note that a queue has mapped a file; close those of another if there are too many."""
+        self._queues.pop(queue, None)
+        self._queues[queue] = None
+        if len(self._queues) > self._size_max:
+            oldest = next(iter(self._queues))
+            self.forget(oldest)
+            oldest.close()
+
+    def forget(self, queue: "ConsumeQueue") -> None:
+        """Note that a queue has closed its maps."""
+        self._queues.pop(queue, None)
+
+
+class ConsumeQueue:
+    """The entries of one topic and queue id, and what every record of it has in common."""
+
+    __slots__ = (
+        "_active_base",
+        "_files",
+        "_pool",
+        "_read_base",
+        "_read_map",
+        "_visible_end",
+        "flushed_offset",
+        "last_end",
+        "limit",
+        "magic",
+        "map",
+        "min_offset",
+        "next_offset",
+        "overhead",
+        "position",
+        "queue_id",
+        "special",
+        "topic",
+        "topic_field",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        *,
+        directory: Path,
+        file_size: int,
+        pool: MapPool,
+        special: bool = False,
+    ) -> None:
+        topic_bytes = topic.encode()
+        if not _is_directory_name(topic) or queue_id < 0:
+            raise ValueError(f"topic {topic!r}, queue {queue_id} cannot name a directory")
+        version_2 = len(topic_bytes) > TOPIC_LENGTH_V1_MAX
+        self.topic = topic
+        self.queue_id = queue_id
+        self.special = special  # its records need more than the appender's fast path does
+        self.magic = MAGIC_V2 if version_2 else MAGIC_V1
+        self.topic_field = len(topic_bytes).to_bytes(2 if version_2 else 1, "big") + topic_bytes
+        self.overhead = HEAD_V4.size + len(self.topic_field) + _PROPERTIES_LENGTH_SIZE
+
+        self.next_offset = 0  # queue offset of the next entry
+        self.min_offset = 0
+        self.last_end = 0  # physical offset behind the newest record
+        self.flushed_offset = 0  # entries below are on disk; moved by the janitor alone
+
+        self.map = _CLOSED  # of the file that next_offset falls into
+        self.position = 0  # where in that file the next entry goes
+        self.limit = 0  # position from which grow() must be called first
+        self._active_base = 0
+        self._read_map = _CLOSED  # of another file, for readers behind
+        self._read_base = -1
+        self._visible_end = 0  # where the last search for it ended
+        self._pool = pool
+        self._files = MappedFileQueue(directory, file_size)
+
+    # Writing -------------------------------------------------------------------------------
+
+    def grow(self) -> None:
+        """Make room for at least one more entry at ``position``.
+
+        Raises:
+            DiskFullError: There is none; nothing has changed.
+        """
+        files = self._files
+        base, position = self._active_base, self.position
+        if position >= files.file_size:
+            base, position = base + files.file_size, 0
+        if base not in files.bases[-2:]:
+            self._create(base)
+        reserved_end = self._map_active(base, position)
+        self._active_base, self.position = base, position
+        self.limit = reserved_end // ENTRY_SIZE * ENTRY_SIZE
+
+    def _create(self, base: int) -> None:
+        try:
+            self._files.directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DiskFullError(self._files.directory, str(error)) from error
+        self._files.create(base)
+
+    def _map_active(self, base: int, position: int) -> int:
+        """Map the file for writing and reserve space from ``position`` on; return its end."""
+        size = self._files.file_size
+        start = position - position % _PAGE
+        reserved_end = min(start + RESERVE_STEP, size)
+        path = self._files.path(base)
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            reserve(fd, start, reserved_end, path)
+            if self.map is _CLOSED or base != self._active_base:
+                _unmap(self.map)
+                self.map = mmap(fd, size)
+                self._pool.mapped(self)
+        finally:
+            os.close(fd)
+        return reserved_end
+
+    def extend(self, entries: bytes, physical_end: int) -> None:
+        """Write many next entries; the last one's record ends at ``physical_end``."""
+        done = 0
+        while done < len(entries):
+            if self.position >= self.limit:
+                self.grow()
+            size = min(self.limit - self.position, len(entries) - done)
+            self.map[self.position : self.position + size] = entries[done : done + size]
+            self.position += size
+            done += size
+        self.next_offset += len(entries) // ENTRY_SIZE
+        self.last_end = physical_end
+
+    def move_to(self, queue_offset: int) -> None:
+        """Let the next entry be that of ``queue_offset``; what lies there stays for now."""
+        self.close()
+        position = queue_offset * ENTRY_SIZE
+        self._active_base = self._files.base_of(position)
+        self.position = position - self._active_base
+        self.next_offset = queue_offset
+        self._visible_end = min(self._visible_end, queue_offset)
+        self.flushed_offset = min(self.flushed_offset, queue_offset)
+
+    def cut(self, end: int) -> None:
+        """Remove all entries from queue offset ``end`` on, and let the next one be there."""
+        self.move_to(end)
+        position = end * ENTRY_SIZE
+        files = self._files
+        bases = files.bases
+        # A queue that ends with its file has no next file yet; the appender creates it.
+        files.remove_from(position if position % files.file_size == 0 else self._active_base + 1)
+        if bases and bases[-1] == self._active_base:
+            zero_tail(files.path(self._active_base), self.position)
+        if end and not self.position:
+            self._active_base -= files.file_size
+            self.position = files.file_size
+        self.last_end = self._end_of(end - 1) if end > self.first_offset else 0
+
+    def _end_of(self, queue_offset: int) -> int:
+        entry = self.entry(queue_offset)
+        return 0 if entry == PRE_BLANK else entry.physical_offset + entry.size
+
+    def skip_to(self, queue_offset: int) -> None:
+        """Let the next entry be that of an offset ahead; the log lacks what lies between."""
+        gap = queue_offset - self.next_offset
+        if self.next_offset == self.first_offset or gap > self._files.file_size // ENTRY_SIZE:
+            self._start_at(queue_offset)
+        else:
+            self.extend(PRE_BLANK.pack() * gap, self.last_end)
+
+    def _start_at(self, queue_offset: int) -> None:
+        """Let an empty queue begin at an offset other than 0.
+
+        The entries before it in its file say that they are none.
+        Source: RocketMQ ``ConsumeQueue.java``, ``fillPreBlank``.
+        """
+        self._files.remove_from(0)
+        in_file = queue_offset * ENTRY_SIZE % self._files.file_size // ENTRY_SIZE
+        self.cut(queue_offset - in_file)
+        self.extend(PRE_BLANK.pack() * in_file, 0)
+        self.min_offset = queue_offset
+
+    # Reading -------------------------------------------------------------------------------
+
+    @property
+    def first_offset(self) -> int:
+        """The queue offset of the first entry of the first file, real or not."""
+        bases = self._files.bases
+        return bases[0] // ENTRY_SIZE if bases else self.next_offset
+
+    def visible_end(self, readable_offset: int) -> int:
+        """Return the queue offset behind the last entry whose record may be read."""
+        if self.last_end <= readable_offset:
+            return self.next_offset
+        low, high = max(self.min_offset, self._visible_end), self.next_offset
+        while low < high:
+            middle = (low + high) // 2
+            physical_offset, size, _ = self.entry(middle)
+            if physical_offset + size <= readable_offset or size == PRE_BLANK.size:
+                low = middle + 1
+            else:
+                high = middle
+        self._visible_end = low  # the readable offset never goes back
+        return low
+
+    def entry(self, queue_offset: int) -> QueueEntry:
+        """Read one entry; it need not be valid."""
+        return unpack_entry(self.entries(queue_offset, 1))
+
+    def entries(self, queue_offset: int, count: int) -> bytes:
+        """Read entries that follow each other, 20 bytes each.
+
+        Raises:
+            FileNotFoundError: The file they would lie in does not exist.
+        """
+        file_size = self._files.file_size
+        position = queue_offset * ENTRY_SIZE
+        start = position % file_size
+        wanted = count * ENTRY_SIZE
+        chunk = self._mapped(position - start)[start : start + wanted]
+        while len(chunk) < wanted:
+            position += file_size - position % file_size
+            chunk += self._mapped(position)[: wanted - len(chunk)]
+        return chunk
+
+    def _mapped(self, base: int) -> mmap:
+        if base == self._active_base and self.map is not _CLOSED:
+            return self.map
+        if base != self._read_base or self._read_map is _CLOSED:
+            _unmap(self._read_map)
+            self._read_map = _CLOSED
+            fd = os.open(self._files.path(base), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                self._read_map = mmap(fd, self._files.file_size, access=ACCESS_READ)
+            finally:
+                os.close(fd)
+            self._read_base = base
+            self._pool.mapped(self)
+        return self._read_map
+
+    # Files ---------------------------------------------------------------------------------
+
+    def next_file_offset(self, queue_offset: int) -> int:
+        """Return the queue offset with which the next file begins."""
+        size = self._files.file_size
+        return (queue_offset * ENTRY_SIZE // size + 1) * size // ENTRY_SIZE
+
+    def load(self) -> None:
+        """Find the files, and the end of what was written to them.
+
+        Raises:
+            UnusableFileError: A file has a wrong size or name.
+        """
+        files = self._files
+        files.load()
+        missing = files.missing()
+        if missing is not None:
+            # Entries behind a missing file cannot be reached by going on; recovery rebuilds.
+            files.remove_from(missing)
+        end = self._find_end()
+        self.move_to(end)
+        self.flushed_offset = end
+        if end and not self.position:
+            self._active_base -= files.file_size
+            self.position = files.file_size
+        self.last_end = self._end_of(end - 1) if end > self.first_offset else 0
+
+    def _find_end(self) -> int:
+        """Return the queue offset behind the last valid entry.
+
+        Unwritten space is zero, so a search by halves finds where entries end. Should a crash
+        have left a hole among them, it may find the hole: recovery checks against the log.
+        """
+        per_file = self._files.file_size // ENTRY_SIZE
+        for base in reversed(self._files.bases):
+            first = base // ENTRY_SIZE
+            used = bisect_left(
+                range(per_file), True, key=lambda index: not self.entry(first + index).is_valid
+            )
+            if used:
+                return first + used
+        return self._files.bases[0] // ENTRY_SIZE if self._files.bases else 0
+
+    def find_physical(self, physical_offset: int) -> int:
+        """Return the first queue offset whose record lies at ``physical_offset`` or behind it."""
+        first = self.first_offset
+        return first + bisect_left(
+            range(self.next_offset - first),
+            True,
+            key=lambda index: self._start_of(first + index) >= physical_offset,
+        )
+
+    def _start_of(self, queue_offset: int) -> int:
+        entry = self.entry(queue_offset)
+        return -1 if entry == PRE_BLANK else entry.physical_offset
+
+    def sync(self) -> bool:
+        """Flush what was written since the last time; called by the janitor's thread.
+
+        Files are opened anew, so that no map or descriptor is shared between threads.
+        """
+        start, end = self.flushed_offset, self.next_offset
+        if start == end:
+            return False
+        files = self._files
+        first = files.base_of(min(start, end) * ENTRY_SIZE)
+        for base in range(first, end * ENTRY_SIZE, files.file_size):
+            try:
+                fd = os.open(files.path(base), os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue  # deleted meanwhile, with the records it pointed at
+            try:
+                sync_data(fd)
+            finally:
+                os.close(fd)
+        self.flushed_offset = end
+        return True
+
+    def close(self) -> None:
+        """Close the maps; the queue opens them again when it is used."""
+        _unmap(self.map)
+        _unmap(self._read_map)
+        self.map = self._read_map = _CLOSED
+        self.limit = 0
+        self._pool.forget(self)
+
+
+class QueueTable(dict[tuple[str, int], ConsumeQueue]):
+    """All queues of a store by topic and queue id."""
+
+    def __init__(
+        self,
+        directory: Path,
+        file_size: int,
+        *,
+        maps_max: int,
+        special_topics: frozenset[str],
+        all_special: bool = False,
+    ) -> None:
+        super().__init__()
+        self._directory = directory
+        self._file_size = file_size
+        self._pool = MapPool(maps_max)
+        self._special_topics = special_topics
+        self._all_special = all_special
+
+    def __missing__(self, key: tuple[str, int]) -> ConsumeQueue:
+        """Add the queue; its files come with its first entry."""
+        topic, queue_id = key
+        queue = self[key] = ConsumeQueue(
+            topic,
+            queue_id,
+            directory=self._directory / topic / str(queue_id),
+            file_size=self._file_size,
+            pool=self._pool,
+            special=self._all_special or topic in self._special_topics,
+        )
+        return queue
+
+    def load(self) -> None:
+        """Find the queues that exist; directories not named by a number are none.
+
+        Raises:
+            UnusableFileError: A file of a queue has a wrong size or name.
+        """
+        if not self._directory.is_dir():
+            return
+        for topic in sorted(self._directory.iterdir()):
+            if topic.is_dir():
+                for directory in sorted(topic.iterdir()):
+                    if directory.is_dir() and directory.name.isdecimal():
+                        self[topic.name, int(directory.name)].load()
+
+    def close(self) -> None:
+        """Close all maps."""
+        for queue in self.values():
+            queue.close()

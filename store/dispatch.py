@@ -1,0 +1,26 @@
+"""What consume queues and index say of a record, worked out from the record alone.
+
+The appender gets most of it from its caller; recovery has nothing but the log.
+Source: RocketMQ ``CommitLog.java`` (``checkMessageAndReturnSize``), ``DefaultMessageStore.java``.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from .format.properties import get_property, tags_code
+
+_NO_LEVEL_DELAY_MS: Final = 1000  # of a level that no longer exists
+
+
+def delivery_time(properties: bytes, store_timestamp: int, delay_levels_ms: Sequence[int]) -> int:
+    """Return when a delayed record is due, in ms; without a delay level, its tags code."""
+    raw = get_property(properties, b"DELAY")
+    try:
+        level = int(raw or b"0")
+    except ValueError:
+        level = 0
+    if level <= 0:
+        return tags_code(properties)
+    level = min(level, len(delay_levels_ms))
+    delay = delay_levels_ms[level - 1] if level else _NO_LEVEL_DELAY_MS
+    return store_timestamp + delay

@@ -1,0 +1,112 @@
+"""What the store raises.
+
+StoreError
+├── CorruptRecordError       the bytes at an offset are no whole, valid record (the disk's fault)
+├── RecordTooLargeError      a draft is larger than the settings allow (the caller's fault)
+├── PropertiesTooLongError   its properties do not fit their length field (the caller's fault)
+├── DiskFullError            no space for another file, or for more of one (the machine's fault)
+├── FlushFailedError         the disk refused to take what was written; the store has stopped
+├── StoreClosedError         the store is not open
+├── DirectoryInUseError      another broker holds the directory
+└── UnusableFileError        a file or directory that the store cannot work with; it stays as it is
+
+After ``DiskFullError`` nothing of the group was stored, and a later append may succeed. After
+``FlushFailedError`` only a restart helps: the kernel may have dropped the pages it could not
+write, and a second fdatasync would report success for data that is gone.
+"""
+
+from pathlib import Path
+
+from .format.errors import CorruptRecordError, StoreError
+
+__all__ = [
+    "CorruptRecordError",
+    "DirectoryInUseError",
+    "DiskFullError",
+    "FlushFailedError",
+    "PropertiesTooLongError",
+    "RecordTooLargeError",
+    "StoreClosedError",
+    "StoreError",
+    "UnusableFileError",
+]
+
+
+class RecordTooLargeError(StoreError):
+    """A body, a record or a batch is larger than its limit; all sizes in bytes."""
+
+    def __init__(self, what: str, size: int, size_max: int) -> None:
+        super().__init__(what, size, size_max)
+        self.what = what
+        self.size = size
+        self.size_max = size_max
+
+    def __str__(self) -> str:
+        return f"{self.what} of {self.size} bytes exceeds the limit of {self.size_max}"
+
+
+class PropertiesTooLongError(StoreError):
+    """The property string of a message is longer than its int16 length field can say."""
+
+    def __init__(self, size: int, size_max: int) -> None:
+        super().__init__(size, size_max)
+        self.size = size
+        self.size_max = size_max
+
+    def __str__(self) -> str:
+        return f"properties of {self.size} bytes exceed the limit of {self.size_max}"
+
+
+class DiskFullError(StoreError):
+    """There is no space left for ``path``."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"no space for {self.path}: {self.reason}"
+
+
+class FlushFailedError(StoreError):
+    """Writing to disk failed; what was not durable before may be lost."""
+
+    def __init__(self, durable_offset: int, reason: str) -> None:
+        super().__init__(durable_offset, reason)
+        self.durable_offset = durable_offset
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"flush failed behind offset {self.durable_offset}: {self.reason}"
+
+
+class StoreClosedError(StoreError):
+    """The store was not opened, or was closed."""
+
+    def __str__(self) -> str:
+        return "the store is closed"
+
+
+class DirectoryInUseError(StoreError):
+    """Another broker works in the directory; ``holder`` says who, as far as it told."""
+
+    def __init__(self, root: Path, holder: str) -> None:
+        super().__init__(root, holder)
+        self.root = root
+        self.holder = holder
+
+    def __str__(self) -> str:
+        return f"{self.root} is in use by another broker ({self.holder})"
+
+
+class UnusableFileError(StoreError):
+    """The store cannot be opened with the file at ``path`` as it is."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"

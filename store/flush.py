@@ -1,0 +1,124 @@
+"""Group commit: one thread that makes the log durable for all who wait.
+
+The thread takes what is written so far, flushes the files it lies in, publishes the offset and
+tells the owner. Whatever is appended meanwhile is gathered by the next round, so the busier the
+broker, the more messages share an fdatasync. Under ASYNC_FLUSH the same thread also wakes by
+itself, every ``interval_ms``; so it does under SYNC_FLUSH for records that nobody waits for.
+
+A failed flush is final. Linux marks the pages it could not write as clean, so that a second try
+would succeed without having written them.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Thread
+from typing import Protocol, TypeVar
+
+from .errors import FlushFailedError
+from .mapped_file import sync_data, sync_directory
+from .mapped_file_queue import MappedFileQueue
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+
+class Written(Protocol):
+    """How far the log is written; both move while the flusher looks."""
+
+    write_offset: int
+    last_store_timestamp: int
+
+
+class Flusher:
+    """The thread, and how far it got."""
+
+    def __init__(
+        self,
+        written: Written,
+        files: MappedFileQueue,
+        *,
+        interval_ms: int,
+        on_durable: Callable[[int], None],
+        on_failure: Callable[[Exception], None],
+        fdatasync: Callable[[int], None] = sync_data,
+    ) -> None:
+        """``on_durable`` and ``on_failure`` are called on the flusher's thread."""
+        self.durable_offset = written.write_offset  # below it everything is on disk
+        self.durable_timestamp = written.last_store_timestamp  # of a record that is
+        self.failure: FlushFailedError | None = None
+        self._written = written
+        self._files = files
+        self._interval = interval_ms / 1000
+        self._on_durable = on_durable
+        self._on_failure = on_failure
+        self._fdatasync = fdatasync
+        self._wake = Event()
+        self._stopping = False
+        self._fd = -1
+        self._fd_base = -1
+        self._thread = Thread(target=self._run, name="store-flush", daemon=True)
+
+    def start(self) -> None:
+        """Start flushing."""
+        self._thread.start()
+
+    def request(self) -> None:
+        """Ask for a flush of what is written by now; any thread, never waits."""
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def stop(self) -> None:
+        """Flush once more, then end the thread."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._wake.wait(self._interval)
+                # Cleared before looking, so that what is written from here on wakes us again.
+                self._wake.clear()
+                self._flush()
+            self._flush()
+        except OSError as error:
+            self.failure = FlushFailedError(self.durable_offset, str(error))
+            logger.critical("flush failed durable_offset=%s error=%s", self.durable_offset, error)
+            self._tell(self._on_failure, self.failure)
+        finally:
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def _flush(self) -> None:
+        timestamp = self._written.last_store_timestamp
+        end = self._written.write_offset
+        start = self.durable_offset
+        if start == end:
+            return
+        for base in range(self._files.base_of(start), end, self._files.file_size):
+            self._sync_file(base)
+        self.durable_timestamp = timestamp
+        self.durable_offset = end
+        self._tell(self._on_durable, end)
+
+    def _sync_file(self, base: int) -> None:
+        if base != self._fd_base:
+            path: Path = self._files.path(base)
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd, self._fd_base = fd, base
+            sync_directory(path.parent)  # the file may be new, and its name not on disk yet
+        self._fdatasync(self._fd)
+
+    def _tell(self, listener: Callable[[_T], None], value: _T) -> None:
+        try:
+            listener(value)
+        except Exception:
+            # The thread must outlive its listeners: others wait for the next flush.
+            logger.exception("listener of the flusher failed")

@@ -1,0 +1,146 @@
+"""Feeding the key index, behind the appender's back.
+
+An index entry costs as much as an append, and nobody waits for it. So appended groups are only
+kept, and indexed in slices while the loop has time, before a look-up, or when too many wait.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from .draft import Appended, Draft
+from .errors import StoreError
+from .format.index import KeyedRecord
+from .index_file import IndexService
+from .log_scan import LogScan, store_timestamp
+from .mapped_file_queue import MappedFileQueue
+
+logger = logging.getLogger(__name__)
+
+Group = tuple[Sequence[Draft], Sequence[Appended]]
+
+PENDING_BYTES_MAX: Final = 32 << 20  # bytes of log not indexed yet: bounds what groups keep alive
+PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
+FAILURE_TOLD_EVERY: Final = 60.0  # seconds
+# Seconds between two flushes. Slots are hit at random, so each flush writes all pages of them;
+# a start after a kill indexes this much again.
+FLUSH_EVERY: Final = 10.0
+
+
+class KeyIndexing:
+    """The index, and what still has to go into it."""
+
+    def __init__(self, index: IndexService, files: MappedFileQueue) -> None:
+        self.index = index
+        self._files = files
+        self._pending: deque[Group] = deque()
+        self._stopped = False  # after a full disk, for the rest of this run
+        self._told = -FAILURE_TOLD_EVERY  # when the last failure was logged
+        self._flush_due = time.monotonic() + FLUSH_EVERY
+        self._indexed_offset = 0  # physical offset up to which keys are in the index
+
+    def recover(self, *, clean: bool, log_end: int, index_timestamp: int) -> None:
+        """Open the index and put again what it lacks of the log."""
+        start = self.index.recover(clean=clean, log_end=log_end, index_timestamp=index_timestamp)
+        self._indexed_offset = log_end
+        if not self._files.bases:
+            return
+        told = time.monotonic()
+        scan = LogScan(self._files, self._boundary(start), log_end, check_crc=False)
+        for offset, chunk, found in scan:
+            self.index.put_group(
+                [
+                    (
+                        chunk[topic_at : properties_at - 2].decode(),
+                        chunk[properties_at : position + size],
+                        offset + position,
+                        store_timestamp(chunk, position, sys_flag),
+                        sys_flag,
+                    )
+                    for position, size, sys_flag, _, _, topic_at, properties_at in found
+                ]
+            )
+            if time.monotonic() - told >= PROGRESS_EVERY:
+                told = time.monotonic()
+                logger.info("indexing offset=%s records=%s", scan.end_offset, scan.records)
+
+    def _boundary(self, start: int) -> int:
+        """Return where a record begins at or shortly before ``start``.
+
+        The index knows where its newest record begins; else it is the beginning of a file.
+        """
+        newest = self.index.last_update[1]
+        base = max(self._files.base_of(start), self._files.bases[0])
+        return newest if base <= newest <= start else base
+
+    def add(self, group: Sequence[Draft], done: Sequence[Appended]) -> None:
+        """Note an appended group."""
+        if self._stopped:
+            return
+        self._pending.append((tuple(group), done))
+        if done[-1].end - self._indexed_offset > PENDING_BYTES_MAX and self.work():
+            # The disk is full, but the records are stored and their sender must not be told
+            # otherwise. No later key may get in either: the next start goes on from the last one.
+            self._stopped = True
+            self._pending.clear()
+            logger.error("key index stopped at offset=%s", self._indexed_offset)
+
+    def work(self, budget_ms: float | None = None) -> bool:
+        """Index what waits, all of it or for ``budget_ms``; return whether some still does."""
+        deadline = None if budget_ms is None else time.monotonic() + budget_ms / 1000
+        while self._pending:
+            group, done = self._pending[0]
+            try:
+                self.index.put_group([_keyed(*pair) for pair in zip(group, done, strict=True)])
+            except StoreError as error:
+                self._tell(error)
+                return True
+            self._indexed_offset = done[-1].end
+            self._pending.popleft()
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        return bool(self._pending)
+
+    def _tell(self, error: StoreError) -> None:
+        if time.monotonic() - self._told >= FAILURE_TOLD_EVERY:
+            self._told = time.monotonic()
+            logger.warning("key index waits error=%s", error)
+
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Return the physical offsets of records with a key, those that waited included."""
+        self.work()
+        return self.index.query(topic, key, max_count, begin_ms, end_ms)
+
+    @property
+    def last_update(self) -> tuple[int, int]:
+        """Store timestamp and physical offset of the newest record in the index."""
+        self.work()
+        return self.index.last_update
+
+    def flush(self, flushed_timestamp: int) -> int:
+        """Flush the index now and then; return up to when it is on disk. For a helper thread."""
+        if time.monotonic() < self._flush_due:
+            return flushed_timestamp
+        self._flush_due = time.monotonic() + FLUSH_EVERY
+        return self.index.flush()
+
+    def finish(self) -> bool:
+        """Index what waits before closing; return whether the index is complete."""
+        self._flush_due = 0.0
+        return not self.work() and not self._stopped
+
+    def close(self) -> None:
+        """Flush and release the files."""
+        self.index.close()
+
+
+def _keyed(draft: Draft, appended: Appended) -> KeyedRecord:
+    return (
+        draft.topic,
+        draft.properties,
+        appended.physical_offset,
+        appended.store_timestamp,
+        draft.sys_flag,
+    )

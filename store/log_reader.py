@@ -1,0 +1,165 @@
+"""Reading the commit log by physical offset.
+
+The loop thread must never wait for the disk, and a page fault on a map would make it wait with
+the interpreter locked. So reads go through ``preadv`` with ``RWF_NOWAIT``, which returns only
+what is in the page cache; what is not, the caller reads with ``read_cold`` in another thread.
+Where the system cannot tell (macOS, some file systems), ``read`` reads in any case.
+"""
+
+import errno
+import os
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from struct import Struct
+from typing import Final
+
+from .errors import CorruptRecordError
+from .format.flags import BORN_HOST_V6
+from .format.record import (
+    PREFIX,
+    SYS_FLAG_AT,
+    Record,
+    decode_record,
+)
+from .log_scan import LogScan
+from .mapped_file_queue import MappedFileQueue
+
+DESCRIPTORS_MAX: Final = 64  # files kept open for reading; consumers are rarely at more places
+SCRATCH_SIZE: Final = 1 << 20  # bytes; a pull answer is a quarter of it
+_STORE_TIMESTAMP: Final = Struct(">q")
+_STORE_TIMESTAMP_AT: Final = 56  # with an IPv4 born host; 12 bytes later with an IPv6 one
+_HEAD_READ: Final = 80  # bytes that hold both the flags and the store timestamp
+_SYS_FLAG: Final = Struct(">i")
+
+Range = tuple[int, int]  # physical offset, length
+
+
+class LogReader:
+    """The reading end of the log; one thread, except where a method says otherwise."""
+
+    def __init__(self, files: MappedFileQueue) -> None:
+        self._files = files
+        self._descriptors: OrderedDict[int, int] = OrderedDict()  # by offset of the first byte
+        self._scratch = memoryview(bytearray(SCRATCH_SIZE))
+        self._no_wait = getattr(os, "RWF_NOWAIT", 0)
+
+    def read(self, ranges: Iterable[Range]) -> bytes | None:
+        """Return the bytes of all ranges joined, or None if some are not in the page cache."""
+        pieces: list[bytes] = []
+        for physical_offset, length in ranges:
+            piece = self._read_cached(physical_offset, length)
+            if piece is None:
+                return None
+            pieces.append(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _read_cached(self, physical_offset: int, length: int) -> bytes | None:
+        position = physical_offset % self._files.file_size
+        fd = self._descriptor(physical_offset - position)
+        scratch = self._scratch if length <= SCRATCH_SIZE else memoryview(bytearray(length))
+        target = scratch[:length]
+        try:
+            got = os.preadv(fd, (target,), position, self._no_wait)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL} or not self._no_wait:
+                raise
+            self._no_wait = 0
+            got = os.preadv(fd, (target,), position)
+        return bytes(target) if got == length else None
+
+    def _descriptor(self, base: int) -> int:
+        fd = self._descriptors.get(base)
+        if fd is None:
+            fd = os.open(self._files.path(base), os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptors[base] = fd
+            if len(self._descriptors) > DESCRIPTORS_MAX:
+                os.close(self._descriptors.popitem(last=False)[1])
+        return fd
+
+    def read_cold(self, ranges: Iterable[Range]) -> bytes:
+        """Return the same, waiting for the disk where needed; any thread may call it.
+
+        It opens files by itself, because the loop thread may close its own at any time.
+        """
+        pieces: list[bytes] = []
+        for physical_offset, length in ranges:
+            position = physical_offset % self._files.file_size
+            path = self._files.path(physical_offset - position)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                pieces.append(_read_fully(fd, length, position))
+            finally:
+                os.close(fd)
+        return b"".join(pieces)
+
+    def record_bytes(self, physical_offset: int, end: int) -> bytes | None:
+        """Return the one whole, valid record that begins at the offset and ends by ``end``."""
+        if not 0 <= physical_offset <= end - PREFIX.size:
+            return None
+        position = physical_offset % self._files.file_size
+        try:
+            fd = self._descriptor(physical_offset - position)
+        except FileNotFoundError:
+            return None
+        prefix = os.pread(fd, PREFIX.size, position)
+        if len(prefix) < PREFIX.size:
+            return None
+        size, _ = PREFIX.unpack(prefix)
+        if not PREFIX.size < size <= end - physical_offset:
+            return None
+        encoded = os.pread(fd, size, position)
+        return encoded if _decoded(encoded, physical_offset) else None
+
+    def record_at(self, physical_offset: int, end: int) -> Record | None:
+        """Return the same record, decoded."""
+        encoded = self.record_bytes(physical_offset, end)
+        return None if encoded is None else decode_record(encoded, check_crc=False)
+
+    def store_timestamp(self, physical_offset: int) -> int:
+        """Return when the record at this offset was stored, in ms; the record is not checked."""
+        position = physical_offset % self._files.file_size
+        head = os.pread(self._descriptor(physical_offset - position), _HEAD_READ, position)
+        (sys_flag,) = _SYS_FLAG.unpack_from(head, SYS_FLAG_AT)
+        shift = 12 if sys_flag & BORN_HOST_V6 else 0
+        (timestamp,) = _STORE_TIMESTAMP.unpack_from(head, _STORE_TIMESTAMP_AT + shift)
+        return int(timestamp)
+
+    def scan(self, start: int, end: int) -> Iterator[Record]:
+        """Give the whole valid records from ``start``, where one begins, to ``end``.
+
+        The scan ends before ``end`` where no valid record follows. Any thread may call it.
+        """
+        for _, chunk, found in LogScan(self._files, start, end):
+            for position, *_ in found:
+                yield decode_record(chunk, position, check_crc=False)
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    def forget_from(self, offset: int) -> None:
+        """Close the files that begin at ``offset`` or behind it, because they were deleted."""
+        for base in [base for base in self._descriptors if base >= offset]:
+            os.close(self._descriptors.pop(base))
+
+
+def _decoded(encoded: bytes, physical_offset: int) -> Record | None:
+    """Return the valid record that says it lies where it lies; else None."""
+    try:
+        record = decode_record(encoded)
+    except CorruptRecordError:
+        return None
+    return record if record.physical_offset == physical_offset else None
+
+
+def _read_fully(fd: int, length: int, position: int) -> bytes:
+    piece = os.pread(fd, length, position)
+    while len(piece) < length:  # the kernel returns at most 2 GiB, and less when interrupted
+        more = os.pread(fd, length - len(piece), position + len(piece))
+        if not more:
+            break
+        piece += more
+    return piece

@@ -1,0 +1,219 @@
+"""Files of fixed size, written through memory maps that can never fault on a full disk.
+
+A store into a mapped page that has no block behind it kills the process with SIGBUS when the
+disk is full. So space is reserved before it is mapped into reach: ``reserve`` returns with blocks
+allocated, or raises ``DiskFullError``.
+
+Reserved but unwritten space is still slow: the first touch of each page goes through the file
+system, 2.8 us per 1 KiB record against 0.17 us on pages that hold written zeros. ``MappedFile``
+therefore keeps a mark, ``ready_end``: up to it zeros were written, by pwrite in pieces of 1 MiB,
+which releases the interpreter where ``mmap.flush`` or ``madvise`` would stop it. A helper
+thread moves the mark ahead of the appender; an appender that reaches it moves it itself. Records
+are written only below the mark, so the two never touch the same bytes.
+
+The zeros also end the log: behind the last record stand at least eight of them, so that a scan
+after a crash cannot run on into what an earlier life of the file left there.
+"""
+
+import errno
+import fcntl
+import mmap
+import os
+import sys
+import time
+from pathlib import Path
+from threading import Lock
+from typing import Final
+
+from .errors import DiskFullError, UnusableFileError
+
+READY_PIECE: Final = 1 << 20  # bytes zeroed at once: a millisecond, during which appends may wait
+_ZEROS: Final = bytes(READY_PIECE)
+_URGENT_PAUSE: Final = 0.0005  # seconds; how long the helper steps aside for the appender
+_NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
+
+
+def sync_data(fd: int) -> None:
+    """Return once the content of a file, and the size needed to read it, is on disk."""
+    if sys.platform == "darwin":
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync there stops at the drive's cache
+    else:
+        os.fdatasync(fd)
+
+
+def sync_directory(path: Path) -> None:
+    """Make names that were created or removed in a directory survive a power cut."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def make_directory(path: Path) -> None:
+    """Create a directory with its parents, durably; it may exist."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    try:
+        path.mkdir()
+    except FileExistsError as error:
+        if not path.is_dir():
+            raise UnusableFileError(path, "is not a directory") from error
+    except OSError as error:
+        raise _translated(error, path) from error
+    sync_directory(path.parent)
+
+
+def _translated(error: OSError, path: Path) -> Exception:
+    """Turn out-of-space errors into ours; everything else is nobody's promise."""
+    if error.errno in _NO_SPACE:
+        return DiskFullError(path, error.strerror or str(error))
+    return error
+
+
+def create_file(path: Path, size: int) -> None:
+    """Create a file of full size at once, all holes; a crash leaves it whole or not at all.
+
+    Raises:
+        DiskFullError: Not even the name could be stored.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(fd, size)
+        except OSError:
+            path.unlink()
+            raise
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise _translated(error, path) from error
+
+
+def reserve(fd: int, start: int, end: int, path: Path) -> None:
+    """Give every byte of ``start`` to ``end`` a block on disk; what is there stays.
+
+    Raises:
+        DiskFullError: The disk or the user's quota has no space for it.
+    """
+    if start >= end:
+        return
+    try:
+        if hasattr(os, "posix_fallocate"):
+            try:
+                os.posix_fallocate(fd, start, end - start)
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
+            else:
+                return
+        _rewrite(fd, start, end)
+    except OSError as error:
+        raise _translated(error, path) from error
+
+
+def _rewrite(fd: int, start: int, end: int) -> None:
+    """Reserve where the system has no call for it: write back what is there, holes as zeros."""
+    for position in range(start, end, READY_PIECE):
+        size = min(READY_PIECE, end - position)
+        os.pwrite(fd, os.pread(fd, size, position).ljust(size, b"\0"), position)
+
+
+def zero_tail(path: Path, start: int) -> int:
+    """Zero what a file holds from byte ``start`` on; return how many bytes that cut.
+
+    Holes and reserved space are skipped, so an untouched tail costs nothing.
+    """
+    cut_end = start
+    with path.open("r+b", buffering=0) as file:
+        fd = file.fileno()
+        size = os.fstat(fd).st_size
+        position = _next_data(fd, start, size)
+        while position < size:
+            wanted = min(READY_PIECE, size - position)
+            piece = os.pread(fd, wanted, position)
+            written = piece.rstrip(b"\0")
+            if written:
+                os.pwrite(fd, _ZEROS[: len(written)], position)
+                cut_end = position + len(written)
+            position = _next_data(fd, position + wanted, size)
+    return cut_end - start
+
+
+def _next_data(fd: int, position: int, size: int) -> int:
+    """Return where the next written byte at or behind ``position`` may be; ``size`` if none."""
+    if position >= size or not hasattr(os, "SEEK_DATA"):
+        return position
+    try:
+        return os.lseek(fd, position, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            return size
+        return position  # a file system without holes
+
+
+class MappedFile:
+    """One file of the commit log, open for appending."""
+
+    __slots__ = ("_fd", "_lock", "_urgent", "base", "map", "path", "ready_end", "size")
+
+    def __init__(self, path: Path, base: int, size: int, *, written_end: int) -> None:
+        """Open an existing file; from ``written_end`` on it will be zeroed before it is used.
+
+        Raises:
+            DiskFullError: Its holes could not be filled.
+        """
+        self.path = path
+        self.base = base
+        self.size = size
+        self.ready_end = written_end
+        self._lock = Lock()
+        self._urgent = False
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            reserve(self._fd, 0, size, path)
+            self.map = mmap.mmap(self._fd, size)
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def make_ready(self, end: int) -> None:
+        """Let records be written up to byte ``end``; called by the appender."""
+        self._urgent = True
+        try:
+            with self._lock:
+                while self.ready_end < end:
+                    self._zero_piece()
+        finally:
+            self._urgent = False
+
+    def make_ready_ahead(self, end: int) -> None:
+        """Do the same from the helper thread, never in the appender's way for long."""
+        while self.ready_end < end:
+            while self._urgent:
+                time.sleep(_URGENT_PAUSE)
+            with self._lock:
+                if self._fd < 0:
+                    return
+                if self.ready_end < end:
+                    self._zero_piece()
+
+    def _zero_piece(self) -> None:
+        start = self.ready_end
+        # Pieces end at multiples of their size, so that all but the first cover whole pages.
+        end = min(start - start % READY_PIECE + READY_PIECE, self.size)
+        try:
+            os.pwrite(self._fd, _ZEROS[: end - start], start)
+        except OSError as error:
+            raise _translated(error, self.path) from error
+        self.ready_end = end
+
+    def close(self) -> None:
+        """Unmap the file; what was written stays in the page cache until it is flushed."""
+        with self._lock:
+            if self._fd >= 0:
+                self.map.close()
+                os.close(self._fd)
+                self._fd = -1

@@ -1,0 +1,97 @@
+"""Files in a row that one offset runs through.
+
+Each file is named after the offset of its first byte, in 20 digits, and has the same size, so
+the file of an offset follows by arithmetic. Source: RocketMQ ``MappedFileQueue.java``.
+"""
+
+import logging
+from bisect import insort
+from pathlib import Path
+from typing import Final
+
+from .errors import UnusableFileError
+from .mapped_file import create_file, sync_directory
+
+logger = logging.getLogger(__name__)
+
+_NAME_DIGITS: Final = 20
+
+
+class MappedFileQueue:
+    """The names of such files; whoever uses them opens them."""
+
+    __slots__ = ("bases", "directory", "file_size")
+
+    def __init__(self, directory: Path, file_size: int) -> None:
+        self.directory = directory
+        self.file_size = file_size
+        self.bases: list[int] = []  # ascending offsets of first bytes, usually without a gap
+
+    def load(self) -> None:
+        """Find the files that exist.
+
+        A last file of length zero was being created when the machine stopped, and is removed.
+
+        Raises:
+            UnusableFileError: A file has another size than the settings say, or another name
+                than a file here can have.
+        """
+        self.bases = []
+        if not self.directory.is_dir():
+            return
+        paths = sorted(path for path in self.directory.iterdir() if path.is_file())
+        if paths and paths[-1].stat().st_size == 0:
+            logger.warning("removed file=%s: it is empty", paths[-1])
+            paths.pop().unlink()
+        self.bases = [self._checked(path) for path in paths]
+
+    def _checked(self, path: Path) -> int:
+        if not (path.name.isascii() and path.name.isdigit()):
+            raise UnusableFileError(path, "is no data file, and nothing else may lie here")
+        base = int(path.name)
+        if len(path.name) != _NAME_DIGITS or base % self.file_size:
+            raise UnusableFileError(path, f"is not named by a multiple of {self.file_size} bytes")
+        size = path.stat().st_size
+        if size != self.file_size:
+            raise UnusableFileError(
+                path, f"has {size} bytes, but files here have {self.file_size} by the settings"
+            )
+        return base
+
+    def path(self, base: int) -> Path:
+        """Return the path of the file whose first byte has the offset ``base``."""
+        return self.directory / f"{base:0{_NAME_DIGITS}d}"
+
+    def base_of(self, offset: int) -> int:
+        """Return the first offset of the file that ``offset`` falls into."""
+        return offset - offset % self.file_size
+
+    def missing(self) -> int | None:
+        """Return the first offset of the first file that is not there; None when none lacks."""
+        for base, following in zip(self.bases, self.bases[1:], strict=False):
+            if base + self.file_size != following:
+                return base + self.file_size
+        return None
+
+    def create(self, base: int) -> None:
+        """Create the file and remember it; the directory is not flushed.
+
+        Raises:
+            DiskFullError: There is no space for its name.
+        """
+        create_file(self.path(base), self.file_size)
+        self.add(base)
+
+    def add(self, base: int) -> None:
+        """Remember a file that was created."""
+        insort(self.bases, base)
+
+    def remove_from(self, offset: int) -> list[int]:
+        """Delete the files that begin at ``offset`` or behind it; return their offsets."""
+        removed = [base for base in self.bases if base >= offset]
+        for base in removed:
+            self.path(base).unlink(missing_ok=True)
+        if removed:
+            del self.bases[-len(removed) :]
+            sync_directory(self.directory)
+        return removed

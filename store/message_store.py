@@ -1,0 +1,414 @@
+"""MessageStore: the durable log that the broker holds.
+
+The store is synchronous and owned by one thread, the broker's event loop; what other threads may
+call says so. Two helper threads make only calls that release the interpreter: the flusher
+(``flush.py``) makes the log durable, the janitor (``janitor.py``) prepares files, flushes queues
+and index, and writes the checkpoint.
+
+Opening: lock, load, set the abort marker, recover, index, start threads. Closing undoes this in
+the opposite order; the marker goes last, when everything is on disk. A store whose disk failed
+keeps its marker, so that the next start does not trust it.
+
+What may be read ends at ``readable_offset``: under SYNC_FLUSH only records on disk are visible,
+or consumers would see messages that a power cut takes back.
+"""
+
+import logging
+import resource
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from .checkpoint import AbortMarker, Checkpoint, load_checkpoint
+from .commit_log import CommitLog
+from .config import FlushMode, StoreConfig
+from .consume_queue import ConsumeQueue, QueueTable
+from .draft import Appended, Draft
+from .errors import StoreClosedError, StoreError
+from .flush import Flusher
+from .format.queue_entry import PRE_BLANK
+from .format.record import Record
+from .format.topics import SCHEDULE_TOPIC
+from .index_file import IndexService
+from .janitor import Janitor
+from .key_indexing import KeyIndexing
+from .lock import DirectoryLock
+from .log_reader import LogReader, Range
+from .mapped_file import make_directory, sync_data, sync_directory
+from .recovery import Recovery, RecoveryReport
+from .selection import GetResult, GetStatus, select
+
+__all__ = ["GetResult", "GetStatus", "MessageStore", "RecoveryReport"]
+
+logger = logging.getLogger(__name__)
+
+MAPPED_QUEUES_MAX: Final = 2048  # queues with open files, if the process may have so many
+_DESCRIPTORS_PER_MAPPED_QUEUE: Final = 8  # two are used; the rest is for connections
+
+
+def _mapped_queues_max() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MAPPED_QUEUES_MAX
+    return max(1, min(MAPPED_QUEUES_MAX, soft // _DESCRIPTORS_PER_MAPPED_QUEUE))
+
+
+class MessageStore:
+    """Appends, finds and reads messages in one directory."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        now_ms: Callable[[], int],
+        on_durable: Callable[[int], None] = lambda offset: None,
+        on_failure: Callable[[Exception], None] = lambda error: None,
+        fdatasync: Callable[[int], None] = sync_data,
+    ) -> None:
+        """``on_durable`` and ``on_failure`` are called on the flusher's thread.
+
+        ``on_durable`` gets the offset below which everything is on disk. After ``on_failure``
+        the store takes no more records. ``fdatasync`` flushes a file by its descriptor.
+        """
+        self._config = config
+        self._now_ms = now_ms
+        self._on_durable = on_durable
+        self._on_failure = on_failure
+        self._fdatasync = fdatasync
+        self._sync_mode = config.flush_mode is FlushMode.SYNC_FLUSH
+        self._lock = DirectoryLock(config.root)
+        self._abort = AbortMarker(config.root)
+        self._checkpoint_path = config.root / "checkpoint"
+        self._queues = QueueTable(
+            config.root / "consumequeue",
+            config.consume_queue_file_size,
+            maps_max=_mapped_queues_max(),
+            special_topics=frozenset({SCHEDULE_TOPIC}),
+            all_special=config.append_property_crc,
+        )
+        self._log = CommitLog(config, self._queues, now_ms)
+        self._reader = LogReader(self._log.files)
+        self._flusher = Flusher(
+            self._log,
+            self._log.files,
+            interval_ms=config.flush_interval_ms,
+            on_durable=on_durable,
+            on_failure=on_failure,
+            fdatasync=fdatasync,
+        )
+        self._keys: KeyIndexing | None = None
+        self._janitor: Janitor | None = None
+        self._checkpoint = Checkpoint()
+        self._confirm_offset = 0  # where the last record begins that recovery saw
+        self._upkeep_failed = False
+        self._opened = False
+
+    # Life -----------------------------------------------------------------------------------
+
+    def open(self) -> RecoveryReport:
+        """Lock the directory, recover what is in it, and start.
+
+        Raises:
+            DirectoryInUseError: Another broker works there.
+            UnusableFileError: A file is not what the settings say; nothing was changed.
+            DiskFullError: There is no space for what recovery has to write.
+        """
+        assert not self._opened, "a store is opened once"
+        self._lock.acquire(self._now_ms())
+        try:
+            report = self._recover()
+        except BaseException:
+            self._close_files()
+            self._lock.release()
+            raise
+        self._start()
+        self._opened = True
+        return report
+
+    def _recover(self) -> RecoveryReport:
+        make_directory(self._config.commit_log_directory)
+        make_directory(self._config.root / "consumequeue")
+        self._log.files.load()
+        self._queues.load()
+        clean = not self._abort.exists()
+        # From here on files change. A crash during recovery must not look like a clean stop.
+        self._abort.create()
+        self._checkpoint = load_checkpoint(self._checkpoint_path)
+        recovery = Recovery(self._config, self._log.files, self._queues, self._reader)
+        report = recovery.run(self._checkpoint, clean=clean)
+        self._log.start(report.end_offset, recovery.last_timestamp)
+        if self._config.index_enabled:
+            index = IndexService(
+                self._config.root / "index",
+                self._config.max_hash_slots,
+                self._config.max_index_items,
+                now_ms=self._now_ms,
+            )
+            self._keys = KeyIndexing(index, self._log.files)
+            self._keys.recover(
+                clean=clean,
+                log_end=report.end_offset,
+                index_timestamp=self._checkpoint.index_timestamp,
+            )
+        self._confirm_offset = max(recovery.last_record, 0)
+        return report
+
+    def _start(self) -> None:
+        self._flusher = Flusher(
+            self._log,
+            self._log.files,
+            interval_ms=self._config.flush_interval_ms,
+            on_durable=self._on_durable,
+            on_failure=self._on_failure,
+            fdatasync=self._fdatasync,
+        )
+        self._janitor = Janitor(
+            prepare=self._log.prepare_ahead,
+            maintain=self._maintain,
+            interval_ms=self._config.flush_interval_consume_queue_ms,
+        )
+        self._log.wake_helper = self._janitor.wake
+        self._flusher.start()
+        self._janitor.start()
+
+    def close(self) -> None:
+        """Flush everything, leave a clean marker, and let the directory go; idempotent.
+
+        If something could not be flushed, the abort marker stays and the next start recovers.
+        """
+        if not self._opened:
+            return
+        self._opened = False
+        assert self._janitor is not None
+        self._janitor.stop()
+        self._flusher.stop()
+        try:
+            clean = self._flusher.failure is None and self._close_derived()
+        except (OSError, StoreError) as error:
+            logger.critical("closing failed error=%s", error)
+            clean = False
+        self._close_files()
+        if clean:
+            sync_directory(self._config.commit_log_directory)
+            self._abort.remove()
+        self._lock.release()
+        logger.info("closed offset=%s clean=%s", self._log.write_offset, clean)
+
+    def _close_derived(self) -> bool:
+        """Make queues and index durable, with the checkpoint; say whether they are complete."""
+        complete = True
+        if self._keys is not None:
+            complete = self._keys.finish()
+        self._flush_derived()
+        return complete
+
+    def _close_files(self) -> None:
+        if self._keys is not None:
+            self._keys.close()
+        self._queues.close()
+        self._log.close_files()
+        self._reader.close()
+
+    def _maintain(self) -> None:
+        """Flush queues and index and write the checkpoint; called on the janitor's thread."""
+        if self._upkeep_failed:
+            return
+        try:
+            self._flush_derived()
+        except OSError:
+            # The kernel may forget what it could not write, so the checkpoint stays where it is.
+            self._upkeep_failed = True
+            raise
+
+    def _flush_derived(self) -> None:
+        timestamp = self._log.last_store_timestamp  # taken first: it covers what is flushed below
+        for queue in list(self._queues.values()):
+            queue.sync()
+        index_timestamp = self._checkpoint.index_timestamp
+        if self._keys is not None:
+            index_timestamp = self._keys.flush(index_timestamp)
+        checkpoint = Checkpoint(
+            log_timestamp=self._flusher.durable_timestamp,
+            queues_timestamp=timestamp,
+            index_timestamp=index_timestamp,
+            confirm_offset=self._confirm_offset,
+        )
+        if checkpoint != self._checkpoint:
+            checkpoint.save(self._checkpoint_path)
+            self._checkpoint = checkpoint
+
+    # Appending ------------------------------------------------------------------------------
+
+    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+        """Store the records of a group, in order; all of them or, with an error, none.
+
+        They are not on disk before ``durable_offset`` has reached the ``end`` of the last one.
+        With ``contiguous`` they follow each other in one file. Never waits for a flush.
+
+        Raises:
+            RecordTooLargeError: A body, a record, or a contiguous group as a whole.
+            PropertiesTooLongError: Of one of the drafts.
+            DiskFullError: There is no space; a later append may find some.
+            FlushFailedError: The disk has failed; the store takes nothing any more.
+            StoreClosedError: The store is not open.
+        """
+        if not self._opened:
+            raise StoreClosedError
+        if self._flusher.failure is not None:
+            raise self._flusher.failure
+        done = self._log.append(group, contiguous=contiguous)
+        if self._keys is not None and done:
+            self._keys.add(group, done)
+        return done
+
+    def request_flush(self) -> None:
+        """Ask for a flush of everything appended so far; any thread, never waits."""
+        self._flusher.request()
+
+    def tick(self, budget_ms: float = 2.0) -> bool:
+        """Do deferred work for about ``budget_ms``; return whether there is more."""
+        return self._keys is not None and self._keys.work(budget_ms)
+
+    # Positions ------------------------------------------------------------------------------
+
+    @property
+    def min_offset(self) -> int:
+        """The physical offset where the log begins."""
+        return self._log.min_offset
+
+    @property
+    def write_offset(self) -> int:
+        """The physical offset behind the last record."""
+        return self._log.write_offset
+
+    @property
+    def durable_offset(self) -> int:
+        """The physical offset below which everything is on disk."""
+        return self._flusher.durable_offset
+
+    @property
+    def readable_offset(self) -> int:
+        """The physical offset at which reading ends."""
+        return self._flusher.durable_offset if self._sync_mode else self._log.write_offset
+
+    def queues(self) -> list[tuple[str, int]]:
+        """Return topic and queue id of every queue that has, or had, messages."""
+        return [key for key, queue in self._queues.items() if queue.next_offset]
+
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """Return the queue offsets of the first message and behind the last visible one."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            return 0, 0
+        return queue.min_offset, queue.visible_end(self.readable_offset)
+
+    # Reading --------------------------------------------------------------------------------
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        max_count: int = 32,
+        max_bytes: int = 262_144,
+        tag_codes: frozenset[int] | None = None,
+    ) -> GetResult:
+        """Find messages from a queue offset on, at least one if there is one.
+
+        ``tag_codes`` leaves out messages whose tag has another hash (``properties.tag_hash``);
+        the hashes of different tags may be equal, so consumers test again.
+        """
+        return select(
+            self._queues.get((topic, queue_id)),
+            offset,
+            readable_offset=self.readable_offset,
+            log_start=self._log.min_offset,
+            max_count=max_count,
+            max_bytes=max_bytes,
+            tag_codes=tag_codes,
+        )
+
+    def read(self, ranges: Iterable[Range]) -> bytes | None:
+        """Return the bytes of all ranges joined, or None if some would have to come from disk."""
+        return self._reader.read(ranges)
+
+    def read_cold(self, ranges: Iterable[Range]) -> bytes:
+        """Return the same, waiting for the disk where needed; any thread may call it."""
+        return self._reader.read_cold(ranges)
+
+    def record_bytes(self, physical_offset: int) -> bytes | None:
+        """Return the record that begins at an offset; None if no whole, valid one does."""
+        if physical_offset < self._log.min_offset:
+            return None
+        return self._reader.record_bytes(physical_offset, self.readable_offset)
+
+    def record_at(self, physical_offset: int) -> Record | None:
+        """Return the same record, decoded."""
+        if physical_offset < self._log.min_offset:
+            return None
+        return self._reader.record_at(physical_offset, self.readable_offset)
+
+    def scan(self, start: int, end: int | None = None) -> Iterator[Record]:
+        """Give the whole valid records in log order; any thread may walk.
+
+        A record or a file begins at ``start``; before the log's own start that is used instead.
+        Without ``end`` it goes to where the log ends now, readable or not.
+        """
+        end = self._log.write_offset if end is None else end
+        return self._reader.scan(max(start, self._log.min_offset), end)
+
+    # Searching ------------------------------------------------------------------------------
+
+    def query_index(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+    ) -> list[int]:
+        """Return physical offsets of records with a key, in log order; the newest are preferred.
+
+        Other keys with the same hash are among them. Times are stored to the second.
+        """
+        if self._keys is None:
+            return []
+        hits = self._keys.query(topic, key, max_count, begin_ms, end_ms)
+        low, high = self._log.min_offset, self.readable_offset
+        return [hit for hit in hits if low <= hit < high]
+
+    @property
+    def index_last_update(self) -> tuple[int, int]:
+        """Store timestamp and physical offset of the newest record in the index; zeros if none."""
+        return self._keys.last_update if self._keys is not None else (0, 0)
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, *, upper: bool = False
+    ) -> int:
+        """Return the queue offset of a store time, in ms.
+
+        That is the first message stored at that time or later, or the offset behind the last
+        one. With ``upper``, the last message stored at that time or before. Where all are newer,
+        it is the first one.
+        """
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            return 0
+        low, high = queue.min_offset, queue.visible_end(self.readable_offset)
+        following = low + bisect_left(
+            range(low, high),
+            timestamp + upper,
+            key=lambda queue_offset: self._store_time(queue, queue_offset),
+        )
+        return max(following - 1, low) if upper else following
+
+    def store_time_at(self, topic: str, queue_id: int, offset: int) -> int:
+        """Return when the message at a queue offset was stored, in ms; -1 if there is none."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            return -1
+        if not queue.min_offset <= offset < queue.visible_end(self.readable_offset):
+            return -1
+        return self._store_time(queue, offset)
+
+    def _store_time(self, queue: ConsumeQueue, queue_offset: int) -> int:
+        entry = queue.entry(queue_offset)
+        if entry.physical_offset < self._log.min_offset or entry.size == PRE_BLANK.size:
+            return -1
+        return self._reader.store_timestamp(entry.physical_offset)
