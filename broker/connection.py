@@ -6,10 +6,11 @@ they can be tested without a socket.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.ext_fields import Header
 
 
 class Connection(Protocol):
@@ -32,8 +33,14 @@ class Connection(Protocol):
         """Whether the peer reads what it is sent: its write buffer is below the limit."""
         ...
 
-    def send_request(self, code: int, header: object, body: bytes = b"") -> bool:
+    def send_request(
+        self, code: int, header: Header | Mapping[str, str] | None, body: bytes = b""
+    ) -> bool:
         """Send a one-way request to the client; False when it was not written."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Write whole frames now; nothing happens when the peer is gone."""
         ...
 
     def reply_when_durable(self, position: int, reply: bytes) -> None:

@@ -10,12 +10,12 @@ import time
 class LineFormatter(logging.Formatter):
     """Writes UTC time with milliseconds and keeps every record on one line, tracebacks included."""
 
-    converter = time.gmtime
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+        self.converter = time.gmtime
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line; the line breaks of a traceback are shown as backslash and n."""

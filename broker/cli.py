@@ -1,0 +1,141 @@
+"""The command `broker`: arguments, exit codes, signals.
+
+Exit codes: 0 ordered stop · 1 unexpected error · 2 usage or configuration · 3 the directory is in
+use by another broker · 4 the store cannot be opened · 5 an address is taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import signal
+import sys
+import time
+from collections.abc import Coroutine, Sequence
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, Final
+
+from halfmq.store.config import FlushMode
+from halfmq.store.errors import DirectoryInUseError, StoreError
+
+from .config import BrokerConfig, load_config
+from .errors import AddressTakenError, ConfigurationError
+from .logs import configure_logging
+from .service import Broker
+
+logger = logging.getLogger(__name__)
+
+_LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
+class ExitCode(IntEnum):
+    """What the process tells its parent."""
+
+    STOPPED = 0
+    UNEXPECTED_ERROR = 1
+    CONFIGURATION = 2
+    DIRECTORY_IN_USE = 3
+    STORE_UNUSABLE = 4
+    ADDRESS_TAKEN = 5
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the broker until SIGTERM or SIGINT; return the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        loaded = load_config(options.conf, options.set)
+    except ConfigurationError as error:
+        print(f"broker: {error}", file=sys.stderr)  # noqa: T201
+        return ExitCode.CONFIGURATION
+    if options.print_config:
+        print("\n".join(loaded.lines()))  # noqa: T201
+        return ExitCode.STOPPED
+    configure_logging(options.log_level)
+    for warning in loaded.warnings:
+        logger.warning("event=config_warning %s", warning)
+    try:
+        _run(_serve(loaded.config))
+    except DirectoryInUseError as error:
+        return _fail(ExitCode.DIRECTORY_IN_USE, error)
+    except StoreError as error:
+        return _fail(ExitCode.STORE_UNUSABLE, error)
+    except AddressTakenError as error:
+        return _fail(ExitCode.ADDRESS_TAKEN, error)
+    except Exception:
+        logger.exception("event=unexpected_error")
+        return ExitCode.UNEXPECTED_ERROR
+    return ExitCode.STOPPED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="broker",
+        description="A RocketMQ-compatible message broker for transactional half messages.",
+        epilog="exit codes: 0 ordered stop, 1 unexpected error, 2 usage or configuration, "
+        "3 directory in use by another broker, 4 store cannot be opened, 5 address taken",
+    )
+    parser.add_argument(
+        "-c", "--conf", type=Path, metavar="FILE", help="configuration, key=value lines"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="one setting; wins over the file",
+    )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print every key with value, default and source"
+    )
+    parser.add_argument(
+        "--log-level", choices=_LOG_LEVELS, default="INFO", help="least level logged"
+    )
+    return parser
+
+
+def _run(main_coroutine: Coroutine[Any, Any, None]) -> None:
+    try:
+        import uvloop  # noqa: PLC0415  # absent on Windows and PyPy, where plain asyncio serves
+    except ImportError:
+        asyncio.run(main_coroutine)
+    else:
+        uvloop.run(main_coroutine)
+
+
+async def _serve(config: BrokerConfig) -> None:
+    started = time.monotonic()
+    asked_to_stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked_to_stop.set)
+    broker = Broker(config)
+    report = await broker.start()
+    try:
+        gc.collect()
+        gc.freeze()  # what lives as long as the process need not be walked by every collection
+        if config.store.flush_mode is FlushMode.ASYNC_FLUSH:
+            logger.warning(
+                "event=async_flush interval_ms=%d A power cut or a kernel crash loses acknowledged "
+                "messages of this interval; flushDiskType=SYNC_FLUSH loses none",
+                config.store.flush_interval_ms,
+            )
+        print(  # noqa: T201
+            f"ready listen={broker.address} namesrv={broker.namesrv_address}"
+            f" store={config.store.root} flush={config.store.flush_mode.value}"
+            f" recovery_ms={report.duration_ms:.0f}"
+            f" start_ms={(time.monotonic() - started) * 1_000:.0f}",
+            flush=True,
+        )
+        await asked_to_stop.wait()
+        logger.info("event=stopping")
+    finally:
+        await broker.stop()
+    logger.info("event=stopped")
+
+
+def _fail(code: ExitCode, error: Exception) -> int:
+    logger.error("event=start_failed exit_code=%d %s", code, error)
+    return code

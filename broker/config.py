@@ -1,0 +1,367 @@
+"""`broker.conf` → frozen dataclasses.
+
+Keys, units and the `key=value` form are RocketMQ's where RocketMQ has the key. A wrong value stops
+the start and names file, line, key, value and what was expected; RocketMQ ignores it silently. An
+unknown key is a warning with the nearest known one.
+
+Values come from three places, later ones win: the defaults below, the file, `--set KEY=VALUE`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from halfmq.store.config import FlushMode, StoreConfig
+
+from .delay import parse_delay_levels
+from .errors import ConfigurationError
+from .settings import (
+    DIRECTORY,
+    SWITCH,
+    BadValueError,
+    Setting,
+    checked,
+    choice,
+    duration,
+    integer,
+    pattern,
+    setting,
+    settings_of,
+)
+
+_PORT: Final = integer(0, 65_535, "0 picks a free port")
+_NAME: Final = pattern(
+    r"[%|A-Za-z0-9_-]{1,127}", "a name of 1 to 127 letters, digits and the characters % | _ -"
+)
+_DAY_MS: Final = 86_400_000
+_ADDRESS_LIST: Final = r"(|[^:;,\s]+:\d{1,5}([;,][^:;,\s]+:\d{1,5})*)"
+_HOURS: Final = r"([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkConfig:
+    """Where the broker listens, and the name servers it tells about itself."""
+
+    bind_address: str = setting(
+        "bindAddress",
+        "127.0.0.1",
+        checked(ipaddress.ip_address, "an IP address of this machine, or 0.0.0.0 for all"),
+        "address that every listener binds",
+    )
+    listen_port: int = setting(
+        "listenPort",
+        10_911,
+        _PORT,
+        "requests of clients; listenPort - 2 serves the VIP channel of old clients, unless it is 0",
+    )
+    namesrv_listen_port: int = setting(
+        "namesrvListenPort",
+        9_876,
+        integer(0, 65_535, "0 serves name-server requests on listenPort only"),
+        "name-server requests",
+    )
+    namesrv_addr: str = setting(
+        "namesrvAddr",
+        "",
+        pattern(_ADDRESS_LIST, "host:port, several separated by ;"),
+        "real name servers to register with as well",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDefaults:
+    """Who this broker is, and what it creates without being asked."""
+
+    broker_name: str = setting("brokerName", "broker-a", _NAME, "name of this broker in routes")
+    cluster_name: str = setting(
+        "brokerClusterName", "DefaultCluster", _NAME, "name of its cluster in routes"
+    )
+    auto_create: bool = setting(
+        "autoCreateTopicEnable", True, SWITCH, "create a topic at its first message"
+    )
+    default_queue_nums: int = setting(
+        "defaultTopicQueueNums", 8, integer(1, 1_024, "queues"), "most queues of such a topic"
+    )
+    auto_create_groups: bool = setting(
+        "autoCreateSubscriptionGroup", True, SWITCH, "create a consumer group at its first use"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSettings:
+    """Where and how messages are kept."""
+
+    root: Path = setting(
+        "storePathRootDir",
+        Path("~/.halfmq/store").expanduser(),
+        DIRECTORY,
+        "directory of all data; one broker at a time",
+    )
+    commit_log_path: Path | None = setting(
+        "storePathCommitLog",
+        None,
+        DIRECTORY,
+        "directory of the commit log (storePathRootDir/commitlog)",
+    )
+    flush_mode: FlushMode = setting(
+        "flushDiskType",
+        FlushMode.SYNC_FLUSH,
+        choice(FlushMode),
+        "SYNC_FLUSH: acknowledged means on disk. ASYNC_FLUSH: a power cut loses the last interval",
+    )
+    flush_interval_ms: int = setting(
+        "flushIntervalCommitLog", 500, duration(1, 60_000), "ms between flushes with ASYNC_FLUSH"
+    )
+    flush_interval_consume_queue_ms: int = setting(
+        "flushIntervalConsumeQueue", 1_000, duration(10, 600_000), "ms between queue flushes"
+    )
+    commit_log_file_size: int = setting(
+        "mappedFileSizeCommitLog",
+        1 << 30,
+        integer(4_096, 1 << 40, "bytes"),
+        "bytes of one log file; never change it for an existing store",
+    )
+    consume_queue_file_size: int = setting(
+        "mappedFileSizeConsumeQueue",
+        6_000_000,
+        integer(20, 1 << 34, "bytes"),
+        "bytes of one queue file, rounded up to a multiple of 20",
+    )
+    max_message_size: int = setting(
+        "maxMessageSize", 4_194_304, integer(1, 16_000_000, "bytes"), "bytes of the largest body"
+    )
+    index_enabled: bool = setting(
+        "messageIndexEnable", True, SWITCH, "find messages by key and unique id"
+    )
+    max_hash_slots: int = setting(
+        "maxHashSlotNum", 5_000_000, integer(1, 500_000_000, "slots"), "hash slots of an index file"
+    )
+    max_index_items: int = setting(
+        "maxIndexNum", 20_000_000, integer(2, 2_000_000_000, "items"), "items of an index file"
+    )
+    append_property_crc: bool = setting(
+        "enabledAppendPropCRC", False, SWITCH, "a checksum over the whole record, not the body only"
+    )
+    file_reserved_hours: int = setting(
+        "fileReservedTime", 72, integer(1, 1_000_000, "hours"), "hours a full log file is kept"
+    )
+    delete_when: str = setting(
+        "deleteWhen",
+        "04",
+        pattern(_HOURS, "hours of the day from 00 to 23, several separated by ;"),
+        "local hours in which expired files are deleted",
+    )
+
+    def store_config(self) -> StoreConfig:
+        """The part of this that the store itself knows."""
+        return StoreConfig(
+            root=self.root,
+            commit_log_path=self.commit_log_path,
+            commit_log_file_size=self.commit_log_file_size,
+            consume_queue_file_size=self.consume_queue_file_size,
+            max_message_size=self.max_message_size,
+            flush_mode=self.flush_mode,
+            flush_interval_ms=self.flush_interval_ms,
+            flush_interval_consume_queue_ms=self.flush_interval_consume_queue_ms,
+            index_enabled=self.index_enabled,
+            max_hash_slots=self.max_hash_slots,
+            max_index_items=self.max_index_items,
+            append_property_crc=self.append_property_crc,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionConfig:
+    """When and how often a producer is asked about a half message."""
+
+    timeout_ms: int = setting(
+        "transactionTimeOut",
+        6_000,
+        duration(1, 30 * _DAY_MS),
+        "ms; age at which the first check is due",
+    )
+    check_interval_ms: int = setting(
+        "transactionCheckInterval", 30_000, duration(1, 30 * _DAY_MS), "ms between two checks"
+    )
+    check_max: int = setting(
+        "transactionCheckMax",
+        15,
+        integer(1, 1_000_000),
+        "delivered checks, then the message is parked",
+    )
+    reject: bool = setting(
+        "rejectTransactionMessage", False, SWITCH, "answer NO_PERMISSION to half messages"
+    )
+    op_batch_size: int = setting(
+        "transactionOpMsgMaxSize", 4_096, integer(20, 1 << 20, "bytes"), "bytes of one op message"
+    )
+    op_batch_interval_ms: int = setting(
+        "transactionOpBatchInterval",
+        3_000,
+        duration(1, 600_000),
+        "ms until an op message is written",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayConfig:
+    """Delayed delivery by level."""
+
+    levels: str = setting(
+        "messageDelayLevel",
+        "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h",
+        checked(parse_delay_levels, "times like 1s 5s 1m 2h 1d, separated by blanks"),
+        "delay of level 1, 2, …",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Everything that can be set, in sections."""
+
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    topics: TopicDefaults = field(default_factory=TopicDefaults)
+    store: StoreSettings = field(default_factory=StoreSettings)
+    transaction: TransactionConfig = field(default_factory=TransactionConfig)
+    delay: DelayConfig = field(default_factory=DelayConfig)
+
+
+_SECTIONS: Final = {
+    "network": NetworkConfig,
+    "topics": TopicDefaults,
+    "store": StoreSettings,
+    "transaction": TransactionConfig,
+    "delay": DelayConfig,
+}
+
+# Keys of many RocketMQ configurations that mean nothing here: told, not mistaken for typos.
+_ROCKETMQ_ONLY: Final = frozenset(
+    {
+        "abortFile",
+        "aclEnable",
+        "brokerIP1",
+        "brokerIP2",
+        "brokerId",
+        "brokerRole",
+        "destroyMapedFileIntervalForcibly",
+        "diskMaxUsedSpaceRatio",
+        "enablePropertyFilter",
+        "haListenPort",
+        "maxTransferCountOnMessageInMemory",
+        "pullMessageThreadPoolNums",
+        "sendMessageThreadPoolNums",
+        "serverWorkerThreads",
+        "slaveReadEnable",
+        "storeCheckpoint",
+        "storePathConsumeQueue",
+        "storePathIndex",
+        "timerWheelEnable",
+        "traceTopicEnable",
+        "transientStorePoolEnable",
+        "useReentrantLockWhenPutMessage",
+        "waitTimeMillsInSendQueue",
+        "warmMapedFileEnable",
+    }
+)
+
+
+class Origin(NamedTuple):
+    """Where a value came from: `default`, `--set` or `FILE:LINE`."""
+
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """The configuration with the origin of each value and what was odd about it."""
+
+    config: BrokerConfig
+    origins: dict[str, Origin]
+    warnings: list[str]
+
+    def lines(self) -> Iterator[str]:
+        """Each key with value, default and source, for `--print-config`."""
+        for name, section in _SECTIONS.items():
+            values = getattr(self.config, name)
+            for item in settings_of(section):
+                origin = self.origins.get(item.key)
+                shown = item.kind.show(getattr(values, item.attribute))
+                source = origin.source if origin else "default"
+                yield f"{item.key}={shown} default={item.kind.show(item.default)} source={source}"
+
+
+def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfig:
+    """Read the file and the `KEY=VALUE` overrides over the defaults.
+
+    Raises:
+        ConfigurationError: The file cannot be read, a line is no `key=value`, or a value is wrong.
+    """
+    known = {
+        item.key: (name, item) for name, part in _SECTIONS.items() for item in settings_of(part)
+    }
+    entries = [*(_read_file(file) if file else ()), *_read_overrides(overrides)]
+    warnings: list[str] = []
+    origins: dict[str, Origin] = {}
+    chosen: dict[str, dict[str, object]] = {name: {} for name in _SECTIONS}
+    for key, value, source in entries:
+        if key not in known:
+            warnings.append(f"{source}: {_unknown_key(key, known)}")
+            continue
+        if key in origins and source != "--set":
+            warnings.append(f"{source}: {key} is set twice; this one counts")
+        section, item = known[key]
+        chosen[section][item.attribute] = _parse(item, value, source)
+        origins[key] = Origin(value, source)
+    parts = {name: _SECTIONS[name](**values) for name, values in chosen.items()}
+    return LoadedConfig(BrokerConfig(**parts), origins, warnings)
+
+
+def _parse(item: Setting, value: str, source: str) -> object:
+    if not value and item.default is None:
+        return None  # `storePathCommitLog=` in a file means: not set
+    try:
+        return item.kind.parse(value)
+    except BadValueError as error:
+        raise ConfigurationError(source, item.key, value, item.kind.expected) from error
+
+
+def _unknown_key(key: str, known: Iterable[str]) -> str:
+    if key in _ROCKETMQ_ONLY:
+        return f"{key} is a RocketMQ setting without effect here; ignored"
+    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    return f"unknown key {key}; ignored{hint}"
+
+
+def _read_file(file: Path) -> Iterator[tuple[str, str, str]]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigurationError(
+            str(file), "--conf", str(file), f"a readable file ({reason})"
+        ) from error
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if not stripped or stripped[0] in "#!":
+            continue
+        key, separator, value = stripped.partition("=")
+        if not separator or not key.strip():
+            raise ConfigurationError(
+                f"{file}:{number}", stripped, "", "a line of the form key=value"
+            )
+        yield key.strip(), value.strip(), f"{file}:{number}"
+
+
+def _read_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    for override in overrides:
+        key, separator, value = override.partition("=")
+        if not separator or not key.strip():
+            raise ConfigurationError("--set", override, "", "KEY=VALUE")
+        yield key.strip(), value.strip(), "--set"

@@ -1,0 +1,366 @@
+"""PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), with long polling.
+
+A found pull is answered from contiguous ranges of the log: walked once, read once. Ranges that are
+not in the page cache are read in a thread, for a page fault would stop the whole broker. The codes,
+offsets and remarks are those of RocketMQ's `DefaultPullMessageResultHandler`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Protocol
+
+from halfmq.remoting.bodies import SubscriptionData, subscription_data
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.errors import SubscriptionError
+from halfmq.remoting.headers import PullMessageRequestHeader
+from halfmq.remoting.replies import encode_pull_reply, encode_reply
+from halfmq.store.format.topics import HALF_TOPIC
+from halfmq.store.message_store import GetResult, GetStatus
+
+from ..connection import Connection, Handler
+from ..errors import RequestRefusedError
+from ..long_polling import HeldPull, LongPolling
+from ..topics import TopicConfig
+
+logger = logging.getLogger(__name__)
+
+COMMIT_OFFSET_FLAG: Final = 1
+SUSPEND_FLAG: Final = 2
+SUBSCRIPTION_FLAG: Final = 4
+"""Bits of a pull's sysFlag. Source: `PullSysFlag`."""
+
+MESSAGES_MAX: Final = 32
+"""Messages of one answer from memory, RocketMQ's `maxTransferCountOnMessageInMemory`: what clients
+ask for by default; a larger wish is served in several pulls."""
+
+BYTES_MAX: Final = 262_144
+"""Bytes of one answer unless one message alone is larger, `maxTransferBytesOnMessageInMemory`."""
+
+SUSPEND_MS_MAX: Final = 60_000
+"""Longest time a pull is held, ms: twice what the slowest official client waits for an answer."""
+
+COLD_READ_THREADS: Final = 4
+"""Threads that wait for the disk; they hold no lock while they do."""
+
+COLD_READS_MAX: Final = 256
+"""Reads of cold data under way or waiting, at most 256 KiB each; one more is told to come again."""
+
+_CODES: Final = {
+    GetStatus.FOUND: ResponseCode.SUCCESS,
+    GetStatus.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    GetStatus.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+}
+
+
+class Store(Protocol):
+    """What pulling needs of the store."""
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        max_count: int = ...,
+        max_bytes: int = ...,
+        tag_codes: frozenset[int] | None = ...,
+    ) -> GetResult: ...
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> bytes | None: ...
+
+    def read_cold(self, ranges: Sequence[tuple[int, int]]) -> bytes: ...
+
+
+class Topics(Protocol):
+    """What pulling needs of the topic table."""
+
+    def get(self, name: str) -> TopicConfig | None: ...
+
+
+class Groups(Protocol):
+    """What pulling needs of the subscription groups."""
+
+    def admit(self, group: str) -> bool | None:
+        """Whether the group may consume; None when there is no such group."""
+        ...
+
+
+class Subscriptions(Protocol):
+    """What pulling needs of the client registry."""
+
+    def subscription_of(self, group: str, topic: str) -> SubscriptionData | None: ...
+
+    def has_consumers(self, group: str) -> bool: ...
+
+
+class Offsets(Protocol):
+    """What pulling needs of the consumer offsets."""
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None: ...
+
+
+class PullHandler:
+    """Serves consumers."""
+
+    def __init__(
+        self,
+        store: Store,
+        topics: Topics,
+        groups: Groups,
+        subscriptions: Subscriptions,
+        offsets: Offsets,
+        long_polling: LongPolling,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._subscriptions = subscriptions
+        self._offsets = offsets
+        self._long_polling = long_polling
+        self._cold_readers = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
+        self._cold_reads = 0
+        long_polling.answer_by(self._answer_held)
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {RequestCode.PULL_MESSAGE: self.pull, RequestCode.LITE_PULL_MESSAGE: self.pull}
+
+    async def start(self) -> None:
+        """Nothing to do: threads start with the first cold read."""
+
+    async def stop(self) -> None:
+        """Wait for reads of the disk that are under way."""
+        await asyncio.to_thread(self._cold_readers.shutdown, cancel_futures=True)
+
+    def pull(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+        """Answer with messages, or hold the pull until some come."""
+        header = request.header
+        assert isinstance(header, PullMessageRequestHeader)
+        self._admit(header, connection)
+        tag_codes = self._tag_codes(header)
+        result = self._store.get(
+            header.topic,
+            header.queue_id,
+            header.queue_offset,
+            max_count=min(max(header.max_msg_nums, 1), MESSAGES_MAX),
+            max_bytes=BYTES_MAX,
+            tag_codes=tag_codes,
+        )
+        if header.sys_flag & COMMIT_OFFSET_FLAG:
+            self._offsets.commit(
+                header.consumer_group, header.topic, header.queue_id, header.commit_offset
+            )
+        if result.status is GetStatus.FOUND:
+            return self._found(request, connection, result)
+        code, next_offset = _not_found(result, header.queue_offset)
+        if code is ResponseCode.PULL_NOT_FOUND and header.sys_flag & SUSPEND_FLAG:
+            held = HeldPull(
+                key=(header.topic, header.queue_id),
+                command=request,
+                connection=connection,
+                deadline=_deadline(header.suspend_timeout_millis),
+                next_offset=next_offset,
+                tag_codes=tag_codes,
+            )
+            if self._long_polling.hold(held):
+                return None
+        return _empty(request, code, result, next_offset)
+
+    # --- answers
+
+    def _found(
+        self, request: RemotingCommand, connection: Connection, result: GetResult
+    ) -> bytes | None:
+        body = self._store.read(result.ranges)
+        if body is not None:
+            return _full(request, result) + body
+        if self._cold_reads >= COLD_READS_MAX:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_BUSY, "[PCBUSY_CLEAN_QUEUE]too many reads wait for the disk"
+            )
+        self._cold_reads += 1
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self._cold_readers, self._store.read_cold, result.ranges)
+        future.add_done_callback(lambda done: self._cold_done(done, request, connection, result))
+        return None
+
+    def _cold_done(
+        self,
+        done: asyncio.Future[bytes],
+        request: RemotingCommand,
+        connection: Connection,
+        result: GetResult,
+    ) -> None:
+        self._cold_reads -= 1
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            connection.write(_full(request, result) + done.result())
+            return
+        logger.error("event=cold_read_failed ranges=%s error=%r", result.ranges, error)
+        connection.write(
+            encode_reply(
+                request, ResponseCode.SYSTEM_ERROR, remark=f"the log is unreadable: {error}"
+            )
+        )
+
+    def _answer_held(self, held: HeldPull, timed_out: bool) -> bytes | None:
+        """Look again for a held pull; None when there is nothing and its time is not up."""
+        request = held.command
+        header = request.header
+        assert isinstance(header, PullMessageRequestHeader)
+        result = self._store.get(
+            header.topic,
+            header.queue_id,
+            held.next_offset,
+            max_count=min(max(header.max_msg_nums, 1), MESSAGES_MAX),
+            max_bytes=BYTES_MAX,
+            tag_codes=held.tag_codes,
+        )
+        if result.status is GetStatus.FOUND:
+            body = self._store.read(result.ranges)
+            # Just written, so cached; if it is cold all the same, the client comes again at once.
+            return (
+                _retry(request, result, held.next_offset)
+                if body is None
+                else _full(request, result) + body
+            )
+        if result.status is GetStatus.NO_MATCHED_MESSAGE:
+            held.next_offset = result.next_offset
+        if not timed_out:
+            return None
+        if held.next_offset != header.queue_offset:
+            return _retry(request, result, held.next_offset)
+        code, next_offset = _not_found(result, held.next_offset)
+        return _empty(request, code, result, next_offset)
+
+    # --- admission
+
+    def _admit(self, header: PullMessageRequestHeader, connection: Connection) -> None:
+        may_consume = self._groups.admit(header.consumer_group)
+        if may_consume is None:
+            raise RequestRefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{header.consumer_group}] does not exist, create it first",
+            )
+        if not may_consume:
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"subscription group no permission, {header.consumer_group}",
+                {"forbiddenType": "2"},
+            )
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise RequestRefusedError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"topic[{header.topic}] not exist, apply first please!",
+            )
+        if not topic.readable or header.topic == HALF_TOPIC:
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"the topic[{header.topic}] pulling message is forbidden",
+                {"forbiddenType": "3"},
+            )
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            raise RequestRefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] "
+                f"consumer:[/{connection.name}]",
+            )
+
+    def _tag_codes(self, header: PullMessageRequestHeader) -> frozenset[int] | None:
+        """The tags that pass, as hash codes; None passes everything."""
+        if header.sys_flag & SUBSCRIPTION_FLAG:
+            return self._codes_of_request(header)
+        subscription = self._subscriptions.subscription_of(header.consumer_group, header.topic)
+        if subscription is None:
+            raise RequestRefusedError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist"
+            )
+        if subscription.sub_version < header.sub_version:
+            raise RequestRefusedError(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest"
+            )
+        _refuse_sql(subscription.expression_type)
+        return subscription.codes
+
+    def _codes_of_request(self, header: PullMessageRequestHeader) -> frozenset[int] | None:
+        _refuse_sql(header.expression_type)
+        try:
+            return subscription_data(header.topic, header.subscription or "*").codes
+        except SubscriptionError as error:
+            raise RequestRefusedError(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed"
+            ) from error
+
+
+def _refuse_sql(expression_type: str | None) -> None:
+    if expression_type == "SQL92":
+        raise RequestRefusedError(
+            ResponseCode.SYSTEM_ERROR,
+            "The broker does not support consumer to filter message by SQL92",
+        )
+
+
+def _deadline(suspend_ms: int) -> float:
+    return asyncio.get_running_loop().time() + min(max(suspend_ms, 0), SUSPEND_MS_MAX) / 1_000
+
+
+def _not_found(result: GetResult, asked_offset: int) -> tuple[ResponseCode, int]:
+    """Code and next offset of an answer without messages. Source: `PullMessageProcessor`."""
+    code = _CODES.get(result.status)
+    if code is not None:
+        return code, result.next_offset
+    if asked_offset == 0:  # an empty or unknown queue: wait for its first message
+        return ResponseCode.PULL_NOT_FOUND, 0
+    return ResponseCode.PULL_OFFSET_MOVED, 0
+
+
+def _full(request: RemotingCommand, result: GetResult) -> bytes:
+    return encode_pull_reply(
+        request,
+        ResponseCode.SUCCESS,
+        next_begin_offset=result.next_offset,
+        min_offset=result.min_offset,
+        max_offset=result.max_offset,
+        remark="FOUND",
+        body_size=result.size,
+    )
+
+
+def _empty(
+    request: RemotingCommand, code: ResponseCode, result: GetResult, next_offset: int
+) -> bytes:
+    return encode_pull_reply(
+        request,
+        code,
+        next_begin_offset=next_offset,
+        min_offset=result.min_offset,
+        max_offset=result.max_offset,
+        remark=result.status.name,
+        body_size=0,
+    )
+
+
+def _retry(request: RemotingCommand, result: GetResult, next_offset: int) -> bytes:
+    """Tell the client to pull again from `next_offset` at once."""
+    return encode_pull_reply(
+        request,
+        ResponseCode.PULL_RETRY_IMMEDIATELY,
+        next_begin_offset=next_offset,
+        min_offset=result.min_offset,
+        max_offset=result.max_offset,
+        remark=GetStatus.NO_MATCHED_MESSAGE.name,
+        body_size=0,
+    )

@@ -1,0 +1,124 @@
+"""Group commit, seen from the network: replies wait here until the log is on disk.
+
+A handler appends at once and leaves its reply with the log position that must be durable. The flush
+is asked for once per pass of the event loop, after all readable sockets were served, so that one
+fdatasync covers what they brought; while it runs, the next group gathers. When it returns, every
+reply up to the durable position is written, joined per connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+UNFLUSHED_BYTES_MAX: Final = 64 << 20
+"""Bytes of log that may wait for the disk before peers are no longer read: bounds the replies held
+here and the data at stake, and is a fraction of a second of any disk worth the name."""
+
+
+class Writer(Protocol):
+    """Where a released reply goes."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def resume_after_flush(self) -> None: ...
+
+
+class FlushableLog(Protocol):
+    """What this needs of the store."""
+
+    @property
+    def durable_offset(self) -> int: ...
+
+    @property
+    def write_offset(self) -> int: ...
+
+    def request_flush(self) -> None: ...
+
+
+class ReplyRelease:
+    """Holds replies until the commit log is durable up to their position."""
+
+    def __init__(
+        self, log: FlushableLog, *, on_released: Callable[[], None] = lambda: None
+    ) -> None:
+        self._log = log
+        self._waiting: deque[tuple[int, Writer, bytes]] = deque()
+        self._stalled: list[Writer] = []
+        self._flush_asked = False
+        self._on_released = on_released
+        self._idle_futures: list[asyncio.Future[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def attach(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell on which loop connections live; before this nothing can wait."""
+        self._loop = loop
+
+    def hold(self, position: int, writer: Writer, reply: bytes) -> None:
+        """Write `reply` to `writer` once the log is durable up to `position`."""
+        self._waiting.append((position, writer, reply))
+        self.ask_flush()
+
+    def ask_flush(self) -> None:
+        """Have the log flushed after this pass of the loop."""
+        if not self._flush_asked and self._loop is not None:
+            self._flush_asked = True
+            self._loop.call_soon(self._flush)
+
+    def over_limit(self) -> bool:
+        """Whether so much waits for the disk that no more should be read from the network."""
+        return self._log.write_offset - self._log.durable_offset > UNFLUSHED_BYTES_MAX
+
+    def stall(self, writer: Writer) -> None:
+        """Have `writer` resumed when the disk has caught up."""
+        self._stalled.append(writer)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no reply waits."""
+        return not self._waiting
+
+    def notify_when_idle(self, future: asyncio.Future[None]) -> None:
+        """Settle `future` as soon as no reply waits."""
+        if self.idle:
+            future.set_result(None)
+        else:
+            self._idle_futures.append(future)
+
+    def _flush(self) -> None:
+        self._flush_asked = False
+        self._log.request_flush()
+
+    def durable_from_thread(self, _offset: int) -> None:
+        """Take the flush thread's word that the log is on disk; called on that thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.release)
+
+    def release(self) -> None:
+        """Write every reply whose position is durable; called on the event loop."""
+        durable = self._log.durable_offset
+        waiting = self._waiting
+        ready: dict[Writer, list[bytes]] = {}
+        while waiting and waiting[0][0] <= durable:
+            _, writer, reply = waiting.popleft()
+            replies = ready.get(writer)
+            if replies is None:
+                ready[writer] = [reply]
+            else:
+                replies.append(reply)
+        for writer, replies in ready.items():
+            writer.write(replies[0] if len(replies) == 1 else b"".join(replies))
+        if self._stalled and not self.over_limit():
+            stalled, self._stalled = self._stalled, []
+            for writer in stalled:
+                writer.resume_after_flush()
+        if waiting:
+            self.ask_flush()
+        elif self._idle_futures:
+            idle, self._idle_futures = self._idle_futures, []
+            for future in idle:
+                if not future.done():
+                    future.set_result(None)
+        self._on_released()

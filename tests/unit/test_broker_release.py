@@ -1,0 +1,127 @@
+"""Replies leave when the log is on disk, not before."""
+
+from __future__ import annotations
+
+import asyncio
+
+from halfmq.broker.release import UNFLUSHED_BYTES_MAX, ReplyRelease
+
+
+class Log:
+    """A log whose durable position the test moves."""
+
+    def __init__(self) -> None:
+        self.durable_offset = 0
+        self.write_offset = 0
+        self.flushes = 0
+
+    def request_flush(self) -> None:
+        self.flushes += 1
+
+
+class Peer:
+    """Takes what is written to it."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.resumed = 0
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def resume_after_flush(self) -> None:
+        self.resumed += 1
+
+
+def _release(log: Log) -> ReplyRelease:
+    release = ReplyRelease(log)
+    release.attach(asyncio.get_running_loop())
+    return release
+
+
+async def _loop_pass() -> None:
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+
+async def test_a_reply_waits_for_its_position() -> None:
+    """Acknowledged means on disk: what lies above the durable position is not answered."""
+    log, peer = Log(), Peer()
+    release = _release(log)
+    release.hold(100, peer, b"first")
+    release.hold(200, peer, b"second")
+
+    log.durable_offset = 199
+    release.release()
+
+    assert peer.written == [b"first"]
+    assert not release.idle
+
+
+async def test_replies_of_one_peer_leave_in_one_write() -> None:
+    """A group commit costs each connection one system call."""
+    log, peer, other = Log(), Peer(), Peer()
+    release = _release(log)
+    for position, reply in ((10, b"a"), (20, b"b"), (30, b"c")):
+        release.hold(position, peer, reply)
+    release.hold(40, other, b"d")
+
+    log.durable_offset = 40
+    release.release()
+
+    assert peer.written == [b"abc"]
+    assert other.written == [b"d"]
+    assert release.idle
+
+
+async def test_one_flush_is_asked_for_per_pass_of_the_loop() -> None:
+    """All sockets that were readable share one fdatasync."""
+    log, peer = Log(), Peer()
+    release = _release(log)
+
+    for position in range(10):
+        release.hold(position + 1, peer, b"x")
+    await _loop_pass()
+
+    assert log.flushes == 1
+
+
+async def test_what_gathered_during_a_flush_asks_for_the_next() -> None:
+    """Nobody is left waiting when the flush that ran was too early for a reply."""
+    log, peer = Log(), Peer()
+    release = _release(log)
+    release.hold(10, peer, b"a")
+    await _loop_pass()
+    release.hold(20, peer, b"b")
+    await _loop_pass()
+    log.durable_offset = 10
+
+    release.release()
+    await _loop_pass()
+
+    assert log.flushes == 3
+
+
+async def test_a_slow_disk_stops_the_network() -> None:
+    """Memory stays bounded: above the limit peers are not read until the disk has caught up."""
+    log, peer = Log(), Peer()
+    release = _release(log)
+    log.write_offset = UNFLUSHED_BYTES_MAX + 1
+    assert release.over_limit()
+    release.stall(peer)
+
+    release.release()
+    assert peer.resumed == 0
+    log.durable_offset = log.write_offset
+    release.release()
+
+    assert peer.resumed == 1
+
+
+async def test_the_flush_thread_may_come_late() -> None:
+    """A flush that ends after the loop was closed must not raise in its thread."""
+    release = ReplyRelease(Log())
+
+    release.durable_from_thread(10)
+
+    assert release.idle

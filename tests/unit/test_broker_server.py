@@ -1,0 +1,280 @@
+"""Sockets: what a peer sees that behaves, one that does not, and the stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.connection import Connection, Handler
+from halfmq.broker.errors import AddressTakenError, RequestRefusedError
+from halfmq.broker.release import ReplyRelease
+from halfmq.broker.router import Router
+from halfmq.broker.server import Server
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.replies import encode_reply, encode_request
+from halfmq.store.errors import DiskFullError
+from tests.support.loops import LOOPS, LoopFactory, run_on
+
+UNKNOWN_CODE = 9_999
+ROUTE = {"topic": "T"}
+
+
+class Log:
+    """A log that is on disk when the test says so."""
+
+    durable_offset = 0
+    write_offset = 0
+
+    def request_flush(self) -> None:
+        """Nothing: the test moves `durable_offset`."""
+
+
+class Peer:
+    """A client that speaks frames over a real socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self._decoder = FrameDecoder(responses_first=True)
+        self._commands: list[RemotingCommand] = []
+
+    async def answer(self) -> RemotingCommand:
+        while not self._commands:
+            data = await self.reader.read(65_536)
+            assert data, "the broker closed the connection"
+            self._commands += self._decoder.receive_data(data)
+        return self._commands.pop(0)
+
+    async def is_closed(self) -> bool:
+        return await self.reader.read(65_536) == b""
+
+
+def _table(handler: Handler) -> dict[int, Handler]:
+    return {RequestCode.GET_ROUTEINFO_BY_TOPIC: handler}
+
+
+@asynccontextmanager
+async def _serving(
+    handler: Handler, log: Log | None = None, lost: list[Connection] | None = None
+) -> AsyncIterator[tuple[Server, ReplyRelease]]:
+    release = ReplyRelease(log or Log())
+    gone: list[Connection] = [] if lost is None else lost
+    server = Server(
+        Router(_table(handler)),
+        release,
+        gone.append,
+        host="127.0.0.1",
+        listen_port=0,
+        namesrv_port=0,
+    )
+    await server.start()
+    try:
+        yield server, release
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def _peer(server: Server) -> AsyncIterator[Peer]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    try:
+        yield Peer(reader, writer)
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+def _echo(request: RemotingCommand, _connection: Connection) -> bytes | None:
+    return encode_reply(request, body=request.body)
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_requests_are_answered_whatever_the_split(loop_factory: LoopFactory) -> None:
+    """TCP may deliver half a frame, or three at once; each request gets its own answer."""
+
+    async def main() -> None:
+        async with _serving(_echo) as (server, _), _peer(server) as peer:
+            frames = b"".join(
+                encode_request(105, opaque=number, header=ROUTE, body=b"%d" % number)
+                for number in range(3)
+            )
+            peer.writer.write(frames[:7])
+            await peer.writer.drain()
+            peer.writer.write(frames[7:])
+
+            answers = [await peer.answer() for _ in range(3)]
+
+            assert [(one.opaque, one.body) for one in answers] == [
+                (0, b"0"),
+                (1, b"1"),
+                (2, b"2"),
+            ]
+
+    run_on(loop_factory, main())
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_garbage_closes_one_connection_and_no_other(loop_factory: LoopFactory) -> None:
+    """After a bad frame no boundary is known: that peer is cut off, the broker serves on."""
+
+    async def main() -> None:
+        async with _serving(_echo) as (server, _), _peer(server) as bad, _peer(server) as good:
+            bad.writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            good.writer.write(encode_request(105, opaque=7, header=ROUTE))
+
+            assert await bad.is_closed()
+            assert (await good.answer()).opaque == 7
+
+    run_on(loop_factory, main())
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_an_unknown_code_is_answered(loop_factory: LoopFactory) -> None:
+    """Clients wait their full time-out for an answer, so silence is never one."""
+
+    async def main() -> None:
+        async with _serving(_echo) as (server, _), _peer(server) as peer:
+            peer.writer.write(encode_request(UNKNOWN_CODE, opaque=1))
+
+            answer = await peer.answer()
+
+            assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+            assert answer.remark == " request type 9999 not supported"
+
+    run_on(loop_factory, main())
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_a_one_way_request_gets_no_answer(loop_factory: LoopFactory) -> None:
+    """Nothing waits for it: its sender would take the answer for that of another request."""
+
+    async def main() -> None:
+        async with _serving(_echo) as (server, _), _peer(server) as peer:
+            peer.writer.write(encode_request(105, opaque=1, header=ROUTE, one_way=True))
+            peer.writer.write(encode_request(UNKNOWN_CODE, opaque=2, one_way=True))
+            peer.writer.write(encode_request(105, opaque=3, header=ROUTE))
+
+            assert (await peer.answer()).opaque == 3
+
+    run_on(loop_factory, main())
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RequestRefusedError(ResponseCode.NO_PERMISSION, "no"), ResponseCode.NO_PERMISSION),
+        (DiskFullError(Path("/disk"), "no space left"), ResponseCode.SERVICE_NOT_AVAILABLE),
+        (ZeroDivisionError("a defect"), ResponseCode.SYSTEM_ERROR),
+    ],
+)
+async def test_an_error_of_one_request_is_its_answer(error: Exception, code: int) -> None:
+    """Whatever a handler raises, its peer is told and the connection lives on."""
+
+    def fails(request: RemotingCommand, _connection: Connection) -> bytes | None:
+        if request.body == b"fail":
+            raise error
+        return encode_reply(request)
+
+    async with _serving(fails) as (server, _), _peer(server) as peer:
+        peer.writer.write(encode_request(105, opaque=1, header=ROUTE, body=b"fail"))
+        peer.writer.write(encode_request(105, opaque=2, header=ROUTE))
+
+        assert (await peer.answer()).code == code
+        assert (await peer.answer()).code == ResponseCode.SUCCESS
+
+
+async def test_a_missing_field_is_named_in_the_answer() -> None:
+    """A client author reads what was wrong instead of guessing."""
+    async with _serving(_echo) as (server, _), _peer(server) as peer:
+        peer.writer.write(encode_request(105, opaque=1, header={}))
+
+        answer = await peer.answer()
+
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "topic" in (answer.remark or "")
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_the_stop_lets_replies_out_first(loop_factory: LoopFactory) -> None:
+    """What was stored is acknowledged, even when the stop comes between append and flush."""
+
+    async def main() -> None:
+        log = Log()
+
+        def stores(request: RemotingCommand, connection: Connection) -> bytes | None:
+            log.write_offset = 10
+            connection.reply_when_durable(10, encode_reply(request))
+            return None
+
+        async with _serving(stores, log) as (server, release), _peer(server) as peer:
+            peer.writer.write(encode_request(105, opaque=1, header=ROUTE))
+            while release.idle:  # noqa: ASYNC110  # the release has no event of its own
+                await asyncio.sleep(0)
+
+            stopping = asyncio.create_task(server.stop())
+            await asyncio.sleep(0)
+            log.durable_offset = 10
+            release.release()
+
+            assert (await peer.answer()).opaque == 1
+            assert await peer.is_closed()
+            await stopping
+
+    run_on(loop_factory, main())
+
+
+async def test_a_taken_port_is_named_with_its_setting() -> None:
+    """The operator reads which address, and which key mends it."""
+    async with _serving(_echo) as (server, _):
+        second = Server(
+            Router(),
+            ReplyRelease(Log()),
+            lambda _connection: None,
+            host="127.0.0.1",
+            listen_port=server.port,
+            namesrv_port=0,
+        )
+
+        with pytest.raises(AddressTakenError, match=f"127.0.0.1:{server.port}.*listenPort"):
+            await second.start()
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_a_lost_connection_is_reported_once(loop_factory: LoopFactory) -> None:
+    """Registrations die with the connection, so the registry must hear of its end."""
+
+    async def main() -> None:
+        lost: list[Connection] = []
+        async with _serving(_echo, lost=lost) as (server, _):
+            async with _peer(server) as peer:
+                peer.writer.write(encode_request(105, opaque=1, header=ROUTE))
+                await peer.answer()
+            while not lost:  # noqa: ASYNC110  # the callback fills the list
+                await asyncio.sleep(0)
+
+            assert len(lost) == 1
+            assert lost[0].closed
+
+    run_on(loop_factory, main())
+
+
+async def test_the_address_is_the_one_the_client_reached() -> None:
+    """Routes name an address that is known to work for this client."""
+    seen: list[tuple[str, bytes]] = []
+
+    def look(request: RemotingCommand, connection: Connection) -> bytes | None:
+        seen.append((connection.broker_address, connection.store_host))
+        return encode_reply(request)
+
+    async with _serving(look) as (server, _), _peer(server) as peer:
+        peer.writer.write(encode_request(105, opaque=1, header=ROUTE))
+        await peer.answer()
+
+    assert seen == [(f"127.0.0.1:{server.port}", b"\x7f\0\0\x01" + server.port.to_bytes(4, "big"))]
