@@ -81,6 +81,7 @@ class FakeLog:
         self.failure: Exception | None = None
         self.damaged: set[int] = set()
         self.cold = False
+        self._from_the_beginning = False
         self.cold_reads = 0
 
     @property
@@ -130,6 +131,10 @@ class FakeLog:
         keys = {*properties.get("KEYS", "").split(" "), properties.get("UNIQ_KEY", "")} - {""}
         for key in keys:
             self.index.setdefault((record.topic, key), []).append(record.physical_offset)
+
+    def start_times_at_zero(self) -> None:
+        """Let every query by time find everything."""
+        self._from_the_beginning = True
 
     def start_queue_at(self, topic: str, queue_id: int, offset: int) -> None:
         """Pretend that everything before `offset` was deleted by age."""
@@ -196,7 +201,8 @@ class FakeLog:
         hits = [
             offset
             for offset in reversed(self.index.get((topic, key), []))
-            if begin_ms <= self.records[offset].store_timestamp <= end_ms
+            if self._from_the_beginning
+            or begin_ms <= self.records[offset].store_timestamp <= end_ms
         ]
         return hits[:max_count]
 
