@@ -6,9 +6,9 @@ by two bits of ``sys_flag``, and ``HEADS`` has a layout for each of the four mix
 differs from version 1 only in the magic and in a topic length of two bytes instead of one; it is
 used when the topic has more than 127 characters.
 
-The body CRC (31 bits) covers the stored body and nothing else. Where the setting
-``enabledAppendPropCRC`` asks for it, the properties end in a 20-byte property that holds a CRC of
-everything before it.
+The body CRC (31 bits) covers the stored body and nothing else: a topic or properties that a
+crash cut off and left zero are not noticed. Where the setting ``enabledAppendPropCRC`` asks for
+it, the properties end in a 20-byte property that holds a CRC of everything before it.
 
 A file ends in a blank: the number of bytes left, then a magic of its own. Behind it the next
 file begins. Unwritten space is zero.
@@ -249,7 +249,7 @@ class _DefectError(Exception):
 def _decode(buffer: Buffer, position: int, *, check_crc: bool) -> Record:
     total_size, magic = PREFIX.unpack_from(buffer, position)
     if magic not in {MAGIC_V1, MAGIC_V2}:
-        raise _DefectError("a blank" if magic == MAGIC_BLANK else f"unknown magic {magic:#010x}")
+        raise _DefectError(_what_else(total_size, magic))
     end = position + total_size
     if total_size < _SMALLEST or end > len(buffer):
         raise _DefectError(f"a size of {total_size} with {len(buffer) - position} bytes left")
@@ -281,6 +281,14 @@ def _decode(buffer: Buffer, position: int, *, check_crc: bool) -> Record:
         raise _DefectError("a topic that is not UTF-8") from None
     properties = bytes(buffer[properties_start:end])
     return Record._make((*fixed, body, topic, properties))
+
+
+def _what_else(total_size: int, magic: int) -> str:
+    if magic == MAGIC_BLANK:
+        return "a blank, which ends the file"
+    if total_size == magic == 0:
+        return "unwritten space"
+    return f"unknown magic {magic:#010x}"
 
 
 def decode_records(buffer: Buffer, *, check_crc: bool = True) -> list[Record]:

@@ -26,6 +26,12 @@ class GoldenStore:
         return int(self.truth["broker_config"]["mappedFileSizeCommitLog"])
 
     @property
+    def index_sizes(self) -> tuple[int, int]:
+        """Slots and item numbers of an index file."""
+        config = self.truth["broker_config"]
+        return int(config["maxHashSlotNum"]), int(config["maxIndexNum"])
+
+    @property
     def messages(self) -> list[dict[str, Any]]:
         """The messages in log order, also where the JSON tells them relative to another state."""
         return messages_of(self.truth)
