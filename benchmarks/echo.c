@@ -43,7 +43,7 @@ struct connection {
 };
 
 struct server {
-    int epoll, listener;
+    int epoll, listener, port;
     unsigned char *inbox, *outbox;
     size_t outbox_size;
     unsigned char records[RECORDS_MAX * RECORD_SIZE];
@@ -106,6 +106,8 @@ static void answer_send(struct server *s, const struct reply *request)
         opaque_at = (size_t)(strstr(SEND_REPLY, SEND_REPLY_OPAQUE) - SEND_REPLY) + sizeof SEND_REPLY_OPAQUE - 1;
     put_frame(s, HEADER_JSON, SEND_REPLY, sizeof SEND_REPLY - 1, NULL, 0);
     put_digits(header + opaque_at, OPAQUE_DIGITS, request->opaque);
+    for (size_t i = 0; i < OPAQUE_DIGITS - 1 && header[opaque_at + i] == '0'; i++)
+        header[opaque_at + i] = ' '; /* JSON allows blanks before a number, but no zeros */
 }
 
 static int64_t between(int64_t lowest, int64_t value, int64_t highest)
@@ -129,12 +131,28 @@ static void answer_pull(struct server *s, const struct reply *request)
     put_frame(s, HEADER_JSON, header, (size_t)size, s->records, (size_t)count * RECORD_SIZE);
 }
 
+/* Clients that ask for a route are sent back here, with eight queues. */
+static void answer_route(struct server *s, const struct reply *request)
+{
+    char header[HEAD_MAX], body[HEAD_MAX];
+    int size = snprintf(header, sizeof header, "{\"code\":0,\"flag\":1,\"language\":\"OTHER\",\"opaque\":%u,\"version\":479}",
+                        request->opaque);
+    int body_size = snprintf(body, sizeof body,
+                             "{\"brokerDatas\":[{\"brokerAddrs\":{\"0\":\"127.0.0.1:%d\"},\"brokerName\":\"broker-a\","
+                             "\"cluster\":\"DefaultCluster\"}],\"filterServerTable\":{},\"queueDatas\":[{\"brokerName\":"
+                             "\"broker-a\",\"perm\":6,\"readQueueNums\":8,\"topicSysFlag\":0,\"writeQueueNums\":8}]}",
+                             s->port);
+    put_frame(s, HEADER_JSON, header, (size_t)size, (const unsigned char *)body, (size_t)body_size);
+}
+
 static void answer(struct server *s, const struct reply *request)
 {
     if (request->flag & FLAG_ONE_WAY)
         return;
     if (request->code == CODE_PULL)
         answer_pull(s, request);
+    else if (request->code == CODE_ROUTE)
+        answer_route(s, request);
     else
         answer_send(s, request);
 }
@@ -310,16 +328,15 @@ int main(int argc, char **argv)
         pin(argv[2]);
     else if (argc != 1)
         fail("usage: echo [--cpu N]");
-    int port = 0;
     make_records(&s);
     s.inbox = allocate(INBOX_SIZE);
     s.outbox = allocate(OUTBOX_SIZE);
-    s.listener = listen_anywhere(&port);
+    s.listener = listen_anywhere(&s.port);
     s.epoll = epoll_create1(EPOLL_CLOEXEC);
     struct epoll_event event = {.events = EPOLLIN, .data = {.ptr = NULL}};
     if (epoll_ctl(s.epoll, EPOLL_CTL_ADD, s.listener, &event) != 0)
         fail_errno("epoll_ctl");
-    printf("ready port=%d\n", port);
+    printf("ready port=%d\n", s.port);
     fflush(stdout);
     for (;;)
         turn_loop(&s);

@@ -151,14 +151,14 @@ _COMPARED: Final = ("load", "peer", "our rate / its rate", "its CPU / our CPU")
 
 def as_text(report: Report) -> str:
     """The report for a terminal."""
-    parts = [_heading(report), _table(_HEAD, [_cells(row) for row in report.rows])]
+    parts = [_heading(report), table(_HEAD, [_cells(row) for row in report.rows])]
     compared = [row for row in report.rows if row.rate_to_halfmq is not None]
     if compared:
         cells = [
             (row.scenario, row.server, _times(row.rate_to_halfmq), _times(row.cpu_to_halfmq))
             for row in compared
         ]
-        parts.append(_table(_COMPARED, cells))
+        parts.append(table(_COMPARED, cells))
     flaws = [f"{row.scenario}, {row.server}: {flaw}" for row in report.rows for flaw in row.flaws]
     if flaws:
         parts.append("Not to be taken at their word:\n" + "\n".join(flaws))
@@ -205,7 +205,8 @@ def _times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of equal width; the first two are text, the others numbers."""
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     lines = []
     for row in [head, *rows]:
