@@ -37,6 +37,7 @@ class QueueLocks:
         self._now_ms = now_ms
         self._locks_max = locks_max
         self._groups: dict[str, dict[MessageQueue, _Lock]] = {}
+        self._count = 0
 
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue]
@@ -50,12 +51,14 @@ class QueueLocks:
         wanted = list(queues)
         self._check_room(len(wanted))
         held = self._groups.setdefault(group, {})
+        before = len(held)
         owned = []
         for queue in wanted:
             lock = held.get(queue)
             if lock is None or lock.client_id == client_id or _is_expired(lock, now):
                 held[queue] = _Lock(client_id, now)
                 owned.append(queue)
+        self._count += len(held) - before
         if not held:
             del self._groups[group]
         return owned
@@ -69,6 +72,7 @@ class QueueLocks:
             lock = held.get(queue)
             if lock is not None and lock.client_id == client_id:
                 del held[queue]
+                self._count -= 1
         if not held:
             del self._groups[group]
 
@@ -84,18 +88,18 @@ class QueueLocks:
         for group, held in list(self._groups.items()):
             for queue in [queue for queue, lock in held.items() if _is_expired(lock, now)]:
                 del held[queue]
+                self._count -= 1
             if not held:
                 del self._groups[group]
 
     def _check_room(self, wanted: int) -> None:
-        if sum(map(len, self._groups.values())) + wanted <= self._locks_max:
+        if self._count + wanted <= self._locks_max:
             return
         self.expire()
-        held = sum(map(len, self._groups.values()))
-        if held + wanted > self._locks_max:
+        if self._count + wanted > self._locks_max:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_BUSY,
-                f"{held} queues are locked, the limit is {self._locks_max}",
+                f"{self._count} queues are locked, the limit is {self._locks_max}",
             )
 
 

@@ -110,8 +110,6 @@ class ConsumerOffsetTable:
         return self._saves.job(self._file.prepare(self._content()), "consumer_offsets")
 
     def _content(self) -> JsonObject:
-        table = {
-            key: {str(queue_id): offset for queue_id, offset in sorted(queues.items())}
-            for key, queues in self._offsets.items()
-        }
+        # Copied here, made text by the writer: commits go on while it works.
+        table = {key: queues.copy() for key, queues in self._offsets.items()}
         return {"offsetTable": table}

@@ -1,0 +1,237 @@
+"""The broker's parts on store directories that Apache RocketMQ wrote, with our store below them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.delay import DEFAULT_LEVELS, DelayLevels, DelayService, parse_delay_levels
+from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.groups import GroupTable
+from halfmq.broker.handlers.offsets import OffsetHandlers
+from halfmq.broker.handlers.queries import QueryHandlers
+from halfmq.broker.handlers.send_back import SendBackHandler
+from halfmq.broker.locks import QueueLocks
+from halfmq.broker.offsets import ConsumerOffsetTable
+from halfmq.broker.topics import TopicTable
+from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.store.config import FlushMode, StoreConfig
+from halfmq.store.format.properties import decode_properties
+from halfmq.store.format.record import decode_records
+from halfmq.store.format.topics import SCHEDULE_TOPIC
+from halfmq.store.json_table import load_table
+from halfmq.store.message_store import MessageStore
+from tests.support.broker_doubles import (
+    Clock,
+    FakeConnection,
+    call,
+    config_path,
+    draft,
+    ext,
+    identity,
+    request,
+)
+from tests.support.golden_store import GoldenStore, unpack
+
+LATER_MS = 1_795_264_000_000
+"""After everything in the golden stores is due."""
+
+Open = Callable[[str], tuple[GoldenStore, MessageStore]]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(LATER_MS)
+
+
+@pytest.fixture
+def opened(tmp_path: Path, clock: Clock) -> Iterator[Open]:
+    """Unpack a state and open our store on it, with the file sizes it was written with."""
+    stores: list[MessageStore] = []
+
+    def open_golden(name: str) -> tuple[GoldenStore, MessageStore]:
+        golden = unpack(name, tmp_path)
+        settings = golden.truth["broker_config"]
+        config = StoreConfig(
+            root=golden.root,
+            commit_log_file_size=int(settings["mappedFileSizeCommitLog"]),
+            consume_queue_file_size=int(settings["mappedFileSizeConsumeQueue"]),
+            max_hash_slots=int(settings["maxHashSlotNum"]),
+            max_index_items=int(settings["maxIndexNum"]),
+            flush_mode=FlushMode.ASYNC_FLUSH,
+            flush_interval_ms=10,
+        )
+        store = MessageStore(config, now_ms=clock)
+        store.open()
+        stores.append(store)
+        return golden, store
+
+    yield open_golden
+    for store in stores:
+        store.close()
+
+
+def delays(store: MessageStore, root: Path, clock: Clock) -> DelayService:
+    levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
+    path = config_path(root, "delayOffset.json")
+    made = DelayService(store, store, levels, path, now_ms=clock)
+    made.load()
+    return made
+
+
+def test_what_waits_in_a_foreign_store_is_delivered_whole(opened: Open, clock: Clock) -> None:
+    """Level 16 to 18 waited when the official broker stopped; the rest it had delivered."""
+    golden, store = opened("delay-retry-dlq")
+    waiting = [
+        message
+        for message in golden.messages
+        if message["topic"] == SCHEDULE_TOPIC and message["queueId"] in {15, 16, 17}
+    ]
+    service = delays(store, golden.root, clock)
+    assert service.waiting == len(waiting) == 5
+    start = store.write_offset
+    while service.tick() == 0:
+        pass
+
+    copies = {one.property_map["KEYS"]: one for one in store.scan(start)}
+    assert len(copies) == 5
+    for message in waiting:
+        copy = copies[message["properties"]["KEYS"]]
+        assert copy.topic == message["properties"]["REAL_TOPIC"]
+        assert copy.queue_id == int(message["properties"]["REAL_QID"])
+        assert copy.property_map == message["properties"]
+        assert base64.b64encode(copy.body).decode() == message["body"]
+        assert copy.reconsume_times == message["reconsumeTimes"]
+        assert copy.born_timestamp == message["bornTimestamp"]
+    assert service.waiting == 0
+    assert delays(store, golden.root, clock).waiting == 5  # nothing was saved yet
+
+
+def test_positions_follow_the_flush(opened: Open, clock: Clock) -> None:
+    """After the flush a restart delivers nothing again."""
+    golden, store = opened("delay-retry-dlq")
+    service = delays(store, golden.root, clock)
+    service.tick()
+    store.close()  # flushes everything
+    service.persist()
+
+    saved = load_table(config_path(golden.root, "delayOffset.json"))
+    assert saved is not None
+    assert saved["offsetTable"] == {"1": 6, "2": 1, "3": 2, "16": 1, "17": 2, "18": 2}
+
+
+def test_our_own_delayed_message_goes_the_whole_way(opened: Open, clock: Clock) -> None:
+    """Stored, found by its queue, delivered into its topic, found there by a pull."""
+    golden, store = opened("delay-retry-dlq")
+    service = delays(store, golden.root, clock)
+    service.tick()
+    levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
+    before = store.queue_bounds("delay_t", 0)[1]
+    store.append([levels.delayed(draft("delay_t", 0, b"ours", b"TAGS\x01A\x02DELAY\x012\x02"))])
+    clock.now += 4_999
+    service.tick()
+    assert store.queue_bounds("delay_t", 0)[1] == before
+    clock.now += 1
+    service.tick()
+
+    found = store.get("delay_t", 0, before, tag_codes=frozenset({65}))
+    (record,) = decode_records(store.read_cold(found.ranges))
+    assert record.body == b"ours"
+    assert decode_properties(record.properties)["DELAY"] == "2"
+
+
+def test_keys_find_what_the_official_broker_found(opened: Open) -> None:
+    """Without its doubles, and without messages whose keys only hash alike."""
+    golden, store = opened("plain-clean")
+    by_offset = {message["commitLogOffset"]: message for message in golden.messages}
+    handlers = QueryHandlers(store).handlers()
+    for expected in golden.truth["keyQueries"]:
+        header = {
+            "topic": expected["topic"],
+            "key": expected["key"],
+            "maxNum": str(expected["maxNum"]),
+            "beginTimestamp": str(expected["begin"]),
+            "endTimestamp": str(expected["end"]),
+        }
+        answer = call(handlers, request(RequestCode.QUERY_MESSAGE, header))
+        true_hits = {
+            offset
+            for offset in expected["hits"]
+            if expected["key"] in by_offset[offset]["properties"].get("KEYS", "").split(" ")
+            or expected["key"] == by_offset[offset]["properties"].get("UNIQ_KEY")
+        }
+        found = [record.physical_offset for record in decode_records(answer.body)]
+        assert found == sorted(true_hits), expected
+        if true_hits:
+            assert ext(answer) == {
+                "indexLastUpdateTimestamp": str(expected["indexLastUpdateTimestamp"]),
+                "indexLastUpdatePhyoffset": str(expected["indexLastUpdatePhyoffset"]),
+            }
+
+
+def test_offsets_are_what_the_official_broker_reported(opened: Open, clock: Clock) -> None:
+    """Bounds, offsets by time and committed offsets of a real store."""
+    golden, store = opened("plain-clean")
+    topics = TopicTable(config_path(golden.root, "topics.json"), identity(), now_ms=clock)
+    offsets = ConsumerOffsetTable(config_path(golden.root, "consumerOffset.json"), now_ms=clock)
+    offsets.load()
+    handlers = OffsetHandlers(store, offsets, topics, topics).handlers()
+
+    def ask(code: RequestCode, topic: str, queue_id: int, **fields: str) -> int:
+        header = {"topic": topic, "queueId": str(queue_id), **fields}
+        (value,) = ext(call(handlers, request(code, header))).values()
+        return int(value)
+
+    for topic, queues in golden.truth["queues"].items():
+        for text, queue in queues.items():
+            assert ask(RequestCode.GET_MIN_OFFSET, topic, int(text)) == queue["min"]
+            assert ask(RequestCode.GET_MAX_OFFSET, topic, int(text)) == queue["max"]
+    for query in golden.truth["timeQueries"]:
+        where = query["topic"], query["queueId"]
+        search = RequestCode.SEARCH_OFFSET_BY_TIMESTAMP
+        timestamp = str(query["timestamp"])
+        assert ask(search, *where, timestamp=timestamp) == query["lower"], query
+        assert ask(search, *where, timestamp=timestamp, boundaryType="UPPER") == query["upper"]
+    first = golden.messages[0]
+    first_time = ask(RequestCode.GET_EARLIEST_MSG_STORETIME, first["topic"], first["queueId"])
+    assert first_time == first["storeTimestamp"]
+    header = {"consumerGroup": "new", "topic": first["topic"], "queueId": str(first["queueId"])}
+    command = request(RequestCode.QUERY_CONSUMER_OFFSET, header)
+    assert ext(call(handlers, command)) == {"offset": "0"}
+
+
+def sent_back(offset: int) -> RemotingCommand:
+    header = {"offset": str(offset), "group": "g", "delayLevel": "1"}
+    return request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+
+
+def test_messages_of_a_real_store_are_viewed_and_sent_back(opened: Open, clock: Clock) -> None:
+    """By the offset inside their id, and only where a record begins."""
+    golden, store = opened("plain-clean")
+    viewing = QueryHandlers(store).handlers()
+    for message in golden.messages[::50]:
+        header = {"offset": str(message["commitLogOffset"])}
+        answer = call(viewing, request(RequestCode.VIEW_MESSAGE_BY_ID, header))
+        (record,) = decode_records(answer.body)
+        assert record.msg_id == message["msgId"]
+        assert base64.b64encode(record.body).decode() == message["body"]
+
+    topics = TopicTable(config_path(golden.root, "topics.json"), identity(), now_ms=clock)
+    groups = GroupTable(config_path(golden.root, "g.json"), auto_create=True, now_ms=clock)
+    levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
+    locks = QueueLocks(now_ms=clock)
+    back = SendBackHandler(store, store, topics, groups, levels, locks, sync_flush=False)
+    offset = golden.messages[0]["commitLogOffset"]
+    for wrong in (offset + 1, store.write_offset, store.write_offset + 10_000, 1 << 60):
+        command = request(
+            RequestCode.CONSUMER_SEND_MSG_BACK,
+            {"offset": str(wrong), "group": "g", "delayLevel": "1"},
+        )
+        with pytest.raises(RequestRefusedError, match="look message by offset failed"):
+            back.send_back(sent_back(wrong), FakeConnection())
+    call(back.handlers(), sent_back(offset))
+    assert store.queue_bounds(SCHEDULE_TOPIC, 0)[1] > 0
