@@ -1,0 +1,132 @@
+"""Stores for tests: small files, a clock that is an argument, and crashes by copying."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from halfmq.store.config import StoreConfig
+from halfmq.store.draft import Appended, Draft
+from halfmq.store.format.properties import encode_properties, tags_code
+from halfmq.store.format.record import Record, decode_records
+from halfmq.store.message_store import GetStatus, MessageStore
+from tests.support.golden_store import GoldenStore
+
+HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
+HOST_V6 = bytes(15) + b"\x01" + bytes([0, 0, 42, 159])
+BORN = 1_700_000_000_000  # ms
+PATIENCE = 30.0  # seconds until a test gives up waiting for another thread
+
+
+class Clock:
+    """A clock that moves on by itself, by one millisecond per look, and never by waiting."""
+
+    def __init__(self, now: int = BORN) -> None:
+        self.now = now
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+
+def small_config(root: Path, **changes: Any) -> StoreConfig:
+    """Return settings under which files roll after kilobytes."""
+    settings: dict[str, Any] = {
+        "root": root,
+        "commit_log_file_size": 16_384,
+        "consume_queue_file_size": 1000,
+        "max_message_size": 8192,
+        "max_hash_slots": 100,
+        "max_index_items": 400,
+    }
+    return StoreConfig(**(settings | changes))
+
+
+def golden_config(golden: GoldenStore) -> StoreConfig:
+    """Return the settings under which the broker that wrote a golden store ran."""
+    keys = golden.truth["broker_config"]
+    return StoreConfig(
+        root=golden.root,
+        commit_log_file_size=int(keys["mappedFileSizeCommitLog"]),
+        consume_queue_file_size=int(keys["mappedFileSizeConsumeQueue"]),
+        max_message_size=int(keys["maxMessageSize"]),
+        max_hash_slots=int(keys["maxHashSlotNum"]),
+        max_index_items=int(keys["maxIndexNum"]),
+        append_property_crc=keys.get("enabledAppendPropCRC") == "true",
+    )
+
+
+def draft(topic: str = "T", queue_id: int = 0, body: bytes = b"body", **fields: Any) -> Draft:
+    """Return a draft; ``properties`` may be given as a map."""
+    properties = fields.pop("properties", b"")
+    if isinstance(properties, dict):
+        properties = encode_properties(properties)
+    settings: dict[str, Any] = {
+        "tags_code": tags_code(properties),
+        "born_timestamp": BORN,
+        "born_host": HOST,
+        "store_host": HOST,
+    }
+    return Draft(
+        topic=topic, queue_id=queue_id, body=body, properties=properties, **(settings | fields)
+    )
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for another thread; fail if what it should do does not happen."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.0005)
+
+
+def flush(store: MessageStore) -> None:
+    """Wait until everything appended is on disk."""
+    store.request_flush()
+    wait_until(lambda: store.durable_offset >= store.write_offset)
+
+
+def append_durably(store: MessageStore, *drafts: Draft) -> list[Appended]:
+    """Append a group and wait until it is on disk."""
+    done = store.append(drafts)
+    flush(store)
+    return done
+
+
+def pulled(store: MessageStore, topic: str, queue_id: int, **limits: Any) -> Iterator[Record]:
+    """Give all messages of a queue as a consumer would get them, from its minimum on."""
+    offset, end = store.queue_bounds(topic, queue_id)
+    while offset < end:
+        result = store.get(topic, queue_id, offset, **limits)
+        assert result.next_offset > offset, "a pull must make progress"
+        if result.status is GetStatus.FOUND:
+            encoded = store.read_cold(result.ranges)
+            records = decode_records(encoded)
+            assert (len(records), len(encoded)) == (result.count, result.size)
+            yield from records
+        offset = result.next_offset
+
+
+def everything(store: MessageStore) -> list[Record]:
+    """Return all messages that consumers can get, in log order, each checked to be in its place."""
+    records: list[Record] = []
+    for topic, queue_id in store.queues():
+        offset = store.queue_bounds(topic, queue_id)[0]
+        for record in pulled(store, topic, queue_id):
+            assert (record.topic, record.queue_id) == (topic, queue_id)
+            assert record.queue_offset >= offset, "queue offsets must ascend"
+            offset = record.queue_offset + 1
+            records.append(record)
+    return sorted(records, key=lambda record: record.physical_offset)
+
+
+def bounds(store: MessageStore) -> dict[tuple[str, int], tuple[int, int]]:
+    """Return minimum and maximum of every queue."""
+    return {key: store.queue_bounds(*key) for key in store.queues()}
+
+
+def crash(root: Path, copy: Path) -> Path:
+    """Copy a store that is open, which leaves in the copy what a killed process leaves."""
+    shutil.copytree(root, copy)
+    return copy
