@@ -227,10 +227,6 @@ def test_messages_of_a_real_store_are_viewed_and_sent_back(opened: Open, clock: 
     back = SendBackHandler(store, store, topics, groups, levels, locks, sync_flush=False)
     offset = golden.messages[0]["commitLogOffset"]
     for wrong in (offset + 1, store.write_offset, store.write_offset + 10_000, 1 << 60):
-        command = request(
-            RequestCode.CONSUMER_SEND_MSG_BACK,
-            {"offset": str(wrong), "group": "g", "delayLevel": "1"},
-        )
         with pytest.raises(RequestRefusedError, match="look message by offset failed"):
             back.send_back(sent_back(wrong), FakeConnection())
     call(back.handlers(), sent_back(offset))
