@@ -285,6 +285,11 @@ class ReceivedMessage:
         return self._record.queue_offset
 
     @property
+    def record(self) -> Record:
+        """The stored record, for what has no property here."""
+        return self._record
+
+    @property
     def flag(self) -> int:
         """What the sender set as ``flag``."""
         return self._record.flag

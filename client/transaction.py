@@ -226,17 +226,26 @@ class TransactionProducer(Producer):
         Raises:
             ClientError: The half message could not be stored; the listener did not run.
         """
-        listener = listener or self._listener
-        if listener is None:
-            raise ConfigurationError("listener", None, "a TransactionListener")
-        if self._checker is None or self._listener is not None:
-            self._listener, self._checker = listener, listener.check_local_transaction
+        listener = self.use_listener(listener)
         async with Transaction(self, message) as transaction:
             # Cancelled in mid-call, its worker thread runs on: only the checker can tell then.
             transaction.decide(Decision.UNKNOWN)
             outcome = await ask(listener.execute_local_transaction, transaction, arg)
             transaction.decide(outcome)
         return transaction
+
+    def use_listener(self, listener: TransactionListener | None) -> TransactionListener:
+        """The listener given, or the one used last; it gets the checks unless there is a checker.
+
+        Raises:
+            ConfigurationError: There is none.
+        """
+        listener = listener or self._listener
+        if listener is None:
+            raise ConfigurationError("listener", None, "a TransactionListener")
+        if self._checker is None or self._listener is not None:
+            self._listener, self._checker = listener, listener.check_local_transaction
+        return listener
 
     async def close(self) -> None:
         """Wait a little for decisions and checks under way, then close; safe to call twice."""
@@ -513,7 +522,12 @@ async def ask(function: Callable[..., Decision | Awaitable[Decision]], *args: ob
     except Exception:
         logger.exception("%s failed, which counts as UNKNOWN", function)
         return Decision.UNKNOWN
-    if not isinstance(decision, Decision):
-        logger.error("%s returned %r, which counts as UNKNOWN", function, decision)
-        return Decision.UNKNOWN
-    return decision
+    return as_decision(decision, function)
+
+
+def as_decision(answer: object, function: object) -> Decision:
+    """What a user function returned; anything that is no Decision is logged and is UNKNOWN."""
+    if isinstance(answer, Decision):
+        return answer
+    logger.error("%s returned %r, which counts as UNKNOWN", function, answer)
+    return Decision.UNKNOWN

@@ -1,0 +1,341 @@
+"""The same names without ``await``, for programs that have no event loop.
+
+::
+
+    with Producer("orders-producer") as producer:
+        result = producer.send(Message("orders", b"hello"))
+
+    with TransactionProducer("orders-tx", checker=checker) as producer:
+        with producer.transaction(Message("orders", b"o-2", keys="o-2")) as tx:
+            save_order(tx.id)
+
+    with Consumer("billing", {"orders": "*"}) as consumer:
+        for message in consumer:
+            message.ack()
+
+There is one client, the async one. It runs on the event loop of a background thread, which all
+objects of this module share and which ends when the last of them is closed; every method here hands
+its call to that thread and waits for the outcome. Methods may be called from any thread.
+
+The block of a transaction runs in the thread that entered it, and so does a listener's
+``execute_local_transaction``, so that both may use a database connection of that thread. Checkers
+are called in worker threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+
+from . import consumer as aio_consumer
+from . import producer as aio_producer
+from . import transaction as aio_transaction
+from .config import ClientConfig
+from .errors import ClientClosedError
+from .message import (
+    Decision,
+    Message,
+    MessageQueue,
+    ReceivedMessage,
+    SendResult,
+    SendStatus,
+)
+from .message import (
+    MessageView as AsyncMessageView,
+)
+from .transaction import Checker, Transaction, TransactionListener, as_decision, ask
+
+__all__ = [
+    "Checker",
+    "ClientConfig",
+    "Consumer",
+    "Decision",
+    "Message",
+    "MessageQueue",
+    "MessageView",
+    "Producer",
+    "SendResult",
+    "SendStatus",
+    "Transaction",
+    "TransactionListener",
+    "TransactionProducer",
+]
+
+logger = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A", bound="_AsyncClient")
+F = TypeVar("F", bound="_Facade[Any]")
+
+
+class _LoopThread:
+    """The background thread: started for its first user, stopped after its last."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def enter(self) -> asyncio.AbstractEventLoop:
+        """Become a user; the loop is running on return."""
+        with self._lock:
+            if self._loop is None:
+                self._loop = _new_loop()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._loop,), name="halfmq-client", daemon=True
+                )
+                self._thread.start()
+            self._users += 1
+            return self._loop
+
+    def leave(self) -> None:
+        """Stop being a user; the last one ends the thread."""
+        with self._lock:
+            self._users -= 1
+            if self._users or self._loop is None or self._thread is None:
+                return
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+    @staticmethod
+    def _run(loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            loop.run_forever()
+            loop.run_until_complete(loop.shutdown_default_executor())
+        finally:
+            loop.close()
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop  # noqa: PLC0415 -- absent on Windows
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
+_thread = _LoopThread()
+
+
+class _AsyncClient(Protocol):
+    """What a facade stands in front of."""
+
+    group: str
+
+    @property
+    def client_id(self) -> str: ...
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class _Facade(Generic[A]):
+    """Runs an async client on the background thread."""
+
+    def __init__(self, client: A) -> None:
+        self.asynchronous = client
+        """The client that does the work; its methods belong to the background thread."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def client_id(self) -> str:
+        """Under which the brokers know this client; known once started."""
+        return self.asynchronous.client_id
+
+    def start(self) -> None:
+        """Connect and be ready; ``with`` does it. Raises what the async client raises."""
+        self._loop = _thread.enter()
+        try:
+            self.wait(self.asynchronous.start())
+        except BaseException:
+            self._loop = None
+            _thread.leave()
+            raise
+
+    def close(self) -> None:
+        """Take leave of the brokers; safe to call twice."""
+        if self._loop is not None:
+            try:
+                self.wait(self.asynchronous.close())
+            finally:
+                self._loop = None
+                _thread.leave()
+
+    def wait(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine on the background thread and return its outcome.
+
+        Interrupted (Ctrl-C), it is cancelled there.
+        """
+        if self._loop is None:
+            work.close()
+            raise ClientClosedError(f"{type(self).__name__} {self.asynchronous.group}")
+        outcome = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return outcome.result()
+        except BaseException:
+            outcome.cancel()
+            raise
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Waiting(Generic[P, R]):
+    """A method that waits for the async method of the same name: its signature and its text."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
+        self._method = method
+
+    def __get__(self, facade: _Facade[Any] | None, _owner: type[object]) -> Callable[P, R]:
+        method = self._method
+
+        @functools.wraps(method)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            assert facade is not None, "a method of an instance"
+            return facade.wait(method(facade.asynchronous, *args, **kwargs))
+
+        return call
+
+
+def _made_like(
+    kind: Callable[P, A],
+) -> Callable[[Callable[[F, A], None]], Callable[Concatenate[F, P], None]]:
+    """Give an ``__init__`` that takes the async client the arguments which make that client."""
+
+    def decorate(init: Callable[[F, A], None]) -> Callable[Concatenate[F, P], None]:
+        def made(self: F, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            init(self, kind(*args, **kwargs))
+
+        functools.update_wrapper(made, kind.__init__)
+        return made
+
+    return decorate
+
+
+class Producer(_Facade[aio_producer.Producer]):
+    """Sends messages for a producer group; see ``halfmq.client.Producer``."""
+
+    @_made_like(aio_producer.Producer)
+    def __init__(self, client: aio_producer.Producer) -> None:
+        super().__init__(client)
+
+    send = _Waiting(aio_producer.Producer.send)
+    send_batch = _Waiting(aio_producer.Producer.send_batch)
+    send_oneway = _Waiting(aio_producer.Producer.send_oneway)
+
+
+class TransactionProducer(_Facade[aio_transaction.TransactionProducer]):
+    """Messages that follow a local transaction; see ``halfmq.client.TransactionProducer``."""
+
+    @_made_like(aio_transaction.TransactionProducer)
+    def __init__(self, client: aio_transaction.TransactionProducer) -> None:
+        super().__init__(client)
+
+    send = _Waiting(aio_producer.Producer.send)
+    send_batch = _Waiting(aio_producer.Producer.send_batch)
+    send_oneway = _Waiting(aio_producer.Producer.send_oneway)
+
+    def transaction(self, message: Message) -> contextlib.AbstractContextManager[Transaction]:
+        """The context of one local transaction, whose block runs in this thread."""
+        return self._entered(self.asynchronous.transaction(message))
+
+    def send_in_transaction(
+        self, message: Message, listener: TransactionListener | None = None, arg: object = None
+    ) -> Transaction:
+        """RocketMQ's form; the listener runs in this thread, if it is a plain function."""
+        listener = self.asynchronous.use_listener(listener)
+        execute = listener.execute_local_transaction
+        with self._entered(Transaction(self.asynchronous, message)) as transaction:
+            transaction.decide(Decision.UNKNOWN)
+            if inspect.iscoroutinefunction(execute):
+                transaction.decide(self.wait(ask(execute, transaction, arg)))
+            else:
+                try:
+                    transaction.decide(as_decision(execute(transaction, arg), execute))
+                except Exception:
+                    logger.exception("%s failed, which counts as UNKNOWN", execute)
+        return transaction
+
+    @contextlib.contextmanager
+    def _entered(self, transaction: Transaction) -> Iterator[Transaction]:
+        self.wait(transaction.__aenter__())
+        try:
+            yield transaction
+        except BaseException as error:
+            self.wait(transaction.__aexit__(type(error), error, error.__traceback__))
+            raise
+        self.wait(transaction.__aexit__(None, None, None))
+
+
+class MessageView(ReceivedMessage):
+    """A message handed to a blocking consumer."""
+
+    __slots__ = ("_consumer", "_view")
+
+    def __init__(self, view: AsyncMessageView, consumer: Consumer) -> None:
+        super().__init__(view.record, view.queue.broker_name)
+        self.delivery_attempt = view.delivery_attempt
+        self._view = view
+        self._consumer = consumer
+
+    def ack(self) -> bool:
+        """Say that the message is dealt with; False when it came too late."""
+        return self._consumer.wait(self._view.ack())
+
+    def retry(self, delay_level: int = 0) -> None:
+        """Say that the message could not be dealt with, and have it delivered again later."""
+        self._consumer.wait(self._view.retry(delay_level))
+
+
+class Consumer(_Facade[aio_consumer.Consumer]):
+    """Consumes topics for a group; see ``halfmq.client.Consumer``.
+
+    ``for message in consumer`` ends when another thread closes the consumer.
+    """
+
+    @_made_like(aio_consumer.Consumer)
+    def __init__(self, client: aio_consumer.Consumer) -> None:
+        super().__init__(client)
+
+    commit = _Waiting(aio_consumer.Consumer.commit)
+
+    @property
+    def assignment(self) -> list[MessageQueue]:
+        """The queues this consumer reads now."""
+        return self.asynchronous.assignment
+
+    def receive(self, timeout: float | None = None) -> MessageView | None:
+        """The next message; None when ``timeout`` seconds passed or the consumer was closed."""
+        view = self.wait(self.asynchronous.receive(timeout))
+        return None if view is None else MessageView(view, self)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> MessageView:
+        message = self.receive()
+        if message is None:
+            raise StopIteration
+        return message

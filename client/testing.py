@@ -1,0 +1,186 @@
+"""Starts a real broker for tests, on a free port and in a directory of its own.
+
+::
+
+    with broker_process() as broker:
+        with Producer("tests", namesrv=broker.address) as producer:
+            producer.send(Message("orders", b"hello"))
+
+The broker is another process, as in production, so that a test may also kill it and start it again.
+It must be installed beside the client (``python -m halfmq.broker`` must work).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Final
+
+READY_SECONDS: Final = 30.0
+"""How long a start may take, recovery of a large store included."""
+STOP_SECONDS: Final = 30.0
+_LOG_TAIL: Final = 4000
+"""Characters of the broker's log shown when it does not start."""
+
+
+class BrokerStartError(RuntimeError):
+    """The broker did not come up; the message ends with what it logged."""
+
+
+class BrokerProcess:
+    """A broker of its own process; made by :func:`broker_process`."""
+
+    def __init__(self, directory: Path, settings: Mapping[str, str]) -> None:
+        self.directory = directory
+        """What the broker writes: ``store`` and ``broker.log``."""
+        self.ready: dict[str, str] = {}
+        """The fields of the ready line: listen, namesrv, store, flush, recovery_ms, start_ms."""
+        self._settings = dict(settings)
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+
+    @property
+    def address(self) -> str:
+        """``host:port`` for a client's ``namesrv``; stays the same over restarts."""
+        return self.ready["namesrv"]
+
+    @property
+    def pid(self) -> int:
+        """The process id, of the last one started."""
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process is alive."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        """What the broker has logged, over all its starts."""
+        path = self.directory / "broker.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def start(self, **settings: object) -> None:
+        """Start it and return when it answers requests; ``settings`` last for further starts.
+
+        Raises:
+            BrokerStartError: It ended, or said nothing for half a minute.
+        """
+        assert not self.running, "the broker runs already"
+        self._settings.update(_texts(settings))
+        command = [sys.executable, "-m", "halfmq.broker"]
+        for key, value in self._settings.items():
+            command += ["--set", f"{key}={value}"]
+        with (self.directory / "broker.log").open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 -- our own module, no shell
+                command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, text=True
+            )
+        self.ready = self._wait_until_ready(self._process)
+        # Another start must find the clients where this one left them.
+        self._settings["listenPort"] = self.ready["listen"].rpartition(":")[2]
+        if self.ready["namesrv"] != self.ready["listen"]:
+            self._settings["namesrvListenPort"] = self.ready["namesrv"].rpartition(":")[2]
+
+    def stop(self) -> int:
+        """Stop it in order and return its exit code; where signals exist, by SIGTERM."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._ended()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        assert self._process is not None
+        self._process.kill()
+        self._ended()
+
+    def restart(self, **settings: object) -> None:
+        """Stop it in order if it still runs, and start it on the same directory and ports."""
+        if self.running:
+            self.stop()
+        self.start(**settings)
+
+    def _ended(self) -> int:
+        assert self._process is not None
+        try:
+            code = self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        if self._reader is not None:
+            self._reader.join()
+        return code
+
+    def _wait_until_ready(self, process: subprocess.Popen[str]) -> dict[str, str]:
+        lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        assert process.stdout is not None
+        # A thread, because Windows cannot wait for a pipe with a time limit.
+        self._reader = threading.Thread(target=_read, args=(process.stdout, lines), daemon=True)
+        self._reader.start()
+        with contextlib.suppress(queue.Empty):
+            while (line := lines.get(timeout=READY_SECONDS)) is not None:
+                word, *fields = line.split()
+                if word == "ready":
+                    return dict(field.partition("=")[::2] for field in fields)
+        process.kill()
+        code = self._ended()
+        raise BrokerStartError(
+            f"the broker did not start (exit code {code}); its log ends with:\n"
+            f"{self.log[-_LOG_TAIL:]}"
+        )
+
+
+@contextlib.contextmanager
+def broker_process(
+    directory: str | os.PathLike[str] | None = None, **settings: object
+) -> Iterator[BrokerProcess]:
+    """A running broker for the length of the block.
+
+    Args:
+        directory: Where it keeps its files, such as pytest's ``tmp_path``; None: a temporary
+            directory that is removed at the end.
+        settings: Keys of ``broker.conf``, such as ``transactionTimeOut=1000``.
+    """
+    with contextlib.ExitStack() as stack:
+        if directory is None:
+            directory = stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="halfmq-", ignore_cleanup_errors=True)
+            )
+        path = Path(directory)
+        path.mkdir(parents=True, exist_ok=True)
+        defaults = {
+            "listenPort": "0",
+            "namesrvListenPort": "0",
+            "storePathRootDir": str(path / "store"),
+        }
+        broker = BrokerProcess(path, defaults | _texts(settings))
+        broker.start()
+        try:
+            yield broker
+        finally:
+            if broker.running:
+                broker.stop()
+
+
+def _texts(settings: Mapping[str, object]) -> dict[str, str]:
+    """Values as ``broker.conf`` writes them."""
+    return {
+        key: str(value).lower() if isinstance(value, bool) else str(value)
+        for key, value in settings.items()
+    }
+
+
+def _read(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
+    """Pass lines on until the stream ends; goes on reading, lest the broker blocks on a pipe."""
+    with stream:
+        for line in stream:
+            if line.strip():
+                lines.put(line)
+    lines.put(None)

@@ -1,0 +1,125 @@
+"""The public API as users write it, for type checkers: it must pass mypy and pyright as it is.
+
+Nothing here runs. A type that a user would have to spell out or cast shows as an error.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+from halfmq.client import (
+    BrokerRefusedError,
+    ClientConfig,
+    ClientError,
+    Consumer,
+    Decision,
+    Message,
+    MessageQueue,
+    MessageView,
+    Producer,
+    SendResult,
+    SendStatus,
+    Transaction,
+    TransactionListener,
+    TransactionProducer,
+    blocking,
+)
+from halfmq.client.testing import broker_process
+
+
+def show(*values: object) -> None:
+    """Stands for whatever a program does with them."""
+
+
+async def order_exists(key: str) -> bool:
+    return bool(key)
+
+
+async def checker(message: MessageView) -> Decision:
+    return Decision.COMMIT if await order_exists(message.keys) else Decision.ROLLBACK
+
+
+def plain_checker(message: MessageView) -> Decision:
+    return Decision.COMMIT if message.transaction_id else Decision.UNKNOWN
+
+
+class Orders(TransactionListener):
+    """A listener may mix plain and async methods."""
+
+    def execute_local_transaction(self, transaction: Transaction, arg: object) -> Decision:
+        return Decision.COMMIT if transaction.id and arg else Decision.ROLLBACK
+
+    async def check_local_transaction(self, message: MessageView) -> Decision:
+        return await checker(message)
+
+
+async def producing() -> SendResult:
+    config = ClientConfig(send_timeout=5.0, header_type="json", compress_over=None)
+    message = Message("orders", b"hello", tags="created", keys=["o-1"], properties={"a": "b"})
+    async with Producer("orders-producer", namesrv="127.0.0.1:9876", config=config) as producer:
+        try:
+            result = await producer.send(message, order_key="o-1")
+        except BrokerRefusedError as error:
+            code: int = error.code
+            raise ClientError(code, error.retriable) from error
+        await producer.send_batch([message, message])
+        await producer.send_oneway(message)
+    queue: MessageQueue = result.queue
+    status: SendStatus = result.status
+    place: tuple[str, int, int] = (queue.broker_name, queue.queue_id, result.queue_offset)
+    show(result.message_id, place, status, result.offset_message_id)
+    return result
+
+
+async def transacting() -> None:
+    async with TransactionProducer("orders-tx", checker=checker) as producer:
+        async with producer.transaction(Message("orders", b"o-2", keys="o-2")) as tx:
+            identity: str = tx.id
+            tx.decide(Decision.UNKNOWN)
+        decided: bool = tx.decided
+        show(identity, decided, tx.message_id, tx.result.queue_offset)
+    async with TransactionProducer("orders-tx", plain_checker, topics=("orders",)) as producer:
+        done = await producer.send_in_transaction(Message("orders", b"o-3"), Orders(), arg=3)
+        decision: Decision | None = done.decision
+        show(decision)
+
+
+async def consuming() -> None:
+    async with Consumer(
+        "billing",
+        {"orders": "created || paid"},
+        start_from=datetime(2025, 1, 1, tzinfo=UTC),
+        ack_timeout=30.0,
+    ) as consumer:
+        async for message in consumer:
+            text: str = message.topic + message.tags + message.keys + message.properties["a"]
+            born: datetime = message.born_timestamp
+            attempt: int = message.delivery_attempt
+            show(text, born, attempt, message.body.decode(), message.queue.queue_id)
+            if not await message.ack():
+                await message.retry(delay_level=3)
+        view: MessageView | None = await consumer.receive(timeout=1.0)
+        show(view)
+        await consumer.commit()
+
+
+def without_await(directory: Path) -> None:
+    with broker_process(directory, transactionTimeOut=1000) as broker:
+        address: str = broker.address
+        with blocking.Producer("orders-producer", namesrv=address) as producer:
+            result: SendResult = producer.send(Message("orders", b"x"), order_key="o-1")
+            producer.send_batch([Message("orders", b"x")])
+            producer.send_oneway(Message("orders", b"x"))
+        with blocking.TransactionProducer("orders-tx", checker=plain_checker) as transactions:
+            with transactions.transaction(Message("orders", b"x")) as tx:
+                identity: str = tx.id
+            transactions.send_in_transaction(Message("orders", b"x"), Orders())
+        with blocking.Consumer("billing", {"orders": "*"}, broadcasting=True) as consumer:
+            for message in consumer:
+                taken: bool = message.ack()
+                show(identity, taken, result.queue, message.body)
+            one: blocking.MessageView | None = consumer.receive(0.1)
+            show(one)
+        broker.kill()
+        broker.restart()
