@@ -1,0 +1,70 @@
+"""Why a transaction request is refused.
+
+`TransactionError`
+├── `HalfNotFoundError`: no record where the request says the half message is
+├── `HalfMismatchError`: a record is there, and is not the half message the request means
+├── `DecidedOtherwiseError`: the first decision was the opposite one, and it stands
+└── `DecisionForgottenError`: decided long ago, and which way cannot be told any more
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+
+class TransactionError(Exception):
+    """Root of the refusals; the text is what the client reads as remark."""
+
+
+class HalfNotFoundError(TransactionError):
+    """There is no record at this physical offset."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
+
+    def __str__(self) -> str:
+        return "Find prepared transaction message failed"  # Source: EndTransactionProcessor.java
+
+
+class HalfMismatchError(TransactionError):
+    """The record at this physical offset is not what the request takes it for."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(offset, reason)
+        self.offset, self.reason = offset, reason
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class DecidedOtherwiseError(TransactionError):
+    """The transaction has been decided the other way; the first decision stands."""
+
+    def __init__(self, offset: int, decision: str, decided_ms: int) -> None:
+        super().__init__(offset, decision, decided_ms)
+        self.offset, self.decision, self.decided_ms = offset, decision, decided_ms
+
+    def __str__(self) -> str:
+        when = ""
+        if self.decided_ms:
+            moment = datetime.fromtimestamp(self.decided_ms / 1000, UTC)
+            when = f" at {moment.isoformat(timespec='milliseconds')}"
+        return (
+            f"the transaction of commitLogOffset {self.offset} was {self.decision}{when}; "
+            "the first decision stands"
+        )
+
+
+class DecisionForgottenError(TransactionError):
+    """The transaction was decided so long ago that its first decision is not to be found."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
+
+    def __str__(self) -> str:
+        return (
+            f"the transaction of commitLogOffset {self.offset} was decided before; "
+            "which way cannot be told any more"
+        )

@@ -1,0 +1,124 @@
+"""Op messages: the mirror of our decisions for Apache RocketMQ.
+
+Its broker and its tools know that a half is decided by a record in ``RMQ_SYS_TRANS_OP_HALF_TOPIC``
+with tag ``d`` and a body of half queue offsets, ``12,15,``. We need none of them, because decisions
+are in the log themselves; so they are written late and many at once, their loss in a crash is made
+good at the next start, and a failing write fails nobody's request.
+
+Source: RocketMQ ``TransactionalMessageServiceImpl.java``, ``TransactionalOpBatchService.java``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from halfmq.store.draft import Appended, Draft
+from halfmq.store.errors import StoreError
+from halfmq.store.format.properties import tags_code
+from halfmq.store.format.topics import OP_TOPIC
+
+from ..config import TransactionConfig
+
+logger = logging.getLogger(__name__)
+
+RECORDS_PER_TICK: Final = 16
+"""Op messages written at once, each of some hundred offsets: about a millisecond of the loop."""
+
+RETRY_MS: Final = 1_000  # after a failed write
+
+_PROPERTIES: Final = b"TAGS\x01d\x02WAIT\x01true\x02"
+_TAGS_CODE: Final = tags_code(_PROPERTIES)
+
+
+class OpWriter:
+    """Collects the half queue offsets of decided transactions, and writes them in batches."""
+
+    def __init__(
+        self,
+        append: Callable[[Sequence[Draft]], list[Appended]],
+        config: TransactionConfig,
+        host: bytes,
+    ) -> None:
+        self._append = append
+        self._size_max = config.op_batch_size
+        self._interval_ms = config.op_batch_interval_ms
+        self._host = host
+        self._waiting: list[int] = []
+        self._due_ms = 0  # when what waits is written, be it ever so little
+        self.written = 0  # op messages
+        self.add = self._waiting.append  # the hot path: one decided half's queue offset
+
+    @property
+    def waiting(self) -> Sequence[int]:
+        """The half queue offsets without an op message yet."""
+        return self._waiting
+
+    def add_all(self, queue_offsets: Iterable[int]) -> None:
+        """Collect several, at a start those that a crash left without op message."""
+        self._waiting.extend(queue_offsets)
+
+    def tick(self, now_ms: int) -> int:
+        """Write what is due; return the milliseconds until this should be called again."""
+        if not self._waiting:
+            self._due_ms = now_ms + self._interval_ms
+            return self._interval_ms
+        if now_ms < self._due_ms and self._size() < self._size_max:
+            return min(self._due_ms - now_ms, self._interval_ms)
+        if not self._write(now_ms, RECORDS_PER_TICK):
+            return RETRY_MS
+        if self._size() >= self._size_max:
+            return 0
+        self._due_ms = now_ms + self._interval_ms
+        return self._interval_ms
+
+    def drain(self, now_ms: int) -> None:
+        """Write everything, at an ordered stop."""
+        while self._waiting and self._write(now_ms, RECORDS_PER_TICK):
+            pass
+
+    def _size(self) -> int:
+        """About how many bytes of body wait; offsets grow slowly, so the last one tells."""
+        waiting = self._waiting
+        return len(waiting) * (len(str(waiting[-1])) + 1) if waiting else 0
+
+    def _write(self, now_ms: int, records_max: int) -> bool:
+        """Write up to ``records_max`` op messages; False when the store refuses."""
+        drafts: list[Draft] = []
+        taken = 0
+        while taken < len(self._waiting) and len(drafts) < records_max:
+            body, count = self._body(taken)
+            taken += count
+            drafts.append(self._draft(body, now_ms))
+        try:
+            self._append(drafts)
+        except StoreError as error:
+            logger.warning("event=ops_not_written waiting=%d error=%r", len(self._waiting), error)
+            return False
+        del self._waiting[:taken]
+        self.written += len(drafts)
+        return True
+
+    def _body(self, start: int) -> tuple[bytes, int]:
+        """Join offsets from ``start`` on until the body is full; return it and their number."""
+        parts: list[str] = []
+        size = 0
+        for queue_offset in self._waiting[start : start + self._size_max]:
+            parts.append(f"{queue_offset},")
+            size += len(parts[-1])
+            if size >= self._size_max:
+                break
+        return "".join(parts).encode(), len(parts)
+
+    def _draft(self, body: bytes, now_ms: int) -> Draft:
+        return Draft(
+            topic=OP_TOPIC,
+            queue_id=0,
+            body=body,
+            properties=_PROPERTIES,
+            tags_code=_TAGS_CODE,
+            born_timestamp=now_ms,
+            born_host=self._host,
+            store_host=self._host,
+        )

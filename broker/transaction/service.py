@@ -1,0 +1,474 @@
+"""Transactions as the rest of the broker sees them.
+
+The send handler hands over half messages, the transaction handler decisions, the registry news of
+producers; a ticker calls ``tick``. Everything runs on the event loop's thread.
+
+A decision is one append. Only when it has been made does the table change, so a refused append
+(disk full, broker stopping) leaves the transaction undecided and the client free to try again. The
+answer waits until the record is on disk, in every flush mode: a client that has been told
+"committed" may forget the transaction, so the broker may not.
+
+``CHECK_IMMUNITY_TIME_IN_SECONDS`` only sets when the first check is due. RocketMQ also refuses
+(604) a decision that comes later than that, because a check copy might be on its way to a second
+commit. A transaction here has one identity and one decision, so a late decision is as good as an
+early one, and is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Final, Protocol
+
+from halfmq.remoting.codes import ResponseCode
+from halfmq.store.draft import Appended, Draft
+from halfmq.store.errors import StoreError
+from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
+from halfmq.store.format.properties import get_property
+from halfmq.store.format.record import Record
+from halfmq.store.format.topics import HALF_TOPIC
+
+from ..config import TransactionConfig
+from ..errors import RequestRefusedError
+from .checker import RESTART_GRACE_MS, Checker, ProducerDirectory
+from .errors import (
+    DecidedOtherwiseError,
+    DecisionForgottenError,
+    HalfMismatchError,
+    HalfNotFoundError,
+)
+from .fold import Fold, ForeignRecordError
+from .half import (
+    StoredHalf,
+    final_draft,
+    half_draft,
+    immunity_s,
+    parked_draft,
+    parse_half,
+    real_topic,
+    rollback_draft,
+    unique_key,
+)
+from .op_writer import OpWriter
+from .pending import (
+    DECIDED_REMEMBERED,
+    Decision,
+    Event,
+    Pending,
+    PendingTable,
+    Producer,
+    State,
+    Verdict,
+    outcome,
+)
+from .snapshot import LOG_BYTES_MIN, Snapshots, load_snapshot, remove_snapshot
+
+logger = logging.getLogger(__name__)
+
+IDLE_TICK_MS: Final = 250
+"""Longest pause between two ticks: how late a check may be that was planned during the pause."""
+
+INDEX_HITS_MAX: Final = 64
+"""Records looked at to find an old decision: those with the same unique key, in practice one."""
+
+_DECISION_NAMES: Final = {State.COMMITTED: "committed", State.ROLLED_BACK: "rolled back"}
+
+
+class TransactionLog(Protocol):
+    """What transactions need of the store."""
+
+    @property
+    def min_offset(self) -> int: ...
+
+    @property
+    def write_offset(self) -> int: ...
+
+    @property
+    def durable_offset(self) -> int: ...
+
+    @property
+    def index_last_update(self) -> tuple[int, int]: ...
+
+    def request_flush(self) -> None: ...
+
+    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+
+    def record_bytes(self, physical_offset: int) -> bytes | None: ...
+
+    def record_at(self, physical_offset: int) -> Record | None: ...
+
+    def scan(self, start: int, end: int | None = None) -> Iterator[Record]: ...
+
+    def query_index(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+    ) -> list[int]: ...
+
+
+@dataclass(slots=True)
+class Counters:
+    """Events since the start."""
+
+    prepared: int = 0
+    committed: int = 0
+    rolled_back: int = 0
+    unknown: int = 0  # decisions that said "not known yet"
+    repeated: int = 0  # decisions that had been taken before
+    refused: int = 0  # decisions opposite to the first one
+    parked: int = 0
+    expired: int = 0  # undecided when the log deleted them by age
+
+
+class TransactionService:
+    """Takes half messages and decisions, and sees to it that every half gets one."""
+
+    def __init__(
+        self,
+        log: TransactionLog,
+        producers: ProducerDirectory,
+        config: TransactionConfig,
+        *,
+        broker_name: str,
+        store_host: bytes,
+        now_ms: Callable[[], int],
+        snapshot_path: Path,
+        before_parking: Callable[[], object] = lambda: None,
+        snapshot_log_bytes: int = LOG_BYTES_MIN,
+        decided_remembered: int = DECIDED_REMEMBERED,
+    ) -> None:
+        """Wire the parts; ``before_parking`` has the topic of parked messages created."""
+        self._log = log
+        self._append = log.append
+        self._read = log.record_bytes
+        self._config = config
+        self._now_ms = now_ms
+        self._snapshot_path = snapshot_path
+        self._before_parking = before_parking
+        self._table = PendingTable(decided_remembered)
+        self._find = self._table.get
+        self._min_offset = 0
+        self._ops = OpWriter(log.append, config, store_host)
+        self._checker = Checker(
+            self._table,
+            producers,
+            config,
+            broker_name=broker_name,
+            read=log.record_bytes,
+            park=self._park,
+        )
+        self._snapshots = Snapshots(
+            snapshot_path,
+            log,
+            self._table,
+            lambda: self._ops.waiting,
+            log_bytes_min=snapshot_log_bytes,
+        )
+        self._counters = Counters()
+
+    # --- start and stop
+
+    def rebuild(self) -> None:
+        """Fill the table from the log; call it once, when the store is open and nothing runs."""
+        started = perf_counter()
+        position, fold = self._replay()
+        self._min_offset = self._log.min_offset
+        gone = self._table.drop_before(self._min_offset)
+        self._ops.add_all(fold.unmirrored)
+        not_before_ms = self._now_ms() + RESTART_GRACE_MS
+        for entry in self._table:
+            if entry.state is State.PREPARED:
+                self._checker.schedule_first(entry, not_before_ms)
+        self._snapshots.covered(position)
+        logger.info(
+            "event=transactions_rebuilt pending=%d parked=%d expired=%d without_op=%d from=%d "
+            "to=%d elapsed_ms=%d",
+            len(self._table) - self._table.parked,
+            self._table.parked,
+            len(gone),
+            len(fold.unmirrored),
+            position,
+            self._log.write_offset,
+            (perf_counter() - started) * 1_000,
+        )
+
+    def drain(self) -> None:
+        """Write what waits in memory; call it at an ordered stop, after the last request."""
+        self._ops.drain(self._now_ms())
+        self._snapshots.take_now()
+
+    # --- half messages
+
+    @property
+    def reject(self) -> bool:
+        """Whether half messages are refused by configuration."""
+        return self._config.reject
+
+    def prepare(
+        self, message: Draft, producer_group: str, unique_key: str, connection: Producer
+    ) -> Appended:
+        """Store a transactional message as half; answer its sender when that is durable.
+
+        Raises:
+            RequestRefusedError: The message asks for delayed delivery.
+            StoreError: It could not be appended; nothing has changed.
+        """
+        if b"DELAY\x01" in message.properties and get_property(message.properties, b"DELAY"):
+            # RocketMQ delays the half, and loses it. Source: HookUtils#handleScheduleMessage.
+            raise RequestRefusedError(
+                ResponseCode.MESSAGE_ILLEGAL, "a transactional message cannot be delayed"
+            )
+        half = half_draft(message, unique_key)
+        appended = self._append((half,))[0]
+        properties = half.properties
+        entry = self._table.add(
+            appended.physical_offset,
+            appended.queue_offset,
+            appended.store_timestamp,
+            producer_group,
+            immunity_s=immunity_s(properties) if b"CHECK_IMMUNITY" in properties else 0,
+            owner=connection,
+        )
+        self._checker.schedule_first(entry)
+        self._counters.prepared += 1
+        return appended
+
+    # --- decisions
+
+    def end(self, offset: int, queue_offset: int, producer_group: str, event: Event) -> int:
+        """Apply a producer's decision; return the log position whose durability is the answer.
+
+        Args:
+            offset: Physical offset of the half, or of a check copy of it.
+            queue_offset: Of the same record in the half topic.
+            producer_group: Must be the group that prepared it.
+            event: COMMIT, ROLLBACK or UNKNOWN.
+
+        Raises:
+            TransactionError: The request is refused; the transaction is as it was.
+            StoreError: The decision could not be appended; the transaction is as it was.
+        """
+        entry = self._find(offset)
+        if entry is None:
+            return self._end_other(offset, queue_offset, producer_group, event)
+        if entry.queue_offset != queue_offset:
+            raise HalfMismatchError(offset, "The transaction state table offset wrong")
+        return self._decide(entry, producer_group, event)
+
+    def _decide(self, entry: Pending, producer_group: str, event: Event) -> int:
+        if entry.group != producer_group:
+            raise HalfMismatchError(entry.offset, "The producer group wrong")
+        state, verdict = outcome(entry.state, event)
+        if verdict is not Verdict.DECIDE:
+            self._counters.unknown += 1
+            return 0
+        record = self._read(entry.offset)
+        half = None if record is None else parse_half(record)
+        if half is None:
+            raise HalfNotFoundError(entry.offset)
+        if state is State.COMMITTED:
+            appended = self._append((final_draft(half),))[0]
+            self._counters.committed += 1
+        else:
+            appended = self._append((rollback_draft(half),))[0]
+            self._counters.rolled_back += 1
+        for name in self._table.names_of(entry):
+            self._ops.add(name)
+        self._table.decide(entry, state, appended.physical_offset)
+        return appended.physical_offset + appended.size
+
+    def _end_other(self, offset: int, queue_offset: int, group: str, event: Event) -> int:
+        """Apply a decision about a half that is not undecided under this offset."""
+        record = self._read(offset)
+        half = None if record is None else parse_half(record)
+        if record is None:
+            raise HalfNotFoundError(offset)
+        if half is None or half.physical_offset != offset:
+            raise HalfMismatchError(offset, "The record is not a half message")
+        if half.queue_offset != queue_offset:
+            raise HalfMismatchError(offset, "The transaction state table offset wrong")
+        if get_property(half.properties, b"PGROUP") != group.encode():
+            raise HalfMismatchError(offset, "The producer group wrong")
+        first = self._table.first_of(offset)
+        entry = self._find(first)
+        if entry is not None:
+            return self._decide(entry, group, event)
+        return self._answer_decided(first, half, event)
+
+    def _answer_decided(self, first: int, half: StoredHalf, event: Event) -> int:
+        """Answer a decision about a transaction that has one.
+
+        Every undecided half is in the table. This one is not, so whatever is found here, nothing is
+        appended.
+        """
+        decision = self._table.decided.find(first) or self._decision_in_log(half)
+        if decision is None:
+            raise DecisionForgottenError(first)
+        _, verdict = outcome(decision.state, event)
+        if verdict is Verdict.REPEAT:
+            self._counters.repeated += 1
+            # A flush covers whole records: what is durable beyond its first byte is durable.
+            return decision.position + 1
+        if verdict is Verdict.REFUSE:
+            self._counters.refused += 1
+            record = self._log.record_at(decision.position) if decision.position >= 0 else None
+            decided_ms = 0 if record is None else record.store_timestamp
+            raise DecidedOtherwiseError(first, _DECISION_NAMES[decision.state], decided_ms)
+        self._counters.unknown += 1
+        return 0
+
+    def _decision_in_log(self, half: StoredHalf) -> Decision | None:
+        """Find out how a transaction ended that the memory has forgotten; None: not to be told.
+
+        A final message is in the index. If it is not, while the index has the half and reaches as
+        far as anything forgotten, then there is none: the transaction was rolled back.
+        """
+        topic, key = real_topic(half), unique_key(half)
+        if topic is None or key is None:
+            return None
+        for position in self._indexed(topic, key, half.store_timestamp):
+            final = self._log.record_at(position)
+            if (
+                final is not None
+                and final.topic == topic
+                and final.sys_flag & TRANSACTION_MASK == TransactionType.COMMIT
+                and self._is_final_of(final.prepared_transaction_offset, half, key)
+            ):
+                return Decision(State.COMMITTED, position)
+        _, indexed_until = self._log.index_last_update
+        if (
+            half.physical_offset in self._indexed(HALF_TOPIC, key, half.store_timestamp)
+            and indexed_until >= self._table.decided.forgotten_final
+        ):
+            return Decision(State.ROLLED_BACK, -1)
+        return None
+
+    def _indexed(self, topic: str, key: str, since_ms: int) -> list[int]:
+        # Index times are whole seconds from the file's first entry, and clocks may step.
+        begin_ms = since_ms - 60_000
+        return self._log.query_index(topic, key, INDEX_HITS_MAX, begin_ms, self._now_ms() + 60_000)
+
+    def _is_final_of(self, linked_offset: int, half: StoredHalf, key: str) -> bool:
+        """Tell whether a final's link leads to this half, or to a check copy of it."""
+        if linked_offset == half.physical_offset:
+            return True
+        record = self._read(linked_offset)
+        linked = None if record is None else parse_half(record)
+        return (
+            linked is not None
+            and unique_key(linked) == key
+            and get_property(linked.properties, b"TRANSACTION_CHECK_TIMES") is not None
+        )
+
+    # --- what happens by itself
+
+    def tick(self) -> float:
+        """Do what is due, in a slice; return the seconds until this should be called again."""
+        now_ms = self._now_ms()
+        if self._log.min_offset > self._min_offset:
+            self._drop_expired()
+        waits = [
+            self._checker.tick(now_ms),
+            self._ops.tick(now_ms),
+            self._snapshots.tick(now_ms),
+            IDLE_TICK_MS,
+        ]
+        return min(wait for wait in waits if wait is not None) / 1_000
+
+    def on_producer(self, group: str, _connection: Producer | None = None) -> None:
+        """Have a group asked at the next tick about what is due; a producer of it connected."""
+        self._checker.on_producer(group)
+
+    def _park(self, entry: Pending) -> bool:
+        """Give up asking; False when that could not be recorded, and must be tried again."""
+        record = self._read(entry.offset)
+        half = None if record is None else parse_half(record)
+        if half is None:
+            logger.error("event=half_unreadable half_offset=%d", entry.offset)
+            return False
+        try:
+            self._before_parking()
+            self._append((parked_draft(half),))
+        except StoreError as error:
+            logger.warning("event=not_parked half_offset=%d error=%r", entry.offset, str(error))
+            return False
+        self._table.park(entry)
+        self._counters.parked += 1
+        logger.warning(
+            "event=transaction_parked half_offset=%d group=%s unique_key=%s topic=%s checks=%d",
+            entry.offset,
+            entry.group,
+            unique_key(half),
+            real_topic(half),
+            entry.checks,
+        )
+        return True
+
+    def _drop_expired(self) -> None:
+        self._min_offset = self._log.min_offset
+        for entry in self._table.drop_before(self._min_offset):
+            self._counters.expired += 1
+            logger.error(
+                "event=transaction_expired half_offset=%d group=%s reason='deleted undecided'",
+                entry.offset,
+                entry.group,
+            )
+
+    # --- what others may know
+
+    @property
+    def pending(self) -> int:
+        """How many transactions are undecided, parked ones among them."""
+        return len(self._table)
+
+    @property
+    def oldest_pending_offset(self) -> int | None:
+        """Physical offset of the oldest undecided half: the log before it holds none."""
+        oldest = self._table.oldest
+        return None if oldest is None else oldest.offset
+
+    def metrics(self) -> dict[str, int]:
+        """Return counters and gauges by name."""
+        oldest = self._table.oldest
+        return {
+            **asdict(self._counters),
+            "pending": len(self._table),
+            "pending_parked": self._table.parked,
+            "pending_oldest_age_ms": (
+                0 if oldest is None else max(self._now_ms() - oldest.store_timestamp, 0)
+            ),
+            "waiting_for_producers": self._checker.waiting_for_producers,
+            "checks_sent": self._checker.sent,
+            "ops_written": self._ops.written,
+            "ops_waiting": len(self._ops.waiting),
+            "snapshots_taken": self._snapshots.taken,
+        }
+
+    # --- replay
+
+    def _replay(self) -> tuple[int, Fold]:
+        """Fill the table from snapshot and log; return where reading the log began."""
+        ops: list[int] = []
+        position = load_snapshot(self._snapshot_path, self._log, self._table, ops)
+        if position is None:
+            position = self._log.min_offset
+        try:
+            return position, self._read_log(position, ops, by_key=False)
+        except ForeignRecordError as error:
+            logger.info("event=transactions_by_key reason=%r", str(error))
+        self._table.clear()
+        remove_snapshot(self._snapshot_path)
+        position = self._log.min_offset
+        return position, self._read_log(position, [], by_key=True)
+
+    def _read_log(self, position: int, ops: Sequence[int], *, by_key: bool) -> Fold:
+        fold = Fold(self._table, by_key=by_key)
+        fold.unmirrored.update(dict.fromkeys(ops))
+        if 0 in self._table and (record := self._log.record_at(0)) is not None:
+            key = get_property(record.properties, b"UNIQ_KEY")
+            if key is not None:
+                fold.note_key_at_zero(key)
+        for record in self._log.scan(position):
+            fold.apply(record)
+        return fold

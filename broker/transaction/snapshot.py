@@ -1,0 +1,422 @@
+"""The table's snapshot: a file that spares a start the reading of the whole log.
+
+**It is never needed.** A snapshot that is missing, damaged, of another version or of another log is
+passed over, and the table is folded from the log's minimum, with the same result.
+
+**It may be taken while the table changes.** ``position`` is the log's end when the writing begins
+and ``log_end`` when it is over. Whatever changed in between is in the log behind ``position``,
+where a start goes on reading, and a record that the table already reflects changes nothing. So rows
+are written in slices between which the broker works.
+
+**It holds only while the log does.** A decision behind ``position`` may have taken its row off
+before it was written. If a power cut took that decision off the log's end, neither would know of
+the transaction. So a snapshot counts only for a log that reaches ``log_end``, and it replaces the
+older one only when the log is durable up to there. One that the log has fallen short of is deleted
+at once, for the log will grow past it again with other records. The anchor, one record by position
+and checksum, recognises a log that was exchanged behind our back.
+
+File: a stream of msgpack objects, first the header, then any number of row groups, then a fixed
+footer with the checksum of everything before it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from struct import Struct
+from typing import IO, Final, NamedTuple, Protocol
+from zlib import crc32
+
+import msgpack
+import msgspec
+
+from .pending import Pending, PendingTable, State
+
+logger = logging.getLogger(__name__)
+
+FILE_NAME: Final = "halfmqTransactions"
+MAGIC: Final = "halfmq-transactions"
+VERSION: Final = 1
+
+INTERVAL_MS: Final = 30_000
+"""Shortest time between two snapshots."""
+
+LOG_BYTES_MIN: Final = 64 << 20
+"""Log written since the last snapshot that makes another one worth its while: reading so much again
+at a start takes well under a second."""
+
+ROWS_PER_SLICE: Final = 1_000
+"""Rows written between two turns of the event loop, at about a microsecond each."""
+
+SLICE_PAUSE_MS: Final = 5
+"""Time between two slices: a fifth of the loop at most, and a million rows in six seconds."""
+
+_BLOCK_SIZE: Final = 1 << 20  # bytes read at a time while the checksum is taken
+_FOOTER: Final = Struct(">qqI")  # log end, number of rows, CRC-32 of everything before the CRC
+_CRC_SIZE: Final = 4
+
+PENDING: Final = "pending"
+COPIES: Final = "copies"
+OPS: Final = "ops"
+
+
+class Header(NamedTuple):
+    """What a snapshot says about itself."""
+
+    magic: str
+    version: int
+    position: int  # read the log from here on
+    anchor_offset: int  # a record that must be in the log, -1 for none
+    anchor_crc: int  # CRC-32 of its bytes
+
+
+class PendingRow(NamedTuple):
+    """One undecided transaction; the fields of ``Pending`` that outlive the process."""
+
+    offset: int
+    queue_offset: int
+    store_timestamp: int
+    group: str
+    state: int
+    checks: int
+    immunity_s: int
+
+
+class CopyRow(NamedTuple):
+    """One check copy of Apache RocketMQ."""
+
+    offset: int
+    first: int
+    queue_offset: int
+
+
+class Log(Protocol):
+    """What snapshots need of the store."""
+
+    @property
+    def min_offset(self) -> int: ...
+
+    @property
+    def write_offset(self) -> int: ...
+
+    @property
+    def durable_offset(self) -> int: ...
+
+    def request_flush(self) -> None: ...
+
+    def record_bytes(self, physical_offset: int) -> bytes | None: ...
+
+
+# --- reading
+
+
+def load_snapshot(path: Path, log: Log, table: PendingTable, ops: list[int]) -> int | None:
+    """Fill an empty table; return the log position to read on from, or None and fill nothing.
+
+    A snapshot that does not fit this log is deleted, so that it cannot fit by accident later.
+    """
+    try:
+        with path.open("rb") as file:
+            header, rows = _open(file)
+            reason = _misfit(header, rows.log_end, log)
+            if reason is None:
+                _fill(rows, table, ops)
+                return header.position
+    except FileNotFoundError:
+        return None
+    except (OSError, _DefectError, msgspec.ValidationError, ValueError) as error:
+        reason = str(error)
+        table.clear()
+        ops.clear()
+    logger.warning("event=snapshot_ignored file=%s reason=%r", path, reason)
+    remove_snapshot(path)
+    return None
+
+
+def remove_snapshot(path: Path) -> None:
+    """Make sure that no later start finds the file, not even after a power cut."""
+    if path.exists():
+        path.unlink()
+        _sync_directory(path.parent)
+
+
+class _DefectError(Exception):
+    """The file is not a whole snapshot."""
+
+
+class _Rows(NamedTuple):
+    groups: Iterator[object]
+    log_end: int
+    total: int
+
+
+def _open(file: IO[bytes]) -> tuple[Header, _Rows]:
+    size = file.seek(0, os.SEEK_END)
+    if size < _FOOTER.size:
+        raise _DefectError(f"only {size} bytes")
+    file.seek(size - _FOOTER.size)
+    log_end, count, crc = _FOOTER.unpack(file.read(_FOOTER.size))
+    if _checksum(file, size - _CRC_SIZE) != crc:
+        raise _DefectError("wrong checksum")
+    file.seek(0)
+    stream = _objects(file, size - _FOOTER.size)
+    header = msgspec.convert(next(stream, None), Header)
+    if (header.magic, header.version) != (MAGIC, VERSION):
+        raise _DefectError(f"a {header.magic} of version {header.version}")
+    return header, _Rows(stream, log_end, count)
+
+
+def _checksum(file: IO[bytes], size: int) -> int:
+    file.seek(0)
+    crc = 0
+    while size > 0:
+        block = file.read(min(size, _BLOCK_SIZE))
+        if not block:
+            raise _DefectError("shorter than it was")
+        crc = crc32(block, crc)
+        size -= len(block)
+    return crc
+
+
+def _objects(file: IO[bytes], size: int) -> Iterator[object]:
+    """Yield the msgpack objects of the first ``size`` bytes."""
+    unpacker = msgpack.Unpacker(use_list=False)
+    while size > 0:
+        block = file.read(min(size, _BLOCK_SIZE))
+        size -= len(block)
+        unpacker.feed(block)
+        yield from unpacker
+
+
+def _misfit(header: Header, log_end: int, log: Log) -> str | None:
+    """Say why this snapshot is not of this log; None when it is."""
+    if log_end > log.write_offset:
+        return f"taken at log end {log_end}, the log ends at {log.write_offset}"
+    if header.position < log.min_offset:
+        return f"continues at {header.position}, the log begins at {log.min_offset}"
+    if header.position < log.write_offset and log.record_bytes(header.position) is None:
+        return f"no record begins at {header.position}"
+    if header.anchor_offset >= log.min_offset:
+        anchor = log.record_bytes(header.anchor_offset)
+        if anchor is None or crc32(anchor) != header.anchor_crc:
+            return f"another record stands at {header.anchor_offset}"
+    return None
+
+
+def _fill(rows: _Rows, table: PendingTable, ops: list[int]) -> None:
+    count = 0
+    for group in rows.groups:
+        kind, members = msgspec.convert(group, tuple[str, tuple[object, ...]])
+        count += len(members)
+        if kind == PENDING:
+            for row in msgspec.convert(members, list[PendingRow]):
+                table.restore(
+                    Pending(
+                        row.offset,
+                        row.queue_offset,
+                        row.store_timestamp,
+                        row.group,
+                        State(row.state),
+                        row.checks,
+                        row.immunity_s,
+                    )
+                )
+        elif kind == COPIES:
+            for copy in msgspec.convert(members, list[CopyRow]):
+                table.add_copy(copy.offset, copy.first, copy.queue_offset)
+        elif kind == OPS:
+            ops.extend(msgspec.convert(members, list[int]))
+        else:
+            raise _DefectError(f"rows of an unknown kind {kind!r}")
+    if count != rows.total:
+        raise _DefectError(f"{count} rows instead of {rows.total}")
+
+
+# --- writing
+
+
+class SnapshotWriter:
+    """Writes one snapshot, group of rows by group of rows, into a temporary file."""
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self._path = path
+        self._temporary = path.with_name(path.name + ".tmp")
+        self._packer = msgpack.Packer()
+        self._crc = 0
+        self._rows = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._temporary.open("wb")
+        self._write(self._packer.pack(header))
+
+    def add(self, kind: str, rows: Sequence[object]) -> None:
+        """Write a group of rows of one kind."""
+        if rows:
+            self._write(self._packer.pack((kind, rows)))
+            self._rows += len(rows)
+
+    def finish(self, log_end: int) -> None:
+        """Write the footer; the file is whole, and not yet in place."""
+        footer = _FOOTER.pack(log_end, self._rows, 0)[:-_CRC_SIZE]
+        self._write(footer)
+        self._file.write(self._crc.to_bytes(_CRC_SIZE, "big"))
+        self._file.flush()
+
+    def publish(self) -> None:
+        """Put the file in the place of the older one; blocks until it is on disk."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._temporary.replace(self._path)
+        _sync_directory(self._path.parent)
+
+    def abandon(self) -> None:
+        """Leave the older file in place."""
+        self._file.close()
+        self._temporary.unlink(missing_ok=True)
+
+    def _write(self, data: bytes) -> None:
+        self._file.write(data)
+        self._crc = crc32(data, self._crc)
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _pending_rows(entries: Iterable[Pending]) -> list[PendingRow]:
+    return [
+        PendingRow(
+            entry.offset,
+            entry.queue_offset,
+            entry.store_timestamp,
+            entry.group,
+            int(entry.state),
+            entry.checks,
+            entry.immunity_s,
+        )
+        for entry in entries
+    ]
+
+
+class Snapshots:
+    """Takes snapshots of a table: in slices while the broker runs, at once when it stops."""
+
+    def __init__(
+        self,
+        path: Path,
+        log: Log,
+        table: PendingTable,
+        ops: Callable[[], Sequence[int]],
+        *,
+        log_bytes_min: int = LOG_BYTES_MIN,
+    ) -> None:
+        self._path, self._log, self._table, self._ops = path, log, table, ops
+        self._log_bytes_min = log_bytes_min
+        self._covered = 0  # log position of the latest snapshot
+        self._next_ms = 0
+        self._work: Generator[None] | None = None
+        self.taken = 0
+
+    def covered(self, position: int) -> None:
+        """Tell up to where a start has just read the log."""
+        self._covered = position
+
+    def tick(self, now_ms: int) -> int:
+        """Do the next slice of work; return the milliseconds until there is more to do."""
+        if self._work is None:
+            if now_ms < self._next_ms:
+                return min(self._next_ms - now_ms, INTERVAL_MS)
+            if self._log.write_offset - self._covered < self._log_bytes_min:
+                return INTERVAL_MS
+            self._next_ms = now_ms + INTERVAL_MS
+            self._work = self._take(background=True)
+        try:
+            next(self._work)
+        except StopIteration:
+            self._work = None
+            return INTERVAL_MS
+        except OSError as error:  # a full disk, say: the log alone suffices
+            self._work = None
+            logger.warning("event=snapshot_failed file=%s error=%r", self._path, str(error))
+            return INTERVAL_MS
+        return SLICE_PAUSE_MS
+
+    def take_now(self) -> None:
+        """Take a snapshot without a pause; for the end of the broker's work."""
+        if self._work is not None:
+            self._work.close()
+            self._work = None
+        try:
+            for _ in self._take(background=False):
+                pass
+        except OSError as error:
+            logger.warning("event=snapshot_failed file=%s error=%r", self._path, str(error))
+
+    def _take(self, *, background: bool) -> Generator[None]:
+        position = self._log.write_offset
+        writer = SnapshotWriter(self._path, self._header(position))
+        try:
+            yield from self._write_rows(writer)
+            log_end = self._log.write_offset
+            writer.finish(log_end)
+            if background:
+                yield from self._publish_in_background(writer, log_end)
+            else:
+                writer.publish()
+        except BaseException:  # closed in the middle of it, too
+            writer.abandon()
+            raise
+        self._covered = position
+        self.taken += 1
+        logger.info("event=snapshot_taken position=%d log_end=%d", position, log_end)
+
+    def _write_rows(self, writer: SnapshotWriter) -> Iterator[None]:
+        table = self._table
+        offsets = table.offsets()
+        for start in range(0, len(offsets), ROWS_PER_SLICE):
+            entries = map(table.get, offsets[start : start + ROWS_PER_SLICE])
+            writer.add(PENDING, _pending_rows(entry for entry in entries if entry is not None))
+            yield
+        copies = [CopyRow(at, copy.first, copy.queue_offset) for at, copy in table.copies.items()]
+        for start in range(0, len(copies), ROWS_PER_SLICE):
+            writer.add(COPIES, copies[start : start + ROWS_PER_SLICE])
+            yield
+        # Last, so that every decision taken off the table meanwhile is among them or has its op
+        # message behind `position`.
+        writer.add(OPS, list(self._ops()))
+
+    def _publish_in_background(self, writer: SnapshotWriter, log_end: int) -> Iterator[None]:
+        self._log.request_flush()  # a quiet broker has nobody else who asks
+        while self._log.durable_offset < log_end:
+            yield
+        failures: list[OSError] = []
+
+        def publish() -> None:
+            try:
+                writer.publish()
+            except OSError as error:
+                failures.append(error)
+
+        # fsync lets other threads run, and may take as long as the disk likes.
+        thread = threading.Thread(target=publish, name="halfmq-snapshot", daemon=True)
+        thread.start()
+        try:
+            while thread.is_alive():
+                yield
+        finally:
+            thread.join()  # the file must not change hands under it
+        if failures:
+            raise failures[0]
+
+    def _header(self, position: int) -> Header:
+        anchor_offset = self._table.newest_offset
+        anchor = self._log.record_bytes(anchor_offset) if anchor_offset >= 0 else None
+        if anchor is None:
+            return Header(MAGIC, VERSION, position, -1, 0)
+        return Header(MAGIC, VERSION, position, anchor_offset, crc32(anchor))

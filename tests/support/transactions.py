@@ -1,0 +1,327 @@
+"""Doubles for what transactions use: a log in memory that can crash, producers, a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from halfmq.broker.config import TransactionConfig
+from halfmq.broker.transaction.pending import DECIDED_REMEMBERED, Event
+from halfmq.broker.transaction.service import TransactionService
+from halfmq.remoting.headers import CheckTransactionStateRequestHeader
+from halfmq.store.draft import Appended, Draft
+from halfmq.store.errors import StoreError
+from halfmq.store.format.flags import TRANSACTION_MASK, has_queue_entry, is_indexed
+from halfmq.store.format.ids import pack_host
+from halfmq.store.format.properties import encode_properties, tags_code
+from halfmq.store.format.record import (
+    MAGIC_V1,
+    MAGIC_V2,
+    PREFIX,
+    Record,
+    decode_record,
+    encode_record,
+    new_record,
+)
+from tests.support.golden_store import GoldenStore
+
+HOST = pack_host("127.0.0.1", 10911)
+PEER = pack_host("127.0.0.1", 54321)
+START_MS = 1_700_000_000_000
+
+
+class Clock:
+    """Time as an argument."""
+
+    def __init__(self, now_ms: int = START_MS) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+class MemoryLog:
+    """A commit log of real records in memory, with queues and a key index beside it.
+
+    Everything up to ``durable_offset`` survives ``crash``; of what comes behind it, as many records
+    as the test says.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._records: dict[int, bytes] = {}
+        self._queues: dict[tuple[str, int], int] = {}
+        self.min_offset = 0
+        self.write_offset = 0
+        self.durable_offset = 0
+        self.flush_requests = 0
+        self.indexed = True
+        self.failing = False
+
+    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+        if self.failing:
+            raise StoreError("the test says no")
+        return [self._append(draft) for draft in group]
+
+    def _append(self, draft: Draft) -> Appended:
+        queue = (draft.topic, draft.queue_id)
+        queue_offset = self._queues.get(queue, 0) if has_queue_entry(draft.sys_flag) else 0
+        record = new_record(
+            topic=draft.topic,
+            queue_id=draft.queue_id,
+            body=draft.body,
+            properties=draft.properties,
+            born_timestamp=draft.born_timestamp,
+            born_host=draft.born_host,
+            store_timestamp=self._clock(),
+            store_host=draft.store_host,
+            queue_offset=queue_offset,
+            physical_offset=self.write_offset,
+            flag=draft.flag,
+            sys_flag=draft.sys_flag,
+            reconsume_times=draft.reconsume_times,
+            prepared_transaction_offset=draft.prepared_transaction_offset,
+        )
+        self.put(encode_record(record))
+        return Appended(
+            record.physical_offset, record.total_size, record.queue_offset, record.store_timestamp
+        )
+
+    def put(self, encoded: bytes) -> None:
+        """Append a record as it stands; it names its own offsets."""
+        record = decode_record(encoded)
+        assert record.physical_offset >= self.write_offset
+        self._records[record.physical_offset] = encoded
+        self.write_offset = record.end
+        if has_queue_entry(record.sys_flag):
+            self._queues[record.topic, record.queue_id] = record.queue_offset + 1
+
+    def request_flush(self) -> None:
+        self.flush_requests += 1
+
+    def flush(self) -> None:
+        self.durable_offset = self.write_offset
+
+    def crash(self, survivors: int = 0) -> MemoryLog:
+        """Return the log as a restart finds it, with so many records that were not flushed."""
+        after = MemoryLog(self._clock)
+        after.min_offset = self.min_offset
+        for offset, encoded in self._records.items():
+            if offset >= self.durable_offset:
+                if not survivors:
+                    break
+                survivors -= 1
+            after.put(encoded)
+        after.flush()
+        return after
+
+    def delete_before(self, offset: int) -> None:
+        """Do what retention does."""
+        self.min_offset = offset
+        for gone in [at for at in self._records if at < offset]:
+            del self._records[gone]
+
+    def record_bytes(self, physical_offset: int) -> bytes | None:
+        return self._records.get(physical_offset)
+
+    def record_at(self, physical_offset: int) -> Record | None:
+        encoded = self.record_bytes(physical_offset)
+        return None if encoded is None else decode_record(encoded)
+
+    def scan(self, start: int, end: int | None = None) -> Iterator[Record]:
+        for offset, encoded in self._records.items():
+            if offset >= start and (end is None or offset < end):
+                yield decode_record(encoded)
+
+    def records(self) -> list[Record]:
+        return list(self.scan(0))
+
+    @property
+    def index_last_update(self) -> tuple[int, int]:
+        return (self._clock(), max(self._records, default=0))
+
+    def query_index(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+    ) -> list[int]:
+        return [
+            record.physical_offset
+            for record in self.scan(0)
+            if self.indexed
+            and is_indexed(record.sys_flag)
+            and record.topic == topic
+            and record.property_map.get("UNIQ_KEY") == key
+            and begin_ms <= record.store_timestamp <= end_ms
+        ][:max_count]
+
+
+class Connected:
+    """A connection that remembers what it was asked."""
+
+    def __init__(self, name: str = "127.0.0.1:54321", *, writable: bool = True) -> None:
+        self.name = name
+        self.remote_host = PEER
+        self.store_host = HOST
+        self.broker_address = "127.0.0.1:10911"
+        self.language = 0
+        self.version = 479
+        self.closed = False
+        self.writable = writable
+        self.asked: list[tuple[int, CheckTransactionStateRequestHeader, bytes]] = []
+        self.waiting: list[tuple[int, bytes]] = []
+
+    def send_request(self, code: int, header: object, body: bytes = b"") -> bool:
+        assert isinstance(header, CheckTransactionStateRequestHeader)
+        if self.closed or not self.writable:
+            return False
+        self.asked.append((code, header, body))
+        return True
+
+    def reply_when_durable(self, position: int, reply: bytes) -> None:
+        self.waiting.append((position, reply))
+
+    @property
+    def asked_offsets(self) -> list[int]:
+        return [header.commit_log_offset for _, header, _ in self.asked]
+
+
+class Directory:
+    """Who is connected."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, list[Connected]] = {}
+
+    def join(self, group: str, producer: Connected) -> Connected:
+        self.groups.setdefault(group, []).append(producer)
+        return producer
+
+    def producers_of(self, group: str) -> Sequence[Connected]:
+        return self.groups.get(group, ())
+
+
+def message(
+    topic: str = "orders",
+    body: bytes = b"row 1",
+    *,
+    key: str = "7F000001A1B2C3D4E5F600000001",
+    group: str = "pg",
+    queue_id: int = 1,
+    born_ms: int = START_MS,
+    properties: Mapping[str, str] | None = None,
+) -> Draft:
+    """Return what the send handler hands over for a transactional message."""
+    raw = encode_properties(
+        {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": key, "WAIT": "true"}
+        | dict(properties or {})
+    )
+    return Draft(
+        topic=topic,
+        queue_id=queue_id,
+        body=body,
+        properties=raw,
+        tags_code=tags_code(raw),
+        flag=7,
+        sys_flag=0x4,
+        born_timestamp=born_ms,
+        born_host=PEER,
+        store_host=HOST,
+        reconsume_times=2,
+    )
+
+
+class Broker:
+    """A transaction service over a log in memory, and a way to crash and restart it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        config: TransactionConfig | None = None,
+        decided: int = DECIDED_REMEMBERED,
+    ) -> None:
+        self.clock = Clock()
+        self.log = MemoryLog(self.clock)
+        self.producers = Directory()
+        self.config = config or TransactionConfig()
+        self.snapshot_path = directory / "config" / "halfmqTransactions"
+        self.snapshot_log_bytes = 0
+        self._decided = decided
+        self._keys = 0
+        self.service = self._service()
+
+    def _service(self) -> TransactionService:
+        service = TransactionService(
+            self.log,
+            self.producers,
+            self.config,
+            broker_name="broker-a",
+            store_host=HOST,
+            now_ms=self.clock,
+            snapshot_path=self.snapshot_path,
+            snapshot_log_bytes=self.snapshot_log_bytes,
+            decided_remembered=self._decided,
+        )
+        service.rebuild()
+        return service
+
+    def restart(self, *, survivors: int = 0, drained: bool = False) -> None:
+        """Stop in order, or crash with so many unflushed records left; then start again."""
+        if drained:
+            self.service.drain()
+            self.log.flush()
+        self.log = self.log.crash(survivors)
+        self.service = self._service()
+
+    def prepare(
+        self,
+        producer: Connected | None = None,
+        *,
+        group: str = "pg",
+        key: str = "",
+        born_ms: int = 0,
+        **properties: str,
+    ) -> Appended:
+        """Store a half message; its unique key is new unless given."""
+        self._keys += 1
+        key = key or f"{self._keys:032X}"
+        return self.service.prepare(
+            message(key=key, group=group, born_ms=born_ms or self.clock(), properties=properties),
+            group,
+            key,
+            producer or Connected(),
+        )
+
+    def end(self, half: Appended, event: Event, *, group: str = "pg") -> int:
+        return self.service.end(half.physical_offset, half.queue_offset, group, event)
+
+    def wait(self, milliseconds: int) -> None:
+        """Let time pass and do everything that is due, however many ticks it takes."""
+        self.clock.now_ms += milliseconds
+        while self.service.tick() == 0:
+            pass
+
+    def finals_of(self, half: Appended) -> list[Record]:
+        return [
+            record
+            for record in self.log.records()
+            if record.sys_flag & TRANSACTION_MASK == 0x8
+            and record.prepared_transaction_offset == half.physical_offset
+        ]
+
+    def records_of(self, topic: str) -> list[Record]:
+        return [record for record in self.log.records() if record.topic == topic]
+
+
+def golden_log(store: GoldenStore) -> MemoryLog:
+    """Read the commit log of a golden store into memory, up to its first unwritten byte."""
+    log = MemoryLog(Clock())
+    for first, segment in store.segments():
+        position = 0
+        while position + 8 <= len(segment):
+            size, magic = PREFIX.unpack_from(segment, position)
+            if magic not in {MAGIC_V1, MAGIC_V2}:
+                break
+            log.put(segment[position : position + size])
+            assert log.write_offset == first + position + size
+            position += size
+    log.flush()
+    return log

@@ -1,0 +1,155 @@
+"""The table from the log: stores of the official broker, and records of our own."""
+
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.transaction.fold import Fold, ForeignRecordError
+from halfmq.broker.transaction.pending import Event, PendingTable, State
+from halfmq.store.draft import Draft
+from tests.support.golden_store import GoldenStore, unpack
+from tests.support.transactions import HOST, PEER, START_MS, Broker, MemoryLog, golden_log
+
+GOLDEN = ("tx-midway-killed", "tx-midway-clean", "v4-tx")
+
+
+def folded(log: MemoryLog, *, start: int = 0) -> tuple[PendingTable, Fold]:
+    """Read a log by key."""
+    table = PendingTable()
+    fold = Fold(table, by_key=True)
+    for record in log.scan(start):
+        fold.apply(record)
+    return table, fold
+
+
+@pytest.fixture(params=GOLDEN)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> GoldenStore:
+    """One store in the middle of transactions."""
+    return unpack(request.param, tmp_path)
+
+
+def test_every_transaction_is_where_the_log_says(store: GoldenStore) -> None:
+    """Decided ones are not asked about again, undecided ones are not lost, discarded are parked."""
+    table, _ = folded(golden_log(store))
+    expected_pending = set()
+    for transaction in store.truth["transactions"]:
+        first = transaction["halves"][0]["commitLogOffset"]
+        state = transaction["state_in_the_log"]
+        entry, decision = table.get(first), table.decided.find(first)
+        if state in {"UNDECIDED", "DISCARDED"}:
+            expected_pending.add(first)
+            assert entry is not None, transaction["what"]
+            assert entry.state is (State.PREPARED if state == "UNDECIDED" else State.PARKED)
+            assert entry.group == transaction["producerGroup"]
+            assert entry.queue_offset == transaction["halves"][0]["queueOffset"]
+            assert entry.checks == (transaction["halves"][-1]["checkTimes"] or 0)
+        else:
+            assert entry is None, transaction["what"]
+            assert decision is not None
+            rolled_back = state == "ROLLED_BACK"
+            assert decision.state is (State.ROLLED_BACK if rolled_back else State.COMMITTED)
+    assert {entry.offset for entry in table} == expected_pending
+    assert table.parked == 2
+
+
+def test_every_copy_is_another_name_of_its_transaction(store: GoldenStore) -> None:
+    """An answer to a check of the official broker names a copy, and must find the transaction."""
+    table, _ = folded(golden_log(store))
+    for transaction in store.truth["transactions"]:
+        first, *copies = transaction["halves"]
+        for copy in copies:
+            assert table.first_of(copy["commitLogOffset"]) == first["commitLogOffset"]
+
+
+def test_op_messages_are_missing_for_what_the_official_broker_would_ask_again(
+    store: GoldenStore,
+) -> None:
+    """They are written at the next start, so that a store given back is not asked about again."""
+    _, fold = folded(golden_log(store))
+    for transaction in store.truth["transactions"]:
+        names = {half["queueOffset"] for half in transaction["halves"]}
+        mirrored = {op["halfQueueOffset"] for op in transaction["ops"]}
+        if transaction["state_in_the_log"] in {"UNDECIDED", "DISCARDED"}:
+            assert names.isdisjoint(fold.unmirrored)
+        else:
+            assert names - mirrored <= set(fold.unmirrored), transaction["what"]
+            assert mirrored.isdisjoint(fold.unmirrored), transaction["what"]
+
+
+def test_reading_twice_changes_nothing(store: GoldenStore) -> None:
+    """A start may read again what a snapshot already covers."""
+    log = golden_log(store)
+    table, fold = folded(log)
+    before = (list(table), dict(table.copies), list(fold.unmirrored))
+    for record in log.scan(0):
+        fold.apply(record)
+
+    assert (list(table), dict(table.copies), list(fold.unmirrored)) == before
+
+
+def test_a_log_with_copies_asks_to_be_read_by_key(store: GoldenStore) -> None:
+    """Links alone do not tell which half a copy belongs to; guessing would ask twice."""
+    fold = Fold(PendingTable())
+
+    def read() -> None:
+        for record in golden_log(store).scan(0):
+            fold.apply(record)
+
+    with pytest.raises(ForeignRecordError, match="by key"):
+        read()
+
+
+def test_a_copy_stands_for_its_half_when_that_was_deleted_by_age(store: GoldenStore) -> None:
+    """The oldest copy that is left is then the transaction's identity."""
+    log = golden_log(store)
+    undecided = next(
+        transaction
+        for transaction in store.truth["transactions"]
+        if transaction["state_in_the_log"] == "UNDECIDED" and len(transaction["halves"]) == 3
+    )
+    original, copy, newest = undecided["halves"]
+    log.delete_before(original["commitLogOffset"] + 1)
+
+    table, _ = folded(log)
+
+    entry = table.get(copy["commitLogOffset"])
+    assert entry is not None
+    assert entry.group == undecided["producerGroup"]
+    assert entry.queue_offset == copy["queueOffset"]
+    assert table.first_of(newest["commitLogOffset"]) == entry.offset
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+def test_a_consumers_retry_does_not_decide_the_half_at_zero(tmp_path: Path, snapshot: bool) -> None:
+    """It keeps the bits of the committed message it came from, and has no link: field 14 is 0."""
+    broker = Broker(tmp_path)
+    first = broker.prepare()
+    assert first.physical_offset == 0
+    second = broker.prepare()
+    broker.end(second, Event.COMMIT)
+    (final,) = broker.finals_of(second)
+    if snapshot:
+        broker.restart(drained=True)
+    broker.log.append(
+        [
+            Draft(
+                topic="%RETRY%billing",
+                queue_id=0,
+                body=final.body,
+                properties=final.properties,
+                sys_flag=final.sys_flag,
+                born_timestamp=START_MS,
+                born_host=PEER,
+                store_host=HOST,
+            )
+        ]
+    )
+    broker.log.flush()
+
+    broker.restart()
+    assert [entry.offset for entry in broker.service._table] == [0]
+
+    broker.end(first, Event.COMMIT)
+    broker.log.flush()
+    broker.restart()
+    assert broker.service.pending == 0

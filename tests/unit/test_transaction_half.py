@@ -1,0 +1,236 @@
+"""Half messages: what is stored, and what is made of it."""
+
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.transaction.half import (
+    IMMUNITY_S_MAX,
+    check_body,
+    final_draft,
+    half_draft,
+    immunity_s,
+    parked_draft,
+    parse_half,
+    rollback_draft,
+)
+from halfmq.store.draft import Draft
+from halfmq.store.format.flags import COMPRESSED, has_queue_entry, is_indexed
+from halfmq.store.format.ids import pack_host
+from halfmq.store.format.properties import decode_properties
+from halfmq.store.format.record import (
+    Record,
+    decode_record,
+    encode_record,
+    new_record,
+    seal_crc_tail,
+    with_crc_tail,
+)
+from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from tests.support.golden_store import unpack
+from tests.support.transactions import HOST, PEER, START_MS, golden_log, message
+
+KEY = "7F000001A1B2C3D4E5F600000001"
+
+
+def stored(draft: Draft, *, offset: int = 73_400_320, queue_offset: int = 12) -> bytes:
+    """Return the draft as the log would hold it."""
+    return encode_record(_record(draft, offset, queue_offset))
+
+
+def _record(draft: Draft, offset: int, queue_offset: int) -> Record:
+    return new_record(
+        topic=draft.topic,
+        queue_id=draft.queue_id,
+        body=draft.body,
+        properties=draft.properties,
+        born_timestamp=draft.born_timestamp,
+        born_host=draft.born_host,
+        store_timestamp=START_MS + 3,
+        store_host=draft.store_host,
+        queue_offset=queue_offset,
+        physical_offset=offset,
+        flag=draft.flag,
+        sys_flag=draft.sys_flag,
+        reconsume_times=draft.reconsume_times,
+        prepared_transaction_offset=draft.prepared_transaction_offset,
+    )
+
+
+def test_a_half_is_the_message_under_another_topic() -> None:
+    """Only topic, queue and transaction bits change; where it belongs is kept in properties."""
+    original = message(key=KEY, queue_id=3)
+    original.sys_flag |= COMPRESSED
+
+    half = half_draft(original, KEY)
+
+    assert (half.topic, half.queue_id, half.sys_flag) == (HALF_TOPIC, 0, COMPRESSED)
+    assert decode_properties(half.properties) == decode_properties(original.properties) | {
+        "REAL_TOPIC": "orders",
+        "REAL_QID": "3",
+        "__transactionId__": KEY,
+    }
+    for field in ("body", "flag", "born_timestamp", "born_host", "store_host", "reconsume_times"):
+        assert getattr(half, field) == getattr(original, field)
+    assert half.prepared_transaction_offset == 0
+
+
+def test_properties_without_their_last_separator_are_completed() -> None:
+    """Clients of RocketMQ 4.9 leave the last 0x02 out; what is added must not melt into a value."""
+    original = message(key=KEY, properties={"TAGS": "TagA"})
+    original.properties = original.properties.removesuffix(b"\x02")
+
+    half = half_draft(original, KEY)
+
+    assert decode_properties(half.properties)["TAGS"] == "TagA"
+    assert decode_properties(half.properties)["REAL_TOPIC"] == "orders"
+
+
+def test_marks_of_check_copies_are_not_taken_from_a_producer() -> None:
+    """A forwarded message with such marks would be taken for a copy of another half."""
+    marks = {"TRANSACTION_CHECK_TIMES": "3", "TRAN_PREPARED_QUEUE_OFFSET": "9", "keep": "me"}
+
+    half = decode_properties(half_draft(message(key=KEY, properties=marks), KEY).properties)
+
+    assert half["keep"] == "me"
+    assert "TRANSACTION_CHECK_TIMES" not in half
+    assert "TRAN_PREPARED_QUEUE_OFFSET" not in half
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (b"30", 30),
+        (b"0", 0),
+        (b"-5", 0),
+        (b"soon", 0),
+        (b"1.5", 0),
+        (b"259201", IMMUNITY_S_MAX),
+        (b"9" * 6_000, IMMUNITY_S_MAX),
+    ],
+)
+def test_immunity_is_seconds_or_nothing(text: bytes, seconds: int) -> None:
+    """A value that is no number asks for nothing; none makes a half outlive the log."""
+    assert immunity_s(b"CHECK_IMMUNITY_TIME_IN_SECONDS\x01%b\x02" % text) == seconds
+    assert immunity_s(b"X_CHECK_IMMUNITY_TIME_IN_SECONDS\x01%b\x02" % text) == 0
+
+
+@pytest.mark.parametrize("name", ["tx-midway-killed", "tx-midway-clean", "v4-tx"])
+def test_final_messages_are_those_of_rocketmq(name: str, tmp_path: Path) -> None:
+    """Each final record an official broker wrote equals the one made from the half it links to."""
+    log = golden_log(unpack(name, tmp_path))
+    finals = [record for record in log.records() if record.sys_flag & 0xC == 0x8]
+    assert len(finals) > 10
+    for final in finals:
+        half = log.record_bytes(final.prepared_transaction_offset)
+        assert half is not None
+        parsed = parse_half(half)
+        assert parsed is not None
+        ours = decode_record(
+            encode_record(
+                _record(final_draft(parsed), final.physical_offset, final.queue_offset)._replace(
+                    store_timestamp=final.store_timestamp
+                )
+            )
+        )
+        assert ours.property_map == final.property_map
+        assert ours._replace(properties=b"", total_size=0) == final._replace(
+            properties=b"", total_size=0
+        )
+
+
+def test_ipv6_hosts_and_a_checksum_tail_survive_the_rewriting() -> None:
+    """The layout shifts with the hosts, and an old checksum must not enter the final message."""
+    original = message(key=KEY, properties={"TAGS": "TagA"})
+    original.born_host = pack_host("2001:db8::7", 50_000)
+    half = half_draft(original, KEY)
+    half.properties = with_crc_tail(half.properties)
+    record = seal_crc_tail(stored(half))
+
+    parsed = parse_half(record)
+
+    assert parsed is not None
+    final = final_draft(parsed)
+    assert (final.topic, final.queue_id, final.body) == ("orders", 1, b"row 1")
+    assert (final.born_host, final.sys_flag) == (original.born_host, 0x8)
+    assert final.tags_code == original.tags_code
+    assert b"__CRC32#" not in final.properties
+    assert b"__CRC32#" not in decode_record(check_body(record, 1)).properties
+
+
+def test_the_final_message_links_to_its_half() -> None:
+    """Field 14 is what makes the log alone tell which half was committed."""
+    parsed = parse_half(stored(half_draft(message(key=KEY), KEY)))
+
+    assert parsed is not None
+    final = final_draft(parsed)
+    assert (final.prepared_transaction_offset, final.sys_flag) == (73_400_320, 0x8)
+    assert (final.flag, final.reconsume_times) == (7, 2)
+    assert decode_properties(final.properties)["TRAN_MSG"] == "true"
+
+
+def test_a_rollback_record_is_small_and_seen_by_nobody() -> None:
+    """It links to its half like a final message, and enters neither queue nor index."""
+    parsed = parse_half(stored(half_draft(message(key=KEY, body=b"x" * 9_999), KEY)))
+
+    assert parsed is not None
+    rollback = rollback_draft(parsed)
+    assert (rollback.topic, rollback.queue_id, rollback.body) == (HALF_TOPIC, 0, b"")
+    assert rollback.prepared_transaction_offset == 73_400_320
+    assert not has_queue_entry(rollback.sys_flag)
+    assert not is_indexed(rollback.sys_flag)
+    assert decode_properties(rollback.properties) == {
+        "PGROUP": "pg",
+        "UNIQ_KEY": KEY,
+        "__transactionId__": KEY,
+    }
+    assert parse_half(stored(rollback)) is None
+
+
+def test_a_parked_copy_is_a_visible_message_that_links_to_its_half() -> None:
+    """An operator finds it in its topic with everything that is needed to decide."""
+    half = half_draft(message(key=KEY, properties={"TAGS": "TagA"}), KEY)
+    parsed = parse_half(stored(half))
+
+    assert parsed is not None
+    parked = parked_draft(parsed)
+    assert (parked.topic, parked.queue_id, parked.sys_flag) == (TRANS_CHECK_MAX_TIME_TOPIC, 0, 0)
+    assert (parked.body, parked.properties) == (half.body, half.properties)
+    assert (parked.flag, parked.prepared_transaction_offset) == (7, 73_400_320)
+    assert parked.tags_code == half.tags_code
+
+
+def test_a_check_shows_the_message_under_its_real_topic() -> None:
+    """Clients decode the body as a stored record and give it to the user's listener."""
+    half = half_draft(message(key=KEY, queue_id=3), KEY)
+
+    asked = decode_record(check_body(stored(half), 2))
+
+    assert (asked.topic, asked.queue_id, asked.body) == ("orders", 3, b"row 1")
+    assert (asked.physical_offset, asked.queue_offset) == (73_400_320, 12)
+    assert (asked.born_host, asked.store_host, asked.born_timestamp) == (PEER, HOST, START_MS)
+    assert asked.property_map == decode_properties(half.properties) | {
+        "TRANSACTION_CHECK_TIMES": "2"
+    }
+
+
+@pytest.mark.parametrize(
+    "draft", [message(topic="orders"), message(topic=HALF_TOPIC), message(topic=HALF_TOPIC + "X")]
+)
+def test_what_is_no_half_is_not_taken_for_one(draft: Draft) -> None:
+    """An END_TRANSACTION can name any record of the log."""
+    assert parse_half(stored(draft)) is None
+
+
+def test_a_half_without_its_topic_cannot_be_delivered() -> None:
+    """A record of the half topic that was not written by prepare has no place to go."""
+    half = half_draft(message(key=KEY), KEY)
+    half.properties = b"PGROUP\x01pg\x02"
+    record = stored(half)
+    parsed = parse_half(record)
+
+    assert parsed is not None
+    with pytest.raises(ValueError, match="REAL_TOPIC"):
+        final_draft(parsed)
+    with pytest.raises(ValueError, match="REAL_TOPIC"):
+        check_body(record, 1)

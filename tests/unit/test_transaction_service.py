@@ -1,0 +1,346 @@
+"""Half messages, decisions and restarts, over a log in memory."""
+
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.config import TransactionConfig
+from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.transaction.errors import (
+    DecidedOtherwiseError,
+    DecisionForgottenError,
+    HalfMismatchError,
+    HalfNotFoundError,
+)
+from halfmq.broker.transaction.pending import Event
+from halfmq.remoting.codes import ResponseCode
+from halfmq.store.draft import Appended
+from halfmq.store.errors import StoreError
+from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from tests.support.golden_store import unpack
+from tests.support.transactions import Broker, Connected, golden_log
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Broker:
+    """A broker without messages."""
+    return Broker(tmp_path)
+
+
+def test_a_half_is_hidden_until_it_is_committed(broker: Broker) -> None:
+    """Consumers of the real topic see the message after the decision, once."""
+    half = broker.prepare()
+    assert broker.records_of("orders") == []
+    assert len(broker.records_of(HALF_TOPIC)) == 1
+
+    position = broker.end(half, Event.COMMIT)
+
+    (final,) = broker.records_of("orders")
+    assert final.body == b"row 1"
+    assert final.prepared_transaction_offset == half.physical_offset
+    assert position == final.end == broker.log.write_offset
+
+
+def test_a_rolled_back_message_is_never_seen(broker: Broker) -> None:
+    """The decision is a record in the half topic, and the answer waits for it."""
+    half = broker.prepare()
+
+    position = broker.end(half, Event.ROLLBACK)
+
+    assert broker.records_of("orders") == []
+    assert position == broker.log.write_offset > half.physical_offset + half.size
+    assert broker.service.pending == 0
+
+
+def test_not_known_yet_changes_nothing(broker: Broker) -> None:
+    """The producer will be asked when the time has come."""
+    half = broker.prepare()
+    before = broker.log.write_offset
+
+    assert broker.end(half, Event.UNKNOWN) == 0
+    assert (broker.log.write_offset, broker.service.pending) == (before, 1)
+
+
+@pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
+def test_the_same_decision_again_writes_nothing(broker: Broker, event: Event) -> None:
+    """Whose answer was lost gets it again, and it waits for the same record."""
+    half = broker.prepare()
+    first = broker.end(half, event)
+    broker.prepare()
+    end = broker.log.write_offset
+
+    again = broker.end(half, event)
+
+    assert broker.log.write_offset == end
+    (decision,) = [record for record in broker.log.records() if record.end == first]
+    assert decision.physical_offset < again <= decision.end  # a flush covers whole records
+    assert broker.service.metrics()["repeated"] == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "name"),
+    [(Event.COMMIT, Event.ROLLBACK, "committed"), (Event.ROLLBACK, Event.COMMIT, "rolled back")],
+)
+def test_the_opposite_decision_is_refused(
+    broker: Broker, first: Event, second: Event, name: str
+) -> None:
+    """The error names the decision that stands, and when it was taken."""
+    half = broker.prepare()
+    broker.clock.now_ms = 1_700_000_001_000
+    broker.end(half, first)
+    end = broker.log.write_offset
+
+    with pytest.raises(DecidedOtherwiseError, match=f"{name} at 2023-11-14T22:13:21") as caught:
+        broker.end(half, second)
+
+    assert caught.value.offset == half.physical_offset
+    assert broker.log.write_offset == end
+    assert broker.end(half, Event.UNKNOWN) == 0
+
+
+def test_a_request_must_name_the_half_it_means(broker: Broker) -> None:
+    """Group and both offsets are checked, and the record must be a half message."""
+    half = broker.prepare()
+    other = broker.prepare(group="pg2")
+    broker.end(other, Event.COMMIT, group="pg2")
+    (final,) = broker.finals_of(other)
+    end = broker.log.write_offset
+
+    with pytest.raises(HalfNotFoundError, match="Find prepared transaction message failed"):
+        broker.service.end(99_999_999, 0, "pg", Event.COMMIT)
+    with pytest.raises(HalfNotFoundError):
+        broker.service.end(half.physical_offset + 1, half.queue_offset, "pg", Event.COMMIT)
+    with pytest.raises(HalfMismatchError, match="state table offset wrong"):
+        broker.service.end(half.physical_offset, half.queue_offset + 1, "pg", Event.COMMIT)
+    with pytest.raises(HalfMismatchError, match="group wrong"):
+        broker.end(half, Event.COMMIT, group="pg2")
+    with pytest.raises(HalfMismatchError, match="not a half message"):
+        broker.service.end(final.physical_offset, final.queue_offset, "pg2", Event.COMMIT)
+    with pytest.raises(HalfMismatchError, match="group wrong"):
+        broker.end(other, Event.COMMIT)
+    with pytest.raises(HalfMismatchError, match="state table offset wrong"):
+        broker.service.end(other.physical_offset, 77, "pg2", Event.COMMIT)
+    assert broker.log.write_offset == end
+
+
+def test_a_failed_append_leaves_the_transaction_undecided(broker: Broker) -> None:
+    """The client may try again when the disk has room."""
+    half = broker.prepare()
+    broker.log.failing = True
+    with pytest.raises(StoreError):
+        broker.end(half, Event.COMMIT)
+    broker.log.failing = False
+
+    broker.end(half, Event.COMMIT)
+
+    assert len(broker.finals_of(half)) == 1
+    assert broker.service.metrics()["committed"] == 1
+
+
+def test_a_late_decision_is_taken_whatever_immunity_says(broker: Broker) -> None:
+    """RocketMQ answers 604 here; with one identity per transaction a late commit does no harm."""
+    half = broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS="1")
+    broker.clock.now_ms += 3_600_000
+
+    broker.end(half, Event.COMMIT)
+
+    assert len(broker.finals_of(half)) == 1
+
+
+def test_a_delayed_half_is_refused(broker: Broker) -> None:
+    """Neither RocketMQ nor this broker can delay it; RocketMQ loses it."""
+    with pytest.raises(RequestRefusedError, match="cannot be delayed") as caught:
+        broker.prepare(DELAY="3")
+    assert caught.value.code is ResponseCode.MESSAGE_ILLEGAL
+    assert broker.log.write_offset == 0
+
+
+def test_rejection_is_a_setting(tmp_path: Path) -> None:
+    """The send handler answers NO_PERMISSION by it."""
+    assert Broker(tmp_path, config=TransactionConfig(reject=True)).service.reject
+    assert not Broker(tmp_path).service.reject
+
+
+# --- restarts
+
+
+def test_an_undecided_half_survives_a_crash(broker: Broker) -> None:
+    """It was answered, so it was on disk; its producer is asked about it."""
+    half = broker.prepare()
+    broker.log.flush()
+    broker.restart()
+    producer = broker.producers.join("pg", Connected())
+
+    broker.wait(60_000)
+    assert producer.asked_offsets[0] == half.physical_offset
+    broker.end(half, Event.COMMIT)
+
+    assert len(broker.finals_of(half)) == 1
+
+
+@pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
+def test_nobody_is_asked_about_a_decided_half_after_a_crash(broker: Broker, event: Event) -> None:
+    """The op message was not written yet; the decision itself is in the log."""
+    half = broker.prepare()
+    broker.end(half, event)
+    broker.log.flush()
+    broker.restart()
+    producer = broker.producers.join("pg", Connected())
+
+    broker.wait(3_600_000)
+
+    assert producer.asked == []
+    broker.end(half, event)  # the same answer as before the crash
+    assert len(broker.finals_of(half)) == (event is Event.COMMIT)
+
+
+def test_a_decision_that_was_not_durable_is_open_after_a_crash(broker: Broker) -> None:
+    """Nobody was told, so the opposite may come, and is then the first."""
+    half = broker.prepare()
+    broker.log.flush()
+    broker.end(half, Event.COMMIT)
+    broker.restart()
+
+    broker.end(half, Event.ROLLBACK)
+
+    assert broker.finals_of(half) == []
+
+
+def test_op_messages_lost_in_a_crash_are_written_again(broker: Broker) -> None:
+    """RocketMQ would ask about every half without one."""
+    halves = [broker.prepare() for _ in range(3)]
+    broker.end(halves[0], Event.COMMIT)
+    broker.end(halves[2], Event.ROLLBACK)
+    broker.log.flush()
+    broker.restart()
+    broker.wait(3_000)
+
+    (op,) = broker.records_of(OP_TOPIC)
+    assert op.body == b"0,2,"
+
+    broker.log.flush()
+    broker.restart()
+    broker.wait(3_000)
+    assert len(broker.records_of(OP_TOPIC)) == 1
+
+
+def test_an_ordered_stop_leaves_nothing_behind(broker: Broker) -> None:
+    """Op messages are written, and the snapshot spares the next start the reading."""
+    decided, open_half = broker.prepare(), broker.prepare()
+    broker.end(decided, Event.COMMIT)
+
+    broker.restart(drained=True)
+
+    assert [op.body for op in broker.records_of(OP_TOPIC)] == [b"0,"]
+    assert broker.service.pending == 1
+    broker.end(open_half, Event.COMMIT)
+    assert len(broker.finals_of(open_half)) == 1
+
+
+@pytest.mark.parametrize("drained", [True, False])
+def test_a_decision_forgotten_by_the_memory_is_found_in_the_log(
+    tmp_path: Path, drained: bool
+) -> None:
+    """A repeated request gets its answer, however late, and never a second final message."""
+    broker = Broker(tmp_path, decided=2)
+    committed, rolled_back = broker.prepare(), broker.prepare()
+    broker.end(committed, Event.COMMIT)
+    broker.end(rolled_back, Event.ROLLBACK)
+    for _ in range(9):
+        broker.end(broker.prepare(), Event.COMMIT)
+    broker.restart(drained=True) if drained else broker.log.flush()
+    end = broker.log.write_offset
+
+    (final,) = broker.finals_of(committed)
+    assert broker.end(committed, Event.COMMIT) == final.physical_offset + 1
+    assert broker.end(rolled_back, Event.ROLLBACK) == 0
+    with pytest.raises(DecidedOtherwiseError, match="was committed"):
+        broker.end(committed, Event.ROLLBACK)
+    with pytest.raises(DecidedOtherwiseError, match="was rolled back; the first"):
+        broker.end(rolled_back, Event.COMMIT)
+    assert broker.log.write_offset == end
+
+
+def test_without_an_index_an_old_decision_is_not_guessed(tmp_path: Path) -> None:
+    """Saying "rolled back" of a committed transaction would make the client repeat its work."""
+    broker = Broker(tmp_path, decided=1)
+    half = broker.prepare()
+    broker.end(half, Event.COMMIT)
+    for _ in range(4):
+        broker.end(broker.prepare(), Event.COMMIT)
+    broker.log.indexed = False
+
+    for event in (Event.COMMIT, Event.ROLLBACK):
+        with pytest.raises(DecisionForgottenError, match="decided before"):
+            broker.end(half, event)
+    assert len(broker.finals_of(half)) == 1
+
+
+def test_halves_deleted_by_age_leave_the_table(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They can be decided by nobody; the loss is told."""
+    half, kept = broker.prepare(), broker.prepare()
+    broker.log.delete_before(kept.physical_offset)
+    broker.wait(0)
+
+    assert broker.service.oldest_pending_offset == kept.physical_offset
+    assert "event=transaction_expired half_offset=0 group=pg" in caplog.text
+    with pytest.raises(HalfNotFoundError):
+        broker.end(half, Event.COMMIT)
+
+
+# --- stores of the official broker
+
+
+def test_a_store_of_rocketmq_is_carried_on(tmp_path: Path) -> None:
+    """Undecided transactions are asked about and committed once, under any of their names."""
+    broker = Broker(tmp_path)
+    store = unpack("tx-midway-killed", tmp_path)
+    broker.log = golden_log(store)
+    broker.restart()
+    (copied,) = (
+        transaction
+        for transaction in store.truth["transactions"]
+        if transaction["state_in_the_log"] == "UNDECIDED"
+        and len(transaction["halves"]) == 3
+        and transaction["realQueueId"] == 1
+        and transaction["what"] == "undecided, checked some times"
+    )
+    original, first_copy, _ = copied["halves"]
+
+    broker.service.end(
+        first_copy["commitLogOffset"], first_copy["queueOffset"], "pg_tx", Event.COMMIT
+    )
+    broker.service.end(original["commitLogOffset"], original["queueOffset"], "pg_tx", Event.COMMIT)
+    broker.service.drain()
+
+    half = Appended(original["commitLogOffset"], 0, original["queueOffset"], 0)
+    assert len(broker.finals_of(half)) == 1
+    ops = [
+        int(number)
+        for op in broker.records_of(OP_TOPIC)
+        for number in op.body.decode().split(",")
+        if number
+    ]
+    assert {half["queueOffset"] for half in copied["halves"]} <= set(ops)
+
+
+def test_whom_rocketmq_would_ask_again_is_not_asked(tmp_path: Path) -> None:
+    """After its kill the official broker asks about four committed transactions once more."""
+    broker = Broker(tmp_path)
+    store = unpack("tx-midway-killed", tmp_path)
+    broker.log = golden_log(store)
+    broker.clock.now_ms = 1_795_260_600_000  # an hour on: one of them asked for that long
+    broker.restart()
+    producers = [broker.producers.join(group, Connected()) for group in ("pg_tx", "pg_other")]
+    for _ in range(3):
+        broker.wait(60_000)
+
+    asked = {header.transaction_id for producer in producers for _, header, _ in producer.asked}
+    assert asked == {
+        transaction["uniqKey"]
+        for transaction in store.truth["transactions"]
+        if transaction["state_in_the_log"] == "UNDECIDED"
+    }
+    assert len(broker.records_of(TRANS_CHECK_MAX_TIME_TOPIC)) == 2

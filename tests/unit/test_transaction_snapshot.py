@@ -1,0 +1,315 @@
+"""Snapshots: a shorter start, with the table that the whole log would give."""
+
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.transaction import snapshot
+from halfmq.broker.transaction.pending import Event, PendingTable, State
+from halfmq.broker.transaction.snapshot import (
+    PENDING,
+    Header,
+    SnapshotWriter,
+    load_snapshot,
+)
+from halfmq.store.draft import Appended
+from tests.support.transactions import Broker, Connected, MemoryLog
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Broker:
+    """A broker that takes a snapshot whenever the interval is over."""
+    return Broker(tmp_path)
+
+
+def take(broker: Broker) -> None:
+    """Let the broker take one while it runs."""
+    broker.log.flush()
+    while broker.service._snapshots._work is not None:  # one begun earlier covers less
+        broker.service.tick()
+    before = broker.service.metrics()["snapshots_taken"]
+    broker.clock.now_ms += snapshot.INTERVAL_MS
+    while broker.service.metrics()["snapshots_taken"] == before:
+        broker.service.tick()
+        broker.log.flush()
+
+
+def spy_on_scan(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the positions from which the log is read from now on."""
+    starts: list[int] = []
+    scan = MemoryLog.scan
+
+    def spied(log: MemoryLog, start: int, end: int | None = None) -> object:
+        starts.append(start)
+        return scan(log, start, end)
+
+    monkeypatch.setattr(MemoryLog, "scan", spied)
+    return starts
+
+
+def state_of(broker: Broker) -> list[object]:
+    """Return what a start must bring back."""
+    return [
+        (
+            entry.offset,
+            entry.queue_offset,
+            entry.store_timestamp,
+            entry.group,
+            entry.state,
+            entry.immunity_s,
+        )
+        for entry in broker.service._table
+    ]
+
+
+def fill(broker: Broker) -> list[Appended]:
+    """Leave transactions in every state; return the undecided ones."""
+    broker.producers.join("parked", Connected())
+    parked = broker.prepare(group="parked")
+    for _ in range(20):
+        broker.wait(31_000)
+    assert broker.service.metrics()["pending_parked"] == 1
+    broker.end(broker.prepare(), Event.COMMIT)
+    broker.end(broker.prepare(), Event.ROLLBACK)
+    return [parked, broker.prepare(), broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS="60")]
+
+
+@pytest.mark.parametrize("drained", [True, False])
+def test_a_start_reads_the_log_from_the_snapshot_on(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, drained: bool
+) -> None:
+    """And the table is the same as before, checks that were counted included."""
+    fill(broker)
+    take(broker)
+    position = broker.log.write_offset
+    before = state_of(broker)
+    checks = [entry.checks for entry in broker.service._table]
+    starts = spy_on_scan(broker, monkeypatch)
+
+    broker.restart(drained=drained)
+
+    assert starts[-1] >= position - 1_000 > 0
+    assert state_of(broker) == before
+    assert [entry.checks for entry in broker.service._table] == checks
+
+
+def test_what_happens_behind_the_snapshot_is_read_from_the_log(broker: Broker) -> None:
+    """Decisions, new halves and op messages alike."""
+    parked, first, second = fill(broker)
+    take(broker)
+    broker.end(first, Event.COMMIT)
+    broker.end(parked, Event.ROLLBACK, group="parked")
+    third = broker.prepare()
+    broker.log.flush()
+
+    broker.restart()
+
+    assert [entry.offset for entry in broker.service._table] == [
+        second.physical_offset,
+        third.physical_offset,
+    ]
+    assert set(broker.service._ops.waiting) >= {first.queue_offset, parked.queue_offset}
+
+
+def test_the_table_may_change_while_it_is_written(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every slice sees another table; together with the log they give the right one."""
+    monkeypatch.setattr(snapshot, "ROWS_PER_SLICE", 3)
+    halves = [broker.prepare() for _ in range(20)]
+    broker.log.flush()
+    broker.clock.now_ms += snapshot.INTERVAL_MS
+    pending = {half.physical_offset for half in halves}
+    turn = 0
+    while not broker.service.metrics()["snapshots_taken"]:
+        broker.service.tick()
+        for index, event in ((turn, Event.COMMIT), (19 - turn, Event.ROLLBACK)):
+            if turn < 6:
+                broker.end(halves[index], event)
+                pending.discard(halves[index].physical_offset)
+        pending.add(broker.prepare().physical_offset)
+        broker.log.flush()
+        turn += 1
+    assert turn > 6
+    broker.log.flush()
+
+    broker.restart()
+
+    assert {entry.offset for entry in broker.service._table} == pending
+    decided = {half.queue_offset for half in halves if half.physical_offset not in pending}
+    assert set(broker.service._ops.waiting) == decided
+    for half in halves[:6]:
+        broker.end(half, Event.COMMIT)
+        assert len(broker.finals_of(half)) == 1
+
+
+def test_a_snapshot_that_the_log_fell_short_of_is_forgotten(broker: Broker) -> None:
+    """A power cut took a decision whose transaction the snapshot does not hold any more."""
+    half = broker.prepare()
+    broker.log.flush()
+    broker.end(half, Event.COMMIT)
+    broker.service.drain()  # never durable: the power goes before the flush
+    assert broker.snapshot_path.exists()
+
+    broker.restart()
+
+    assert not broker.snapshot_path.exists()
+    assert [entry.offset for entry in broker.service._table] == [half.physical_offset]
+    for _ in range(5):  # the log grows past the snapshot's position, with other records
+        broker.prepare()
+    broker.log.flush()
+    broker.restart()
+    assert broker.service.pending == 6
+
+
+def test_a_snapshot_waits_until_the_log_is_durable(broker: Broker) -> None:
+    """Until then the older one is the better one."""
+    broker.prepare()
+    take(broker)
+    older = broker.snapshot_path.read_bytes()
+    broker.prepare()
+    broker.clock.now_ms += snapshot.INTERVAL_MS
+    for _ in range(50):
+        broker.service.tick()
+    assert broker.snapshot_path.read_bytes() == older
+
+    broker.log.flush()
+    while broker.service.metrics()["snapshots_taken"] < 2:
+        broker.service.tick()
+    assert broker.snapshot_path.read_bytes() != older
+
+
+def test_an_ordered_stop_ends_a_snapshot_that_is_being_written(broker: Broker) -> None:
+    """The last one is complete, whatever was under way."""
+    half = broker.prepare()
+    broker.clock.now_ms += snapshot.INTERVAL_MS
+    broker.service.tick()
+
+    broker.restart(drained=True)
+
+    assert broker.service.oldest_pending_offset == half.physical_offset
+    assert not list(broker.snapshot_path.parent.glob("*.tmp"))
+
+
+def test_little_log_is_not_worth_a_snapshot(broker: Broker) -> None:
+    """Reading it again at a start costs less than writing the table every half minute."""
+    broker.service._snapshots._log_bytes_min = 1 << 20
+    broker.prepare()
+    broker.log.flush()
+    for _ in range(5):
+        broker.wait(snapshot.INTERVAL_MS)
+    assert not broker.snapshot_path.exists()
+
+
+@pytest.mark.parametrize("position", [0, 5, 30, -30, -1])
+@pytest.mark.parametrize("damage", ["cut", "flip", "append"])
+def test_a_damaged_snapshot_is_passed_over(broker: Broker, damage: str, position: int) -> None:
+    """The log alone suffices, and the start says that it had to read it all."""
+    fill(broker)
+    broker.service.drain()
+    broker.log.flush()
+    before = state_of(broker)
+    data = bytearray(broker.snapshot_path.read_bytes())
+    if damage == "cut":
+        del data[position:]
+    elif damage == "flip":
+        data[position] ^= 0x40
+    else:
+        data += b"\0" * (position % 7)
+        data[position] ^= 0x01
+    broker.snapshot_path.write_bytes(data)
+
+    broker.restart()
+
+    assert state_of(broker) == before
+    assert not broker.snapshot_path.exists()
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (Header("something else", 1, 0, -1, 0), "something else of version 1"),
+        (Header("halfmq-transactions", 2, 0, -1, 0), "of version 2"),
+        (Header("halfmq-transactions", 1, 7, -1, 0), "no record begins at 7"),
+        (Header("halfmq-transactions", 1, 0, 0, 1), "another record stands at 0"),
+        (Header("halfmq-transactions", 1, 0, 7, 1), "another record stands at 7"),
+    ],
+)
+def test_a_snapshot_of_another_log_is_passed_over(
+    broker: Broker, header: Header, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows of another log would be asked about and delivered out of nowhere."""
+    broker.prepare()
+    writer = SnapshotWriter(broker.snapshot_path, header)
+    writer.add(PENDING, [(0, 0, 1, "pg", 0, 0, 0)])
+    writer.finish(0)
+    writer.publish()
+    table, ops = PendingTable(), [1]
+
+    assert load_snapshot(broker.snapshot_path, broker.log, table, ops[:0]) is None
+
+    assert (len(table), reason in caplog.text) == (0, True)
+    assert not broker.snapshot_path.exists()
+
+
+def test_a_snapshot_beyond_the_logs_end_is_passed_over(broker: Broker) -> None:
+    """Even if its position and its anchor are still there: what it saw behind them is not."""
+    broker.prepare()
+    writer = SnapshotWriter(broker.snapshot_path, Header("halfmq-transactions", 1, 0, -1, 0))
+    writer.finish(broker.log.write_offset + 1)
+    writer.publish()
+
+    assert load_snapshot(broker.snapshot_path, broker.log, PendingTable(), []) is None
+    assert not broker.snapshot_path.exists()
+
+
+@pytest.mark.parametrize(
+    "rows", [[(1, 2)], [(0, 0, 1, "pg", 9, 0, 0)], [("a", 0, 1, "pg", 0, 0, 0)], ["no row"]]
+)
+def test_rows_that_make_no_sense_fill_nothing(broker: Broker, rows: list[object]) -> None:
+    """A whole file with wrong content is as useless as a broken one."""
+    broker.prepare()
+    writer = SnapshotWriter(broker.snapshot_path, Header("halfmq-transactions", 1, 0, -1, 0))
+    writer.add(PENDING, [(0, 0, 1, "pg", 0, 0, 0)])
+    writer.add(PENDING, rows)
+    writer.finish(0)
+    writer.publish()
+    table, ops = PendingTable(), list[int]()
+
+    assert load_snapshot(broker.snapshot_path, broker.log, table, ops) is None
+    assert (len(table), ops) == (0, [])
+
+
+def test_copies_of_rocketmq_come_back_from_a_snapshot(broker: Broker) -> None:
+    """An answer that names a copy must find its transaction after the second start, too."""
+    half = broker.prepare()
+    table = broker.service._table
+    table.add_copy(half.physical_offset + 1, half.physical_offset, 40)
+
+    broker.restart(drained=True)
+
+    entry = broker.service._table.get(half.physical_offset)
+    assert entry is not None
+    assert entry.state is State.PREPARED
+    assert broker.service._table.first_of(half.physical_offset + 1) == half.physical_offset
+    assert list(broker.service._table.names_of(entry)) == [half.queue_offset, 40]
+
+
+def test_a_full_disk_costs_the_snapshot_only(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The broker works on; the next start reads more of the log."""
+
+    def no_room(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    broker.prepare()
+    monkeypatch.setattr(SnapshotWriter, "finish", no_room)
+    broker.log.flush()
+    broker.wait(snapshot.INTERVAL_MS)
+    for _ in range(5):
+        broker.service.tick()
+    broker.service.drain()
+
+    assert "event=snapshot_failed" in caplog.text
+    assert not list(broker.snapshot_path.parent.iterdir())
