@@ -4,7 +4,7 @@
  * D: write one record and fdatasync, one after another, into a file whose blocks exist already.
  * Sequential: write 4 MiB and fdatasync, one after another.
  *
- * Usage: limits DIRECTORY SECONDS [--disk-only]. Prints one JSON object; the file it writes is removed.
+ * Usage: limits DIRECTORY SECONDS [--single-only]. Prints one JSON object; the file it writes is removed.
  */
 #define _GNU_SOURCE
 #include "wire.h"
@@ -146,32 +146,35 @@ static void measure_memory(double seconds)
     free(m.arena);
 }
 
-static void measure_disk(const char *directory, double seconds)
+static void measure_disk(const char *directory, double seconds, bool single_only)
 {
     struct disk d = {.step = RECORD_SIZE, .chunk = allocate(CHUNK)};
     memset(d.chunk, 1, CHUNK);
     d.fd = open_file(directory, d.chunk);
     size_t count = 0;
     double single = time_of(write_and_sync, &d, seconds, &count);
-    d.step = CHUNK;
-    double chunk = time_of(write_and_sync, &d, seconds, &count);
-    printf("\"fdatasync_per_second\": %.0f, \"sequential_mb_per_second\": %.0f", SECOND / single, CHUNK / chunk * 1e3);
+    printf("\"fdatasync_per_second\": %.0f", SECOND / single);
+    if (!single_only) {
+        d.step = CHUNK;
+        double chunk = time_of(write_and_sync, &d, seconds, &count);
+        printf(", \"sequential_mb_per_second\": %.0f", CHUNK / chunk * 1e3);
+    }
     close(d.fd);
     free(d.chunk);
 }
 
 int main(int argc, char **argv)
 {
-    bool disk_only = argc == 4 && strcmp(argv[3], "--disk-only") == 0;
-    if (argc != 3 && !disk_only)
-        fail("usage: limits DIRECTORY SECONDS [--disk-only]");
+    bool single_only = argc == 4 && strcmp(argv[3], "--single-only") == 0;
+    if (argc != 3 && !single_only)
+        fail("usage: limits DIRECTORY SECONDS [--single-only]");
     double seconds = strtod(argv[2], NULL);
     make_crc_table();
     check_crc();
     printf("{");
-    if (!disk_only)
+    if (!single_only)
         measure_memory(seconds);
-    measure_disk(argv[1], seconds);
+    measure_disk(argv[1], seconds, single_only);
     printf("}\n");
     return 0;
 }

@@ -13,10 +13,10 @@ _TIMEOUT: Final = 60.0  # seconds beside the measurements; the file is written f
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """What memory and disk allow; the memory figures are absent when only the disk was measured."""
+    """What disk and memory allow."""
 
-    fdatasync_per_second: float
-    sequential_mb_per_second: float
+    fdatasync_per_second: float  # D
+    sequential_mb_per_second: float | None = None  # None, as below: only D was measured
     copy_us: float | None = None
     crc_us: float | None = None
 
@@ -28,11 +28,11 @@ class Limits(msgspec.Struct, frozen=True):
         return self.copy_us + self.crc_us
 
 
-def measure_limits(directory: Path, *, seconds: float, disk_only: bool = False) -> Limits:
-    """Measure on the disk that holds ``directory``; takes up to four times ``seconds``."""
+def measure_limits(directory: Path, *, seconds: float, single_only: bool = False) -> Limits:
+    """Measure on the disk that holds ``directory``; ``seconds`` for each of up to four figures."""
     command = [str(build("limits")), str(directory), str(seconds)]
-    if disk_only:
-        command.append("--disk-only")
+    if single_only:
+        command.append("--single-only")
     timeout = seconds * _MEASUREMENTS + _TIMEOUT
     done = subprocess.run(command, capture_output=True, check=True, timeout=timeout)
     return msgspec.json.decode(done.stdout, type=Limits)

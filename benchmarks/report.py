@@ -17,7 +17,7 @@ _SATURATED: Final = 0.95  # share of its core from which the generator may be th
 
 
 class Measurement(msgspec.Struct, frozen=True):
-    """One server under one load in one round, with the disk limit of that round."""
+    """One server under one load in one round, with the disk limit taken just before."""
 
     scenario: Scenario
     server: str
@@ -177,8 +177,8 @@ def _heading(report: Report) -> str:
         f"{machine.python}, {machine.file_system}, load {machine.load_average[0]:.2f}\n"
         + "\n".join(settings)
         + "\nF = CPU of the echo server under the same load (rows 'echo')\n"
-        f"D = {disk:,.0f} single writes with fdatasync per second (median of the rounds); "
-        f"sequential {limits.sequential_mb_per_second:,.0f} MB/s\n"
+        f"D = {disk:,.0f} single writes with fdatasync per second (median of the loads); "
+        f"sequential {limits.sequential_mb_per_second or 0:,.0f} MB/s\n"
         f"M = {limits.memory_us or 0:.3f} us to copy a record and sum up its body"
     )
 

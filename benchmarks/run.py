@@ -1,7 +1,7 @@
 """Measure our broker beside the limits of the machine and, on request, beside Apache RocketMQ.
 
-For each flush mode: start what a peer needs once; then in every round measure the disk limit and,
-load by load, each server right after the other. So a ratio compares figures that are seconds apart.
+For each flush mode: start what a peer needs once; then in every round, load by load, measure the
+disk limit and each server right after the other. So a ratio compares figures seconds apart.
 """
 
 import argparse
@@ -79,8 +79,9 @@ def _measure(plan: Plan) -> Iterator[Measurement]:
                 peer.name: stack.enter_context(peer.session(mode, directory)) for peer in plan.peers
             }
             for round_number in range(1, plan.rounds + 1):
-                disk = measure_limits(directory, seconds=_LIMIT_SECONDS, disk_only=True)
                 for scenario in scenarios:
+                    # Right before each load: a shared disk can be five times slower a minute later.
+                    disk = measure_limits(directory, seconds=_LIMIT_SECONDS, single_only=True)
                     yield from _compare(plan, scenario, sessions, round_number, disk)
 
 

@@ -173,9 +173,8 @@ def test_limits_are_measured(tmp_path: Path) -> None:
     limits = measure_limits(tmp_path, seconds=0.05)
 
     assert limits.fdatasync_per_second > 0
-    assert limits.sequential_mb_per_second > 0
-    assert limits.memory_us is not None
-    assert limits.memory_us > 0
+    assert (limits.sequential_mb_per_second or 0) > 0
+    assert (limits.memory_us or 0) > 0
     assert list(tmp_path.iterdir()) == []
 
 
