@@ -1,0 +1,614 @@
+"""Look-up by message key: the index files and the service over them.
+
+Items are appended by one thread, in groups and in log order; look-ups and flushes may run in other
+threads meanwhile. A group is published in this order: items, header, slots. So whoever reads
+a slot finds the item behind it written and counted, and whoever is a moment early sees the index
+as it was before. Only the newest file is mapped; all reads are preads, so that a cold page stops
+the thread that asked and not the event loop.
+
+The index is derived from the log and is never worth a failed start. After a stop that was not
+clean, or when a file is damaged, ``recover`` keeps the part that is certain and says from which
+log offset on records must be put again. Certain are the items older than the last flush (the
+page cache may have written anything newer in any order), as long as they are plausible. Their
+slots are written anew, because a slot may have reached the disk without its item. What is put
+twice is not indexed twice.
+
+Source: RocketMQ ``IndexFile.java``, ``IndexService.java``. RocketMQ deletes the newest file after
+a crash and re-indexes only the end of the log; this keeps all keys.
+"""
+
+import logging
+import mmap
+import os
+import time
+import weakref
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from .errors import UnusableFileError
+from .format.index import (
+    FIRST_ITEM,
+    HEADER,
+    HEADER_SIZE,
+    ITEM,
+    ITEM_SIZE,
+    SECONDS_MAX,
+    SLOT,
+    SLOT_SIZE,
+    HashedKey,
+    IndexHeader,
+    IndexItem,
+    KeyedRecord,
+    KeyHasher,
+    index_file_size,
+    index_key,
+    index_key_hash,
+    item_position,
+    seconds_after,
+    slot_position,
+    unpack_header,
+    unpack_item,
+)
+from .mapped_file import create_file, make_directory, reserve, sync_directory
+
+_log = logging.getLogger(__name__)
+
+QUERY_COUNT_MAX: Final = 64  # RocketMQ's maxMsgsNumBatch: hits of one look-up
+_RESERVED_AHEAD: Final = 4 << 20  # bytes of items given blocks at once, 210 000 items
+_READ_PIECE: Final = ITEM_SIZE * 65_536  # bytes read at once when all items are checked
+_NAME_LENGTH: Final = 17  # local time to the millisecond, yyyyMMddHHmmssSSS
+_NEVER_FLUSHED: Final = 0x7FFF_FFFF_FFFF_FFFF  # end timestamp of a file that is being repaired
+
+_pack_item = ITEM.pack
+_pack_slot = SLOT.pack_into
+_read_slot = SLOT.unpack_from
+
+
+class IndexFile:
+    """One index file: opened to be read, and mapped once it is appended to."""
+
+    def __init__(self, path: Path, slots: int, items: int) -> None:
+        """Open an existing file.
+
+        Raises:
+            UnusableFileError: It has another layout than these settings give, or no sane header.
+        """
+        self.path = path
+        self.slots = slots
+        self.items_max = items  # item numbers, of which 0 is never used
+        self._size = index_file_size(slots, items)
+        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        # A look-up in another thread may still read a file that retention drops here: the last
+        # user closes it.
+        self._closer = weakref.finalize(self, os.close, self._fd)
+        self._map: mmap.mmap | None = None
+        self._reserved_end = 0
+        self._unflushed = False
+        try:
+            self.header = self._checked_header()
+            self.needs_check = self._needs_check()  # before any of its items is trusted
+        except BaseException:
+            self._closer()
+            raise
+
+    def _checked_header(self) -> IndexHeader:
+        size = os.fstat(self._fd).st_size
+        if size != self._size:
+            raise UnusableFileError(self.path, f"{size} bytes instead of {self._size}")
+        header = unpack_header(os.pread(self._fd, HEADER_SIZE, 0))
+        if header.next_item > self.items_max or min(header) < 0:
+            raise UnusableFileError(self.path, f"header {header}")
+        return header
+
+    def _needs_check(self) -> bool:
+        """Tell whether header and items contradict each other, or a repair was not finished."""
+        header = self.header
+        if self.is_empty:
+            return False
+        first, last = self._item(FIRST_ITEM), self._item(header.next_item - 1)
+        return (
+            header.end_timestamp == _NEVER_FLUSHED
+            or first.physical_offset != header.begin_physical_offset
+            or last.physical_offset != header.end_physical_offset
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no item."""
+        return self.header.next_item <= FIRST_ITEM
+
+    @property
+    def room(self) -> int:
+        """How many items fit in."""
+        return self.items_max - self.header.next_item
+
+    def begin_behind(self, full: IndexHeader) -> None:
+        """Start an empty file where a full one ended, as RocketMQ does.
+
+        Its first item's time is therefore relative to the end of the full file.
+        """
+        self.header = IndexHeader(
+            begin_timestamp=full.end_timestamp,
+            end_timestamp=full.end_timestamp,
+            begin_physical_offset=full.end_physical_offset,
+            end_physical_offset=full.end_physical_offset,
+        )
+
+    def prepare(self, count: int) -> None:
+        """Map the file and reserve space, so that appending ``count`` items cannot fail.
+
+        Raises:
+            DiskFullError: There is no space for them; nothing was changed.
+        """
+        if self._map is None:
+            items_start = item_position(0, self.slots)
+            reserve(self._fd, 0, items_start, self.path)
+            self._reserved_end = items_start
+        end = item_position(self.header.next_item + count, self.slots)
+        if end > self._reserved_end:
+            reserved_end = min(end + _RESERVED_AHEAD, self._size)
+            reserve(self._fd, self._reserved_end, reserved_end, self.path)
+            self._reserved_end = reserved_end
+        if self._map is None:
+            self._map = mmap.mmap(self._fd, self._size)
+
+    def append(self, keys: Sequence[HashedKey]) -> None:
+        """Add items for which ``prepare`` made room."""
+        target = self._map
+        header = self.header
+        assert target is not None
+        assert len(keys) <= self.room
+        first = number = header.next_item
+        begin_timestamp = header.begin_timestamp
+        begin_offset = header.begin_physical_offset
+        slot_count = header.slot_count
+        slots = self.slots
+        changed: dict[int, int] = {}  # position of a slot: number of its newest item
+        items: list[bytes] = []
+        seconds_of = -1
+        seconds = 0
+        for key_hash, physical_offset, store_timestamp in keys:
+            position = HEADER_SIZE + SLOT_SIZE * (key_hash % slots)
+            previous = changed.get(position)
+            if previous is None:
+                (previous,) = _read_slot(target, position)
+                # A slot that points nowhere was left by a crash, or the file by another writer.
+                if not 0 < previous < first:
+                    previous = 0
+                    slot_count += 1
+            if store_timestamp != seconds_of:
+                seconds_of = store_timestamp
+                seconds = seconds_after(begin_timestamp, store_timestamp)
+            items.append(_pack_item(key_hash, physical_offset, seconds, previous))
+            if number == FIRST_ITEM:
+                begin_offset, begin_timestamp = physical_offset, store_timestamp
+                seconds_of = -1
+            changed[position] = number
+            number += 1
+        start = item_position(first, slots)
+        target[start : start + ITEM_SIZE * len(items)] = b"".join(items)
+        _, end_offset, end_timestamp = keys[-1]
+        # Marked before and behind: a flush in between sees the header, but not yet the slots.
+        self._unflushed = True
+        self.header = IndexHeader(
+            begin_timestamp, end_timestamp, begin_offset, end_offset, slot_count, number
+        )
+        HEADER.pack_into(target, 0, *self.header)
+        for position, newest in changed.items():
+            _pack_slot(target, position, newest)
+        self._unflushed = True
+
+    def offsets(self, key_hash: int, begin_ms: int, end_ms: int, count_max: int) -> list[int]:
+        """Return where records lie whose key has this hash, newest first."""
+        number = self._slot(key_hash % self.slots)
+        header = self.header  # read behind the slot, so that it counts what the slot names
+        found: list[int] = []
+        while 0 < number < header.next_item and len(found) < count_max:
+            item = self._item(number)
+            timestamp = header.begin_timestamp + item.seconds * 1000
+            if item.seconds < 0:
+                break
+            if item.key_hash == key_hash and begin_ms <= timestamp <= end_ms:
+                found.append(item.physical_offset)
+            # An item only ever points back; a damaged file must not lead round in circles.
+            if item.previous >= number or timestamp < begin_ms:
+                break
+            number = item.previous
+        return found
+
+    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
+        """Tell whether it can hold items of this time."""
+        return self.header.begin_timestamp <= end_ms and begin_ms <= self.header.end_timestamp
+
+    def rebuild(self, *, log_end: int, durable_ms: int) -> bool:
+        """Keep the leading items that are certain, and write header and slots anew.
+
+        An item is certain if its time is up by ``durable_ms`` in any case, its offset is not
+        before the item before it nor behind the log, it continues its slot, and the first is the
+        one that the header names.
+
+        Returns:
+            Whether all items were kept.
+        """
+        before = self.header
+        self._write_header(before._replace(end_timestamp=_NEVER_FLUSHED))
+        # The time of an item is known to the second, so count the whole second.
+        seconds_max = min((durable_ms + 1 - before.begin_timestamp) // 1000 - 1, SECONDS_MAX)
+        slots = array("i", bytes(SLOT_SIZE * self.slots))
+        last_offset = last_seconds = 0
+        number = FIRST_ITEM
+        for key_hash, physical_offset, seconds, previous in self._items():
+            slot = key_hash % self.slots
+            if (
+                key_hash < 0
+                or not last_offset <= physical_offset < log_end
+                or not 0 <= seconds <= seconds_max
+                or previous != slots[slot]
+                or (number == FIRST_ITEM and physical_offset != before.begin_physical_offset)
+            ):
+                break
+            slots[slot] = number
+            number += 1
+            last_offset = physical_offset
+            last_seconds = seconds
+        self._cut(number)
+        slot_count = self.slots - slots.count(0)
+        self._write_slots(slots)
+        self._finish(before, number, slot_count, last_offset, last_seconds)
+        return number == before.next_item
+
+    def drop_from(self, physical_offset: int) -> None:
+        """Take out the newest items, those of records at or behind an offset."""
+        before = self.header
+        number = before.next_item
+        if number <= FIRST_ITEM or self._item(number - 1).physical_offset < physical_offset:
+            return
+        self._write_header(before._replace(end_timestamp=_NEVER_FLUSHED))
+        slot_count = before.slot_count
+        item = IndexItem(0, 0, 0, 0)
+        while number > FIRST_ITEM:
+            item = self._item(number - 1)
+            if item.physical_offset < physical_offset:
+                break
+            number -= 1
+            position = slot_position(item.key_hash % self.slots)
+            os.pwrite(self._fd, SLOT.pack(item.previous), position)
+            slot_count -= item.previous == 0
+        self._cut(number)
+        self._finish(before, number, slot_count, item.physical_offset, item.seconds)
+
+    def _finish(
+        self, before: IndexHeader, number: int, slot_count: int, end_offset: int, seconds: int
+    ) -> None:
+        """Write the header of a file that lost items; until then it counts as damaged."""
+        # The exact time of the last item is not stored. A little too late is on the safe side:
+        # more is looked up in this file, and it counts as flushed a little later.
+        end_timestamp = before.begin_timestamp + seconds * 1000 + 999
+        self._sync()
+        self._write_header(
+            before._replace(
+                end_timestamp=min(end_timestamp, before.end_timestamp),
+                end_physical_offset=end_offset,
+                slot_count=max(slot_count, 0),
+                next_item=number,
+            )
+        )
+        self._sync()
+        self.needs_check = False
+
+    def _cut(self, number: int) -> None:
+        """Zero everything from an item on, so that nothing stale is ever taken for an item."""
+        os.ftruncate(self._fd, item_position(number, self.slots))
+        os.ftruncate(self._fd, self._size)
+
+    def _write_header(self, header: IndexHeader) -> None:
+        os.pwrite(self._fd, header.pack(), 0)
+        self.header = header
+
+    def _write_slots(self, slots: "array[int]") -> None:
+        if SLOT.pack(1) != array("i", [1]).tobytes():
+            slots.byteswap()
+        os.pwrite(self._fd, slots, HEADER_SIZE)
+
+    def _items(self) -> Iterator[tuple[int, int, int, int]]:
+        """Give all items, oldest first, as the fields of ``IndexItem``."""
+        position = item_position(FIRST_ITEM, self.slots)
+        end = item_position(self.header.next_item, self.slots)
+        while position < end:
+            piece = os.pread(self._fd, min(_READ_PIECE, end - position), position)
+            yield from ITEM.iter_unpack(piece)
+            position += _READ_PIECE
+
+    def _slot(self, slot: int) -> int:
+        (number,) = SLOT.unpack(self._read(SLOT_SIZE, slot_position(slot)))
+        return int(number)
+
+    def _item(self, number: int) -> IndexItem:
+        return unpack_item(self._read(ITEM_SIZE, item_position(number, self.slots)))
+
+    def _read(self, size: int, position: int) -> bytes:
+        """Read bytes; zeros, which end a search, where another program cut the file meanwhile."""
+        return os.pread(self._fd, size, position).ljust(size, b"\0")
+
+    def flush(self) -> None:
+        """Make what was appended so far durable; for a helper thread."""
+        if self._unflushed:
+            self._unflushed = False  # before the call: what comes during it needs another one
+            try:
+                self._sync()
+            except OSError:
+                self._unflushed = True
+                raise
+
+    def _sync(self) -> None:
+        getattr(os, "fdatasync", os.fsync)(self._fd)
+
+    def unmap(self) -> None:
+        """Give the mapping back once no more is appended; the file can still be read."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+
+    def close(self) -> None:
+        """Release the file; what was not flushed is left to the page cache."""
+        self.unmap()
+        self._closer()
+
+
+def _is_index_file(path: Path) -> bool:
+    """Tell index files from what else lies there, such as a file set aside."""
+    return len(path.name) == _NAME_LENGTH and path.name.isdecimal() and path.is_file()
+
+
+class IndexService:
+    """All index files of one store.
+
+    ``recover`` comes first. ``put``, ``put_group`` and ``delete_before`` belong to one thread;
+    ``query`` and ``flush`` may be called from any.
+    """
+
+    def __init__(
+        self, directory: Path, max_slots: int, max_items: int, *, now_ms: Callable[[], int]
+    ) -> None:
+        if max_slots < 1 or max_items < 2:
+            raise ValueError("an index file has at least one slot and two item numbers")
+        self._directory = directory
+        self._max_slots = max_slots
+        self._max_items = max_items
+        self._now_ms = now_ms
+        self._hasher = KeyHasher()
+        self._files: list[IndexFile] = []
+        self._names_unflushed = False
+        self._end_offset = -1  # of the newest record put; -1 so that offset 0 lies behind it
+
+    def recover(self, *, clean: bool, log_end: int, index_timestamp: int) -> int:
+        """Open what is there and keep what is certain; never fails because of damaged content.
+
+        ``log_end`` is the true end of the log: items of records behind it are dropped.
+        ``index_timestamp`` is the last result of ``flush`` that the checkpoint holds; it counts
+        only if the stop was not clean.
+
+        Returns:
+            The physical offset from which on all records of the log must be put again. 0 means
+            from the beginning, whether or not the log still reaches that far back.
+        """
+        make_directory(self._directory)
+        whole = self._open_files()
+        durable_ms = _NEVER_FLUSHED if clean else index_timestamp
+        whole = self._rebuild_uncertain(log_end, durable_ms) and whole
+        self._drop_from(log_end)
+        last_offset = self._last_offset()
+        if clean and whole:
+            self._end_offset = last_offset
+            return last_offset + 1
+        # The keys of the last record may be there in part, some perhaps in a file that is gone.
+        self._drop_from(last_offset)
+        self._end_offset = self._last_offset()
+        _log.info(
+            "index_recovered files=%d last_offset=%d put_again_from=%d",
+            len(self._files),
+            self._end_offset,
+            max(last_offset, 0),
+        )
+        return max(last_offset, 0)
+
+    def _open_files(self) -> bool:
+        """Open all files up to the first unusable one; say whether there was none.
+
+        Behind a file that is lost, newer ones go as well: records are only ever put in log order,
+        so the gap could not be filled.
+        """
+        paths = sorted(filter(_is_index_file, self._directory.iterdir()))
+        for position, path in enumerate(paths):
+            try:
+                self._files.append(IndexFile(path, self._max_slots, self._max_items))
+            except UnusableFileError as error:
+                _log.warning("index_file_set_aside path=%s reason=%s", path, error.reason)
+                path.replace(path.with_name(path.name + ".bad"))
+                for newer in paths[position + 1 :]:
+                    newer.unlink()
+                sync_directory(self._directory)
+                return False
+        return True
+
+    def _rebuild_uncertain(self, log_end: int, durable_ms: int) -> bool:
+        """Rebuild the files that may not be as they were written; say whether nothing was lost."""
+        for position, file in enumerate(self._files):
+            if file.needs_check or file.header.end_timestamp > durable_ms:
+                if file.rebuild(log_end=log_end, durable_ms=durable_ms):
+                    continue
+                self._delete(self._files[position + 1 :])
+                return False
+        return True
+
+    def _drop_from(self, physical_offset: int) -> None:
+        """Take all items of records at or behind an offset out of all files."""
+        while self._files:
+            newest = self._files[-1]
+            if not newest.is_empty:
+                if newest.header.end_physical_offset < physical_offset:
+                    return
+                newest.drop_from(physical_offset)
+                if not newest.is_empty:
+                    return
+            self._delete([newest])
+
+    def _last_offset(self) -> int:
+        """Return the offset of the newest record in the index, -1 if there is none."""
+        for file in reversed(self._files):
+            if not file.is_empty:
+                return file.header.end_physical_offset
+        return -1
+
+    def put(
+        self, topic: str, keys: Iterable[str], physical_offset: int, store_timestamp: int
+    ) -> None:
+        """Index one record under keys chosen by the caller; a record that is there is ignored.
+
+        Raises:
+            DiskFullError: Nothing was indexed; put it again later.
+        """
+        if physical_offset > self._end_offset:
+            hashes = (index_key_hash(index_key(topic, key)) for key in keys)
+            self._append([(key, physical_offset, store_timestamp) for key in hashes])
+
+    def put_group(self, records: Sequence[KeyedRecord]) -> None:
+        """Index records under their ``UNIQ_KEY`` and ``KEYS``, in log order.
+
+        A record is (topic, properties, physical offset, store timestamp, sys_flag). Records
+        that are there already are ignored, so any part of the log may be put again.
+
+        Raises:
+            DiskFullError: Nothing of the group was indexed; put it again later.
+        """
+        self._append(self._hasher.hash_records(records, after=self._end_offset))
+
+    def _append(self, keys: list[HashedKey]) -> None:
+        """Append to the newest file and as many new ones as it takes; all or nothing."""
+        if not keys:
+            return
+        plan = self._plan(len(keys))
+        start = 0
+        for file, count in plan:
+            if not self._files or file is not self._files[-1]:
+                if self._files:
+                    file.begin_behind(self._files[-1].header)
+                self._files.append(file)
+            file.append(keys[start : start + count])
+            start += count
+        self._end_offset = keys[-1][1]
+
+    def _plan(self, count: int) -> list[tuple[IndexFile, int]]:
+        """Return which files take how many of so many items, with space for them reserved."""
+        plan: list[tuple[IndexFile, int]] = []
+        created: list[IndexFile] = []
+        try:
+            if self._files and self._files[-1].room > 0:
+                file = self._files[-1]
+                plan.append((file, min(count, file.room)))
+                file.prepare(plan[-1][1])
+                count -= plan[-1][1]
+            while count > 0:
+                file = self._create_file(created)
+                plan.append((file, min(count, file.room)))
+                file.prepare(plan[-1][1])
+                count -= plan[-1][1]
+        except BaseException:
+            for file in created:
+                file.path.unlink()
+                file.close()
+            raise
+        return plan
+
+    def _create_file(self, created: list[IndexFile]) -> IndexFile:
+        now = self._now_ms()
+        name = time.strftime("%Y%m%d%H%M%S", time.localtime(now // 1000)) + f"{now % 1000:03d}"
+        # Files sort by name. Two within one millisecond, or a clock that stepped back, must not
+        # put a new file before an old one.
+        for file in (*self._files[-1:], *created[-1:]):
+            if int(name) <= int(file.path.name):
+                name = f"{int(file.path.name) + 1:017d}"
+        path = self._directory / name
+        create_file(path, index_file_size(self._max_slots, self._max_items))
+        self._names_unflushed = True
+        created.append(IndexFile(path, self._max_slots, self._max_items))
+        return created[-1]
+
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Return the physical offsets of records with a key, in log order; newest are preferred.
+
+        At most 64, whatever is asked. Only hashes are compared, so the caller checks the records'
+        keys. Times are known to the second only. May block on the disk.
+        """
+        max_count = min(max_count, QUERY_COUNT_MAX)
+        key_hash = index_key_hash(index_key(topic, key))
+        found: list[int] = []
+        for file in reversed(self._files):
+            if file.overlaps(begin_ms, end_ms):
+                found += file.offsets(key_hash, begin_ms, end_ms, max_count - len(found))
+            if file.header.begin_timestamp < begin_ms or len(found) >= max_count:
+                break
+        return sorted(found)
+
+    @property
+    def last_update(self) -> tuple[int, int]:
+        """Store timestamp and physical offset of the newest record in the index; zeros if none."""
+        if not self._files:
+            return 0, 0
+        header = self._files[-1].header
+        return header.end_timestamp, header.end_physical_offset
+
+    def flush(self) -> int:
+        """Make everything put so far durable; blocks on the disk, so for a helper thread.
+
+        Returns:
+            What the checkpoint should keep as index timestamp: ``recover`` takes all records
+            stored up to it, in ms, for indexed.
+        """
+        files = list(self._files)
+        if not files:
+            return 0
+        # More records may come within the millisecond of the last one, after this flush.
+        durable_ms = max(files[-1].header.end_timestamp - 1, 0)
+        for file in files:
+            file.flush()
+            if file is not files[-1]:
+                file.unmap()
+        if self._names_unflushed:
+            self._names_unflushed = False
+            sync_directory(self._directory)
+        return durable_ms
+
+    def delete_before(self, log_start: int) -> None:
+        """Delete the oldest files whose records are all gone from the log; never the newest."""
+        expired = 0
+        for file in self._files[:-1]:
+            if file.header.end_physical_offset >= log_start:
+                break
+            expired += 1
+        if expired:
+            files = self._files[:expired]
+            self._files = self._files[expired:]
+            for file in files:
+                file.path.unlink(missing_ok=True)
+                _log.info("index_file_deleted path=%s reason=expired", file.path)
+
+    def _delete(self, files: Sequence[IndexFile]) -> None:
+        """Delete files during recovery; durably, or they would come back behind newer ones."""
+        for file in list(files):
+            self._files.remove(file)
+            file.close()
+            file.path.unlink()
+            _log.info("index_file_deleted path=%s reason=not certain", file.path)
+        sync_directory(self._directory)
+
+    def close(self) -> None:
+        """Flush and release all files; nothing else may be called any more."""
+        try:
+            self.flush()
+        finally:
+            for file in self._files:
+                file.close()
+            self._files = []

@@ -1,0 +1,87 @@
+"""Records to be found by key, and what a look-up for them must answer."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from halfmq.store.format.flags import is_indexed
+from halfmq.store.format.index import KeyedRecord, index_key, index_key_hash, index_keys
+from halfmq.store.format.properties import encode_properties
+from halfmq.store.index_file import IndexService
+
+TOPIC = "orders"
+START_MS = 1_700_000_000_000
+LOG_END = 1 << 40  # behind all records
+FOREVER = (1 << 63) - 1
+
+
+class IndexedRecord(NamedTuple):
+    topic: str
+    properties: bytes
+    physical_offset: int
+    store_timestamp: int
+    sys_flag: int
+
+    @property
+    def keys(self) -> set[str]:
+        if not is_indexed(self.sys_flag):
+            return set()
+        return {key.decode() for key in index_keys(self.properties)}
+
+
+def record(
+    physical_offset: int,
+    *,
+    unique_key: str = "",
+    keys: str = "",
+    topic: str = TOPIC,
+    after_ms: int = 0,
+    sys_flag: int = 0,
+) -> IndexedRecord:
+    properties = encode_properties({"WAIT": "true", "UNIQ_KEY": unique_key, "KEYS": keys})
+    return IndexedRecord(topic, properties, physical_offset, START_MS + after_ms, sys_flag)
+
+
+def service(
+    directory: Path,
+    *,
+    slots: int = 7,
+    items: int = 10,
+    now_ms: Callable[[], int] = lambda: START_MS,
+) -> IndexService:
+    return IndexService(directory, slots, items, now_ms=now_ms)
+
+
+def opened(
+    directory: Path, *, slots: int = 7, items: int = 10, records: Sequence[KeyedRecord] = ()
+) -> IndexService:
+    """Give a fresh or cleanly stopped service with some more records put."""
+    index = service(directory, slots=slots, items=items)
+    index.recover(clean=True, log_end=LOG_END, index_timestamp=0)
+    index.put_group(records)
+    return index
+
+
+def found(index: IndexService, key: str, topic: str = TOPIC) -> list[int]:
+    return index.query(topic, key, 64, 0, FOREVER)
+
+
+def assert_finds_exactly(
+    index: IndexService, records: Iterable[IndexedRecord], *, log_start: int = 0
+) -> None:
+    """Every key leads to its records, each once for each time it stands there.
+
+    Keys with one hash cannot be told apart, and lead to the records of both.
+    """
+    names: dict[int, tuple[str, str]] = {}
+    expected: dict[int, list[int]] = {}
+    for one in records:
+        for raw in index_keys(one.properties) if is_indexed(one.sys_flag) else ():
+            key = raw.decode()
+            key_hash = index_key_hash(index_key(one.topic, key))
+            names[key_hash] = one.topic, key
+            expected.setdefault(key_hash, []).append(one.physical_offset)
+    for key_hash, offsets in expected.items():
+        topic, key = names[key_hash]
+        hits = [hit for hit in found(index, key, topic) if hit >= log_start]
+        assert hits == sorted(offsets)[-64:], (topic, key)
