@@ -157,7 +157,7 @@ class StoreSettings:
         "local hours in which expired files are deleted",
     )
 
-    def store_config(self) -> StoreConfig:
+    def store_config(self, delay_levels_ms: tuple[int, ...]) -> StoreConfig:
         """The part of this that the store itself knows."""
         return StoreConfig(
             root=self.root,
@@ -172,6 +172,7 @@ class StoreSettings:
             max_hash_slots=self.max_hash_slots,
             max_index_items=self.max_index_items,
             append_property_crc=self.append_property_crc,
+            delay_levels_ms=delay_levels_ms,
         )
 
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from halfmq.store.config import FlushMode
 from halfmq.store.draft import Appended, Draft
+from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.message_store import MessageStore
@@ -85,11 +86,14 @@ class StoreService:
     def __init__(
         self,
         store: MessageStore,
+        *,
         load: Sequence[Callable[[], None]],
-        persist: Sequence[Callable[[], None]],
+        before_close: Sequence[Callable[[], None]],
+        after_close: Sequence[Callable[[], None]],
     ) -> None:
         self._store = store
-        self._load, self._persist = load, persist
+        self._load = load
+        self._before_close, self._after_close = before_close, after_close
         self.report: RecoveryReport | None = None
 
     async def start(self) -> None:
@@ -104,9 +108,12 @@ class StoreService:
 
     async def stop(self) -> None:
         """Write what is in memory, flush, and mark the store clean."""
-        for persist in self._persist:
-            persist()
-        self._store.close()
+        for work in (*self._before_close, self._store.close, *self._after_close):
+            try:
+                work()
+            except (OSError, StoreError):
+                # A full disk must not keep the rest from being saved.
+                logger.exception("event=stop_step_failed step=%s", work.__qualname__)
 
 
 class Broker:
@@ -122,8 +129,9 @@ class Broker:
         root = config.store.root
         sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
 
+        levels = DelayLevels(parse_delay_levels(config.delay.levels), now_ms=now_ms)
         self._store = MessageStore(
-            config.store.store_config(),
+            config.store.store_config(levels.levels_ms),
             now_ms=now_ms,
             on_durable=self._durable,
             on_failure=self._store_failed,
@@ -137,7 +145,6 @@ class Broker:
             self._release.ask_flush if sync_flush else self._polling.wake_soon,
         )
 
-        levels = DelayLevels(parse_delay_levels(config.delay.levels), now_ms=now_ms)
         tables = root / "config"
         self._topics = TopicTable(
             tables / "topics.json",
@@ -214,13 +221,13 @@ class Broker:
                 delay.load,
                 self.transactions.rebuild,
             ],
-            persist=[
+            before_close=[
                 self.transactions.drain,
                 self._topics.save,
                 groups.save,
                 offsets.persist,
-                delay.persist,
             ],
+            after_close=[delay.persist],  # saves positions only as far as the copies are durable
         )
         registration = NameServerRegistration(
             _addresses(config.network.namesrv_addr),

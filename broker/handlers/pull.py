@@ -93,6 +93,10 @@ class Groups(Protocol):
         """Whether the group may consume; None when there is no such group."""
         ...
 
+    def may_read(self, group: str, topic: str) -> bool:
+        """Whether no operator has forbidden the topic to the group."""
+        ...
+
 
 class Subscriptions(Protocol):
     """What pulling needs of the client registry."""
@@ -270,6 +274,13 @@ class PullHandler:
                 ResponseCode.NO_PERMISSION,
                 f"the topic[{header.topic}] pulling message is forbidden",
                 {"forbiddenType": "3"},
+            )
+        if not self._groups.may_read(header.consumer_group, header.topic):
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{header.consumer_group}] is forbidden for "
+                f"topic[{header.topic}]",
+                {"forbiddenType": "5"},
             )
         if not 0 <= header.queue_id < topic.read_queue_nums:
             raise RequestRefusedError(

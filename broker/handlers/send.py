@@ -59,7 +59,7 @@ class Transactions(Protocol):
 
 
 Delay = Callable[[Draft], Draft]
-Retry = Callable[[SendMessageRequestHeader, Draft], Draft]
+Retry = Callable[[SendMessageRequestHeader, Draft, int], Draft]
 
 
 class SendHandler:
@@ -196,7 +196,7 @@ class SendHandler:
         _refuse_timer(properties)
         answered = draft
         if header.topic.startswith(topic_names.RETRY_PREFIX):
-            draft = self._retried(header, draft)
+            draft = self._retried(header, draft, request.version)
         if delay_level > 0 and not draft.topic.startswith(topic_names.DEAD_LETTER_PREFIX):
             draft = self._delayed(draft)
         appended = self._append((draft,))[0]
@@ -313,7 +313,7 @@ class SendHandler:
             )
         queues = max(topic.read_queue_nums, topic.write_queue_nums)
         if header.queue_id < 0:
-            return random.randrange(topic.write_queue_nums)  # noqa: S311  # spreads load, no secret
+            return random.randrange(max(topic.write_queue_nums, 1))  # noqa: S311  # spreads load, no secret
         if header.queue_id >= queues:
             raise RequestRefusedError(
                 ResponseCode.INVALID_PARAMETER,
