@@ -390,9 +390,12 @@ def encode_consumer_statuses(statuses: Mapping[str, Mapping[MessageQueue, int]])
     return b'{"consumerTable":{%b},"messageQueueTable":{}}' % clients
 
 
-def encode_topic_stats(offsets: Mapping[MessageQueue, TopicOffset]) -> bytes:
+def encode_topic_stats(
+    offsets: Mapping[MessageQueue, TopicOffset], topic_put_tps: float = 0.0
+) -> bytes:
     """Return the body of an answer to 202."""
-    return b'{"offsetTable":%b,"topicPutTps":0.0}' % object_keyed_map(offsets.items())
+    table = object_keyed_map(offsets.items())
+    return b'{"offsetTable":%b,"topicPutTps":%b}' % (table, dump(topic_put_tps))
 
 
 def decode_topic_stats(body: bytes) -> dict[MessageQueue, TopicOffset]:

@@ -1,0 +1,253 @@
+"""TCP may cut anywhere, and peers may send anything."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+
+import msgspec
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from halfmq.remoting import bodies, fastjson
+from halfmq.remoting.codes import HeaderType
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.correlation import Correlation
+from halfmq.remoting.errors import BodyError, ProtocolError
+from halfmq.remoting.ext_fields import Header, texts_of
+from halfmq.remoting.framing import FrameDecoder, encode_frame
+from halfmq.remoting.serialization import ext_fields
+from tests.support.frames import TEXTS, requests, responses
+
+COMMANDS = requests() | responses()
+
+
+def comparable(command: RemotingCommand) -> tuple[object, ...]:
+    """Return what a command means: an array twin equals the header it was made of."""
+    header = command.header
+    if isinstance(header, Header):
+        header = msgspec.structs.asdict(header)
+    return (
+        command.code,
+        command.opaque,
+        command.flag,
+        command.language,
+        command.version,
+        command.remark,
+        header,
+        command.body,
+        command.header_type,
+        command.header_error,
+    )
+
+
+def read(decoder: FrameDecoder, stream: bytes, step: int) -> list[tuple[object, ...]]:
+    commands: list[RemotingCommand] = []
+    for start in range(0, len(stream), step):
+        commands += decoder.receive_data(stream[start : start + step])
+    return [comparable(command) for command in commands]
+
+
+@given(sent=st.lists(COMMANDS, max_size=5), step=st.integers(min_value=1, max_value=600))
+@settings(max_examples=150, deadline=None)
+def test_any_split_yields_the_same_commands(sent: list[RemotingCommand], step: int) -> None:
+    """TCP may cut anywhere; neither kind of decoder may notice."""
+    stream = b"".join(map(encode_frame, sent))
+    expected = [comparable(command) for command in sent]
+
+    for responses_first in (False, True):
+        decoder = FrameDecoder(responses_first=responses_first)
+        assert read(decoder, stream, step) == expected
+        assert decoder.buffered == 0
+
+
+@given(sent=requests())
+@settings(max_examples=200, deadline=None)
+def test_typed_requests_survive_the_wire(sent: RemotingCommand) -> None:
+    """Any header of any class, in any encoding, with any text, comes back equal.
+
+    The exception is the ROCKETMQ header, to which empty texts and absent ones are the same only
+    where a number or boolean is declared, which our headers never leave empty.
+    """
+    (received,) = FrameDecoder().receive_data(encode_frame(sent))
+
+    assert comparable(received) == comparable(sent)
+    assert ext_fields(received) == texts_of(sent.header)
+
+
+@given(
+    texts=st.dictionaries(TEXTS, TEXTS, max_size=6),
+    header_type=st.sampled_from([HeaderType.JSON, HeaderType.ROCKETMQ, HeaderType.MSGPACK]),
+)
+@settings(max_examples=100, deadline=None)
+def test_ext_fields_nobody_declared_survive_too(
+    texts: dict[str, str], header_type: HeaderType
+) -> None:
+    """They are part of what is signed."""
+    sent = RemotingCommand(9999, header=texts, header_type=header_type)
+    (received,) = FrameDecoder().receive_data(encode_frame(sent))
+
+    assert ext_fields(received) == texts
+
+
+def check_garbage(stream: bytes, step: int) -> None:
+    """Feed a decoder; whatever happens must be commands or a ProtocolError, in bounded memory."""
+    frame_size_max = 4096
+    for responses_first in (False, True):
+        decoder = FrameDecoder(frame_size_max=frame_size_max, responses_first=responses_first)
+        with suppress(ProtocolError):
+            for start in range(0, len(stream), step):
+                decoder.receive_data(stream[start : start + step])
+                assert decoder.buffered < frame_size_max
+
+
+@given(stream=st.binary(max_size=300), step=st.integers(min_value=1, max_value=300))
+@settings(max_examples=200, deadline=None)
+def test_garbage_is_a_protocol_error_and_nothing_else(stream: bytes, step: int) -> None:
+    """No byte sequence makes the decoder fail in a way that its owner does not expect."""
+    check_garbage(stream, step)
+
+
+@given(
+    header_type=st.integers(min_value=0, max_value=3),
+    header=st.binary(max_size=120),
+    body=st.binary(max_size=20),
+    lie=st.sampled_from([0, 0, 0, -1, 1, 1000]),
+)
+@settings(max_examples=300, deadline=None)
+def test_garbage_in_a_whole_frame_is_a_protocol_error(
+    header_type: int, header: bytes, body: bytes, lie: int
+) -> None:
+    """Garbage that reaches a header reader is refused there."""
+    size = max(0, len(header) + lie)
+    head = struct.pack(">iI", 4 + len(header) + len(body), header_type << 24 | size)
+    check_garbage(head + header + body, 10_000)
+
+
+@given(data=st.data(), sent=COMMANDS)
+@settings(max_examples=300, deadline=None)
+def test_a_garbled_frame_is_a_command_or_a_protocol_error(
+    data: st.DataObject, sent: RemotingCommand
+) -> None:
+    """Bits flip, bytes get lost: the decoder reads something, or says that it cannot."""
+    frame = bytearray(encode_frame(sent))
+    for _ in range(data.draw(st.integers(min_value=1, max_value=3))):
+        position = data.draw(st.integers(min_value=0, max_value=len(frame) - 1))
+        frame[position] = data.draw(st.integers(min_value=0, max_value=255))
+
+    check_garbage(bytes(frame), 10_000)
+
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+ENVELOPE_KEYS = ["code", "opaque", "flag", "language", "version", "remark", "extFields"]
+
+
+@given(
+    code=st.sampled_from([10, 11, 30, 34, 36, 37, 310, 9999]) | JSON_VALUES,
+    fields=st.dictionaries(st.sampled_from(ENVELOPE_KEYS[1:]) | TEXTS, JSON_VALUES, max_size=5),
+    ext=st.dictionaries(
+        st.sampled_from(["topic", "queueId", "a", "e", "k", "producerGroup"]) | TEXTS,
+        JSON_VALUES,
+        max_size=5,
+    ),
+)
+@settings(max_examples=300, deadline=None)
+@example(code=30, fields={"flag": 1}, ext={"topic": None})
+def test_odd_json_headers_are_commands_or_protocol_errors(
+    code: object, fields: dict[str, object], ext: dict[str, object]
+) -> None:
+    """Valid JSON of any shape meets every branch of the tolerant reader."""
+    header = msgspec.json.encode({"code": code, "extFields": ext} | fields)
+    check_garbage(struct.pack(">iI", 4 + len(header), len(header)) + header, 10_000)
+
+
+@given(items=st.lists(JSON_VALUES, max_size=9), start=st.sampled_from([[], [30, 1, 0, 3, 479]]))
+@settings(max_examples=300, deadline=None)
+def test_odd_msgpack_headers_are_commands_or_protocol_errors(
+    items: list[object], start: list[object]
+) -> None:
+    """The same for our own header."""
+    try:
+        header = msgspec.msgpack.encode(start + items)
+    except OverflowError:  # an integer beyond 64 bits cannot be written
+        return
+    head = struct.pack(">iI", 4 + len(header), HeaderType.MSGPACK << 24 | len(header))
+    check_garbage(head + header, 10_000)
+
+
+@given(
+    body=st.binary(max_size=60) | st.text('{}[]:,"0129.-eEx$ref\\ \n', max_size=60).map(str.encode)
+)
+@settings(max_examples=400, deadline=None)
+def test_bodies_are_values_or_body_errors(body: bytes) -> None:
+    """No body makes a reader fail in a way that a handler does not expect."""
+    for decode in (
+        fastjson.parse,
+        bodies.decode_heartbeat,
+        bodies.decode_route,
+        bodies.decode_lock_batch,
+        bodies.decode_offset_table,
+    ):
+        with suppress(BodyError):
+            decode(body)
+
+
+@given(value=JSON_VALUES)
+@settings(max_examples=200, deadline=None)
+def test_odd_json_bodies_are_values_or_body_errors(value: object) -> None:
+    """Valid JSON of any shape, where a known body is expected."""
+    for name in (
+        "consumerDataSet",
+        "offsetTable",
+        "mqSet",
+        "queueDatas",
+        "brokerDatas",
+        "clientID",
+    ):
+        body = msgspec.json.encode({name: value})
+        for decode in (
+            bodies.decode_heartbeat,
+            bodies.decode_route,
+            bodies.decode_lock_batch,
+            bodies.decode_offset_table,
+            bodies.decode_consume_stats,
+        ):
+            with suppress(BodyError):
+                decode(body)
+
+
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("register"), st.integers(min_value=0, max_value=50)),
+            st.tuples(st.just("match"), st.integers(min_value=0, max_value=30)),
+            st.tuples(st.just("expire"), st.integers(min_value=0, max_value=60)),
+        ),
+        max_size=40,
+    )
+)
+@settings(max_examples=100, deadline=None)
+def test_correlation_behaves_like_a_plain_dict(steps: list[tuple[str, int]]) -> None:
+    """Looking at deadlines lazily changes nothing that can be seen."""
+    correlation: Correlation[int] = Correlation()
+    model: dict[int, int] = {}  # opaque to deadline, which is the value too
+    for step, number in steps:
+        if step == "register":
+            model[correlation.register(number, number)] = number
+        elif step == "match":
+            assert correlation.match(number) == model.pop(number, None)
+        else:
+            late = {opaque: deadline for opaque, deadline in model.items() if deadline <= number}
+            assert correlation.expire(number) == list(late.values())
+            model = {opaque: deadline for opaque, deadline in model.items() if opaque not in late}
+        assert len(correlation) == len(model)
+        assert correlation.next_deadline <= min(model.values(), default=float("inf"))
+    assert correlation.fail_all() == list(model.values())
