@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from halfmq.store.config import FlushMode
+from halfmq.store.config import FlushMode, StoreConfig
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
@@ -57,26 +57,25 @@ TABLES_TICK_S: Final = 1.0
 """Seconds between two looks for tables that are due to be written."""
 
 
-class AppendLog:
-    """The door by which every part of the broker appends: what comes in wakes who waits for it."""
+class ObservedStore(MessageStore):
+    """The store, whose every append is told: what comes in wakes who waits for it."""
 
     def __init__(
         self,
-        append: Callable[..., list[Appended]],
-        polling: LongPolling,
-        on_append: Callable[[], None],
+        config: StoreConfig,
+        *,
+        now_ms: Callable[[], int],
+        on_durable: Callable[[int], None],
+        on_failure: Callable[[Exception], None],
+        on_append: Callable[[Sequence[Draft]], None],
     ) -> None:
-        self._append = append
-        self._note_arrivals = polling.note_arrivals
-        self._waiting = polling.waiting
+        super().__init__(config, now_ms=now_ms, on_durable=on_durable, on_failure=on_failure)
         self._on_append = on_append
 
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
         """Append records; see `MessageStore.append`."""
-        appended = self._append(group, contiguous=contiguous)
-        if self._waiting:
-            self._note_arrivals([(draft.topic, draft.queue_id) for draft in group])
-        self._on_append()
+        appended = super().append(group, contiguous=contiguous)
+        self._on_append(group)
         return appended
 
 
@@ -127,23 +126,19 @@ class Broker:
     ) -> None:
         self.config = config
         root = config.store.root
-        sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
+        self._sync_flush = sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
 
         levels = DelayLevels(parse_delay_levels(config.delay.levels), now_ms=now_ms)
-        self._store = MessageStore(
+        self._store = ObservedStore(
             config.store.store_config(levels.levels_ms),
             now_ms=now_ms,
             on_durable=self._durable,
             on_failure=self._store_failed,
+            on_append=self._appended,
         )
         host = pack_host(config.network.bind_address, config.network.listen_port)
         self._polling = LongPolling()
         self._release = ReplyRelease(self._store, on_released=self._polling.wake)
-        log = AppendLog(
-            self._store.append,
-            self._polling,
-            self._release.ask_flush if sync_flush else self._polling.wake_soon,
-        )
 
         tables = root / "config"
         self._topics = TopicTable(
@@ -161,10 +156,15 @@ class Broker:
         registry = ClientRegistry(now_ms=now_ms)
         locks = QueueLocks(now_ms=now_ms)
         delay = DelayService(
-            self._store, log, levels, tables / "delayOffset.json", now_ms=now_ms, warm=self._warm
+            self._store,
+            self._store,
+            levels,
+            tables / "delayOffset.json",
+            now_ms=now_ms,
+            warm=self._warm,
         )
         self.transactions = TransactionService(
-            TransactionStore(self._store, log),
+            self._store,
             registry,
             config.transaction,
             broker_name=config.topics.broker_name,
@@ -177,11 +177,11 @@ class Broker:
 
         clients = ClientHandlers(registry, self._topics, groups)
         send_back = SendBackHandler(
-            self._store, log, self._topics, groups, levels, locks, sync_flush=sync_flush
+            self._store, self._store, self._topics, groups, levels, locks, sync_flush=sync_flush
         )
         pull = PullHandler(self._store, self._topics, groups, registry, offsets, self._polling)
         send = SendHandler(
-            log,
+            self._store,
             self._topics,
             self.transactions,
             delayed=levels.delayed,
@@ -282,6 +282,14 @@ class Broker:
         """Where name-server requests are served, `host:port`."""
         return self._server.namesrv_address
 
+    def _appended(self, group: Sequence[Draft]) -> None:
+        if self._polling.waiting:
+            self._polling.note_arrivals([(draft.topic, draft.queue_id) for draft in group])
+        if self._sync_flush:
+            self._release.ask_flush()
+        else:
+            self._polling.wake_soon()
+
     def _durable(self, offset: int) -> None:
         self._release.durable_from_thread(offset)  # the store must exist before the release does
 
@@ -299,35 +307,6 @@ class Broker:
             "disk is sound again",
             str(error),
         )
-
-
-class TransactionStore:
-    """The store as transactions see it: reads go to the store, appends through the log's door."""
-
-    def __init__(self, store: MessageStore, log: AppendLog) -> None:
-        self.append = log.append
-        self.request_flush = store.request_flush
-        self.record_bytes = store.record_bytes
-        self.record_at = store.record_at
-        self.scan = store.scan
-        self.query_index = store.query_index
-        self._store = store
-
-    @property
-    def min_offset(self) -> int:
-        return self._store.min_offset
-
-    @property
-    def write_offset(self) -> int:
-        return self._store.write_offset
-
-    @property
-    def durable_offset(self) -> int:
-        return self._store.durable_offset
-
-    @property
-    def index_last_update(self) -> tuple[int, int]:
-        return self._store.index_last_update
 
 
 class PersistTicker:
