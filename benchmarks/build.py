@@ -52,6 +52,8 @@ def build(name: str, directory: Path | None = None) -> Path:
     command = [compiler, *_FLAGS, *sources, "-o", str(unfinished)]
     subprocess.run(command, check=True, timeout=_COMPILE_TIMEOUT)
     unfinished.replace(program)  # another run may build the same at the same time
+    for stale in set(program.parent.glob(f"{name}-????????????????")) - {program}:
+        stale.unlink(missing_ok=True)
     return program
 
 

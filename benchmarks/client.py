@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import gc
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from .build import CompilerMissingError, cache_directory
 from .generator import Target, Timing, build_generator
 from .machine import describe_machine
 from .peers import EchoPeer
-from .processes import on_cores
+from .processes import end_in_order, on_cores
 from .report import table
 from .scenarios import BODY_SIZE, FlushMode, Kind, Scenario
 
@@ -95,6 +96,7 @@ async def measure(port: int, load: Load) -> Cost:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 2: it cannot be measured here."""
     options = _parse(arguments)
+    signal.signal(signal.SIGTERM, end_in_order)
     directory = cache_directory()
     several = (os.cpu_count() or 1) > 1
     echo = EchoPeer(cores=[0] if several else None)

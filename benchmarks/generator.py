@@ -54,6 +54,7 @@ class Result(msgspec.Struct, frozen=True):
     unmatched: int
     server_requests: int
     one_way_answers: int
+    first_refusal: str  # the header of the first answer that was not 0, or empty
     seconds: float
     own_cpu_seconds: float
     watched_cpu_seconds: float
@@ -96,7 +97,7 @@ class Result(msgspec.Struct, frozen=True):
         }
         flaws = [f"{count} {what}" for what, count in counts.items() if count]
         if self.total.failed_by_code:
-            flaws.append(f"by code {self.total.failed_by_code}")
+            flaws.append(f"by code {self.total.failed_by_code}, first: {self.first_refusal}")
         return flaws
 
 

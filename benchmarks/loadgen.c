@@ -31,6 +31,7 @@ enum {
     INBOX_SIZE = 4 * 1024 * 1024,      /* the largest reply that can be read */
     RECEIVE_MAX = 256 * 1024,          /* bytes per read: enough for 64 replies of a window */
     EVENTS_MAX = 256,
+    REFUSAL_MAX = 400,                 /* bytes of a refusal's header that are shown */
     SETUP_TRIES = 150,                 /* of 200 ms: a JVM broker needs a while for its first route */
 };
 
@@ -74,9 +75,20 @@ struct generator {
     uint64_t unmatched, server_requests, one_way_answers;
     struct histogram latency;
     struct usage window_start, window_end;
+    unsigned char refusal[REFUSAL_MAX];
+    size_t refusal_size;
 };
 
 /* ---- counting ------------------------------------------------------------------------------------------ */
+
+/* What the first refusal said, for whoever wonders why a run failed. */
+static void note_refusal(struct generator *g, const struct reply *reply)
+{
+    if (g->refusal_size > 0)
+        return;
+    g->refusal_size = reply->header_size < REFUSAL_MAX ? reply->header_size : REFUSAL_MAX;
+    memcpy(g->refusal, reply->header, g->refusal_size);
+}
 
 static void count_ok(struct generator *g)
 {
@@ -222,6 +234,7 @@ static void take_reply(struct generator *g, struct connection *c, const struct r
     if (reply->code == 0) {
         take_ok(g, c, slot, reply);
     } else {
+        note_refusal(g, reply);
         count_failure(&g->total, reply->code);
         if (g->measuring)
             count_failure(&g->window, reply->code);
@@ -514,6 +527,18 @@ static double microseconds(uint64_t ns)
     return (double)ns / 1000;
 }
 
+/* As a JSON string; what is not plain ASCII becomes a question mark. */
+static void print_quoted(const unsigned char *text, size_t size)
+{
+    putchar('"');
+    for (size_t i = 0; i < size; i++) {
+        if (text[i] == '"' || text[i] == '\\')
+            putchar('\\');
+        putchar(text[i] >= ' ' && text[i] < 127 ? text[i] : '?');
+    }
+    putchar('"');
+}
+
 static void print_result(const struct generator *g)
 {
     const struct options *o = &g->options;
@@ -528,7 +553,9 @@ static void print_result(const struct generator *g)
     printf("\"lost\": %" PRId64 ", \"unmatched\": %" PRIu64 ", \"server_requests\": %" PRIu64
            ", \"one_way_answers\": %" PRIu64 ", ",
            g->in_flight, g->unmatched, g->server_requests, g->one_way_answers);
-    printf("\"seconds\": %.6f, \"own_cpu_seconds\": %.6f, \"watched_cpu_seconds\": %.6f, "
+    printf("\"first_refusal\": ");
+    print_quoted(g->refusal, g->refusal_size);
+    printf(", \"seconds\": %.6f, \"own_cpu_seconds\": %.6f, \"watched_cpu_seconds\": %.6f, "
            "\"machine_cpu_seconds\": %.2f, ",
            seconds_between(a->wall, b->wall), seconds_between(a->own, b->own), seconds_between(a->watched, b->watched),
            b->machine_busy - a->machine_busy);

@@ -6,6 +6,7 @@ disk limit and each server right after the other. So a ratio compares figures se
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +20,7 @@ from .generator import Generator, GeneratorError, Result, Target, Timing, build_
 from .limits import Limits, measure_limits
 from .machine import describe_machine
 from .peers import ECHO, ROCKETMQ, EchoPeer, HalfmqPeer, Peer, Session, scratch
-from .processes import ServerError
+from .processes import ServerError, end_in_order
 from .report import Measurement, Report, as_text, make_rows, write_json
 from .rocketmq_peer import PeerMissingError, RocketMQPeer
 from .scenarios import FlushMode, Kind, Scenario, all_scenarios
@@ -46,6 +47,7 @@ class Plan:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0: all measured, 1: something failed, 2: it cannot be measured here."""
     options = _parse(arguments)
+    signal.signal(signal.SIGTERM, end_in_order)
     try:
         plan = _plan(options)
         limits = measure_limits(plan.directory, seconds=_LIMIT_SECONDS)

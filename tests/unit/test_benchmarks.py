@@ -152,6 +152,7 @@ def test_a_refusal_is_never_counted_as_a_message(generator: Generator) -> None:
 
     assert (result.total.ok, result.total.messages, result.measured.messages) == (0, 0, 0)
     assert result.total.failed_by_code == {"2": result.total.sent}
+    assert '"code":2' in result.first_refusal
     assert result.flaws != []
 
 
@@ -200,6 +201,7 @@ def measured(server: str, round_number: int, *, rate: int, cpu_us: float) -> Mea
         unmatched=0,
         server_requests=0,
         one_way_answers=0,
+        first_refusal="",
         seconds=1.0,
         own_cpu_seconds=0.5,
         watched_cpu_seconds=rate * cpu_us / 1e6,
