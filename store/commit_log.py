@@ -39,7 +39,7 @@ from .format.record import (
     with_crc_tail,
 )
 from .format.topics import SCHEDULE_TOPIC
-from .mapped_file import MappedFile, create_file, sync_directory
+from .mapped_file import MappedFile, create_file, sync_directory, zero_tail
 from .mapped_file_queue import MappedFileQueue
 
 logger = logging.getLogger(__name__)
@@ -271,15 +271,13 @@ class CommitLog:
                 first_offsets.setdefault(queue, appended.queue_offset)
         for queue, first_offset in first_offsets.items():
             queue.cut(first_offset)
+        base = self.files.base_of(start)
         with self._files_lock:
-            base = self.files.base_of(start)
             if self._active is not None and self._active.base != base:
                 self.close_files()
                 self.files.remove_from(base + self.files.file_size)
-        if self._active is not None:
-            position = start - base
-            end = self._active.ready_end
-            self._active.map[position:end] = bytes(end - position)
+        if base in self.files.bases:
+            zero_tail(self.files.path(base), start - base)
 
     # Files ---------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Walking the log from record to record, at the speed that recovery needs.
 
-Records are found in chunks of 4 MiB and described by plain tuples: building a ``Record`` for
+Records are found in chunks of 1 MiB and described by plain tuples: building a ``Record`` for
 each would double the time, and most walks look at a few fields only.
 """
 
@@ -14,7 +14,7 @@ from .format.flags import HOSTS_MASK
 from .format.record import CRC_MASK, HEADS, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PREFIX
 from .mapped_file_queue import MappedFileQueue
 
-SCAN_CHUNK: Final = 4 << 20  # bytes read at once
+SCAN_CHUNK: Final = 1 << 20  # bytes read at once; more would not stay in the processor's cache
 _HEAD_START: Final = Struct(">iIIiiqqi")  # the head up to the flags
 _INT: Final = Struct(">i")
 _LONG: Final = Struct(">q")

@@ -5,6 +5,7 @@ that were stored together is one read. Source: RocketMQ ``DefaultMessageStore.ja
 (``getMessage``).
 """
 
+from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
 from struct import Struct
@@ -52,7 +53,7 @@ class GetResult(msgspec.Struct, gc=False):
 
 @lru_cache(maxsize=_FAST_COUNT_MAX)
 def _unpacker(count: int) -> Struct:
-    return Struct(">" + "qi8x" * count)
+    return Struct(">" + "qi4xi" * count)
 
 
 def select(
@@ -73,26 +74,43 @@ def select(
         status, following = _outside(offset, low, high)
         return GetResult(status, following, low, high, [], 0, 0)
     max_count = max(max_count, 1)
+    count = min(max_count, high - offset, SCAN_COUNT_MAX)
     try:
-        if tag_codes is None:
-            count = min(max_count, high - offset, SCAN_COUNT_MAX)
-            entries = queue.entries(offset, count)
-            if count <= _FAST_COUNT_MAX:
-                # Unpacked as a whole: if the sizes add up to the span, the messages are
-                # neighbours, and there is nothing to walk.
-                fields = _unpacker(count).unpack(entries)
-                size = sum(fields[1::2])
-                first = fields[0]
-                if fields[-2] + fields[-1] - first == size <= max_bytes and first >= log_start:
-                    return GetResult(
-                        GetStatus.FOUND, offset + count, low, high, [(first, size)], count, size
-                    )
-        else:
-            entries = queue.entries(offset, min(high - offset, SCAN_COUNT_MAX))
+        if count <= _FAST_COUNT_MAX:
+            fields = _unpacker(count).unpack(queue.entries(offset, count))
+            sizes = fields[1::3]
+            size = sum(sizes)
+            # Where everything passes there are no cases to tell apart. An entry that is none has
+            # a size above any limit, or zero.
+            if (
+                size <= max_bytes
+                and fields[0] >= log_start
+                and (tag_codes is None or tag_codes.issuperset(fields[2::3]))
+                and all(sizes)
+            ):
+                ranges = _merged(fields[::3], sizes, size)
+                return GetResult(GetStatus.FOUND, offset + count, low, high, ranges, count, size)
+        entries = queue.entries(offset, min(high - offset, SCAN_COUNT_MAX))
     except FileNotFoundError:
         following = queue.next_file_offset(offset)
         return GetResult(GetStatus.OFFSET_FOUND_NULL, following, low, high, [], 0, 0)
     return _walk(entries, offset, low, high, log_start, max_count, max_bytes, tag_codes)
+
+
+def _merged(starts: Sequence[int], sizes: Sequence[int], size: int) -> list[Range]:
+    """Return the ranges that messages at ascending offsets take; ``size`` is their sum."""
+    start = starts[0]
+    if starts[-1] + sizes[-1] - start == size:
+        return [(start, size)]  # they fill their span, so they are all neighbours
+    ranges: list[Range] = []
+    end = start
+    for physical_offset, message_size in zip(starts, sizes, strict=True):
+        if physical_offset != end:
+            ranges.append((start, end - start))
+            start = physical_offset
+        end = physical_offset + message_size
+    ranges.append((start, end - start))
+    return ranges
 
 
 def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:

@@ -1,0 +1,390 @@
+"""What an append writes, where, and what it leaves behind when it fails."""
+
+import errno
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from halfmq.store.config import DELAY_LEVELS_MS, StoreConfig
+from halfmq.store.draft import Draft
+from halfmq.store.errors import (
+    DiskFullError,
+    PropertiesTooLongError,
+    RecordTooLargeError,
+    StoreClosedError,
+)
+from halfmq.store.format.flags import TransactionType
+from halfmq.store.format.queue_entry import QueueEntry
+from halfmq.store.format.record import (
+    MAGIC_V2,
+    blank,
+    crc_tail_matches,
+    decode_record,
+    encode_record,
+    new_record,
+)
+from halfmq.store.message_store import MessageStore
+from tests.support.stores import (
+    BORN,
+    HOST,
+    HOST_V6,
+    Clock,
+    append_durably,
+    bounds,
+    draft,
+    everything,
+    flush,
+    small_config,
+)
+
+FILE_SIZE = 16_384
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Clock) -> Iterator[MessageStore]:
+    opened = MessageStore(small_config(tmp_path), now_ms=clock)
+    opened.open()
+    yield opened
+    opened.close()
+
+
+def log_bytes(root: Path) -> bytes:
+    return b"".join(path.read_bytes() for path in sorted((root / "commitlog").iterdir()))
+
+
+def queue_bytes(root: Path, topic: str = "T", queue_id: int = 0) -> bytes:
+    directory = root / "consumequeue" / topic / str(queue_id)
+    return b"".join(path.read_bytes() for path in sorted(directory.iterdir()))
+
+
+def test_a_record_is_byte_for_byte_what_rocketmq_writes(
+    tmp_path: Path, store: MessageStore
+) -> None:
+    """The fast path of the appender and the format's own encoder agree."""
+    store.append([draft("other")])
+    sent = draft(
+        "orders",
+        3,
+        b"hello",
+        properties={"TAGS": "created", "KEYS": "o-1"},
+        flag=7,
+        reconsume_times=2,
+        prepared_transaction_offset=99,
+        sys_flag=TransactionType.COMMIT,
+    )
+
+    (done,) = store.append([sent])
+
+    expected = new_record(
+        topic="orders",
+        queue_id=3,
+        body=b"hello",
+        properties=sent.properties,
+        born_timestamp=BORN,
+        born_host=HOST,
+        store_timestamp=done.store_timestamp,
+        store_host=HOST,
+        queue_offset=0,
+        physical_offset=done.physical_offset,
+        flag=7,
+        sys_flag=TransactionType.COMMIT,
+        reconsume_times=2,
+        prepared_transaction_offset=99,
+    )
+    assert log_bytes(tmp_path)[done.physical_offset : done.end] == encode_record(expected)
+    entry = QueueEntry(done.physical_offset, done.size, sent.tags_code)
+    assert queue_bytes(tmp_path, "orders", 3)[:20] == entry.pack()
+
+
+def test_a_group_is_stored_in_order_with_one_time(store: MessageStore) -> None:
+    """Records follow each other, queue offsets count per queue, and all have one store time."""
+    keys = [("A", 0), ("B", 0), ("A", 0), ("A", 1), ("A", 0)]
+
+    done = store.append([draft(*key) for key in keys])
+
+    assert [appended.queue_offset for appended in done] == [0, 0, 1, 0, 2]
+    assert [appended.end for appended in done[:-1]] == [
+        appended.physical_offset for appended in done[1:]
+    ]
+    assert len({appended.store_timestamp for appended in done}) == 1
+    assert store.write_offset == done[-1].end
+
+
+def test_store_times_never_go_back(store: MessageStore, clock: Clock) -> None:
+    """A clock that is set back must not disorder a log in which searches go by halves."""
+    (first,) = store.append([draft()])
+    clock.now = 1000
+
+    (second,) = store.append([draft()])
+
+    assert second.store_timestamp == first.store_timestamp
+
+
+def test_a_store_time_does_not_go_back_over_a_restart(tmp_path: Path) -> None:
+    """The last record of the log tells the time below which the clock is not believed."""
+    store = MessageStore(small_config(tmp_path), now_ms=Clock())
+    store.open()
+    (first,) = store.append([draft()])
+    store.close()
+    reopened = MessageStore(small_config(tmp_path), now_ms=Clock(1000))
+    reopened.open()
+
+    (second,) = reopened.append([draft()])
+
+    assert second.store_timestamp == first.store_timestamp
+    reopened.close()
+
+
+def test_a_full_file_ends_in_a_blank(tmp_path: Path, store: MessageStore) -> None:
+    """The record that does not fit opens the next file, and the old one says so."""
+    group = [draft(body=bytes(4000)) for _ in range(9)]
+
+    done = store.append(group)
+    flush(store)
+
+    content = log_bytes(tmp_path)
+    for before, after in itertools.pairwise(done):
+        if before.end != after.physical_offset:
+            assert after.physical_offset % FILE_SIZE == 0
+            size_left = after.physical_offset - before.end
+            assert content[before.end : before.end + 8] == blank(size_left)
+    assert len({appended.physical_offset // FILE_SIZE for appended in done}) == 3
+    assert [record.physical_offset for record in everything(store)] == [
+        appended.physical_offset for appended in done
+    ]
+
+
+@pytest.mark.parametrize("left", [8, 9, 100])
+def test_eight_bytes_stay_free_at_the_end_of_a_file(store: MessageStore, left: int) -> None:
+    """A record may fill a file up to the smallest blank and no further."""
+    store.append([draft(body=bytes(6000)), draft(body=bytes(6000))])
+    overhead = store.append([draft(body=b"")])[0].size
+    gap = FILE_SIZE - store.write_offset
+
+    (fits,) = store.append([draft(body=bytes(gap - overhead - left))])
+    (rolled,) = store.append([draft(body=bytes(left))])
+
+    assert fits.end == FILE_SIZE - left
+    assert rolled.physical_offset == FILE_SIZE
+
+
+def test_one_byte_too_many_rolls(store: MessageStore) -> None:
+    """Seven free bytes would not hold a blank."""
+    store.append([draft(body=bytes(6000)), draft(body=bytes(6000))])
+    overhead = store.append([draft(body=b"")])[0].size
+    gap = FILE_SIZE - store.write_offset
+
+    (rolled,) = store.append([draft(body=bytes(gap - overhead - 7))])
+
+    assert rolled.physical_offset == FILE_SIZE
+
+
+def test_a_contiguous_group_stays_in_one_file(store: MessageStore) -> None:
+    """What is read as one batch must not be torn apart by a file's end."""
+    store.append([draft(body=bytes(7000)), draft(body=bytes(7000))])
+
+    done = store.append([draft(body=bytes(1000)) for _ in range(5)], contiguous=True)
+
+    assert done[0].physical_offset == FILE_SIZE
+    assert done[-1].end < 2 * FILE_SIZE
+
+
+def test_a_contiguous_group_larger_than_a_file_is_refused(store: MessageStore) -> None:
+    """It could never be stored, and nothing of it is."""
+    with pytest.raises(RecordTooLargeError, match="a batch"):
+        store.append([draft(body=bytes(8000)) for _ in range(3)], contiguous=True)
+
+    assert store.write_offset == 0
+
+
+def test_a_prepared_or_rollback_record_takes_no_place_in_its_queue(store: MessageStore) -> None:
+    """Consumers would see a gap."""
+    kinds = (TransactionType.NONE, TransactionType.PREPARED, TransactionType.ROLLBACK)
+
+    done = append_durably(store, *(draft(sys_flag=kind) for kind in kinds), draft())
+
+    assert [appended.queue_offset for appended in done] == [0, 0, 0, 1]
+    assert store.queue_bounds("T", 0) == (0, 2)
+    rollback = store.record_at(done[2].physical_offset)
+    assert rollback is not None
+    assert rollback.sys_flag == TransactionType.ROLLBACK
+
+
+@pytest.mark.parametrize(
+    ("born_host", "store_host"), [(HOST_V6, HOST), (HOST, HOST_V6), (HOST_V6, HOST_V6)]
+)
+def test_ipv6_hosts_widen_the_record(
+    store: MessageStore, born_host: bytes, store_host: bytes
+) -> None:
+    """The store sets the bits that say so, whatever the caller's flags."""
+    done = append_durably(store, draft(born_host=born_host, store_host=store_host, sys_flag=0x31))
+
+    record = store.record_at(done[0].physical_offset)
+
+    assert record is not None
+    assert (record.born_host, record.store_host) == (born_host, store_host)
+    assert record.sys_flag & 1
+    assert store.store_time_at("T", 0, 0) == done[0].store_timestamp
+
+
+def test_host_bits_without_ipv6_hosts_are_cleared(store: MessageStore) -> None:
+    """A reader goes by the bits alone and would misread everything behind them."""
+    done = append_durably(store, draft(sys_flag=0x30))
+
+    record = store.record_at(done[0].physical_offset)
+
+    assert record is not None
+    assert record.sys_flag == 0
+
+
+def test_a_long_topic_is_stored_as_version_2(store: MessageStore) -> None:
+    """Retry topics of long groups do not fit version 1's length byte."""
+    topic = "%RETRY%" + "g" * 200
+
+    done = append_durably(store, draft(topic))
+
+    encoded = store.record_bytes(done[0].physical_offset)
+    assert encoded is not None
+    record = decode_record(encoded)
+    assert (record.magic, record.topic) == (MAGIC_V2, topic)
+
+
+def test_a_delayed_record_is_due_counted_from_its_store_time(store: MessageStore) -> None:
+    """Its queue entry carries the time, as recovery would compute it."""
+    properties = {"DELAY": "3", "TAGS": "A"}
+
+    done = append_durably(store, draft("SCHEDULE_TOPIC_XXXX", 2, properties=properties))
+
+    entry = store._queues["SCHEDULE_TOPIC_XXXX", 2].entry(0)
+    assert entry.tags_code == done[0].store_timestamp + DELAY_LEVELS_MS[2]
+
+
+def test_property_crc_covers_the_whole_record(tmp_path: Path) -> None:
+    """With the setting on, every record ends in a CRC over offsets and times too."""
+    store = MessageStore(small_config(tmp_path, append_property_crc=True), now_ms=Clock())
+    store.open()
+
+    done = append_durably(
+        store, *(draft(body=bytes(3000), properties={"A": "b"}) for _ in range(9))
+    )
+
+    for appended in done:
+        encoded = store.record_bytes(appended.physical_offset)
+        assert encoded is not None
+        assert crc_tail_matches(encoded)
+    store.close()
+
+
+TOO_LARGE = [
+    (draft(body=bytes(8193)), RecordTooLargeError),
+    (draft(properties=bytes(32_768)), PropertiesTooLongError),
+    (draft(body=bytes(8192), properties=bytes(9000)), RecordTooLargeError),
+    (draft(body=bytes(8192), properties=bytes(9000), sys_flag=4), RecordTooLargeError),
+    (draft(properties=bytes(32_768), born_host=HOST_V6), PropertiesTooLongError),
+]
+
+
+@pytest.mark.parametrize(("illegal", "error"), TOO_LARGE)
+def test_a_group_with_one_illegal_draft_leaves_nothing(
+    tmp_path: Path, store: MessageStore, illegal: Draft, error: type[Exception]
+) -> None:
+    """All or none: also where the group had already gone on to other files of log and queue."""
+    append_durably(store, draft(), draft("U"))
+    before = log_bytes(tmp_path)[:FILE_SIZE], queue_bytes(tmp_path), bounds(store)
+    many = [draft(body=bytes(300)) for _ in range(120)]
+
+    with pytest.raises(error):
+        store.append([*many, draft("new"), illegal])
+
+    after = log_bytes(tmp_path)[:FILE_SIZE], queue_bytes(tmp_path)[: len(before[1])], bounds(store)
+    assert after == before
+    (done,) = append_durably(store, draft(body=b"next"))
+    assert done.queue_offset == 1
+    assert [record.body for record in everything(store)] == [b"body", b"body", b"next"]
+
+
+@pytest.mark.parametrize("allowed", range(6))
+def test_a_full_disk_is_an_error_and_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
+    """Wherever space runs out, in log or queue, the group is undone and another may fit later."""
+    store = MessageStore(small_config(tmp_path), now_ms=Clock())
+    store.open()
+    append_durably(store, draft())
+    store._janitor.stop()  # type: ignore[union-attr]
+    real, calls = os.posix_fallocate, iter(range(1000))
+
+    def limited(fd: int, offset: int, length: int) -> None:
+        if next(calls) >= allowed:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", limited)
+    group = [draft(queue_id=number % 3, body=bytes(2000)) for number in range(40)]
+    with pytest.raises(DiskFullError, match="No space left"):
+        store.append(group)
+    monkeypatch.setattr(os, "posix_fallocate", real)
+
+    assert store.write_offset == store.durable_offset
+    assert {key: end for key, end in bounds(store).items() if end != (0, 0)} == {("T", 0): (0, 1)}
+    append_durably(store, *group)
+    assert len(everything(store)) == 41
+    store.close()
+    reopened = MessageStore(small_config(tmp_path), now_ms=Clock())
+    assert reopened.open().clean
+    assert len(everything(reopened)) == 41
+    reopened.close()
+
+
+def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
+    """Neither before it is opened nor after it is closed, and closing twice is harmless."""
+    store = MessageStore(small_config(tmp_path), now_ms=Clock())
+    with pytest.raises(StoreClosedError):
+        store.append([draft()])
+    store.open()
+    store.close()
+    store.close()
+    with pytest.raises(StoreClosedError):
+        store.append([draft()])
+
+
+def test_an_empty_group_is_nothing(store: MessageStore) -> None:
+    """No record, no time, no error."""
+    assert store.append([]) == []
+    assert store.write_offset == 0
+
+
+@pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "a\0b"])
+def test_a_topic_cannot_lead_out_of_the_store(store: MessageStore, topic: str) -> None:
+    """Topics name directories; that the broker allows none of these is not relied on."""
+    with pytest.raises(ValueError, match="cannot name a directory"):
+        store.append([draft(topic)])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"commit_log_file_size": 100},
+        {"commit_log_file_size": 1 << 31},
+        {"consume_queue_file_size": 0},
+        {"max_message_size": 0},
+        {"flush_interval_ms": -1},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(tmp_path: Path, changes: dict[str, int]) -> None:
+    """Before anything is created."""
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        small_config(tmp_path, **changes)
+
+
+def test_queue_files_hold_whole_entries(tmp_path: Path) -> None:
+    """The size is rounded up, as RocketMQ does."""
+    assert StoreConfig(root=tmp_path, consume_queue_file_size=1001).consume_queue_file_size == 1020

@@ -1,0 +1,376 @@
+"""What consumers find and read."""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from halfmq.store.config import FlushMode
+from halfmq.store.format.properties import tag_hash
+from halfmq.store.format.queue_entry import PRE_BLANK
+from halfmq.store.format.record import decode_records
+from halfmq.store.message_store import GetStatus, MessageStore
+from tests.support.stores import (
+    Clock,
+    append_durably,
+    draft,
+    everything,
+    flush,
+    pulled,
+    small_config,
+    wait_until,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[MessageStore]:
+    opened = MessageStore(small_config(tmp_path), now_ms=Clock())
+    opened.open()
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("offset", "status", "following"),
+    [
+        (0, GetStatus.FOUND, 3),
+        (2, GetStatus.FOUND, 3),
+        (3, GetStatus.OFFSET_OVERFLOW_ONE, 3),
+        (4, GetStatus.OFFSET_OVERFLOW_BADLY, 3),
+        (-1, GetStatus.OFFSET_TOO_SMALL, 0),
+    ],
+)
+def test_a_pull_says_where_to_go_on(
+    store: MessageStore, offset: int, status: GetStatus, following: int
+) -> None:
+    """The statuses and next offsets are RocketMQ's, on which clients act."""
+    append_durably(store, draft(), draft(), draft())
+
+    result = store.get("T", 0, offset)
+
+    assert (result.status, result.next_offset) == (status, following)
+    assert (result.min_offset, result.max_offset) == (0, 3)
+
+
+def test_a_pull_from_no_queue_says_so(store: MessageStore) -> None:
+    """An unknown queue and an empty one are told apart."""
+    store.append([draft(sys_flag=0xC)])  # knows the queue, but is not in it
+
+    assert store.get("nowhere", 0, 0).status is GetStatus.NO_MATCHED_LOGIC_QUEUE
+    assert store.get("T", 0, 5).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    assert store.queue_bounds("nowhere", 0) == (0, 0)
+
+
+def test_neighbours_are_one_range(store: MessageStore) -> None:
+    """A pull of messages that were stored together is one read; interleaved ones are several."""
+    done = append_durably(store, draft(), draft(), draft("U"), draft(), draft("U"), draft("U"))
+
+    result = store.get("T", 0, 0)
+
+    assert result.ranges == [
+        (0, done[1].end),
+        (done[3].physical_offset, done[3].size),
+    ]
+    assert (result.count, result.size) == (3, sum(done[place].size for place in (0, 1, 3)))
+
+
+@pytest.mark.parametrize(("max_count", "count"), [(0, 1), (1, 1), (7, 7), (100, 20)])
+def test_a_pull_is_limited_by_count(store: MessageStore, max_count: int, count: int) -> None:
+    """At least one message comes, whatever was asked."""
+    append_durably(store, *(draft() for _ in range(20)))
+
+    result = store.get("T", 0, 0, max_count=max_count)
+
+    assert (result.count, result.next_offset) == (count, count)
+
+
+@pytest.mark.parametrize("tags", [None, frozenset({tag_hash("A")})])
+def test_a_pull_is_limited_by_bytes(store: MessageStore, tags: frozenset[int] | None) -> None:
+    """The first message comes however large it is; then the sum counts."""
+    done = append_durably(
+        store, *(draft(body=bytes(500), properties={"TAGS": "A"}) for _ in range(9))
+    )
+    size = done[0].size
+
+    assert store.get("T", 0, 0, max_bytes=1, tag_codes=tags).count == 1
+    assert store.get("T", 0, 0, max_bytes=3 * size - 1, tag_codes=tags).count == 2
+    result = store.get("T", 0, 0, max_bytes=3 * size, tag_codes=tags)
+    assert (result.count, result.next_offset) == (3, 3)
+
+
+def test_a_filter_compares_tags(store: MessageStore) -> None:
+    """Messages with other tags, or none, are passed over and not looked at again."""
+    tags = ["A", "B", "", "B", "C", "B", "A"]
+    append_durably(store, *(draft(properties={"TAGS": tag}) for tag in tags))
+
+    result = store.get("T", 0, 0, tag_codes=frozenset({tag_hash("B")}))
+
+    encoded = store.read(result.ranges)
+    assert encoded is not None
+    assert [record.queue_offset for record in decode_records(encoded)] == [1, 3, 5]
+    assert result.next_offset == 7
+    both = store.get("T", 0, 0, tag_codes=frozenset({tag_hash("B"), tag_hash("C")}), max_count=2)
+    assert (both.count, both.next_offset) == (2, 4)
+
+
+def test_a_filter_that_nothing_passes_still_makes_progress(store: MessageStore) -> None:
+    """At most 800 entries are looked at in one pull, so that none of them takes long."""
+    for _ in range(10):
+        append_durably(store, *(draft(properties={"TAGS": "A"}) for _ in range(100)))
+
+    result = store.get("T", 0, 0, tag_codes=frozenset({1}))
+
+    assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
+    assert result.ranges == []
+
+
+def test_a_filter_sees_the_low_half_of_the_code(store: MessageStore) -> None:
+    """Due times in the schedule topic use all 64 bits; RocketMQ compares 32 of them."""
+    append_durably(store, draft(tags_code=(5 << 32) | 0xFFFF_FFFF))
+
+    assert store.get("T", 0, 0, tag_codes=frozenset({-1})).status is GetStatus.FOUND
+
+
+def test_what_is_not_on_disk_is_not_seen(tmp_path: Path) -> None:
+    """Under SYNC_FLUSH nobody consumes a message that a power cut could take back."""
+    seen: list[int] = []
+    blocked = [True]
+
+    def fdatasync(_: int) -> None:
+        seen.append(1)
+        wait_until(lambda: not blocked[0])
+
+    store = MessageStore(
+        small_config(tmp_path, flush_interval_ms=1), now_ms=Clock(), fdatasync=fdatasync
+    )
+    store.open()
+    done = store.append([draft(), draft()])
+
+    assert store.queue_bounds("T", 0) == (0, 0)
+    assert store.get("T", 0, 0).status is GetStatus.NO_MESSAGE_IN_QUEUE
+    assert store.offset_by_time("T", 0, 0) == 0
+    assert store.store_time_at("T", 0, 0) == -1
+    assert store.record_bytes(0) is None
+    assert store.query_index("T", "x", 9, 0, 1 << 60) == []
+    blocked[0] = False
+    flush(store)
+    assert store.queue_bounds("T", 0) == (0, 2)
+    assert store.readable_offset == done[-1].end
+    store.close()
+
+
+def test_async_flush_shows_messages_at_once(tmp_path: Path) -> None:
+    """The user has chosen not to wait for the disk."""
+    config = small_config(tmp_path, flush_mode=FlushMode.ASYNC_FLUSH, flush_interval_ms=3_600_000)
+    store = MessageStore(config, now_ms=Clock())
+    store.open()
+
+    store.append([draft()])
+
+    assert store.durable_offset == 0
+    assert store.queue_bounds("T", 0) == (0, 1)
+    assert store.get("T", 0, 0).status is GetStatus.FOUND
+    store.close()
+
+
+def test_part_of_a_queue_becomes_visible(tmp_path: Path) -> None:
+    """The visible end lies between messages, wherever the flush has come to."""
+    store = MessageStore(small_config(tmp_path), now_ms=Clock())
+    store.open()
+    done = append_durably(store, *(draft(queue_id=place % 2) for place in range(150)))
+    queue = store._queues["T", 0]
+
+    for place, appended in enumerate(done):
+        assert queue.visible_end(appended.end - 1) == (place + 1) // 2
+        assert queue.visible_end(appended.end) == place // 2 + 1
+    store.close()
+
+
+def test_reading_from_memory_and_from_disk_agree(store: MessageStore) -> None:
+    """Over many files, in ranges of all sizes."""
+    append_durably(store, *(draft(body=bytes([place]) * 700) for place in range(100)))
+    ranges = []
+    offset = 0
+    while offset < 100:
+        result = store.get("T", 0, offset, max_count=13)
+        ranges += result.ranges
+        offset = result.next_offset
+
+    assert store.read(ranges) == store.read_cold(ranges)
+    assert len(decode_records(store.read_cold(ranges))) == 100
+
+
+def test_a_cold_range_is_not_waited_for(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop thread learns that it would have to wait, and asks another thread."""
+    append_durably(store, draft())
+    ranges = store.get("T", 0, 0).ranges
+
+    def nothing_cached(*_: object) -> int:
+        raise BlockingIOError(errno.EAGAIN, "would block")
+
+    def partly_cached(*_: object) -> int:
+        return 10
+
+    for answer in (nothing_cached, partly_cached):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "preadv", answer)
+            assert store.read(ranges) is None
+    assert store.read(ranges) is not None
+
+
+def test_where_the_system_cannot_tell_it_is_read_anyway(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems refuse the flag; macOS does not have it."""
+    append_durably(store, draft())
+    ranges = store.get("T", 0, 0).ranges
+    real = os.preadv
+
+    def preadv(fd: int, buffers: tuple[memoryview], position: int, flags: int = 0) -> int:
+        if flags:
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        return real(fd, buffers, position)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+
+    assert store.read(ranges) == store.read_cold(ranges)
+
+
+def test_a_message_larger_than_any_buffer_is_read(tmp_path: Path) -> None:
+    """Four megabytes, the largest that RocketMQ's defaults allow."""
+    config = small_config(tmp_path, commit_log_file_size=8 << 20, max_message_size=4 << 20)
+    store = MessageStore(config, now_ms=Clock())
+    store.open()
+    body = os.urandom(4 << 20)
+
+    append_durably(store, draft(body=body), draft(body=body), draft())
+
+    assert [record.body for record in pulled(store, "T", 0)] == [body, body, b"body"]
+    assert [record.body for record in store.scan(0)] == [body, body, b"body"]
+    store.close()
+
+
+def test_a_scan_gives_every_record_in_log_order(store: MessageStore) -> None:
+    """Over blanks and file ends, those in no queue included, from any record to any other."""
+    kinds = (0, 4, 8, 0xC)
+    done = append_durably(
+        store, *(draft(sys_flag=kinds[place % 4], body=bytes(900)) for place in range(80))
+    )
+
+    offsets = [appended.physical_offset for appended in done]
+    assert [record.physical_offset for record in store.scan(0)] == offsets
+    assert [record.physical_offset for record in store.scan(-5)] == offsets
+    part = store.scan(offsets[20], offsets[60])
+    assert [record.physical_offset for record in part] == offsets[20:60]
+
+
+def test_time_searches_agree_with_walking(store: MessageStore) -> None:
+    """Lower is the first message at or behind a time, upper the last one at or before it."""
+    times: list[int] = []
+    for size in (1, 3, 1, 60, 2):
+        times += [appended.store_timestamp for appended in append_durably(store, *[draft()] * size)]
+
+    for at in range(times[0] - 2, times[-1] + 3):
+        lower = next((place for place, time in enumerate(times) if time >= at), len(times))
+        upper = max((place for place, time in enumerate(times) if time <= at), default=0)
+        assert store.offset_by_time("T", 0, at) == lower
+        assert store.offset_by_time("T", 0, at, upper=True) == upper
+    assert store.store_time_at("T", 0, 4) == times[4]
+    assert store.store_time_at("T", 0, len(times)) == -1
+    assert store.store_time_at("T", 9, 0) == -1
+    assert store.offset_by_time("U", 0, 0) == 0
+
+
+def test_messages_are_found_by_key(store: MessageStore) -> None:
+    """Also those that the index has not taken in yet, and never those of another topic."""
+    done = append_durably(
+        store,
+        draft(properties={"KEYS": "a b", "UNIQ_KEY": "u1"}),
+        draft("U", properties={"KEYS": "a"}),
+        draft(properties={"KEYS": "b", "UNIQ_KEY": "u2"}),
+    )
+    first, _, third = (appended.physical_offset for appended in done)
+
+    assert store.query_index("T", "a", 9, 0, 1 << 60) == [first]
+    assert store.query_index("T", "b", 9, 0, 1 << 60) == [first, third]
+    assert store.query_index("T", "u2", 9, 0, 1 << 60) == [third]
+    assert store.query_index("T", "none", 9, 0, 1 << 60) == []
+    assert store.index_last_update == (done[2].store_timestamp, third)
+    assert not store.tick()
+
+
+def test_the_index_catches_up_in_slices(store: MessageStore) -> None:
+    """A tick takes about its budget and says whether to come again."""
+    for _ in range(5):
+        store.append([draft(properties={"UNIQ_KEY": "u"})])
+
+    ticks = 1
+    while store.tick(budget_ms=0.0):
+        ticks += 1
+
+    assert ticks == 5
+
+
+def test_a_store_without_an_index_finds_nothing_by_key(tmp_path: Path) -> None:
+    """messageIndexEnable=false: no files, no work."""
+    store = MessageStore(small_config(tmp_path, index_enabled=False), now_ms=Clock())
+    store.open()
+    append_durably(store, draft(properties={"KEYS": "a"}))
+
+    assert store.query_index("T", "a", 9, 0, 1 << 60) == []
+    assert store.index_last_update == (0, 0)
+    assert not (tmp_path / "index").exists()
+    store.close()
+
+
+def test_many_queues_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Queues share a bounded number of open files, and messages come through all the same."""
+    monkeypatch.setattr("halfmq.store.message_store._mapped_queues_max", lambda: 3)
+    store = MessageStore(small_config(tmp_path), now_ms=Clock())
+    store.open()
+    descriptors = Path("/proc/self/fd")
+    baseline = len(list(descriptors.iterdir())) if descriptors.exists() else 0
+
+    for turn in range(4):
+        append_durably(store, *(draft(queue_id=number, body=b"%d" % turn) for number in range(40)))
+        assert len(everything(store)) == 40 * (turn + 1)
+
+    if baseline:
+        logs = len(list((tmp_path / "commitlog").iterdir()))
+        assert len(list(descriptors.iterdir())) <= baseline + 2 * 3 + logs + 4
+    for number in range(40):
+        assert [record.body for record in pulled(store, "T", number)] == [b"0", b"1", b"2", b"3"]
+    store.close()
+
+
+def test_long_logs_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are only read are closed again when others are read."""
+    monkeypatch.setattr("halfmq.store.log_reader.DESCRIPTORS_MAX", 4)
+    store = MessageStore(small_config(tmp_path), now_ms=Clock())
+    store.open()
+    append_durably(store, *(draft(body=bytes(4000)) for _ in range(60)))
+
+    for offset in range(60):
+        assert store.read(store.get("T", 0, offset, max_count=1).ranges) is not None
+
+    assert len(store._reader._descriptors) == 4
+    store.close()
+
+
+def test_entries_that_stand_for_nothing_are_skipped(store: MessageStore) -> None:
+    """RocketMQ fills the beginning of a queue that starts late; pulls pass over that."""
+    append_durably(store, draft())
+    queue = store._queues["T", 0]
+    queue.extend(PRE_BLANK.pack() * 2, queue.last_end)
+    append_durably(store, draft(body=b"after"))
+
+    result = store.get("T", 0, 0)
+
+    assert (result.count, result.next_offset) == (2, 4)
+    assert [record.body for record in pulled(store, "T", 0)] == [b"body", b"after"]
+    assert store.get("T", 0, 1, max_count=1).status is GetStatus.FOUND
+    assert store.store_time_at("T", 0, 1) == -1
