@@ -27,7 +27,7 @@ from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.topics import HALF_TOPIC
 
 from ..config import TransactionConfig
-from .half import check_body, parse_half, unique_key
+from .half import StoredHalf, check_body, unique_key
 from .pending import Pending, PendingTable, Producer, State
 
 logger = logging.getLogger(__name__)
@@ -99,14 +99,14 @@ class Checker:
         config: TransactionConfig,
         *,
         broker_name: str,
-        read: Callable[[int], bytes | None],
+        read_half: Callable[[int], StoredHalf | None],
         park: Callable[[Pending], bool],
     ) -> None:
         self._table = table
         self._producers = producers
         self._config = config
         self._broker_name = broker_name
-        self._read = read
+        self._read_half = read_half
         self._park = park
         self._timetable = Timetable()
         self._ready: deque[int] = deque()
@@ -219,9 +219,8 @@ class Checker:
         return False
 
     def _question(self, entry: Pending) -> tuple[CheckTransactionStateRequestHeader, bytes]:
-        record = self._read(entry.offset)
-        half = None if record is None else parse_half(record)
-        if record is None or half is None:
+        half = self._read_half(entry.offset)
+        if half is None:
             raise ValueError("no half message to be read there")
         offset_id = offset_message_id(half.store_host, entry.offset)
         key = unique_key(half) or offset_id
@@ -234,4 +233,4 @@ class Checker:
             offset_msg_id=offset_id,
             broker_name=self._broker_name,
         )
-        return header, check_body(record, entry.checks + 1)
+        return header, check_body(half, entry.checks + 1)

@@ -24,7 +24,10 @@ Source: RocketMQ ``TransactionalMessageBridge.java``, ``EndTransactionProcessor.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
+from zlib import crc32
+
+import msgspec
 
 from halfmq.store.draft import Draft
 from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK, TransactionType
@@ -37,13 +40,13 @@ from halfmq.store.format.properties import (
     without_properties,
 )
 from halfmq.store.format.record import (
+    CRC_MASK,
+    HEAD_BOTH_V6,
     HEADS,
     MAGIC_V1,
-    MAGIC_V2,
     SYS_FLAG_AT,
-    TOPIC_LENGTH_V1_MAX,
-    decode_record,
     encode_record,
+    new_record,
     without_crc_tail,
 )
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
@@ -55,6 +58,10 @@ IMMUNITY_S_MAX: Final = 259_200
 _DIGITS_MAX: Final = 18  # of a number read from a property; no cut number falls below the limit
 _HALF_TOPIC_BYTES: Final = HALF_TOPIC.encode()
 _TOPIC_FIELD: Final = bytes([len(_HALF_TOPIC_BYTES)]) + _HALF_TOPIC_BYTES
+_PROPERTIES_BEHIND_BODY: Final = len(_TOPIC_FIELD) + 2  # the topic, and the properties' length
+_HEAD_SIZE_MAX: Final = HEAD_BOTH_V6.size  # no half is shorter: its properties name its topic
+_COMMIT: Final = int(TransactionType.COMMIT)
+_ROLLBACK: Final = int(TransactionType.ROLLBACK)
 _KEPT_FLAGS: Final = ~(TRANSACTION_MASK | HOSTS_MASK)  # the store sets the bits of the hosts
 _SYS_FLAG_LOW: Final = SYS_FLAG_AT + 3  # the byte of sys_flag that tells the head's layout
 
@@ -65,7 +72,7 @@ _COPY_MARK: Final = b"TRANSACTION_CHECK_TIMES\x01"
 _PREPARED_MARK: Final = b"TRAN_PREPARED_QUEUE_OFFSET\x01"
 
 
-class StoredHalf(NamedTuple):
+class StoredHalf(msgspec.Struct, gc=False):
     """The parts of a half record that other records are made from."""
 
     queue_offset: int
@@ -107,6 +114,27 @@ def half_draft(message: Draft, unique_key: str) -> Draft:
     )
 
 
+def prepared_final(message: Draft, half: Draft, half_offset: int) -> Draft:
+    """Return the final message of a half that has just been appended.
+
+    The same as ``final_draft`` of the stored record, without reading it back.
+    """
+    return Draft(
+        topic=message.topic,
+        queue_id=message.queue_id,
+        body=half.body,
+        properties=half.properties,
+        tags_code=half.tags_code,
+        flag=half.flag,
+        sys_flag=half.sys_flag & _KEPT_FLAGS | _COMMIT,
+        born_timestamp=half.born_timestamp,
+        born_host=half.born_host,
+        store_host=half.store_host,
+        reconsume_times=half.reconsume_times,
+        prepared_transaction_offset=half_offset,
+    )
+
+
 def immunity_s(properties: bytes) -> int:
     """Return for how many seconds the producer asked not to be checked; 0 when it did not."""
     value = get_property(properties, b"CHECK_IMMUNITY_TIME_IN_SECONDS")
@@ -115,13 +143,20 @@ def immunity_s(properties: bytes) -> int:
     return min(int(value[:_DIGITS_MAX]), IMMUNITY_S_MAX)
 
 
-def parse_half(record: bytes) -> StoredHalf | None:
-    """Take a stored record apart; None when it is whole but not a half message."""
+def parse_half(record: bytes, offset: int) -> StoredHalf | None:
+    """Take apart the half record at a physical offset; ``record`` may have more bytes behind it.
+
+    None when these bytes do not begin with a whole, valid half record that lies at ``offset``.
+    The CRC is tested because what is built from the parts gets a new one: a body that the disk has
+    changed must not be delivered as sound.
+    """
+    if len(record) < _HEAD_SIZE_MAX:
+        return None
     head = HEADS[record[_SYS_FLAG_LOW] & HOSTS_MASK]
     (
-        _,
+        total_size,
         magic,
-        _,
+        body_crc,
         _,
         flag,
         queue_offset,
@@ -135,13 +170,19 @@ def parse_half(record: bytes) -> StoredHalf | None:
         _,
         body_size,
     ) = head.unpack_from(record)
-    body_end = head.size + body_size
-    properties_at = body_end + len(_TOPIC_FIELD) + 2
+    body_at = head.size
+    body_end = body_at + body_size
+    properties_at = body_end + _PROPERTIES_BEHIND_BODY
     if (
         magic != MAGIC_V1
         or sys_flag & TRANSACTION_MASK
+        or physical_offset != offset
+        or not body_at <= body_end < properties_at <= total_size <= len(record)
         or not record.startswith(_TOPIC_FIELD, body_end)
     ):
+        return None
+    body = record[body_at:body_end]
+    if crc32(body) & CRC_MASK != body_crc:
         return None
     return StoredHalf(
         queue_offset,
@@ -153,8 +194,8 @@ def parse_half(record: bytes) -> StoredHalf | None:
         store_timestamp,
         store_host,
         reconsume_times,
-        record[head.size : body_end],
-        without_crc_tail(record[properties_at:]),
+        body,
+        without_crc_tail(record[properties_at:total_size]),
     )
 
 
@@ -162,6 +203,29 @@ def real_topic(half: StoredHalf) -> str | None:
     """Return the topic the producer sent to; None when the record does not say."""
     topic = get_property(half.properties, b"REAL_TOPIC")
     return None if topic is None else topic.decode()
+
+
+def is_copy(half: StoredHalf) -> bool:
+    """Tell whether Apache RocketMQ wrote the record, as a copy of a half it asked about."""
+    return get_property(half.properties, b"TRANSACTION_CHECK_TIMES") is not None
+
+
+def _destination(properties: bytes) -> tuple[str, int]:
+    """Return topic and queue the message belongs to."""
+    # Halves of ours end with the three properties that `half_draft` appends, in its order.
+    parts = properties.rsplit(b"\x02", 4)
+    if (
+        len(parts) == 5
+        and parts[1].startswith(b"REAL_TOPIC\x01")
+        and parts[2].startswith(b"REAL_QID\x01")
+        and parts[3].startswith(b"__transactionId__\x01")
+        and not parts[4]
+    ):
+        return parts[1][11:].decode(), int(parts[2][9:])
+    topic = get_property(properties, b"REAL_TOPIC")
+    if topic is None:
+        raise ValueError("a half record without REAL_TOPIC")
+    return topic.decode(), int(get_property(properties, b"REAL_QID") or 0)
 
 
 def unique_key(half: StoredHalf) -> str | None:
@@ -180,17 +244,15 @@ def final_draft(half: StoredHalf) -> Draft:
         ValueError: The half does not say where the message belongs.
     """
     properties = half.properties
-    topic = get_property(properties, b"REAL_TOPIC")
-    if topic is None:
-        raise ValueError(f"half record at {half.physical_offset} has no REAL_TOPIC")
+    topic, queue_id = _destination(properties)
     return Draft(
-        topic=topic.decode(),
-        queue_id=int(get_property(properties, b"REAL_QID") or 0),
+        topic=topic,
+        queue_id=queue_id,
         body=half.body,
         properties=properties,
         tags_code=tags_code(properties),
         flag=half.flag,
-        sys_flag=half.sys_flag & _KEPT_FLAGS | TransactionType.COMMIT,
+        sys_flag=half.sys_flag & _KEPT_FLAGS | _COMMIT,
         born_timestamp=half.born_timestamp,
         born_host=half.born_host,
         store_host=half.store_host,
@@ -199,11 +261,11 @@ def final_draft(half: StoredHalf) -> Draft:
     )
 
 
-def rollback_draft(half: StoredHalf) -> Draft:
-    """Return the record that says: this transaction was rolled back."""
+def rollback_draft(final: Draft) -> Draft:
+    """Return the record that says: the transaction with this final message was rolled back."""
     parts = []
     for name in (b"PGROUP", b"UNIQ_KEY", b"__transactionId__"):
-        value = get_property(half.properties, name)
+        value = get_property(final.properties, name)
         if value is not None:
             parts.append(b"%b\x01%b\x02" % (name, value))
     return Draft(
@@ -211,33 +273,24 @@ def rollback_draft(half: StoredHalf) -> Draft:
         queue_id=0,
         body=b"",
         properties=b"".join(parts),
-        sys_flag=TransactionType.ROLLBACK,
-        born_timestamp=half.born_timestamp,
-        born_host=half.born_host,
-        store_host=half.store_host,
-        prepared_transaction_offset=half.physical_offset,
+        sys_flag=_ROLLBACK,
+        born_timestamp=final.born_timestamp,
+        born_host=final.born_host,
+        store_host=final.store_host,
+        prepared_transaction_offset=final.prepared_transaction_offset,
     )
 
 
 def parked_draft(half: StoredHalf) -> Draft:
     """Return the copy for operators of a message that no producer could decide about."""
-    return Draft(
-        topic=TRANS_CHECK_MAX_TIME_TOPIC,
-        queue_id=0,
-        body=half.body,
-        properties=half.properties,
-        tags_code=tags_code(half.properties),
-        flag=half.flag,
-        sys_flag=half.sys_flag & _KEPT_FLAGS,
-        born_timestamp=half.born_timestamp,
-        born_host=half.born_host,
-        store_host=half.store_host,
-        reconsume_times=half.reconsume_times,
-        prepared_transaction_offset=half.physical_offset,
-    )
+    parked = final_draft(half)
+    parked.topic = TRANS_CHECK_MAX_TIME_TOPIC
+    parked.queue_id = 0
+    parked.sys_flag &= _KEPT_FLAGS
+    return parked
 
 
-def check_body(record: bytes, check_number: int) -> bytes:
+def check_body(half: StoredHalf, check_number: int) -> bytes:
     """Return the body of a check request: the stored half under its real topic and queue.
 
     ``TRANSACTION_CHECK_TIMES`` tells the producer's listener how often it has been asked, as a
@@ -246,17 +299,24 @@ def check_body(record: bytes, check_number: int) -> bytes:
     Raises:
         ValueError: The half does not say where the message belongs.
     """
-    half = decode_record(record, check_crc=False)
-    properties = without_properties(without_crc_tail(half.properties), _MARKS_OF_COPIES)
-    topic = get_property(properties, b"REAL_TOPIC")
-    if topic is None:
-        raise ValueError(f"half record at {half.physical_offset} has no REAL_TOPIC")
-    name = topic.decode()
-    return encode_record(
-        half._replace(
-            magic=MAGIC_V2 if len(name) > TOPIC_LENGTH_V1_MAX else MAGIC_V1,
-            topic=name,
-            queue_id=int(get_property(properties, b"REAL_QID") or 0),
-            properties=properties + b"TRANSACTION_CHECK_TIMES\x01%d\x02" % check_number,
-        )
+    properties = half.properties
+    if _COPY_MARK in properties or _PREPARED_MARK in properties:
+        properties = without_properties(properties, _MARKS_OF_COPIES)
+    topic, queue_id = _destination(half.properties)
+    number = b"TRANSACTION_CHECK_TIMES\x01%d\x02" % check_number
+    record = new_record(
+        topic=topic,
+        queue_id=queue_id,
+        body=half.body,
+        properties=terminated(properties) + number,
+        born_timestamp=half.born_timestamp,
+        born_host=half.born_host,
+        store_timestamp=half.store_timestamp,
+        store_host=half.store_host,
+        queue_offset=half.queue_offset,
+        physical_offset=half.physical_offset,
+        flag=half.flag,
+        sys_flag=half.sys_flag,
+        reconsume_times=half.reconsume_times,
     )
+    return encode_record(record)

@@ -153,6 +153,7 @@ _RULES: Final[dict[State, dict[Event, Result]]] = {
         _E.RESUMED_FOUND: Result(_S.ROLLED_BACK, _V.IGNORE),
     },
 }
+_PREPARED, _COMMITTED, _PARKED = State.PREPARED, State.COMMITTED, State.PARKED  # for the hot path
 _TABLE: Final = tuple(tuple(_RULES[state][event] for event in Event) for state in State)
 
 
@@ -211,7 +212,7 @@ class DecidedMemory:
         """Keep a decision; the position is that of the record that decided."""
         young = self._young
         young[offset] = position << 2 | state
-        if state is State.COMMITTED:
+        if state is _COMMITTED:
             self._newest_final = position
         if len(young) >= self._limit:
             self.forgotten_final = self._old_final
@@ -265,6 +266,8 @@ class PendingTable:
 
     def names_of(self, entry: Pending) -> Iterable[int]:
         """Return the half queue offsets by which op messages know the transaction."""
+        if not self._copies_of:
+            return (entry.queue_offset,)
         return (entry.queue_offset, *self._copies_of.get(entry.offset, ()))
 
     def add_copy(self, offset: int, first: int, queue_offset: int) -> None:
@@ -290,7 +293,7 @@ class PendingTable:
             queue_offset,
             store_timestamp,
             sys.intern(group),
-            State.PREPARED,
+            _PREPARED,
             checks,
             immunity_s,
             owner,
@@ -317,7 +320,7 @@ class PendingTable:
 
     def decide(self, entry: Pending, state: State, position: int) -> None:
         """Take a transaction off the table; the record at ``position`` has decided it."""
-        if entry.state is State.PARKED:
+        if entry.state is _PARKED:
             self.parked -= 1
         del self._pending[entry.offset]
         self.decided.remember(entry.offset, state, position)

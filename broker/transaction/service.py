@@ -17,7 +17,7 @@ early one, and is taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -46,8 +46,10 @@ from .half import (
     final_draft,
     half_draft,
     immunity_s,
+    is_copy,
     parked_draft,
     parse_half,
+    prepared_final,
     real_topic,
     rollback_draft,
     unique_key,
@@ -64,6 +66,7 @@ from .pending import (
     Verdict,
     outcome,
 )
+from .recent import RecentFinals
 from .snapshot import LOG_BYTES_MIN, Snapshots, load_snapshot, remove_snapshot
 
 logger = logging.getLogger(__name__)
@@ -71,9 +74,14 @@ logger = logging.getLogger(__name__)
 IDLE_TICK_MS: Final = 250
 """Longest pause between two ticks: how late a check may be that was planned during the pause."""
 
+FIRST_READ: Final = 2_048
+"""Bytes read of a half at first; larger ones are read once more, at their size."""
+
 INDEX_HITS_MAX: Final = 64
 """Records looked at to find an old decision: those with the same unique key, in practice one."""
 
+_COMMITTED: Final = State.COMMITTED  # looking a member up in its class is a tenth of a microsecond
+_DECIDE: Final = Verdict.DECIDE
 _DECISION_NAMES: Final = {State.COMMITTED: "committed", State.ROLLED_BACK: "rolled back"}
 
 
@@ -95,6 +103,8 @@ class TransactionLog(Protocol):
     def request_flush(self) -> None: ...
 
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+
+    def read(self, ranges: Iterable[tuple[int, int]]) -> bytes | None: ...
 
     def record_bytes(self, physical_offset: int) -> bytes | None: ...
 
@@ -141,13 +151,14 @@ class TransactionService:
         """Wire the parts; ``before_parking`` has the topic of parked messages created."""
         self._log = log
         self._append = log.append
-        self._read = log.record_bytes
+        self._read = log.read
         self._config = config
         self._now_ms = now_ms
         self._snapshot_path = snapshot_path
         self._before_parking = before_parking
         self._table = PendingTable(decided_remembered)
         self._find = self._table.get
+        self._recent = RecentFinals()
         self._min_offset = 0
         self._ops = OpWriter(log.append, config, store_host)
         self._checker = Checker(
@@ -155,7 +166,7 @@ class TransactionService:
             producers,
             config,
             broker_name=broker_name,
-            read=log.record_bytes,
+            read_half=self._half_at,
             park=self._park,
         )
         self._snapshots = Snapshots(
@@ -230,6 +241,8 @@ class TransactionService:
             immunity_s=immunity_s(properties) if b"CHECK_IMMUNITY" in properties else 0,
             owner=connection,
         )
+        offset = appended.physical_offset
+        self._recent.add(offset, prepared_final(message, half, offset))
         self._checker.schedule_first(entry)
         self._counters.prepared += 1
         return appended
@@ -260,31 +273,47 @@ class TransactionService:
         if entry.group != producer_group:
             raise HalfMismatchError(entry.offset, "The producer group wrong")
         state, verdict = outcome(entry.state, event)
-        if verdict is not Verdict.DECIDE:
+        if verdict is not _DECIDE:
             self._counters.unknown += 1
             return 0
-        record = self._read(entry.offset)
-        half = None if record is None else parse_half(record)
-        if half is None:
-            raise HalfNotFoundError(entry.offset)
-        if state is State.COMMITTED:
-            appended = self._append((final_draft(half),))[0]
+        final = self._recent.take(entry.offset) or self._final_of(entry)
+        if state is _COMMITTED:
+            appended = self._append((final,))[0]
             self._counters.committed += 1
         else:
-            appended = self._append((rollback_draft(half),))[0]
+            appended = self._append((rollback_draft(final),))[0]
             self._counters.rolled_back += 1
-        for name in self._table.names_of(entry):
-            self._ops.add(name)
-        self._table.decide(entry, state, appended.physical_offset)
-        return appended.physical_offset + appended.size
+        for queue_offset in self._table.names_of(entry):
+            self._ops.add(queue_offset)
+        position = appended.physical_offset
+        self._table.decide(entry, state, position)
+        return position + appended.size
+
+    def _final_of(self, entry: Pending) -> Draft:
+        half = self._half_at(entry.offset)
+        if half is None:
+            raise HalfNotFoundError(entry.offset)
+        return final_draft(half)
+
+    def _half_at(self, offset: int) -> StoredHalf | None:
+        """Read the half record at an offset; None when there is none, or none that is sound."""
+        # Its size is not known, and keeping it would cost memory per transaction. One read of
+        # common length, from the page cache, does for most.
+        chunk = self._read(((offset, FIRST_READ),))
+        if chunk is not None:
+            half = parse_half(chunk, offset)
+            if half is not None:
+                return half
+        record = self._log.record_bytes(offset)
+        return None if record is None else parse_half(record, offset)
 
     def _end_other(self, offset: int, queue_offset: int, group: str, event: Event) -> int:
         """Apply a decision about a half that is not undecided under this offset."""
-        record = self._read(offset)
-        half = None if record is None else parse_half(record)
+        record = self._log.record_bytes(offset)
         if record is None:
             raise HalfNotFoundError(offset)
-        if half is None or half.physical_offset != offset:
+        half = parse_half(record, offset)
+        if half is None:
             raise HalfMismatchError(offset, "The record is not a half message")
         if half.queue_offset != queue_offset:
             raise HalfMismatchError(offset, "The transaction state table offset wrong")
@@ -302,7 +331,7 @@ class TransactionService:
         Every undecided half is in the table. This one is not, so whatever is found here, nothing is
         appended.
         """
-        decision = self._table.decided.find(first) or self._decision_in_log(half)
+        decision = self._table.decided.find(first) or self._decision_in_log(first, half)
         if decision is None:
             raise DecisionForgottenError(first)
         _, verdict = outcome(decision.state, event)
@@ -318,7 +347,7 @@ class TransactionService:
         self._counters.unknown += 1
         return 0
 
-    def _decision_in_log(self, half: StoredHalf) -> Decision | None:
+    def _decision_in_log(self, first: int, half: StoredHalf) -> Decision | None:
         """Find out how a transaction ended that the memory has forgotten; None: not to be told.
 
         A final message is in the index. If it is not, while the index has the half and reaches as
@@ -333,7 +362,7 @@ class TransactionService:
                 final is not None
                 and final.topic == topic
                 and final.sys_flag & TRANSACTION_MASK == TransactionType.COMMIT
-                and self._is_final_of(final.prepared_transaction_offset, half, key)
+                and self._is_link_to(first, final.prepared_transaction_offset, half, key)
             ):
                 return Decision(State.COMMITTED, position)
         _, indexed_until = self._log.index_last_update
@@ -349,17 +378,17 @@ class TransactionService:
         begin_ms = since_ms - 60_000
         return self._log.query_index(topic, key, INDEX_HITS_MAX, begin_ms, self._now_ms() + 60_000)
 
-    def _is_final_of(self, linked_offset: int, half: StoredHalf, key: str) -> bool:
-        """Tell whether a final's link leads to this half, or to a check copy of it."""
-        if linked_offset == half.physical_offset:
+    def _is_link_to(self, first: int, linked_offset: int, half: StoredHalf, key: str) -> bool:
+        """Tell whether a final's link leads to a transaction, of which ``half`` is one name.
+
+        RocketMQ's finals may lead to any check copy. A twin, sent again by a producer that got no
+        answer, has the same key and is another transaction; so of two records with one key, one
+        must be a copy.
+        """
+        if linked_offset in {first, half.physical_offset} or is_copy(half):
             return True
-        record = self._read(linked_offset)
-        linked = None if record is None else parse_half(record)
-        return (
-            linked is not None
-            and unique_key(linked) == key
-            and get_property(linked.properties, b"TRANSACTION_CHECK_TIMES") is not None
-        )
+        linked = self._half_at(linked_offset)
+        return linked is not None and unique_key(linked) == key and is_copy(linked)
 
     # --- what happens by itself
 
@@ -382,8 +411,7 @@ class TransactionService:
 
     def _park(self, entry: Pending) -> bool:
         """Give up asking; False when that could not be recorded, and must be tried again."""
-        record = self._read(entry.offset)
-        half = None if record is None else parse_half(record)
+        half = self._half_at(entry.offset)
         if half is None:
             logger.error("event=half_unreadable half_offset=%d", entry.offset)
             return False

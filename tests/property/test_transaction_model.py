@@ -112,6 +112,11 @@ class TransactionMachine(RuleBasedStateMachine):
         else:
             raise AssertionError("a request that names no half message was accepted")
 
+    @rule()
+    def forget_recent(self) -> None:
+        """Have the next decisions read their halves from the log."""
+        self.broker.service._recent.__init__()  # type: ignore[misc]
+
     @rule(group=st.sampled_from(GROUPS))
     def connect(self, group: str) -> None:
         producer = self.broker.producers.join(group, Connected())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from halfmq.broker.config import TransactionConfig
@@ -120,6 +120,17 @@ class MemoryLog:
         self.min_offset = offset
         for gone in [at for at in self._records if at < offset]:
             del self._records[gone]
+
+    def read(self, ranges: Iterable[tuple[int, int]]) -> bytes | None:
+        pieces = []
+        for start, length in ranges:
+            piece = b"".join(
+                encoded for offset, encoded in self._records.items() if offset >= start
+            )
+            pieces.append(piece[:length])
+            if start not in self._records or len(pieces[-1]) < length:
+                return None
+        return b"".join(pieces)
 
     def record_bytes(self, physical_offset: int) -> bytes | None:
         return self._records.get(physical_offset)

@@ -8,6 +8,7 @@ import pytest
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction import checker
 from halfmq.broker.transaction.checker import BUCKET_MS, Timetable
+from halfmq.broker.transaction.half import StoredHalf
 from halfmq.broker.transaction.pending import Event
 from halfmq.remoting.codes import RequestCode
 from halfmq.store.errors import StoreError
@@ -248,14 +249,14 @@ def test_an_unreadable_half_does_not_harm_the_others(
     """Each transaction's trouble is its own, and is told."""
     producer = broker.producers.join("pg", Connected())
     broken, sound = broker.prepare(), broker.prepare()
-    read = broker.log.record_bytes
+    read = broker.service._half_at
 
-    def fail_for_one(offset: int) -> bytes | None:
+    def fail_for_one(offset: int) -> StoredHalf | None:
         if offset == broken.physical_offset:
             raise StoreError("a bad sector")
         return read(offset)
 
-    monkeypatch.setattr(broker.service._checker, "_read", fail_for_one)
+    monkeypatch.setattr(broker.service._checker, "_read_half", fail_for_one)
     with caplog.at_level(logging.ERROR):
         broker.wait(TIMEOUT_MS + BUCKET_MS)
 

@@ -12,6 +12,7 @@ from halfmq.broker.transaction.half import (
     immunity_s,
     parked_draft,
     parse_half,
+    prepared_final,
     rollback_draft,
 )
 from halfmq.store.draft import Draft
@@ -30,10 +31,11 @@ from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from tests.support.golden_store import unpack
 from tests.support.transactions import HOST, PEER, START_MS, golden_log, message
 
+OFFSET = 73_400_320
 KEY = "7F000001A1B2C3D4E5F600000001"
 
 
-def stored(draft: Draft, *, offset: int = 73_400_320, queue_offset: int = 12) -> bytes:
+def stored(draft: Draft, *, offset: int = OFFSET, queue_offset: int = 12) -> bytes:
     """Return the draft as the log would hold it."""
     return encode_record(_record(draft, offset, queue_offset))
 
@@ -124,7 +126,7 @@ def test_final_messages_are_those_of_rocketmq(name: str, tmp_path: Path) -> None
     for final in finals:
         half = log.record_bytes(final.prepared_transaction_offset)
         assert half is not None
-        parsed = parse_half(half)
+        parsed = parse_half(half, final.prepared_transaction_offset)
         assert parsed is not None
         ours = decode_record(
             encode_record(
@@ -147,7 +149,7 @@ def test_ipv6_hosts_and_a_checksum_tail_survive_the_rewriting() -> None:
     half.properties = with_crc_tail(half.properties)
     record = seal_crc_tail(stored(half))
 
-    parsed = parse_half(record)
+    parsed = parse_half(record, OFFSET)
 
     assert parsed is not None
     final = final_draft(parsed)
@@ -155,15 +157,17 @@ def test_ipv6_hosts_and_a_checksum_tail_survive_the_rewriting() -> None:
     assert (final.born_host, final.sys_flag) == (original.born_host, 0x8)
     assert final.tags_code == original.tags_code
     assert b"__CRC32#" not in final.properties
-    assert b"__CRC32#" not in decode_record(check_body(record, 1)).properties
+    assert b"__CRC32#" not in decode_record(check_body(parsed, 1)).properties
 
 
 def test_the_final_message_links_to_its_half() -> None:
     """Field 14 is what makes the log alone tell which half was committed."""
-    parsed = parse_half(stored(half_draft(message(key=KEY), KEY)))
+    parsed = parse_half(stored(half_draft(message(key=KEY), KEY)), OFFSET)
 
     assert parsed is not None
     final = final_draft(parsed)
+    original = message(key=KEY)
+    assert final == prepared_final(original, half_draft(original, KEY), OFFSET)
     assert (final.prepared_transaction_offset, final.sys_flag) == (73_400_320, 0x8)
     assert (final.flag, final.reconsume_times) == (7, 2)
     assert decode_properties(final.properties)["TRAN_MSG"] == "true"
@@ -171,10 +175,10 @@ def test_the_final_message_links_to_its_half() -> None:
 
 def test_a_rollback_record_is_small_and_seen_by_nobody() -> None:
     """It links to its half like a final message, and enters neither queue nor index."""
-    parsed = parse_half(stored(half_draft(message(key=KEY, body=b"x" * 9_999), KEY)))
+    parsed = parse_half(stored(half_draft(message(key=KEY, body=b"x" * 9_999), KEY)), OFFSET)
 
     assert parsed is not None
-    rollback = rollback_draft(parsed)
+    rollback = rollback_draft(final_draft(parsed))
     assert (rollback.topic, rollback.queue_id, rollback.body) == (HALF_TOPIC, 0, b"")
     assert rollback.prepared_transaction_offset == 73_400_320
     assert not has_queue_entry(rollback.sys_flag)
@@ -184,13 +188,13 @@ def test_a_rollback_record_is_small_and_seen_by_nobody() -> None:
         "UNIQ_KEY": KEY,
         "__transactionId__": KEY,
     }
-    assert parse_half(stored(rollback)) is None
+    assert parse_half(stored(rollback), OFFSET) is None
 
 
 def test_a_parked_copy_is_a_visible_message_that_links_to_its_half() -> None:
     """An operator finds it in its topic with everything that is needed to decide."""
     half = half_draft(message(key=KEY, properties={"TAGS": "TagA"}), KEY)
-    parsed = parse_half(stored(half))
+    parsed = parse_half(stored(half), OFFSET)
 
     assert parsed is not None
     parked = parked_draft(parsed)
@@ -203,8 +207,10 @@ def test_a_parked_copy_is_a_visible_message_that_links_to_its_half() -> None:
 def test_a_check_shows_the_message_under_its_real_topic() -> None:
     """Clients decode the body as a stored record and give it to the user's listener."""
     half = half_draft(message(key=KEY, queue_id=3), KEY)
+    parsed = parse_half(stored(half), OFFSET)
+    assert parsed is not None
 
-    asked = decode_record(check_body(stored(half), 2))
+    asked = decode_record(check_body(parsed, 2))
 
     assert (asked.topic, asked.queue_id, asked.body) == ("orders", 3, b"row 1")
     assert (asked.physical_offset, asked.queue_offset) == (73_400_320, 12)
@@ -219,7 +225,7 @@ def test_a_check_shows_the_message_under_its_real_topic() -> None:
 )
 def test_what_is_no_half_is_not_taken_for_one(draft: Draft) -> None:
     """An END_TRANSACTION can name any record of the log."""
-    assert parse_half(stored(draft)) is None
+    assert parse_half(stored(draft), OFFSET) is None
 
 
 def test_a_half_without_its_topic_cannot_be_delivered() -> None:
@@ -227,10 +233,31 @@ def test_a_half_without_its_topic_cannot_be_delivered() -> None:
     half = half_draft(message(key=KEY), KEY)
     half.properties = b"PGROUP\x01pg\x02"
     record = stored(half)
-    parsed = parse_half(record)
+    parsed = parse_half(record, OFFSET)
 
     assert parsed is not None
     with pytest.raises(ValueError, match="REAL_TOPIC"):
         final_draft(parsed)
     with pytest.raises(ValueError, match="REAL_TOPIC"):
-        check_body(record, 1)
+        check_body(parsed, 1)
+
+
+def test_a_damaged_half_is_not_read() -> None:
+    """What is made of its parts gets a new checksum, so the old one has to be right."""
+    record = stored(half_draft(message(key=KEY, body=b"x" * 100), KEY))
+    assert parse_half(record + b"what comes next", OFFSET) == parse_half(record, OFFSET) is not None
+
+    assert parse_half(record, OFFSET + 1) is None
+    assert parse_half(record.replace(b"xxxx", b"xxyx", 1), OFFSET) is None
+    for end in range(len(record)):
+        assert parse_half(record[:end], OFFSET) is None
+
+
+def test_a_half_written_by_rocketmq_tells_its_destination() -> None:
+    """There the properties have another order, and may lack the last separator."""
+    half = half_draft(message(key=KEY), KEY)
+    half.properties = b"REAL_QID\x015\x02REAL_TOPIC\x01paid\x02PGROUP\x01pg"
+    parsed = parse_half(stored(half), OFFSET)
+
+    assert parsed is not None
+    assert (final_draft(parsed).topic, final_draft(parsed).queue_id) == ("paid", 5)

@@ -1,0 +1,228 @@
+"""Transactions over the real store: files, flushes, restarts, and stores of the official broker."""
+
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.config import TransactionConfig
+from halfmq.broker.transaction.errors import DecidedOtherwiseError
+from halfmq.broker.transaction.pending import Event
+from halfmq.broker.transaction.service import TransactionService
+from halfmq.store.config import FlushMode, StoreConfig
+from halfmq.store.draft import Appended
+from halfmq.store.format.record import Record
+from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.message_store import MessageStore
+from tests.support.golden_store import GoldenStore, unpack
+from tests.support.transactions import HOST, Clock, Connected, Directory, message
+
+
+class StoredBroker:
+    """A transaction service over a store directory."""
+
+    def __init__(self, root: Path, **settings: int) -> None:
+        self.root = root
+        self.clock = Clock()
+        self.producers = Directory()
+        self._settings = settings
+        self._keys = 0
+        self.open(root)
+
+    def open(self, root: Path) -> None:
+        self.root = root
+        self.store = MessageStore(
+            StoreConfig(
+                root=root,
+                flush_mode=FlushMode.SYNC_FLUSH,
+                commit_log_file_size=self._settings.get("log", 16_384),
+                consume_queue_file_size=self._settings.get("queue", 1_000),
+                max_message_size=self._settings.get("message", 8_192),
+                max_hash_slots=100,
+                max_index_items=400,
+            ),
+            now_ms=self.clock,
+        )
+        self.store.open()
+        self.service = TransactionService(
+            self.store,
+            self.producers,
+            TransactionConfig(),
+            broker_name="broker-a",
+            store_host=HOST,
+            now_ms=self.clock,
+            snapshot_path=root / "config" / "halfmqTransactions",
+            decided_remembered=2,
+        )
+        self.service.rebuild()
+
+    def prepare(self, body: bytes = b"row 1", *, queue_id: int = 0) -> Appended:
+        self._keys += 1
+        key = f"{self._keys:032X}"
+        half = self.service.prepare(
+            message(key=key, body=body, queue_id=queue_id), "pg", key, Connected()
+        )
+        self.flush()
+        return half
+
+    def end(self, half: Appended, event: Event) -> int:
+        position = self.service.end(half.physical_offset, half.queue_offset, "pg", event)
+        self.flush()
+        return position
+
+    def flush(self) -> None:
+        """Wait for the disk, and index what was stored."""
+        while self.store.tick():
+            pass
+        deadline = time.monotonic() + 10
+        while self.store.durable_offset < self.store.write_offset:
+            assert time.monotonic() < deadline
+            self.store.request_flush()
+            time.sleep(0.001)
+
+    def stop(self) -> None:
+        self.service.drain()
+        self.store.close()
+
+    def restart(self) -> None:
+        """Stop in order and start again."""
+        self.stop()
+        self.open(self.root)
+
+    def kill(self, target: Path) -> None:
+        """Go on with the files as a killed process leaves them."""
+        shutil.copytree(self.root, target)
+        self.store.close()
+        self.open(target)
+
+    def wait(self, milliseconds: int) -> None:
+        self.clock.now_ms += milliseconds
+        while self.service.tick() == 0:
+            pass
+        self.flush()
+
+    def consumed(self, topic: str = "orders", queue_id: int = 0) -> list[Record]:
+        """What a consumer of the queue gets."""
+        found = self.store.get(topic, queue_id, 0, max_count=1_000, max_bytes=1 << 20)
+        return [
+            record
+            for start, length in found.ranges
+            for record in self.store.scan(start, start + length)
+        ]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[StoredBroker]:
+    """A broker on an empty directory."""
+    broker = StoredBroker(tmp_path / "store")
+    yield broker
+    broker.store.close()
+
+
+def test_a_message_is_consumed_after_its_commit_only(broker: StoredBroker) -> None:
+    """Half, rollback and op records are in no queue that consumers read."""
+    committed, rolled_back, open_half = (broker.prepare(body) for body in (b"1", b"2", b"3"))
+    assert broker.consumed() == []
+
+    broker.end(rolled_back, Event.ROLLBACK)
+    broker.end(committed, Event.COMMIT)
+    broker.service.drain()
+    broker.flush()
+
+    assert [record.body for record in broker.consumed()] == [b"1"]
+    assert [record.queue_offset for record in broker.consumed()] == [0]
+    assert broker.store.queue_bounds(HALF_TOPIC, 0) == (0, 3)
+    assert broker.store.queue_bounds(OP_TOPIC, 0) == (0, 1)
+    assert open_half.queue_offset == 2
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_restart_keeps_every_decision(broker: StoredBroker, tmp_path: Path, how: str) -> None:
+    """Over several log files, with a memory that holds two decisions only."""
+    halves = [broker.prepare(b"%d" % number * 300) for number in range(40)]
+    for number, half in enumerate(halves):
+        if number % 4 < 2:
+            broker.end(half, Event.COMMIT if number % 4 else Event.ROLLBACK)
+    broker.kill(tmp_path / "after") if how == "killed" else broker.restart()
+
+    assert broker.service.pending == 20
+    producer = broker.producers.join("pg", Connected())
+    broker.wait(60_000)
+    assert producer.asked_offsets == [
+        half.physical_offset for number, half in enumerate(halves) if number % 4 >= 2
+    ]
+    for number, half in enumerate(halves):
+        event, opposite = Event.COMMIT, Event.ROLLBACK
+        if number % 4 == 0:
+            event, opposite = opposite, event
+        broker.end(half, event)
+        with pytest.raises(DecidedOtherwiseError):
+            broker.end(half, opposite)
+    assert sorted(record.body for record in broker.consumed()) == sorted(
+        b"%d" % number * 300 for number in range(40) if number % 4
+    )
+
+
+def test_large_halves_are_committed_whole(broker: StoredBroker) -> None:
+    """Their size is not known before they are read, and they may end where a file does."""
+    bodies = [bytes([65 + number]) * size for number, size in enumerate((7_000, 1_600, 8_192, 1))]
+    halves = [broker.prepare(body) for body in bodies]
+    broker.service._recent.__init__()  # type: ignore[misc]  # have them read from the log
+    for half in halves:
+        broker.end(half, Event.COMMIT)
+    assert [record.body for record in broker.consumed()] == bodies
+
+
+def test_a_parked_message_can_be_read(broker: StoredBroker) -> None:
+    """Operators find it in its topic, like any message."""
+    producer = broker.producers.join("pg", Connected())
+    broker.prepare()
+    for _ in range(17):
+        broker.wait(31_000)
+    assert len(producer.asked) == 15
+    (parked,) = broker.consumed(TRANS_CHECK_MAX_TIME_TOPIC)
+    assert parked.body == b"row 1"
+
+
+# --- stores of the official broker
+
+
+@pytest.fixture(params=["tx-midway-killed", "tx-midway-clean", "v4-tx"])
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> GoldenStore:
+    """One store in the middle of transactions."""
+    return unpack(request.param, tmp_path)
+
+
+def test_a_store_of_rocketmq_opens_in_the_middle_of_transactions(golden: GoldenStore) -> None:
+    """Exactly the undecided are asked about; what was decided stays decided."""
+    broker = StoredBroker(golden.root)
+    broker.producers.join("pg_tx", producer := Connected())
+    broker.producers.join("pg_other", producer)
+    broker.wait(3_600_000_000 * 100)  # the recordings are of a later year than the test's clock
+    by_state: dict[str, set[str]] = {}
+    for transaction in golden.truth["transactions"]:
+        by_state.setdefault(transaction["state_in_the_log"], set()).add(transaction["uniqKey"])
+
+    assert {header.transaction_id for _, header, _ in producer.asked} == by_state["UNDECIDED"]
+    assert broker.service.metrics()["pending_parked"] == len(by_state["DISCARDED"])
+    for transaction in golden.truth["transactions"]:
+        half = transaction["halves"][-1]
+        finals = len(transaction["finals"])
+        event = Event.ROLLBACK if transaction["state_in_the_log"] == "ROLLED_BACK" else Event.COMMIT
+        end = broker.store.write_offset
+
+        broker.service.end(
+            half["commitLogOffset"], half["queueOffset"], transaction["producerGroup"], event
+        )
+        broker.flush()
+
+        undecided = transaction["state_in_the_log"] in {"UNDECIDED", "DISCARDED"}
+        assert (broker.store.write_offset > end) is undecided, transaction["what"]
+        assert undecided or finals or event is Event.ROLLBACK
+    broker.stop()
+
+    broker.open(golden.root)  # and once more, now from the snapshot
+    assert broker.service.pending == 0
+    broker.store.close()
