@@ -1,0 +1,233 @@
+"""`kill -9` of broker and producers: nothing acknowledged is lost, nothing decided is undone.
+
+Real processes, real sockets, real files. By default a few rounds; as a campaign as many as fit into
+`HALFMQ_CAMPAIGN_SECONDS` (60). The seed of each run is printed and can be set by `HALFMQ_SEED`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from halfmq.client import (
+    ClientConfig,
+    Consumer,
+    Decision,
+    Message,
+    MessageView,
+    TransactionProducer,
+)
+from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support import crash_producer
+from tests.support.ledger import Ledger, consume_all, send_until
+
+ROOT = Path(__file__).parents[2]
+SENDERS = 8
+SMALL_FILES = {"mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 20_000}
+"""Settings under which files roll many times within a round."""
+
+
+def _seed() -> int:
+    seed = int(os.environ.get("HALFMQ_SEED") or random.randrange(1 << 32))
+    print(f"HALFMQ_SEED={seed}")
+    return seed
+
+
+def _config(broker: BrokerProcess) -> ClientConfig:
+    return ClientConfig(namesrv=broker.address, reconnect_delay_min=0.02, reconnect_delay_max=0.1)
+
+
+async def _kill_under_load(broker: BrokerProcess, ledger: Ledger, seconds: list[float]) -> None:
+    """Send from several producers while the broker is killed and started again."""
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        for number in range(SENDERS):
+            prefix = f"{len(ledger.sent)}-{number}"
+            group.create_task(send_until(stop, ledger, _config(broker), prefix))
+        for pause in seconds:
+            await asyncio.sleep(pause)
+            await asyncio.to_thread(broker.kill)
+            await asyncio.to_thread(broker.start)
+        stop.set()
+
+
+def _check_kills(tmp_path: Path, rounds: int, chance: random.Random) -> Ledger:
+    ledger = Ledger()
+    with broker_process(tmp_path, **SMALL_FILES) as broker:
+        pauses = [chance.uniform(0.05, 0.6) for _ in range(rounds)]
+        asyncio.run(_kill_under_load(broker, ledger, pauses))
+        asyncio.run(asyncio.wait_for(consume_all(ledger, _config(broker), ledger.acknowledged), 60))
+    assert ledger.acknowledged
+    assert ledger.acknowledged <= ledger.consumed.keys()
+    assert ledger.consumed.keys() <= ledger.sent  # nothing is delivered that nobody sent
+    return ledger
+
+
+def test_nothing_acknowledged_is_lost_when_the_broker_is_killed(tmp_path: Path) -> None:
+    """An answered send is on disk: kills at random moments under load lose none of them."""
+    ledger = _check_kills(tmp_path, 4, random.Random(_seed()))
+
+    print(f"acknowledged={len(ledger.acknowledged)} sent={len(ledger.sent)}")
+
+
+@pytest.mark.campaign
+def test_many_kills_lose_nothing(tmp_path: Path) -> None:
+    """The same for as long as the campaign lasts, each time on a fresh store."""
+    chance = random.Random(_seed())
+    end = time.monotonic() + float(os.environ.get("HALFMQ_CAMPAIGN_SECONDS", "60"))
+    kills = acknowledged = 0
+    while time.monotonic() < end:
+        ledger = _check_kills(tmp_path / str(kills), 10, chance)
+        kills += 10
+        acknowledged += len(ledger.acknowledged)
+
+    print(f"kills={kills} acknowledged={acknowledged} lost=0")
+
+
+async def _next_body(broker: BrokerProcess, group: str, topic: str) -> bytes:
+    consumer = Consumer(group, {topic: "*"}, start_from="first", config=_config(broker))
+    async with consumer, asyncio.timeout(30):
+        async for message in consumer:
+            await message.ack()
+            return message.body
+    raise AssertionError("the consumer ended without a message")
+
+
+def _ledger_database(path: Path) -> sqlite3.Connection:
+    database = sqlite3.connect(path)
+    database.execute("create table if not exists ledger (key text primary key)")
+    database.commit()
+    return database
+
+
+def _die_before_the_decision(broker: BrokerProcess, group: str, ledger: Path, *keys: str) -> None:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
+    done = subprocess.run(
+        [sys.executable, crash_producer.__file__, broker.address, group, str(ledger), *keys],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == -9, done.stderr
+
+
+def test_a_producer_killed_before_its_decision_has_its_message_delivered(tmp_path: Path) -> None:
+    """The row is committed, the decision never left: another producer of the group is asked."""
+    path = tmp_path / "ledger.db"
+    database = _ledger_database(path)
+    asked: list[str] = []
+
+    async def checker(message: MessageView) -> Decision:
+        asked.append(message.keys)
+        row = database.execute("select 1 from ledger where key = ?", [message.keys]).fetchone()
+        return Decision.COMMIT if row else Decision.ROLLBACK
+
+    async def heir(broker: BrokerProcess) -> bytes:
+        async with TransactionProducer("heirs", checker=checker, config=_config(broker)):
+            return await _next_body(broker, "readers", crash_producer.TOPIC)
+
+    with broker_process(tmp_path / "broker", transactionTimeOut=300) as broker:
+        _die_before_the_decision(broker, "heirs", path, "o-1")
+
+        body = asyncio.run(heir(broker))
+
+    assert body == b"o-1"
+    assert asked == ["o-1"]
+
+
+def test_producer_and_broker_killed_together_lose_nothing(tmp_path: Path) -> None:
+    """The undecided transaction survives in the log, and its question with it."""
+    path = tmp_path / "ledger.db"
+    database = _ledger_database(path)
+
+    async def checker(message: MessageView) -> Decision:
+        row = database.execute("select 1 from ledger where key = ?", [message.keys]).fetchone()
+        return Decision.COMMIT if row else Decision.ROLLBACK
+
+    async def heir(broker: BrokerProcess) -> bytes:
+        async with TransactionProducer("heirs", checker=checker, config=_config(broker)):
+            return await _next_body(broker, "readers", crash_producer.TOPIC)
+
+    with broker_process(tmp_path / "broker", transactionTimeOut=300) as broker:
+        _die_before_the_decision(broker, "heirs", path, "o-1")
+        broker.kill()
+        broker.start()
+
+        assert asyncio.run(heir(broker)) == b"o-1"
+
+
+async def _decide(broker: BrokerProcess, count: int) -> tuple[set[bytes], set[bytes]]:
+    """Commit every other transaction and roll the rest back; all decisions are answered."""
+    committed: set[bytes] = set()
+    rolled_back: set[bytes] = set()
+
+    async def one(number: int) -> None:
+        body = f"d-{number}".encode()
+        async with producer.transaction(Message("decided", body, keys=body.decode())) as tx:
+            tx.decide(Decision.ROLLBACK if number % 2 else Decision.COMMIT)
+        assert tx.decided
+        (rolled_back if number % 2 else committed).add(body)
+
+    async def unexpected(_message: MessageView) -> Decision:
+        return Decision.UNKNOWN
+
+    producer = TransactionProducer("deciders", checker=unexpected, config=_config(broker))
+    async with producer:
+        await asyncio.gather(*(one(number) for number in range(count)))
+        await asyncio.to_thread(broker.kill)
+    return committed, rolled_back
+
+
+def test_what_was_decided_is_not_asked_again_after_a_kill(tmp_path: Path) -> None:
+    """Decisions answered and then `kill -9` at once: nobody is asked, and none is undone.
+
+    (Apache RocketMQ asks again about every one decided in the last seconds, and what it is then
+    told to commit it delivers a second time, rolled-back messages included.)
+    """
+    asked: list[str] = []
+    undecided = asyncio.Event()
+
+    async def checker(message: MessageView) -> Decision:
+        asked.append(message.keys)
+        undecided.set()
+        return Decision.COMMIT
+
+    async def after_the_kill(broker: BrokerProcess, committed: set[bytes]) -> list[bytes]:
+        """Wait until a later undecided one is asked about: earlier ones would come first."""
+        bodies: list[bytes] = []
+        config = _config(broker)
+        producer = TransactionProducer("deciders", checker=checker, config=config)
+        consumer = Consumer("readers", {"decided": "*"}, start_from="first", config=config)
+        async with producer, consumer, asyncio.timeout(30):
+            async with producer.transaction(Message("decided", b"late", keys="late")) as tx:
+                tx.decide(Decision.UNKNOWN)
+            await undecided.wait()
+            async for message in consumer:
+                bodies.append(message.body)
+                await message.ack()
+                if committed | {b"late"} <= set(bodies):
+                    break
+        return bodies
+
+    with broker_process(tmp_path, transactionTimeOut=200, transactionCheckInterval=200) as broker:
+        committed, rolled_back = asyncio.run(_decide(broker, 60))
+        broker.start()
+
+        bodies = asyncio.run(after_the_kill(broker, committed))
+
+    assert len(committed) == len(rolled_back) == 30
+    assert asked == ["late"]
+    assert sorted(bodies) == sorted(committed | {b"late"})

@@ -1,0 +1,89 @@
+"""The C++ client (PyPI wheel `rocketmq` 0.4.4), unmodified, against our broker."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfmq.client.testing import BrokerProcess, broker_process
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("rocketmq") is None,
+    reason="the wheel rocketmq 0.4.4 exists for Linux on x86-64 only; the C++ client is NOT tested",
+)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all scenarios; their topics and groups differ."""
+    with broker_process(tmp_path_factory.mktemp("cpp"), messageDelayLevel="1s 1s 1s 1s") as running:
+        yield running
+
+
+def _run(broker: BrokerProcess, scenario: str, home: Path) -> list[dict[str, Any]]:
+    path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.cpp_client", broker.address, scenario],
+        cwd=ROOT,
+        env={**os.environ, "HOME": str(home), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr + broker.log
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def _consumed(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line["consumed"] for line in lines if "consumed" in line]
+
+
+def test_it_sends_and_consumes_by_tag(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Sends are acknowledged with ids and offsets; the push consumer gets the tags it wants."""
+    lines = _run(broker, "send_and_consume", tmp_path)
+
+    sent = [line for line in lines if "sent" in line]
+    consumed = _consumed(lines)
+    assert [line["status"] for line in sent] == [0] * 5
+    assert all(len(line["id"]) == 32 for line in sent)
+    assert {one["body"] for one in consumed} == {"m-0", "m-1", "m-3", "m-4", "m-5"}
+    assert all(one["keys"] == one["body"] and one["tags"] in {"A", "B"} for one in consumed)
+
+
+def test_its_batch_becomes_single_messages(broker: BrokerProcess, tmp_path: Path) -> None:
+    """It marks a batch by "1", which the official broker takes for no: it stores one message."""
+    lines = _run(broker, "batch", tmp_path)
+
+    assert sorted(one["body"] for one in _consumed(lines)) == ["b-0", "b-1", "b-2"]
+
+
+def test_messages_with_one_key_stay_in_order(broker: BrokerProcess, tmp_path: Path) -> None:
+    """They go to one queue, one behind the other."""
+    lines = _run(broker, "in_order", tmp_path)
+
+    assert [line["offset"] for line in lines] == list(range(6))
+
+
+def test_a_refused_message_comes_again(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Sent back to the broker, delayed, and delivered from the retry topic with its count."""
+    lines = _run(broker, "retry", tmp_path)
+
+    assert [(one["body"], one["times"]) for one in _consumed(lines)] == [("again", 1)]
+
+
+def test_its_pull_consumer_reads_every_queue(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Offsets, bounds and bodies are what it expects."""
+    lines = _run(broker, "pull", tmp_path)
+
+    assert sorted(one["body"] for one in _consumed(lines)) == ["p-0", "p-1", "p-2", "p-3"]

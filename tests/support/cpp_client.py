@@ -1,0 +1,136 @@
+"""Drives the C++ client of the wheel `rocketmq` and prints what it saw, one JSON object per line.
+
+Run as a script in a process of its own: the library starts threads that outlive its objects, logs
+into the home directory, and calls back from threads that Python did not make.
+
+``cpp_client.py NAMESRV SCENARIO``
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from rocketmq.client import Message, Producer, PullConsumer, PushConsumer, RecvMessage
+from rocketmq.ffi import _CConsumeStatus, dll
+
+WAIT_S = 30.0
+
+
+def _say(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
+
+
+def _message(topic: str, body: str, tags: str, keys: str = "") -> Any:
+    message = Message(topic)
+    message.set_body(body)
+    message.set_tags(tags)
+    message.set_keys(keys or body)
+    return message
+
+
+def _producer(namesrv: str, group: str) -> Any:
+    producer = Producer(group)
+    producer.set_namesrv_addr(namesrv)
+    producer.start()
+    return producer
+
+
+def _consume(
+    namesrv: str, group: str, topic: str, expression: str, count: int, fail_first: bool = False
+) -> list[dict[str, object]]:
+    """Consume `count` messages by push; the first one is refused once when `fail_first`."""
+    arrived: queue.Queue[dict[str, object]] = queue.Queue()
+    refused: list[str] = []
+
+    def take(_consumer: object, handle: Any) -> Any:
+        message = RecvMessage(handle)
+        if fail_first and not refused:
+            refused.append(message.body.decode())
+            return _CConsumeStatus.RECONSUME_LATER.value
+        arrived.put(
+            {
+                "body": message.body.decode(),
+                "tags": (message.tags or b"").decode(),
+                "keys": (message.keys or b"").decode(),
+                "queue_offset": message.queue_offset,
+                "times": message.reconsume_times,
+            }
+        )
+        return _CConsumeStatus.CONSUME_SUCCESS.value
+
+    consumer = PushConsumer(group)
+    consumer.set_namesrv_addr(namesrv)
+    # Not `subscribe`: it cannot refuse a message, its callback loses the status it returns.
+    dll.Subscribe(consumer._handle, topic.encode(), expression.encode())
+    consumer._register_callback(take)
+    consumer.start()
+    try:
+        return [arrived.get(timeout=WAIT_S) for _ in range(count)]
+    finally:
+        consumer.shutdown()
+
+
+def send_and_consume(namesrv: str) -> None:
+    """Send five messages one by one, one without waiting; consume those of two tags."""
+    producer = _producer(namesrv, "cpp-producer")
+    for number in range(5):
+        result = producer.send_sync(_message("cpp", f"m-{number}", "ABC"[number % 3]))
+        _say(sent=f"m-{number}", status=int(result.status), offset=result.offset, id=result.msg_id)
+    producer.send_oneway(_message("cpp", "m-5", "A"))
+    for one in _consume(namesrv, "cpp-consumer", "cpp", "A || B", 5):
+        _say(consumed=one)
+    producer.shutdown()
+
+
+def batch(namesrv: str) -> None:
+    """Send three messages as one batch; consume them."""
+    producer = _producer(namesrv, "cpp-batch-producer")
+    result = producer.send_batch([_message("cpp-batch", f"b-{number}", "T") for number in range(3)])
+    _say(sent="batch", status=int(result.status), offset=result.offset)
+    for one in _consume(namesrv, "cpp-batch-consumer", "cpp-batch", "*", 3):
+        _say(consumed=one)
+    producer.shutdown()
+
+
+def in_order(namesrv: str) -> None:
+    """Send six messages with one number as key, in order."""
+    producer = _producer(namesrv, "cpp-order-producer")
+    for number in range(6):
+        result = producer.send_orderly(_message("cpp-order", f"o-{number}", "T"), 7)
+        _say(sent=f"o-{number}", status=int(result.status), offset=result.offset)
+    producer.shutdown()
+
+
+def retry(namesrv: str) -> None:
+    """Refuse a message once; it comes again by way of the broker."""
+    producer = _producer(namesrv, "cpp-retry-producer")
+    producer.send_sync(_message("cpp-retry", "again", "T"))
+    for one in _consume(namesrv, "cpp-retry-consumer", "cpp-retry", "*", 1, fail_first=True):
+        _say(consumed=one)
+    producer.shutdown()
+
+
+def pull(namesrv: str) -> None:
+    """Pull from every queue of a topic with the plain pull consumer."""
+    producer = _producer(namesrv, "cpp-pull-producer")
+    for number in range(4):
+        producer.send_sync(_message("cpp-pull", f"p-{number}", "T"))
+    consumer = PullConsumer("cpp-pull-consumer")
+    consumer.set_namesrv_addr(namesrv)
+    consumer.start()
+    for message in consumer.pull("cpp-pull"):
+        _say(consumed={"body": message.body.decode(), "queue_offset": message.queue_offset})
+    consumer.shutdown()
+    producer.shutdown()
+
+
+SCENARIOS: dict[str, Callable[[str], None]] = {
+    scenario.__name__: scenario for scenario in (send_and_consume, batch, in_order, retry, pull)
+}
+
+if __name__ == "__main__":
+    SCENARIOS[sys.argv[2]](sys.argv[1])
