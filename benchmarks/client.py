@@ -34,6 +34,7 @@ Header = Literal["json", "msgpack"]
 _OUTSTANDING: Final = (1, 64, 256)
 _HEADERS: Final[tuple[Header, ...]] = ("json", "msgpack")
 _WARMUP: Final = 0.3  # seconds: connecting, the route, the interpreter's caches
+_GIVE_UP: Final = 30.0  # seconds beside a run's own, for a client that never gets through
 _HEAD: Final = ("client", "header", "outstanding", "sends/s", "CPU us", "C us", "xC")
 
 NewLoop = Callable[[], asyncio.AbstractEventLoop]
@@ -68,7 +69,10 @@ class Cost:
 async def measure(port: int, load: Load) -> Cost:
     """Keep ``load.outstanding`` sends running; a send that fails ends the measurement."""
     config = ClientConfig(namesrv=f"127.0.0.1:{port}", header_type=load.header)
-    async with Producer("benchmark", config=config) as producer:
+    async with (
+        asyncio.timeout(load.seconds + _WARMUP + _GIVE_UP),
+        Producer("benchmark", config=config) as producer,
+    ):
         sent = 0
         ends_at = time.perf_counter() + _WARMUP
 
