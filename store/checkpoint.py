@@ -2,7 +2,9 @@
 
 The checkpoint names points in time up to which log and queues are known to be on disk; after a
 kill, recovery scans from the file that was begun before the older of the two. RocketMQ reads
-ours and we read RocketMQ's: five int64, in a file of 4096 bytes.
+ours and we read RocketMQ's: five int64, in a file of 4096 bytes. In the part of it that RocketMQ
+leaves alone, an ordered stop notes how log and queues looked, so that the next start sees when
+some of it was lost since.
 
 The abort marker exists while the store is open. Who finds it on opening knows that the last stop
 was none. Source: RocketMQ ``StoreCheckpoint.java``, ``DefaultMessageStore.java``.
@@ -13,12 +15,17 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from struct import Struct
 from typing import Final
+from zlib import crc32
 
 from .mapped_file import sync_directory
 
 _LAYOUT: Final = Struct(">qqqqq")
 _FILE_SIZE: Final = 4096  # bytes; RocketMQ maps a page of the system
 assert _LAYOUT.size == 40
+_CLOSED_AT: Final = 64
+_CLOSED_MAGIC: Final = b"hmqc"
+_CLOSED: Final = Struct(">4sqI")  # magic, closed offset, queues digest
+_CRC: Final = Struct(">I")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +37,8 @@ class Checkpoint:
     index_timestamp: int = 0  # indexMsgTimestamp: newest key of the last full index file
     master_flushed_offset: int = 0  # used by RocketMQ's replication
     confirm_offset: int = 0  # confirmPhyOffset: where the last record that recovery saw begins
+    closed_offset: int = -1  # ours: where the log ended at an ordered stop; -1 without one
+    queues_digest: int = 0  # ours: of all queues' ends at that stop
 
     def save(self, path: Path) -> None:
         """Write the file and flush it. All of it lies in one sector, so it cannot be torn."""
@@ -38,7 +47,10 @@ class Checkpoint:
             created = os.fstat(fd).st_size < _FILE_SIZE
             if created:
                 os.ftruncate(fd, _FILE_SIZE)
-            os.pwrite(fd, _LAYOUT.pack(*astuple(self)), 0)
+            *rocketmqs, closed_offset, digest = astuple(self)
+            closed = _CLOSED.pack(_CLOSED_MAGIC, closed_offset, digest)
+            content = _LAYOUT.pack(*rocketmqs).ljust(_CLOSED_AT, b"\0") + closed
+            os.pwrite(fd, content + _CRC.pack(crc32(closed)), 0)
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -55,13 +67,26 @@ def load_checkpoint(path: Path) -> Checkpoint:
     if len(content) < _LAYOUT.size:
         return Checkpoint()
     log, queues, index, master, confirm = _LAYOUT.unpack_from(content)
+    closed_offset, digest = _closed_in(content)
     return Checkpoint(
         log_timestamp=log,
         queues_timestamp=queues,
         index_timestamp=index,
         master_flushed_offset=master,
         confirm_offset=confirm,
+        closed_offset=closed_offset,
+        queues_digest=digest,
     )
+
+
+def _closed_in(content: bytes) -> tuple[int, int]:
+    """Return what the last ordered stop of ours noted; -1 and 0 where nothing valid stands."""
+    closed = content[_CLOSED_AT : _CLOSED_AT + _CLOSED.size]
+    check = content[_CLOSED_AT + _CLOSED.size :][: _CRC.size]
+    if len(check) < _CRC.size or check != _CRC.pack(crc32(closed)):
+        return -1, 0
+    magic, closed_offset, digest = _CLOSED.unpack(closed)
+    return (closed_offset, digest) if magic == _CLOSED_MAGIC else (-1, 0)
 
 
 class AbortMarker:

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Final
+from zlib import crc32
 
 from .errors import DiskFullError
 from .format.properties import PROPERTIES_SIZE_MAX
@@ -426,6 +427,11 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
                 for directory in sorted(topic.iterdir()):
                     if directory.is_dir() and directory.name.isdecimal():
                         self[topic.name, int(directory.name)].load()
+
+    def digest(self) -> int:
+        """Return a number that tells whether any queue ends elsewhere than it did."""
+        ends = sorted((*key, queue.next_offset) for key, queue in self.items() if queue.next_offset)
+        return crc32(repr(ends).encode())
 
     def close(self) -> None:
         """Close all maps."""

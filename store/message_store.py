@@ -199,7 +199,7 @@ class MessageStore:
         complete = True
         if self._keys is not None:
             complete = self._keys.finish()
-        self._flush_derived()
+        self._flush_derived(closed=True)
         return complete
 
     def _close_files(self) -> None:
@@ -220,7 +220,7 @@ class MessageStore:
             self._upkeep_failed = True
             raise
 
-    def _flush_derived(self) -> None:
+    def _flush_derived(self, *, closed: bool = False) -> None:
         timestamp = self._log.last_store_timestamp  # taken first: it covers what is flushed below
         for queue in list(self._queues.values()):
             queue.sync()
@@ -232,6 +232,8 @@ class MessageStore:
             queues_timestamp=timestamp,
             index_timestamp=index_timestamp,
             confirm_offset=self._confirm_offset,
+            closed_offset=self._log.write_offset if closed else -1,
+            queues_digest=self._queues.digest() if closed else 0,
         )
         if checkpoint != self._checkpoint:
             checkpoint.save(self._checkpoint_path)

@@ -3,8 +3,9 @@
 The log is the truth. Queues are derived from it, and what they say is used only where it is
 proven, so that no stop and no earlier fault can make a message unreachable:
 
-* After a clean stop each queue's last entry must name a record that says it is that entry's.
-  Then the scan starts where the newest of these records ends; records found there are dispatched.
+* After a clean stop each queue's last entry must name a record that says it is that entry's,
+  and if the stop was ours, all queues must end where they did. Then the scan starts where the
+  newest of these records ends; records found there are dispatched.
 * After a kill the scan starts with the newest file that was begun three seconds before the
   checkpoint: log and queue entries below it are on disk. Entries of records behind that point
   are removed and written anew.
@@ -125,6 +126,8 @@ class Recovery:
         try:
             start = self._clean_start(log_start) if clean else self._checkpoint_start(checkpoint)
             scan = self._scan_from(start, log_start)
+            if clean:
+                self._compare(scan.end_offset, checkpoint)
         except _IncompleteError as reason:
             logger.warning("rebuilding all queues from offset=%s reason=%s", log_start, reason)
             start, rebuilt = log_start, True
@@ -159,6 +162,16 @@ class Recovery:
             self._prove(queue, queue.next_offset)
             start = max(start, queue.last_end)
         return start
+
+    def _compare(self, end: int, checkpoint: Checkpoint) -> None:
+        """Check that all queues end where they did at the ordered stop, if it was one of ours.
+
+        What is lost at the end of one queue shows nowhere else: the others reach the log's end.
+        """
+        if 0 <= end < checkpoint.closed_offset:
+            logger.error("log ends at offset=%s, was closed at %s", end, checkpoint.closed_offset)
+        if end == checkpoint.closed_offset and self._queues.digest() != checkpoint.queues_digest:
+            raise _IncompleteError("queues end elsewhere than at the last stop")
 
     def _prove(self, queue: ConsumeQueue, end: int) -> None:
         """Check that the last entry before ``end`` is true, if its record still exists."""

@@ -1,0 +1,265 @@
+"""Group commit: what is told to be on disk is on disk."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, get_ident
+
+import pytest
+
+from halfmq.store.config import FlushMode
+from halfmq.store.errors import FlushFailedError
+from halfmq.store.mapped_file import sync_data
+from halfmq.store.message_store import MessageStore
+from tests.support.stores import (
+    PATIENCE,
+    Clock,
+    crash,
+    draft,
+    everything,
+    flush,
+    small_config,
+    wait_until,
+)
+
+NEVER = 3_600_000  # ms
+
+
+class Disk:
+    """Stands for the disk: notes what is flushed, and can be slow or broken."""
+
+    def __init__(self) -> None:
+        self.synced: list[str] = []  # names of files, in order
+        self.go_on = Event()
+        self.go_on.set()
+        self.entered = Event()
+        self.broken = False
+
+    def fdatasync(self, fd: int) -> None:
+        self.entered.set()
+        assert self.go_on.wait(PATIENCE)
+        if self.broken:
+            raise OSError(errno.EIO, "Input/output error")
+        sync_data(fd)
+        self.synced.append(Path(f"/proc/self/fd/{fd}").readlink().name)
+
+
+@pytest.fixture
+def disk() -> Disk:
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("needs /proc to name descriptors")
+    return Disk()
+
+
+def open_store(
+    root: Path,
+    disk: Disk,
+    *,
+    on_durable: Callable[[int], None] = lambda offset: None,
+    on_failure: Callable[[Exception], None] = lambda error: None,
+    mode: FlushMode = FlushMode.SYNC_FLUSH,
+    interval_ms: int = NEVER,
+) -> MessageStore:
+    store = MessageStore(
+        small_config(root, flush_mode=mode, flush_interval_ms=interval_ms),
+        now_ms=Clock(),
+        on_durable=on_durable,
+        on_failure=on_failure,
+        fdatasync=disk.fdatasync,
+    )
+    store.open()
+    return store
+
+
+def test_durable_is_told_after_the_flush_and_from_its_thread(tmp_path: Path, disk: Disk) -> None:
+    """A reply that is released by it finds its record on disk."""
+    told: list[tuple[int, int, int]] = []
+    store = open_store(
+        tmp_path,
+        disk,
+        on_durable=lambda offset: told.append((offset, len(disk.synced), get_ident())),
+    )
+    (done,) = store.append([draft()])
+    assert store.durable_offset == 0
+
+    store.request_flush()
+
+    wait_until(lambda: bool(told))
+    assert told[0][:2] == (done.end, 1)
+    assert told[0][2] != get_ident()
+    assert store.durable_offset == done.end
+    store.close()
+
+
+def test_what_comes_during_a_flush_waits_for_the_next(tmp_path: Path, disk: Disk) -> None:
+    """Only what was written when the flush began is covered by it; the rest goes as one group."""
+    told: list[int] = []
+    store = open_store(tmp_path, disk, on_durable=told.append)
+    disk.go_on.clear()
+    (first,) = store.append([draft()])
+    store.request_flush()
+    assert disk.entered.wait(PATIENCE)
+    for _ in range(10):
+        (last,) = store.append([draft()])
+        store.request_flush()
+    assert told == []
+
+    disk.go_on.set()
+
+    wait_until(lambda: store.durable_offset == last.end)
+    assert told == [first.end, last.end]
+    assert len(disk.synced) == 2
+    store.close()
+
+
+def test_a_group_over_several_files_flushes_them_all(tmp_path: Path, disk: Disk) -> None:
+    """The end of the old file, every file between, and the new one."""
+    store = open_store(tmp_path, disk)
+    flush_of_first = store.append([draft(body=bytes(4000))])
+    flush(store)
+
+    done = store.append([draft(body=bytes(4000)) for _ in range(12)])
+    flush(store)
+
+    touched = range(flush_of_first[0].end // 16_384, done[-1].end // 16_384 + 1)
+    assert len(touched) >= 4
+    assert disk.synced[1:] == [f"{number * 16_384:020d}" for number in touched]
+    store.close()
+
+
+def test_async_flush_needs_no_request(tmp_path: Path, disk: Disk) -> None:
+    """The disk follows by itself, within the interval."""
+    store = open_store(tmp_path, disk, mode=FlushMode.ASYNC_FLUSH, interval_ms=1)
+
+    (done,) = store.append([draft()])
+
+    wait_until(lambda: store.durable_offset == done.end)
+    store.close()
+
+
+def test_async_flush_can_be_asked_for(tmp_path: Path, disk: Disk) -> None:
+    """Decisions of transactions are made durable in every mode."""
+    store = open_store(tmp_path, disk, mode=FlushMode.ASYNC_FLUSH)
+
+    (done,) = store.append([draft()])
+    store.request_flush()
+
+    wait_until(lambda: store.durable_offset == done.end)
+    store.close()
+
+
+def test_nothing_new_is_not_flushed(tmp_path: Path, disk: Disk) -> None:
+    """An idle broker leaves the disk alone."""
+    store = open_store(tmp_path, disk, interval_ms=1)
+    store.append([draft()])
+    flush(store)
+
+    store.request_flush()
+    store.close()
+
+    assert len(disk.synced) == 1
+
+
+def test_a_failed_flush_stops_the_store_for_good(tmp_path: Path, disk: Disk) -> None:
+    """The kernel forgets what it could not write, so a second flush would lie."""
+    failures: list[Exception] = []
+    durable: list[int] = []
+    store = open_store(
+        tmp_path, disk, on_failure=failures.append, on_durable=durable.append, interval_ms=1
+    )
+    (first,) = store.append([draft()])
+    wait_until(lambda: store.durable_offset == first.end)
+    disk.broken = True
+
+    store.append([draft(body=b"lost")])
+    wait_until(lambda: bool(failures))
+    disk.broken = False
+    store.request_flush()
+
+    with pytest.raises(FlushFailedError, match="Input/output error") as caught:
+        store.append([draft()])
+    assert isinstance(failures[0], FlushFailedError)
+    assert caught.value.durable_offset == first.end
+    assert [record.body for record in everything(store)] == [b"body"]
+    store.close()
+    assert len(disk.synced) == 1, "a failed flush is never tried again"
+    assert durable == [first.end]
+    assert (tmp_path / "abort").exists(), "the next start must not trust this store"
+
+
+def test_a_listener_that_fails_does_not_stop_the_flusher(tmp_path: Path, disk: Disk) -> None:
+    """Others wait for the next flush, whatever became of this one's replies."""
+
+    def on_durable(offset: int) -> None:
+        raise RuntimeError("event loop is closed")
+
+    store = open_store(tmp_path, disk, on_durable=on_durable)
+
+    for _ in range(3):
+        store.append([draft()])
+        flush(store)
+
+    assert len(disk.synced) == 3
+    store.close()
+
+
+def test_close_flushes_what_nobody_waited_for(tmp_path: Path, disk: Disk) -> None:
+    """An ordered stop loses nothing, not even of ASYNC_FLUSH."""
+    store = open_store(tmp_path, disk, mode=FlushMode.ASYNC_FLUSH)
+    store.append([draft(), draft()])
+
+    store.close()
+
+    assert disk.synced == ["0" * 20]
+    assert not (tmp_path / "abort").exists()
+
+
+def test_names_of_new_files_reach_the_disk_first(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is flushed but in no directory is lost by a power cut."""
+    store = open_store(tmp_path, disk)
+    synced: list[tuple[Path, int]] = []
+    monkeypatch.setattr(
+        "halfmq.store.flush.sync_directory",
+        lambda path: synced.append((path, len(disk.synced))),
+    )
+
+    store.append([draft(body=bytes(8000)) for _ in range(4)])
+    flush(store)
+
+    directory = tmp_path / "commitlog"
+    assert synced[:2] == [(directory, 0), (directory, 1)]
+    store.close()
+
+
+def test_the_checkpoint_follows(tmp_path: Path, disk: Disk) -> None:
+    """A start after a kill need not scan what is known to be on disk."""
+    config = small_config(tmp_path / "store", flush_interval_consume_queue_ms=1)
+    clock = Clock()
+    store = MessageStore(config, now_ms=clock)
+    store.open()
+    for _ in range(20):
+        store.append([draft(body=bytes(4000))])
+        clock.now += 1000
+    flush(store)
+    wanted = store.record_at(store.min_offset)
+    assert wanted is not None
+    newest = [record.store_timestamp for record in store.scan(0)][-1]
+    checkpoint = tmp_path / "store" / "checkpoint"
+    wait_until(
+        lambda: (
+            checkpoint.exists() and checkpoint.read_bytes()[:16] == newest.to_bytes(8, "big") * 2
+        )
+    )
+
+    copy = crash(tmp_path / "store", tmp_path / "copy")
+    store.close()
+
+    reopened = MessageStore(small_config(copy), now_ms=clock)
+    report = reopened.open()
+    assert not report.clean
+    assert report.start_offset > 0
+    assert not report.queues_rebuilt
+    assert len(everything(reopened)) == 20
+    reopened.close()
