@@ -1,0 +1,121 @@
+"""The README's examples run as they stand."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from halfmq.client.testing import BrokerProcess, broker_process
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+WAIT_S = 60
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def _environment(broker: BrokerProcess, home: Path) -> dict[str, str]:
+    """What a shell would have, but for the port: the test does not count on 9876 being free."""
+    return {
+        **os.environ,
+        "NAMESRV_ADDR": broker.address,
+        "HOME": str(home),
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def test_the_first_screen_has_the_two_commands() -> None:
+    """One installs and starts the broker, one installs and runs the tests."""
+    set_up = [block.strip() for block in _blocks("bash")[:2]]
+
+    assert set_up == [
+        "pip install . && broker --conf conf/broker.conf",
+        "pip install -e '.[test]' && pytest",
+    ]
+    assert README.index(set_up[1]) < len("\n".join(README.splitlines()[:25]))
+
+
+def test_it_can_be_read_in_one_go() -> None:
+    """A README that nobody finishes protects nobody."""
+    assert len(README.splitlines()) < 150
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """A broker whose data lie where the README says, under a home directory of the test."""
+    with broker_process(
+        tmp_path / "broker", storePathRootDir=tmp_path / ".halfmq" / "store"
+    ) as running:
+        yield running
+
+
+def test_the_examples_send_consume_and_commit(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Pasted as they stand: the message is consumed, and the row and its message both exist."""
+    asynchronous, blocking = _blocks("python")
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", asynchronous],
+        cwd=tmp_path,
+        env=_environment(broker, tmp_path),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        first, second = process.stdout.readline(), process.stdout.readline()
+    finally:
+        process.kill()  # the example goes on waiting for messages
+        process.stdout.close()
+        process.wait()
+    assert re.fullmatch(r"[0-9A-F]{32,56} \S+ 0\n", first)
+    assert second == "b'hello'\n"
+
+    done = subprocess.run(
+        [sys.executable, "-c", blocking],
+        cwd=tmp_path,
+        env=_environment(broker, tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "SEND_OK\n"), done.stderr
+
+
+def test_the_audit_line_runs_on_the_live_directory(broker: BrokerProcess, tmp_path: Path) -> None:
+    """The line after the installation, pasted into a shell, finds the store and calls it clean."""
+    asynchronous = _blocks("python")[0]
+    line = next(block for block in _blocks("bash") if "audit" in block).partition("&& ")[2]
+    environment = _environment(broker, tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", asynchronous],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert "hello" in process.stdout.readline() + process.stdout.readline()
+        process.kill()
+
+    done = subprocess.run(
+        line.replace("python ", f"{sys.executable} "),
+        shell=True,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=4 * WAIT_S,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "committed" in done.stdout
