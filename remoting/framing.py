@@ -88,10 +88,11 @@ class FrameDecoder:
         """Append the whole frames of ``data``; return where the unfinished one starts."""
         size = len(data)
         start = 0
+        readers, length_max = self._readers, self._length_max  # looked up once, not per frame
         while size - start >= FRAME_HEAD.size:
             length, word = _unpack_head(data, start)
             end = start + 4 + length
-            if not 4 <= length <= self._length_max:
+            if not 4 <= length <= length_max:
                 raise FrameTooLargeError(4 + length, self._frame_size_max)
             if end > size:
                 self._needed = 4 + length
@@ -99,7 +100,7 @@ class FrameDecoder:
             body_start = start + 8 + (word & HEADER_SIZE_MAX)
             if body_start > end:
                 raise HeaderError("header is longer than its frame")
-            read = self._readers.get(word >> 24)
+            read = readers.get(word >> 24)
             if read is None:
                 raise HeaderError(f"header type {word >> 24}")
             commands.append(read(data[start + 8 : body_start], data[body_start:end]))

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
 
@@ -149,7 +149,11 @@ def _typed_decoder(code: int) -> Callable[[bytes], Any]:
     header = msgspec.field(name="extFields", **({"default_factory": kind} if optional else {}))
     envelope = msgspec.defstruct(
         f"{kind.__name__}Envelope",
-        [("header", kind, header)],
+        [
+            # A second "code" further back must not turn one request's fields into another's.
+            ("code", Annotated[int, msgspec.Meta(ge=int(code), le=int(code))]),
+            ("header", kind, header),
+        ],
         bases=(_Envelope,),
         gc=False,
         kw_only=True,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
+from msgspec.structs import astuple
 
 from .codes import FLAG_ONE_WAY, FLAG_RESPONSE, VERSION, HeaderType, LanguageCode, ResponseCode
 from .command import RemotingCommand
@@ -52,6 +53,10 @@ def encode_request(
 ) -> bytes:
     """Return the whole frame of a request."""
     flag = FLAG_ONE_WAY if one_way else 0
+    if header_type == _MSGPACK and isinstance(header, Header):  # our own client's way
+        fields = astuple(header)
+        head = _encode_msgpack((code, opaque, flag, language, version, remark, fields))
+        return frame_head(_MSGPACK, len(head), len(body)) + head + body
     head = encode_header(header_type, code, opaque, flag, language, version, remark, header)
     return join_frame(header_type, head, body)
 
@@ -156,8 +161,13 @@ def encode_pull_reply(
             request.opaque,
             b"" if remark is None else b'"remark":%b,' % _encode_json(remark),
         )
+    elif request.header_type == _MSGPACK:
+        fields = (0, next_begin_offset, min_offset, max_offset, None, 0, 0)
+        header = _encode_msgpack(
+            (code, request.opaque, FLAG_RESPONSE, _PYTHON, VERSION, remark, fields)
+        )
     else:
-        fields = PullMessageResponseHeader(
+        offsets = PullMessageResponseHeader(
             suggest_which_broker_id=0,
             next_begin_offset=next_begin_offset,
             min_offset=min_offset,
@@ -165,7 +175,7 @@ def encode_pull_reply(
             topic_sys_flag=0,
             group_sys_flag=0,
         )
-        header = _reply_header(request, code, fields, remark)
+        header = _reply_header(request, code, offsets, remark)
     return frame_head(request.header_type, len(header), body_size) + header
 
 
@@ -177,9 +187,13 @@ def _reply_header(
 ) -> bytes:
     if header is None and request.code in RESPONSE_HEADERS:
         header = _EMPTY
-    if not header and remark is None and request.header_type == _JSON:
-        ext = b"" if header is None else b'"extFields":{},'
-        return _EMPTY_TEMPLATE % (code, ext, request.opaque)
+    if not header and remark is None:
+        if request.header_type == _JSON:
+            ext = b"" if header is None else b'"extFields":{},'
+            return _EMPTY_TEMPLATE % (code, ext, request.opaque)
+        if request.header_type == _MSGPACK:
+            reply = (code, request.opaque, FLAG_RESPONSE, _PYTHON, VERSION, None, None)
+            return _encode_msgpack(reply)
     return encode_header(
         request.header_type,
         code,

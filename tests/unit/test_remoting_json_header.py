@@ -145,6 +145,16 @@ def test_the_last_of_doubled_keys_is_kept() -> None:
     assert ext_texts(raw)["topic"] == "b"
 
 
+def test_a_second_code_cannot_mix_up_two_requests() -> None:
+    """The header's type always belongs to the code that a handler is chosen by."""
+    pull = b'{"code":30,"extFields":{"topic":"b","queueId":"0"},"code":11}'
+    command = decode_request(pull, b"")
+
+    assert command.code == 11
+    assert not isinstance(command.header, GetMaxOffsetRequestHeader)
+    assert command.header_error == "consumerGroup is missing"
+
+
 def test_raw_control_characters_in_texts_are_taken() -> None:
     """Properties are separated by them, and not every writer escapes."""
     raw = header(310, SEND_V2).replace(b"\\u0001", b"\x01").replace(b"\\u0002", b"\x02")
