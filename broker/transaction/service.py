@@ -17,7 +17,7 @@ early one, and is taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -28,7 +28,6 @@ from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import StoreError
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.properties import get_property
-from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC
 
 from ..config import TransactionConfig
@@ -40,7 +39,6 @@ from .errors import (
     HalfMismatchError,
     HalfNotFoundError,
 )
-from .fold import Fold, ForeignRecordError
 from .half import (
     StoredHalf,
     final_draft,
@@ -67,7 +65,8 @@ from .pending import (
     outcome,
 )
 from .recent import RecentFinals
-from .snapshot import LOG_BYTES_MIN, Snapshots, load_snapshot, remove_snapshot
+from .replay import ReplayLog, replay
+from .snapshot import LOG_BYTES_MIN, Snapshots
 
 logger = logging.getLogger(__name__)
 
@@ -85,32 +84,15 @@ _DECIDE: Final = Verdict.DECIDE
 _DECISION_NAMES: Final = {State.COMMITTED: "committed", State.ROLLED_BACK: "rolled back"}
 
 
-class TransactionLog(Protocol):
+class TransactionLog(ReplayLog, Protocol):
     """What transactions need of the store."""
-
-    @property
-    def min_offset(self) -> int: ...
-
-    @property
-    def write_offset(self) -> int: ...
-
-    @property
-    def durable_offset(self) -> int: ...
 
     @property
     def index_last_update(self) -> tuple[int, int]: ...
 
-    def request_flush(self) -> None: ...
-
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
 
     def read(self, ranges: Iterable[tuple[int, int]]) -> bytes | None: ...
-
-    def record_bytes(self, physical_offset: int) -> bytes | None: ...
-
-    def record_at(self, physical_offset: int) -> Record | None: ...
-
-    def scan(self, start: int, end: int | None = None) -> Iterator[Record]: ...
 
     def query_index(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
@@ -183,10 +165,10 @@ class TransactionService:
     def rebuild(self) -> None:
         """Fill the table from the log; call it once, when the store is open and nothing runs."""
         started = perf_counter()
-        position, fold = self._replay()
+        position, unmirrored = replay(self._log, self._table, self._snapshot_path)
         self._min_offset = self._log.min_offset
         gone = self._table.drop_before(self._min_offset)
-        self._ops.add_all(fold.unmirrored)
+        self._ops.add_all(unmirrored)
         not_before_ms = self._now_ms() + RESTART_GRACE_MS
         for entry in self._table:
             if entry.state is State.PREPARED:
@@ -198,7 +180,7 @@ class TransactionService:
             len(self._table) - self._table.parked,
             self._table.parked,
             len(gone),
-            len(fold.unmirrored),
+            len(unmirrored),
             position,
             self._log.write_offset,
             (perf_counter() - started) * 1_000,
@@ -472,31 +454,3 @@ class TransactionService:
             "ops_waiting": len(self._ops.waiting),
             "snapshots_taken": self._snapshots.taken,
         }
-
-    # --- replay
-
-    def _replay(self) -> tuple[int, Fold]:
-        """Fill the table from snapshot and log; return where reading the log began."""
-        ops: list[int] = []
-        position = load_snapshot(self._snapshot_path, self._log, self._table, ops)
-        if position is None:
-            position = self._log.min_offset
-        try:
-            return position, self._read_log(position, ops, by_key=False)
-        except ForeignRecordError as error:
-            logger.info("event=transactions_by_key reason=%r", str(error))
-        self._table.clear()
-        remove_snapshot(self._snapshot_path)
-        position = self._log.min_offset
-        return position, self._read_log(position, [], by_key=True)
-
-    def _read_log(self, position: int, ops: Sequence[int], *, by_key: bool) -> Fold:
-        fold = Fold(self._table, by_key=by_key)
-        fold.unmirrored.update(dict.fromkeys(ops))
-        if 0 in self._table and (record := self._log.record_at(0)) is not None:
-            key = get_property(record.properties, b"UNIQ_KEY")
-            if key is not None:
-                fold.note_key_at_zero(key)
-        for record in self._log.scan(position):
-            fold.apply(record)
-        return fold

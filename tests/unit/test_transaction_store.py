@@ -186,6 +186,48 @@ def test_a_parked_message_can_be_read(broker: StoredBroker) -> None:
     assert parked.body == b"row 1"
 
 
+@pytest.mark.parametrize("what", ["body", "length", "blank", "file"])
+def test_a_damaged_place_hides_nothing_behind_it(
+    broker: StoredBroker, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A half that the table lacks would count as decided, and its message be lost."""
+    halves = [broker.prepare(b"%d" % number * 300) for number in range(60)]
+    for half in halves[::2]:
+        broker.end(half, Event.COMMIT)
+    pending = {half.physical_offset for half in halves[1::2]}
+    broker.stop()
+    (broker.root / "config" / "halfmqTransactions").unlink()
+    damaged = halves[5]
+    first_file = broker.root / "commitlog" / f"{0:020d}"
+    data = bytearray(first_file.read_bytes())
+    if what == "body":
+        data[damaged.physical_offset + 200] ^= 1
+    elif what == "length":
+        data[damaged.physical_offset + 1] ^= 1
+    elif what == "blank":
+        next_file = max(
+            half.physical_offset + half.size for half in halves if half.physical_offset < 16_384
+        )
+        data[next_file : next_file + 8] = bytes(8)
+    else:
+        data = bytearray(len(data))
+    first_file.write_bytes(data)
+
+    broker.open(broker.root)
+
+    lost = {
+        offset
+        for offset in pending
+        if (what == "file" and offset < 16_384)
+        or (what in {"body", "length"} and offset == damaged.physical_offset)
+    }
+    assert {entry.offset for entry in broker.service._table} == pending - lost
+    assert "event=log_damaged" in caplog.text
+    for half in halves[7::2]:
+        if half.physical_offset not in lost:
+            broker.end(half, Event.COMMIT)
+
+
 # --- stores of the official broker
 
 
