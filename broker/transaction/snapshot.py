@@ -55,7 +55,8 @@ SLICE_PAUSE_MS: Final = 5
 """Time between two slices: a fifth of the loop at most, and a million rows in six seconds."""
 
 _BLOCK_SIZE: Final = 1 << 20  # bytes read at a time while the checksum is taken
-_FOOTER: Final = Struct(">qqI")  # log end, number of rows, CRC-32 of everything before the CRC
+# log end, anchor's offset and CRC-32, number of rows, CRC-32 of everything before it
+_FOOTER: Final = Struct(">qqIqI")
 _CRC_SIZE: Final = 4
 
 PENDING: Final = "pending"
@@ -69,8 +70,13 @@ class Header(NamedTuple):
     magic: str
     version: int
     position: int  # read the log from here on
-    anchor_offset: int  # a record that must be in the log, -1 for none
-    anchor_crc: int  # CRC-32 of its bytes
+
+
+class Anchor(NamedTuple):
+    """A record that must be in the log."""
+
+    offset: int  # -1 for none
+    crc: int  # CRC-32 of its bytes
 
 
 class PendingRow(NamedTuple):
@@ -121,7 +127,7 @@ def load_snapshot(path: Path, log: Log, table: PendingTable, ops: list[int]) -> 
     try:
         with path.open("rb") as file:
             header, rows = _open(file)
-            reason = _misfit(header, rows.log_end, log)
+            reason = _misfit(header, rows, log)
             if reason is None:
                 _fill(rows, table, ops)
                 return header.position
@@ -150,6 +156,7 @@ class _DefectError(Exception):
 class _Rows(NamedTuple):
     groups: Iterator[object]
     log_end: int
+    anchor: Anchor
     total: int
 
 
@@ -158,7 +165,7 @@ def _open(file: IO[bytes]) -> tuple[Header, _Rows]:
     if size < _FOOTER.size:
         raise _DefectError(f"only {size} bytes")
     file.seek(size - _FOOTER.size)
-    log_end, count, crc = _FOOTER.unpack(file.read(_FOOTER.size))
+    log_end, anchor_offset, anchor_crc, total, crc = _FOOTER.unpack(file.read(_FOOTER.size))
     if _checksum(file, size - _CRC_SIZE) != crc:
         raise _DefectError("wrong checksum")
     file.seek(0)
@@ -166,7 +173,7 @@ def _open(file: IO[bytes]) -> tuple[Header, _Rows]:
     header = msgspec.convert(next(stream, None), Header)
     if (header.magic, header.version) != (MAGIC, VERSION):
         raise _DefectError(f"a {header.magic} of version {header.version}")
-    return header, _Rows(stream, log_end, count)
+    return header, _Rows(stream, log_end, Anchor(anchor_offset, anchor_crc), total)
 
 
 def _checksum(file: IO[bytes], size: int) -> int:
@@ -191,19 +198,23 @@ def _objects(file: IO[bytes], size: int) -> Iterator[object]:
         yield from unpacker
 
 
-def _misfit(header: Header, log_end: int, log: Log) -> str | None:
+def _misfit(header: Header, rows: _Rows, log: Log) -> str | None:
     """Say why this snapshot is not of this log; None when it is."""
-    if log_end > log.write_offset:
-        return f"taken at log end {log_end}, the log ends at {log.write_offset}"
+    if rows.log_end > log.write_offset:
+        return f"taken at log end {rows.log_end}, the log ends at {log.write_offset}"
     if header.position < log.min_offset:
         return f"continues at {header.position}, the log begins at {log.min_offset}"
     if header.position < log.write_offset and log.record_bytes(header.position) is None:
         return f"no record begins at {header.position}"
-    if header.anchor_offset >= log.min_offset:
-        anchor = log.record_bytes(header.anchor_offset)
-        if anchor is None or crc32(anchor) != header.anchor_crc:
-            return f"another record stands at {header.anchor_offset}"
+    anchor = rows.anchor
+    if anchor.offset >= log.min_offset and _anchor(anchor.offset, log) != anchor:
+        return f"another record stands at {anchor.offset}"
     return None
+
+
+def _anchor(offset: int, log: Log) -> Anchor:
+    record = log.record_bytes(offset) if offset >= 0 else None
+    return Anchor(-1, 0) if record is None else Anchor(offset, crc32(record))
 
 
 def _fill(rows: _Rows, table: PendingTable, ops: list[int]) -> None:
@@ -257,9 +268,9 @@ class SnapshotWriter:
             self._write(self._packer.pack((kind, rows)))
             self._rows += len(rows)
 
-    def finish(self, log_end: int) -> None:
+    def finish(self, log_end: int, anchor: Anchor) -> None:
         """Write the footer; the file is whole, and not yet in place."""
-        footer = _FOOTER.pack(log_end, self._rows, 0)[:-_CRC_SIZE]
+        footer = _FOOTER.pack(log_end, *anchor, self._rows, 0)[:-_CRC_SIZE]
         self._write(footer)
         self._file.write(self._crc.to_bytes(_CRC_SIZE, "big"))
         self._file.flush()
@@ -359,14 +370,19 @@ class Snapshots:
             logger.warning("event=snapshot_failed file=%s error=%r", self._path, str(error))
 
     def _take(self, *, background: bool) -> Generator[None]:
-        position = self._log.write_offset
-        writer = SnapshotWriter(self._path, self._header(position))
+        log = self._log
+        position, newest = log.write_offset, self._table.newest_offset
+        writer = SnapshotWriter(self._path, Header(MAGIC, VERSION, position))
         try:
             yield from self._write_rows(writer)
-            log_end = self._log.write_offset
-            writer.finish(log_end)
+            log_end = log.write_offset
             if background:
-                yield from self._publish_in_background(writer, log_end)
+                log.request_flush()  # a quiet broker has nobody else who asks
+                while log.durable_offset < log_end:
+                    yield
+            writer.finish(log_end, _anchor(newest, log))
+            if background:
+                yield from _publish_in_background(writer)
             else:
                 writer.publish()
         except BaseException:  # closed in the middle of it, too
@@ -391,32 +407,23 @@ class Snapshots:
         # message behind `position`.
         writer.add(OPS, list(self._ops()))
 
-    def _publish_in_background(self, writer: SnapshotWriter, log_end: int) -> Iterator[None]:
-        self._log.request_flush()  # a quiet broker has nobody else who asks
-        while self._log.durable_offset < log_end:
-            yield
-        failures: list[OSError] = []
 
-        def publish() -> None:
-            try:
-                writer.publish()
-            except OSError as error:
-                failures.append(error)
+def _publish_in_background(writer: SnapshotWriter) -> Iterator[None]:
+    """Publish on a thread: fsync lets others run, and may take as long as the disk likes."""
+    failures: list[OSError] = []
 
-        # fsync lets other threads run, and may take as long as the disk likes.
-        thread = threading.Thread(target=publish, name="halfmq-snapshot", daemon=True)
-        thread.start()
+    def publish() -> None:
         try:
-            while thread.is_alive():
-                yield
-        finally:
-            thread.join()  # the file must not change hands under it
-        if failures:
-            raise failures[0]
+            writer.publish()
+        except OSError as error:
+            failures.append(error)
 
-    def _header(self, position: int) -> Header:
-        anchor_offset = self._table.newest_offset
-        anchor = self._log.record_bytes(anchor_offset) if anchor_offset >= 0 else None
-        if anchor is None:
-            return Header(MAGIC, VERSION, position, -1, 0)
-        return Header(MAGIC, VERSION, position, anchor_offset, crc32(anchor))
+    thread = threading.Thread(target=publish, name="halfmq-snapshot", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            yield
+    finally:
+        thread.join()  # the file must not change hands under it
+    if failures:
+        raise failures[0]
