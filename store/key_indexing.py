@@ -8,11 +8,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 from .draft import Appended, Draft
 from .errors import StoreError
-from .format.index import KeyedRecord
 from .index_file import IndexService
 from .log_scan import LogScan, store_timestamp
 from .mapped_file_queue import MappedFileQueue
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 Group = tuple[Sequence[Draft], Sequence[Appended]]
 
 PENDING_BYTES_MAX: Final = 32 << 20  # bytes of log not indexed yet: bounds what groups keep alive
+GROUPS_PER_PUT: Final = 128  # groups indexed at once: a fraction of a millisecond for single sends
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
 FAILURE_TOLD_EVERY: Final = 60.0  # seconds
 # Seconds between two flushes. Slots are hit at random, so each flush writes all pages of them;
@@ -91,14 +92,26 @@ class KeyIndexing:
         """Index what waits, all of it or for ``budget_ms``; return whether some still does."""
         deadline = None if budget_ms is None else time.monotonic() + budget_ms / 1000
         while self._pending:
-            group, done = self._pending[0]
+            groups = list(islice(self._pending, GROUPS_PER_PUT))
+            records = [
+                (
+                    draft.topic,
+                    draft.properties,
+                    appended.physical_offset,
+                    appended.store_timestamp,
+                    draft.sys_flag,
+                )
+                for group, done in groups
+                for draft, appended in zip(group, done, strict=True)
+            ]
             try:
-                self.index.put_group([_keyed(*pair) for pair in zip(group, done, strict=True)])
+                self.index.put_group(records)
             except StoreError as error:
                 self._tell(error)
                 return True
-            self._indexed_offset = done[-1].end
-            self._pending.popleft()
+            self._indexed_offset = groups[-1][1][-1].end
+            for _ in groups:
+                self._pending.popleft()
             if deadline is not None and time.monotonic() >= deadline:
                 break
         return bool(self._pending)
@@ -134,13 +147,3 @@ class KeyIndexing:
     def close(self) -> None:
         """Flush and release the files."""
         self.index.close()
-
-
-def _keyed(draft: Draft, appended: Appended) -> KeyedRecord:
-    return (
-        draft.topic,
-        draft.properties,
-        appended.physical_offset,
-        appended.store_timestamp,
-        draft.sys_flag,
-    )
