@@ -122,8 +122,8 @@ def split_address(address: str) -> tuple[str, int]:
         ConfigurationError: The host is empty, or the port not in 1-65535.
     """
     if address.startswith("["):
-        host, _, rest = address[1:].partition("]")
-        port_text = rest.removeprefix(":")
+        host, bracket, rest = address[1:].partition("]")
+        port_text = rest.removeprefix(":") if bracket else "missing"
     elif address.count(":") > 1:  # a bare IPv6 address cannot carry a port
         host, port_text = address, ""
     else:

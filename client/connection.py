@@ -18,7 +18,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias, cast
 
 from halfmq.remoting.codes import HeaderType, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -165,9 +165,8 @@ class Connection(asyncio.Protocol):
     # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.set_write_buffer_limits(high=self._config.write_buffer_max)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's do not derive from it
+        self._transport.set_write_buffer_limits(high=self._config.write_buffer_max)
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()

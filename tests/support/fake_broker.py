@@ -82,9 +82,13 @@ class Ignore:
 
 @dataclass(frozen=True)
 class Cut:
-    """Close the connection instead of answering; ``after_doing`` does the work all the same."""
+    """Close the connection instead of answering; ``after_doing`` does the work all the same.
+
+    ``for_good`` closes the listener too.
+    """
 
     after_doing: bool = False
+    for_good: bool = False
 
 
 Fault = Refuse | Ignore | Cut
@@ -156,6 +160,7 @@ class FakeBroker:
         self.auto_create = auto_create
         self.default_queues = queues
         self.send_back_supported = True
+        self.send_status: int = ResponseCode.SUCCESS
         self.broker_name = "broker-a"
         self.address = ""
         self.peers: list[Peer] = []
@@ -278,6 +283,8 @@ class FakeBroker:
                 code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
                 reply = encode_reply(command, code, remark=f" request type {command.code}")
         if isinstance(fault, Cut):
+            if fault.for_good and self._server is not None:
+                self._server.close()
             peer.transport.abort()
         elif fault is None and reply is not None and not command.is_one_way:
             peer.transport.write(reply)
@@ -376,6 +383,7 @@ class FakeBroker:
             header.queue_id,
             first.queue_offset,
             first.property_map.get("UNIQ_KEY"),
+            code=self.send_status,
         )
 
     def _store_one(self, header: SendMessageRequestHeader, body: bytes, raw: bytes) -> Record:

@@ -1,0 +1,48 @@
+"""Messages survive the way through properties, batches and compression."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from halfmq.client import ClientConfig, Message
+from halfmq.client.encoding import draft_batch, draft_message
+from halfmq.client.message import RESERVED_NAMES, unpack_body
+from halfmq.store.format.properties import decode_batch, decode_properties
+
+CONFIG = ClientConfig(compress_over=64)
+
+texts = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=20
+)
+names = texts.filter(lambda name: name not in RESERVED_NAMES)
+messages = st.builds(
+    Message,
+    st.just("orders"),
+    st.binary(min_size=1, max_size=300),
+    tags=st.none() | texts.filter(lambda tag: tag == tag.strip() and "||" not in tag),
+    properties=st.dictionaries(names, texts, max_size=5),
+)
+
+
+@given(messages)
+def test_a_reader_gets_back_what_was_given(message: Message) -> None:
+    """Whatever the text, the broker's and Java's parser read the same values out of it."""
+    draft = draft_message(message, "ID", CONFIG)
+
+    expected = {"UNIQ_KEY": "ID", **message.properties}
+    if message.tags:
+        expected["TAGS"] = message.tags
+    assert decode_properties(draft.properties) == expected
+    assert unpack_body(draft.body, draft.sys_flag) == message.body
+
+
+@given(st.lists(messages, min_size=1, max_size=5))
+def test_a_batch_holds_every_message_unchanged(batch: list[Message]) -> None:
+    """Order, bodies and properties."""
+    draft = draft_batch(batch, [str(n) for n in range(len(batch))], CONFIG)
+
+    units = decode_batch(draft.body)
+    assert [unit.body for unit in units] == [message.body for message in batch]
+    for unit, message in zip(units, batch, strict=True):
+        assert message.properties.items() <= decode_properties(unit.properties).items()

@@ -1,0 +1,376 @@
+"""Connections against a scripted broker: loss, silence, limits, and finding name servers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+
+from halfmq.client import (
+    ClientClosedError,
+    ClientConfig,
+    ConnectError,
+    ConnectionLostError,
+    Message,
+    Producer,
+    RequestTimeoutError,
+)
+from halfmq.client.connection import Connection, ConnectionPool, ServerRequestHandler
+from halfmq.remoting.admin_headers import GetConsumerRunningInfoRequestHeader
+from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.replies import encode_reply, encode_request
+from tests.support.client_loops import on_both_loops
+from tests.support.fake_broker import Cut, FakeBroker, Ignore, Refuse, fake_broker, until
+
+ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
+FIELDS = {"topic": "orders"}
+QUICK = ClientConfig(
+    connect_timeout=1.0, request_timeout=0.5, reconnect_delay_min=0.01, reconnect_delay_max=0.02
+)
+
+
+@contextlib.asynccontextmanager
+async def new_pool(
+    config: ClientConfig = QUICK, handlers: Mapping[int, ServerRequestHandler] | None = None
+) -> AsyncIterator[ConnectionPool]:
+    pool = ConnectionPool(config, handlers or {})
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def free_port() -> int:
+    """A port on which nobody listens."""
+    server = await asyncio.get_running_loop().create_server(asyncio.Protocol, "127.0.0.1", 0)
+    port: int = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    return port
+
+
+@on_both_loops
+async def test_a_closed_port_fails_at_once_and_says_which() -> None:
+    """The commonest mistake of a newcomer: the broker is not running."""
+    port = await free_port()
+
+    with pytest.raises(ConnectError) as caught:
+        async with Producer("g", namesrv=f"127.0.0.1:{port}"):
+            pass
+
+    assert str(caught.value) == (
+        f"cannot connect to 127.0.0.1:{port}: connection refused; is the broker running?"
+    )
+
+
+@on_both_loops
+async def test_an_unknown_host_is_named() -> None:
+    """A typing error in the address should not look like a broken network."""
+    with pytest.raises(ConnectError, match=r"no\.such\.host\.invalid:9876: the host name"):
+        await Producer("g", namesrv="no.such.host.invalid").start()
+
+
+@on_both_loops
+async def test_the_next_name_server_is_asked_when_one_is_down(broker: FakeBroker) -> None:
+    """A list of name servers is there for exactly this."""
+    dead = f"127.0.0.1:{await free_port()}"
+
+    async with Producer("g", namesrv=f"{dead};{broker.address}") as producer:
+        await producer.send(Message("orders", b"x"))
+
+    assert len(broker.messages("orders")) == 1
+
+
+@on_both_loops
+async def test_all_name_servers_are_named_when_all_are_down() -> None:
+    """Which of them was it? All of them."""
+    addresses = [f"127.0.0.1:{await free_port()}" for _ in range(2)]
+
+    with pytest.raises(ConnectError) as caught:
+        await Producer("g", namesrv=";".join(addresses)).start()
+
+    assert all(address in str(caught.value) for address in addresses)
+
+
+@on_both_loops
+async def test_a_lost_connection_fails_what_waits_for_an_answer(broker: FakeBroker) -> None:
+    """The request may have worked, so the caller must hear of it."""
+    async with new_pool() as pool:
+        broker.fail(ROUTE, Ignore(), Cut())
+        connection = await pool.get(broker.address, 1.0)
+        first = asyncio.ensure_future(connection.request(ROUTE, FIELDS, seconds=5))
+        second = asyncio.ensure_future(connection.request(ROUTE, FIELDS, seconds=5))
+
+        results = await asyncio.gather(first, second, return_exceptions=True)
+
+        assert [type(result) for result in results] == [ConnectionLostError] * 2
+        assert (await pool.get(broker.address, 1.0)) is not connection
+
+
+@on_both_loops
+async def test_a_slow_answer_times_out_and_the_connection_stays(broker: FakeBroker) -> None:
+    """Others use it too; only a peer that says nothing at all is given up."""
+    async with new_pool() as pool:
+        connection = await pool.get(broker.address, 1.0)
+        broker.fail(ROUTE, Ignore())
+        slow = asyncio.ensure_future(connection.request(ROUTE, FIELDS, seconds=0.1))
+        await until(lambda: len(broker.requests) == 1)
+        await connection.request(ROUTE, FIELDS, seconds=1)
+
+        with pytest.raises(RequestTimeoutError, match=r"request 105 within 0\.1 s"):
+            await slow
+
+        assert pool.live(broker.address) is connection
+
+
+@on_both_loops
+async def test_a_silent_peer_is_given_up(broker: FakeBroker) -> None:
+    """A half-open connection would otherwise time out every request for minutes."""
+    async with new_pool() as pool:
+        connection = await pool.get(broker.address, 1.0)
+        await asyncio.sleep(
+            0.01
+        )  # else a coarse clock cannot tell silence from a last sign of life
+        broker.fail(ROUTE, Ignore())
+
+        with pytest.raises(RequestTimeoutError):
+            await connection.request(ROUTE, FIELDS, seconds=0.1)
+
+        await connection.wait_closed()
+        assert pool.live(broker.address) is None
+
+
+@on_both_loops
+async def test_go_away_moves_new_requests_to_a_new_connection(broker: FakeBroker) -> None:
+    """A broker that closes in order answers 1500 and expects clients to reconnect."""
+    async with new_pool() as pool:
+        old = await pool.get(broker.address, 1.0)
+        broker.fail(ROUTE, Refuse(ResponseCode.GO_AWAY))
+
+        answer = await old.request(ROUTE, FIELDS, seconds=1)
+
+        assert answer.code == ResponseCode.GO_AWAY
+        assert (await pool.get(broker.address, 1.0)) is not old
+        await old.wait_closed()
+
+
+@on_both_loops
+async def test_requests_above_the_limit_wait_for_an_answer(broker: FakeBroker) -> None:
+    """Memory per connection is bounded, and nobody is refused for it."""
+    pool = ConnectionPool(ClientConfig(in_flight_max=2), {})
+    connection = await pool.get(broker.address, 1.0)
+    await asyncio.sleep(0.01)  # else a coarse clock cannot tell silence from a last sign of life
+    broker.fail(ROUTE, Ignore(), Ignore())
+    stuck = [asyncio.ensure_future(connection.request(ROUTE, FIELDS, seconds=0.2)) for _ in "ab"]
+    third = asyncio.ensure_future(connection.request(ROUTE, FIELDS, seconds=2))
+    await until(lambda: len(broker.requests_of(ROUTE)) == 2)
+    assert not third.done()
+
+    results = await asyncio.gather(*stuck, third, return_exceptions=True)
+
+    assert [type(result) for result in results] == [
+        RequestTimeoutError,
+        RequestTimeoutError,
+        ConnectionLostError,  # the peer had fallen silent
+    ]
+    again = await pool.get(broker.address, 1.0)
+    many = (again.request(ROUTE, FIELDS, seconds=2) for _ in range(50))
+    answers = await asyncio.gather(*many)
+    assert all(answer.code == 0 for answer in answers)
+    await pool.close()
+
+
+@on_both_loops
+async def test_a_request_that_finds_no_room_times_out(broker: FakeBroker) -> None:
+    """Waiting for room counts as waiting for the answer."""
+    pool = ConnectionPool(ClientConfig(in_flight_max=1), {})
+    connection = await pool.get(broker.address, 1.0)
+    broker.fail(ROUTE, Ignore())
+    stuck = asyncio.ensure_future(connection.request(ROUTE, FIELDS, seconds=5))
+
+    with pytest.raises(RequestTimeoutError):
+        await connection.request(ROUTE, FIELDS, seconds=0.05)
+
+    stuck.cancel()
+    await pool.close()
+
+
+@on_both_loops
+async def test_cancelled_requests_leave_nothing_behind(broker: FakeBroker) -> None:
+    """Their answers are dropped, and the connection serves the next."""
+    async with new_pool() as pool:
+        connection = await pool.get(broker.address, 1.0)
+        requests = [connection.request(ROUTE, FIELDS, seconds=1) for _ in range(20)]
+        tasks = [asyncio.ensure_future(request) for request in requests]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+
+        answer = await connection.request(ROUTE, FIELDS, seconds=1)
+
+        assert answer.code == 0
+
+
+@on_both_loops
+async def test_garbage_ends_the_connection_and_nothing_else(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is no frame boundary any more; say so once and connect anew."""
+    async with new_pool() as pool:
+        connection = await pool.get(broker.address, 1.0)
+        broker.fail(ROUTE, Ignore())
+        waiting = asyncio.ensure_future(connection.request(ROUTE, FIELDS, seconds=1))
+        await until(lambda: bool(broker.requests))
+        broker.peers[0].transport.write(b"\xff" * 100)
+
+        with pytest.raises(ConnectionLostError, match="broke the protocol"):
+            await waiting
+
+        assert "protocol error" in caplog.text
+        assert await (await pool.get(broker.address, 1.0)).request(ROUTE, FIELDS, seconds=1)
+
+
+@on_both_loops
+async def test_whole_answers_before_garbage_still_count(broker: FakeBroker) -> None:
+    """They were answered; the garbage came after."""
+    async with new_pool() as pool:
+        connection = await pool.get(broker.address, 1.0)
+        broker.fail(ROUTE, Ignore())
+        waiting = asyncio.ensure_future(connection.request(ROUTE, FIELDS, seconds=1))
+        await until(lambda: bool(broker.requests))
+        broker.peers[0].transport.write(encode_reply(broker.requests[0]) + b"\xff" * 100)
+
+        assert (await waiting).code == 0
+
+
+@on_both_loops
+async def test_requests_of_the_broker_are_answered_or_refused(broker: FakeBroker) -> None:
+    """Silence would let an operator's tool wait for its full timeout."""
+    served: list[int] = []
+
+    def serve(command: RemotingCommand, _connection: Connection) -> None:
+        served.append(command.code)
+
+    pool = ConnectionPool(QUICK, {int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED): serve})
+    await pool.get(broker.address, 1.0)
+    await until(lambda: bool(broker.peers))
+    write = broker.peers[0].transport.write
+    write(encode_request(40, opaque=1, header={"consumerGroup": "g"}, one_way=True))
+    write(encode_request(220, opaque=2, header={}, one_way=True))
+    header = GetConsumerRunningInfoRequestHeader(consumer_group="g", client_id="c")
+    write(encode_request(RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=77, header=header))
+
+    await until(lambda: bool(broker.requests))
+
+    (answer,) = broker.requests
+    assert served == [40]
+    assert (answer.is_response, answer.opaque) == (True, 77)
+    assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    await pool.close()
+
+
+@on_both_loops
+async def test_reconnecting_is_spaced_however_many_wait() -> None:
+    """A broker that restarts must not meet a storm."""
+    async with new_pool() as pool:
+        address = f"127.0.0.1:{await free_port()}"
+        for _ in range(3):
+            with pytest.raises(ConnectError):
+                await pool.get(address, 1.0)
+        clock = asyncio.get_running_loop().time
+        before = clock()
+
+        results = await asyncio.gather(
+            *(pool.get(address, 1.0) for _ in range(50)), return_exceptions=True
+        )
+
+        assert {type(result) for result in results} == {ConnectError}
+        assert clock() - before >= 0.015  # reconnect_delay_max less the timer's grain
+
+
+@on_both_loops
+async def test_a_broker_that_comes_back_is_found(broker: FakeBroker) -> None:
+    """No restart of the client is needed."""
+    async with new_pool() as pool:
+        connection = await pool.get(broker.address, 1.0)
+        await connection.request(ROUTE, FIELDS, seconds=1)
+        await broker.stop()
+        await connection.wait_closed()
+        with pytest.raises(ConnectError):
+            await pool.get(broker.address, 1.0)
+
+        await broker.restart()
+        connection = await pool.get(broker.address, 1.0)
+
+        assert (await connection.request(ROUTE, FIELDS, seconds=1)).code == 0
+
+
+@on_both_loops
+async def test_a_closed_pool_opens_nothing(broker: FakeBroker) -> None:
+    """A late request must not keep a socket that nobody closes."""
+    pool = ConnectionPool(QUICK, {})
+    await pool.close()
+
+    with pytest.raises(ClientClosedError):
+        await pool.get(broker.address, 1.0)
+
+
+@on_both_loops
+async def test_a_halfmq_broker_is_spoken_to_in_msgpack(broker: FakeBroker) -> None:
+    """It is recognised by the answer to the first question, which goes out in JSON."""
+    async with Producer("g", namesrv=broker.address) as producer:
+        await producer.send(Message("orders", b"x"))
+
+    kinds = {(request.code, request.header_type) for request in broker.requests}
+    assert (RequestCode.GET_ROUTEINFO_BY_TOPIC, HeaderType.JSON) in kinds
+    assert (RequestCode.SEND_MESSAGE_V2, HeaderType.MSGPACK) in kinds
+    assert (RequestCode.HEART_BEAT, HeaderType.MSGPACK) in kinds
+
+
+@pytest.mark.parametrize(("halfmq", "choice"), [(False, "auto"), (True, "json")])
+@on_both_loops
+async def test_others_are_spoken_to_in_json(halfmq: bool, choice: Any) -> None:
+    """An official broker closes the connection on a header type it does not know."""
+    async with fake_broker(halfmq=halfmq) as broker:
+        config = ClientConfig(header_type=choice)
+        async with Producer("g", namesrv=broker.address, config=config) as producer:
+            await producer.send(Message("orders", b"x"))
+
+        assert {request.header_type for request in broker.requests} == {HeaderType.JSON}
+
+
+@on_both_loops
+async def test_the_connection_to_a_broker_is_opened_again_at_once(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A transaction producer with nothing to send must still be found by checks."""
+    caplog.set_level(logging.INFO)
+    async with Producer("g", namesrv=broker.address, config=QUICK):
+        await until(lambda: len(broker.producers("g")) == 1)
+        await broker.stop()
+        await asyncio.sleep(0.1)
+        await broker.restart()
+
+        await until(lambda: len(broker.producers("g")) == 1)
+
+    assert caplog.text.count("broker not reached") <= 1
+    await until(lambda: not broker.producers("g"))
+
+
+@on_both_loops
+async def test_heartbeats_go_to_all_brokers_although_one_is_missing(broker: FakeBroker) -> None:
+    """One dead broker must not make the living ones forget us."""
+    config = ClientConfig(
+        heartbeat_interval=0.1, reconnect_delay_min=0.01, reconnect_delay_max=0.02
+    )
+    async with Producer("g", namesrv=broker.address, config=config) as producer:
+        routes = producer._session.routes
+        routes._cluster["broker-b"] = f"127.0.0.1:{await free_port()}"
+        before = len(broker.requests_of(RequestCode.HEART_BEAT))
+
+        await until(lambda: len(broker.requests_of(RequestCode.HEART_BEAT)) >= before + 3)

@@ -1,0 +1,258 @@
+"""What users build, what leaves for the broker, and what comes back."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+
+from halfmq.client import (
+    ClientConfig,
+    ClientError,
+    InvalidMessageError,
+    Message,
+    MessageQueue,
+    MessageTooLargeError,
+    MessageView,
+    UnreadableBodyError,
+)
+from halfmq.client.encoding import draft_batch, draft_half, draft_message
+from halfmq.client.message import INFLATED_SIZE_MAX
+from halfmq.store.format.ids import pack_host
+from halfmq.store.format.properties import decode_batch, decode_properties
+from halfmq.store.format.record import Record, new_record
+
+CONFIG = ClientConfig()
+
+
+def record(
+    body: bytes = b"x", properties: bytes = b"", topic: str = "orders", **fields: int
+) -> Record:
+    return new_record(
+        topic=topic,
+        queue_id=2,
+        body=body,
+        properties=properties,
+        born_timestamp=1_700_000_000_123,
+        born_host=pack_host("10.0.0.1", 5),
+        store_timestamp=1_700_000_001_000,
+        store_host=pack_host("10.0.0.5", 10911),
+        physical_offset=1073741950,
+        **fields,
+    )
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: Message("", b"x"),
+        lambda: Message("a b", b"x"),
+        lambda: Message("t" * 128, b"x"),
+        lambda: Message("orders", b""),
+        lambda: Message("orders", "text"),  # type: ignore[arg-type]
+        lambda: Message("orders", b"x", tags=""),
+        lambda: Message("orders", b"x", tags=" a"),
+        lambda: Message("orders", b"x", tags="a||b"),
+        lambda: Message("orders", b"x", keys=["a b"]),
+        lambda: Message("orders", b"x", keys="a\x01b"),
+        lambda: Message("orders", b"x", delay_level=19),
+        lambda: Message("orders", b"x", properties={"TAGS": "a"}),
+        lambda: Message("orders", b"x", properties={"a": ""}),
+        lambda: Message("orders", b"x", properties={"a\x02": "b"}),
+        lambda: Message("orders", b"x", properties={"a": "b\x02UNIQ_KEY\x01c"}),
+        lambda: Message("orders", b"x", properties={"a": "\ud800"}),
+    ],
+)
+def test_a_message_that_cannot_arrive_is_refused_where_it_is_built(
+    build: Callable[[], Message],
+) -> None:
+    """The mistake shows in the line that made it; a forged system property is one of them."""
+    with pytest.raises(InvalidMessageError):
+        build()
+
+
+def test_properties_carry_tag_keys_and_id() -> None:
+    """What consumers and the key index read."""
+    message = Message("orders", b"x", tags="created", keys=["o-1", "o-2"], properties={"a": "b"})
+
+    draft = draft_message(message, "ID", CONFIG)
+
+    assert decode_properties(draft.properties) == {
+        "UNIQ_KEY": "ID",
+        "TAGS": "created",
+        "KEYS": "o-1 o-2",
+        "a": "b",
+    }
+
+
+def test_delay_and_wait_travel_only_when_set() -> None:
+    """Absent means: at once, and wait for the disk."""
+    message = Message("orders", b"x", delay_level=3, wait_durable=False)
+
+    properties = decode_properties(draft_message(message, "ID", CONFIG).properties)
+
+    assert properties == {"UNIQ_KEY": "ID", "DELAY": "3", "WAIT": "false"}
+
+
+def test_a_half_message_is_marked_by_properties_and_flag() -> None:
+    """The broker goes by TRAN_MSG; PGROUP says whom to ask."""
+    draft = draft_half(Message("orders", b"x"), "ID", "orders-tx", CONFIG)
+
+    assert draft.sys_flag == 0x4
+    assert decode_properties(draft.properties) == {
+        "UNIQ_KEY": "ID",
+        "TRAN_MSG": "true",
+        "PGROUP": "orders-tx",
+    }
+
+
+def test_a_half_message_cannot_be_delayed() -> None:
+    """RocketMQ drops the delay in silence; the user should know."""
+    with pytest.raises(InvalidMessageError, match="delay"):
+        draft_half(Message("orders", b"x", delay_level=1), "ID", "g", CONFIG)
+
+
+def test_long_bodies_are_compressed_if_that_helps() -> None:
+    """From 4096 bytes on, as the official clients do; noise stays as it is."""
+    compressible = draft_message(Message("orders", b"a" * 4096), "ID", CONFIG)
+    short = draft_message(Message("orders", b"a" * 4095), "ID", CONFIG)
+    noise = bytes(zlib.crc32(bytes([n % 256, n // 256])) % 256 for n in range(5000))
+    incompressible = draft_message(Message("orders", zlib.compress(noise) * 2), "ID", CONFIG)
+    never = draft_message(Message("orders", b"a" * 9000), "ID", ClientConfig(compress_over=None))
+
+    assert compressible.sys_flag == 1
+    assert zlib.decompress(compressible.body) == b"a" * 4096
+    assert (short.sys_flag, never.sys_flag) == (0, 0)
+    assert len(incompressible.body) <= len(zlib.compress(noise) * 2)
+
+
+def test_limits_are_exact() -> None:
+    """A broker takes exactly 4 MiB and 32 767 bytes of properties."""
+    config = ClientConfig(message_size_max=100, compress_over=None)
+    draft_message(Message("orders", b"x" * 100), "ID", config)
+    fits = 32_767 - len("UNIQ_KEY1ID1" + "a11")
+    draft_message(Message("orders", b"x", properties={"a": "v" * fits}), "ID", CONFIG)
+
+    with pytest.raises(MessageTooLargeError) as body:
+        draft_message(Message("orders", b"x" * 101), "ID", config)
+    with pytest.raises(MessageTooLargeError) as properties:
+        draft_message(Message("orders", b"x", properties={"a": "v" * (fits + 1)}), "ID", CONFIG)
+
+    assert (body.value.what, body.value.size, body.value.size_max) == ("body", 101, 100)
+    assert properties.value.size == 32_768
+
+
+def test_a_batch_gives_each_message_its_own_id() -> None:
+    """An id in the request's header would become the id of them all."""
+    draft = draft_batch([Message("t", b"1"), Message("t", b"2", tags="a")], ["A", "B"], CONFIG)
+
+    units = decode_batch(draft.body)
+    assert [decode_properties(unit.properties)["UNIQ_KEY"] for unit in units] == ["A", "B"]
+    assert "UNIQ_KEY" not in draft.properties
+    assert draft.unique_key == "A,B"
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [Message("a", b"x"), Message("b", b"x")],
+        [Message("a", b"x", delay_level=1)],
+        [Message("a", b"x"), Message("a", b"x", wait_durable=False)],
+        [Message("a", b"x" * 60), Message("a", b"x" * 60)],
+    ],
+)
+def test_what_no_batch_can_hold_is_refused(messages: list[Message]) -> None:
+    """The broker would refuse the whole of it."""
+    config = ClientConfig(message_size_max=120)
+    with pytest.raises(InvalidMessageError):
+        draft_batch(messages, ["K"] * len(messages), config)
+
+
+def test_a_received_message_shows_what_was_sent() -> None:
+    """Fields of the record under the names users know."""
+    properties = b"UNIQ_KEY\x01ID\x02TAGS\x01created\x02KEYS\x01o-1 o-2\x02mine\x01x\x02"
+    view = MessageView(record(b"hello", properties, queue_offset=7, flag=9), "broker-a")
+
+    assert (view.topic, view.body, view.tags, view.keys) == (
+        "orders",
+        b"hello",
+        "created",
+        "o-1 o-2",
+    )
+    assert (view.message_id, view.offset_message_id) == ("ID", "0A00000500002A9F000000004000007E")
+    assert (view.queue, view.queue_offset) == (MessageQueue("orders", "broker-a", 2), 7)
+    assert view.born_timestamp == datetime(2023, 11, 14, 22, 13, 20, 123000, UTC)
+    assert view.store_timestamp == datetime(2023, 11, 14, 22, 13, 21, tzinfo=UTC)
+    assert (view.delivery_attempt, view.flag, view.transaction_id) == (1, 9, None)
+    assert view.properties["mine"] == "x"
+    with pytest.raises(TypeError):
+        view.properties["mine"] = "y"  # type: ignore[index]
+
+
+def test_a_message_without_properties_still_has_an_id() -> None:
+    """Anything may have written the topic; the place in the log is always there."""
+    view = MessageView(record(), "broker-a")
+
+    assert (view.tags, view.keys) == ("", "")
+    assert view.message_id == view.offset_message_id
+
+
+def test_a_retried_message_shows_its_own_topic_and_attempt() -> None:
+    """The group's retry topic is plumbing."""
+    properties = b"RETRY_TOPIC\x01orders\x02"
+    view = MessageView(record(b"x", properties, "%RETRY%g", reconsume_times=2), "broker-a")
+
+    assert (view.topic, view.delivery_attempt) == ("orders", 3)
+    assert view.queue.topic == "%RETRY%g"
+
+
+def test_a_transactional_message_knows_its_transaction() -> None:
+    """It is the id that the producer had as tx.id."""
+    view = MessageView(record(b"x", b"TRAN_MSG\x01true\x02UNIQ_KEY\x01ID\x02"), "broker-a")
+
+    assert view.transaction_id == "ID"
+
+
+@pytest.mark.parametrize("sys_flag", [0x001, 0x301])
+def test_both_marks_of_zlib_are_unpacked(sys_flag: int) -> None:
+    """Old clients leave the compression type open, new ones name it."""
+    view = MessageView(record(zlib.compress(b"hello" * 1000), sys_flag=sys_flag), "broker-a")
+
+    assert view.body == b"hello" * 1000
+
+
+@pytest.mark.parametrize(
+    ("body", "sys_flag"),
+    [
+        (b"no zlib", 0x1),
+        (zlib.compress(b"hello" * 100)[:-5], 0x1),
+        (b"x", 0x101),
+        (b"x", 0x201),
+        (b"x", 0x701),
+    ],
+)
+def test_a_body_that_cannot_be_unpacked_says_so_when_read(body: bytes, sys_flag: int) -> None:
+    """The message itself stays usable: it can be given back, or acked with its id logged."""
+    view = MessageView(record(body, b"UNIQ_KEY\x01ID\x02", sys_flag=sys_flag), "broker-a")
+
+    with pytest.raises(UnreadableBodyError, match="ID"):
+        _ = view.body
+    assert view.message_id == "ID"
+
+
+def test_a_body_that_would_fill_the_memory_is_not_unpacked() -> None:
+    """A few kilobytes of zlib can stand for gigabytes."""
+    bomb = zlib.compress(bytes(INFLATED_SIZE_MAX + 1))
+    view = MessageView(record(bomb, sys_flag=0x1), "broker-a")
+
+    with pytest.raises(UnreadableBodyError, match="limit"):
+        _ = view.body
+
+
+async def test_a_message_under_check_cannot_be_acked() -> None:
+    """It is answered with a Decision; an ack would look as if it did something."""
+    with pytest.raises(ClientError, match="Decision"):
+        await MessageView(record(), "broker-a").ack()

@@ -1,0 +1,367 @@
+"""Sending: where a message goes, what is tried again, and what the caller hears."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from halfmq.client import (
+    BadAnswerError,
+    BrokerRefusedError,
+    ClientClosedError,
+    ClientConfig,
+    ConnectError,
+    ConnectionLostError,
+    Message,
+    MessageTooLargeError,
+    Producer,
+    RouteNotFoundError,
+    SendStatus,
+    SendTimeoutError,
+)
+from halfmq.client.message import MessageQueue
+from halfmq.client.producer import choose_queue
+from halfmq.client.routes import Route
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.headers import SendMessageRequestHeader
+from halfmq.store.format.ids import java_string_hash
+from tests.support.client_loops import on_both_loops
+from tests.support.fake_broker import Cut, FakeBroker, Ignore, Refuse, fake_broker, until
+
+SEND = RequestCode.SEND_MESSAGE_V2
+ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
+MESSAGE = Message("orders", b"hello", tags="created", keys="o-1")
+QUICK = ClientConfig(
+    send_timeout=0.3, request_timeout=0.3, reconnect_delay_min=0.01, reconnect_delay_max=0.02
+)
+
+
+@on_both_loops
+async def test_a_send_tells_where_the_message_lies(broker: FakeBroker) -> None:
+    """The lines of the README."""
+    async with Producer("g", namesrv=broker.address) as producer:
+        result = await producer.send(MESSAGE)
+
+    (stored,) = broker.messages("orders")
+    assert stored.body == b"hello"
+    assert stored.property_map == {"UNIQ_KEY": result.message_id, "TAGS": "created", "KEYS": "o-1"}
+    assert result.queue == MessageQueue("orders", "broker-a", stored.queue_id)
+    assert (result.queue_offset, result.status) == (0, SendStatus.SEND_OK)
+    assert result.offset_message_id == stored.msg_id
+
+
+@on_both_loops
+async def test_many_sends_at_once_all_arrive(broker: FakeBroker) -> None:
+    """One producer serves any number of tasks, and spreads over all queues."""
+    async with Producer("g", namesrv=broker.address) as producer:
+        results = await asyncio.gather(
+            *(producer.send(Message("orders", b"%d" % n)) for n in range(200))
+        )
+
+    assert sorted(int(record.body) for record in broker.messages("orders")) == list(range(200))
+    assert len({result.message_id for result in results}) == 200
+    assert [len(queue) for queue in broker.queues["orders"]] == [50] * 4
+
+
+@on_both_loops
+async def test_a_first_send_creates_the_topic(broker: FakeBroker) -> None:
+    """By the route of TBW102, with four queues as the official client asks for."""
+    async with Producer("g", namesrv=broker.address) as producer:
+        await producer.send(Message("fresh", b"x"))
+        await producer.send(Message("fresh", b"y"))
+
+    assert len(broker.queues["fresh"]) == 4
+    header = broker.requests_of(SEND)[0].header
+    assert isinstance(header, SendMessageRequestHeader)
+    assert (header.default_topic, header.default_topic_queue_nums) == ("TBW102", 4)
+
+
+async def test_an_unknown_topic_is_an_error_when_nobody_creates_it() -> None:
+    """It will not appear by itself, so it is not worth another try."""
+    async with (
+        fake_broker(auto_create=False) as broker,
+        Producer("g", namesrv=broker.address) as producer,
+    ):
+        with pytest.raises(RouteNotFoundError, match="fresh") as caught:
+            await producer.send(Message("fresh", b"x"))
+
+    assert not caught.value.retriable
+
+
+@on_both_loops
+@pytest.mark.parametrize("code", [1, 2, 14, 16, 17, 204, 205, 1500])
+async def test_a_passing_refusal_is_tried_again_with_the_same_id(
+    broker: FakeBroker, code: int
+) -> None:
+    """The codes on which official clients send again."""
+    broker.fail(SEND, Refuse(code), Refuse(code))
+
+    async with Producer("g", namesrv=broker.address) as producer:
+        result = await producer.send(MESSAGE)
+
+    properties = [
+        request.header.properties
+        for request in broker.requests_of(SEND)
+        if isinstance(request.header, SendMessageRequestHeader)
+    ]
+    assert len(properties) == 3
+    assert set(properties) == {properties[0]}
+    assert result.message_id in str(properties[0])
+
+
+async def test_the_third_refusal_is_the_callers() -> None:
+    """Three attempts are all, whatever time is left."""
+    async with fake_broker() as broker, Producer("g", namesrv=broker.address) as producer:
+        broker.fail(SEND, *[Refuse(ResponseCode.SYSTEM_BUSY, "too much")] * 4)
+
+        with pytest.raises(BrokerRefusedError, match=r"SYSTEM_BUSY \(2\): too much") as caught:
+            await producer.send(MESSAGE)
+
+        assert (caught.value.code, caught.value.retriable) == (2, True)
+        assert len(broker.requests_of(SEND)) == 3
+
+
+async def test_a_final_refusal_is_not_tried_again() -> None:
+    """An illegal message stays illegal."""
+    async with fake_broker() as broker, Producer("g", namesrv=broker.address) as producer:
+        broker.fail(SEND, Refuse(ResponseCode.MESSAGE_ILLEGAL))
+
+        with pytest.raises(BrokerRefusedError) as caught:
+            await producer.send(MESSAGE)
+
+        assert not caught.value.retriable
+        assert len(broker.requests_of(SEND)) == 1
+
+
+@pytest.mark.parametrize("status", [10, 11, 12])
+async def test_stored_but_not_safe_counts_as_sent(status: int) -> None:
+    """The message is there; how safe it is stands in the result."""
+    async with fake_broker() as broker, Producer("g", namesrv=broker.address) as producer:
+        broker.create_topic("orders")
+        broker.send_status = status
+        result = await producer.send(MESSAGE)
+
+    assert (result.status, result.queue_offset) == (SendStatus(status), 0)
+
+
+@on_both_loops
+async def test_a_lost_connection_is_tried_again(broker: FakeBroker) -> None:
+    """The message may be stored twice then, under one id."""
+    async with Producer("g", namesrv=broker.address, config=QUICK) as producer:
+        broker.fail(SEND, Cut(after_doing=True))
+        result = await producer.send(MESSAGE)
+
+    ids = [record.property_map["UNIQ_KEY"] for record in broker.messages("orders")]
+    assert ids == [result.message_id] * 2
+
+
+@on_both_loops
+async def test_silence_ends_in_a_timeout_that_says_so(broker: FakeBroker) -> None:
+    """The caller learns how long was waited, for whom, and that it may be stored."""
+    async with Producer("g", namesrv=broker.address, config=QUICK) as producer:
+        broker.fail(SEND, Ignore(after_doing=True))
+
+        with pytest.raises(SendTimeoutError) as caught:
+            await producer.send(MESSAGE)
+
+    assert str(caught.value) == (
+        f"sent once within 0.3 s, last to {broker.address}: no answer in time"
+    )
+    assert caught.value.retriable
+    assert len(broker.messages("orders")) == 1
+
+
+async def test_a_doubt_is_not_hidden_by_a_later_clear_failure() -> None:
+    """Who reads "connection refused" takes it that nothing was stored."""
+    async with fake_broker() as broker:
+        async with Producer("g", namesrv=broker.address, config=QUICK) as producer:
+            await producer.send(MESSAGE)
+            broker.fail(SEND, Cut(after_doing=True, for_good=True))
+
+            with pytest.raises(ConnectionLostError) as caught:
+                await producer.send(MESSAGE)
+
+        assert isinstance(caught.value.__cause__, ConnectError)
+
+
+async def test_sends_work_again_after_the_broker_restarted() -> None:
+    """No action of the program is needed."""
+    async with (
+        fake_broker() as broker,
+        Producer("g", namesrv=broker.address, config=QUICK) as producer,
+    ):
+        await producer.send(MESSAGE)
+        await broker.stop()
+        with pytest.raises((ConnectError, ConnectionLostError)):
+            await producer.send(MESSAGE)
+        await broker.restart()
+
+        await producer.send(MESSAGE)
+
+        assert len(broker.messages("orders")) == 2
+
+
+@on_both_loops
+async def test_one_order_key_keeps_one_queue(broker: FakeBroker) -> None:
+    """The queue that Java's SelectMessageQueueByHash takes for the same key."""
+    async with Producer("g", namesrv=broker.address) as producer:
+        for n in range(8):
+            await producer.send(Message("orders", b"%d" % n), order_key="o-1")
+
+    queue = broker.queues["orders"][abs(java_string_hash("o-1")) % 4]
+    assert [int(record.body) for record in queue] == list(range(8))
+
+
+async def test_an_ordered_message_is_not_sent_again_when_it_may_be_stored() -> None:
+    """The copy could land behind its successor."""
+    async with (
+        fake_broker() as broker,
+        Producer("g", namesrv=broker.address, config=QUICK) as producer,
+    ):
+        broker.fail(SEND, Cut(after_doing=True))
+        with pytest.raises(ConnectionLostError):
+            await producer.send(MESSAGE, order_key="o-1")
+
+        broker.fail(SEND, Refuse(ResponseCode.SYSTEM_BUSY))
+        await producer.send(MESSAGE, order_key="o-1")  # refused is not stored: tried again
+
+        assert len(broker.messages("orders")) == 2
+
+
+def test_a_retry_prefers_another_broker() -> None:
+    """What one broker cannot do now, another may."""
+    queues = tuple(MessageQueue("t", name, n) for name in ("a", "b") for n in range(2))
+    route = Route("t", queues, queues, {"a": "1", "b": "2"})
+
+    assert {choose_queue(route, None, "a").broker_name for _ in range(9)} == {"b"}
+    assert {choose_queue(route, None).broker_name for _ in range(9)} == {"a", "b"}
+    alone = Route("t", queues[:2], queues[:2], {"a": "1"})
+    assert {choose_queue(alone, None, "a").queue_id for _ in range(9)} == {0, 1}
+
+
+@on_both_loops
+async def test_a_batch_is_stored_in_one_queue_in_order(broker: FakeBroker) -> None:
+    """One request, one id per message."""
+    async with Producer("g", namesrv=broker.address) as producer:
+        batch = [Message("orders", b"%d" % n, tags="a") for n in range(10)]
+        result = await producer.send_batch(batch)
+
+    records = broker.messages("orders")
+    assert [int(record.body) for record in records] == list(range(10))
+    assert {record.queue_id for record in records} == {result.queue.queue_id}
+    ids = [record.property_map["UNIQ_KEY"] for record in records]
+    assert result.message_id.split(",") == ids
+    assert len(set(ids)) == 10
+    assert len(broker.requests_of(RequestCode.SEND_BATCH_MESSAGE)) == 1
+
+
+@on_both_loops
+async def test_a_oneway_send_waits_for_nobody(broker: FakeBroker) -> None:
+    """The broker does not even answer."""
+    async with Producer("g", namesrv=broker.address) as producer:
+        await producer.send_oneway(MESSAGE)
+        await until(lambda: len(broker.messages("orders")) == 1)
+
+    (request,) = broker.requests_of(SEND)
+    assert request.is_one_way
+
+
+@on_both_loops
+async def test_a_oneway_send_leaves_before_the_producer_closes(broker: FakeBroker) -> None:
+    """Closing writes out what was accepted."""
+    async with Producer("g", namesrv=broker.address) as producer:
+        for _ in range(50):
+            await producer.send_oneway(MESSAGE)
+
+    await until(lambda: len(broker.messages("orders")) == 50)
+
+
+async def test_a_message_above_the_limit_never_leaves() -> None:
+    """The broker would read it all, only to refuse it."""
+    config = ClientConfig(message_size_max=100)
+    async with (
+        fake_broker() as broker,
+        Producer("g", namesrv=broker.address, config=config) as producer,
+    ):
+        with pytest.raises(MessageTooLargeError):
+            await producer.send(Message("orders", b"x" * 101))
+
+        assert broker.requests_of(SEND) == []
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_producer_that_does_not_run_says_so(closed: bool) -> None:
+    """Before the start and after the end alike."""
+    async with fake_broker() as broker:
+        producer = Producer("g", namesrv=broker.address)
+        if closed:
+            async with producer:
+                pass
+            await producer.close()  # a second time does no harm
+        with pytest.raises(ClientClosedError, match="Producer g is not running"):
+            await producer.send(MESSAGE)
+        if closed:
+            with pytest.raises(ClientClosedError):
+                await producer.start()
+
+
+async def test_an_answer_without_its_fields_is_the_brokers_fault() -> None:
+    """It must not surface as a KeyError."""
+    async with fake_broker() as broker, Producer("g", namesrv=broker.address) as producer:
+        broker.fail(SEND, Refuse(ResponseCode.SUCCESS))
+
+        with pytest.raises(BadAnswerError, match="msgId"):
+            await producer.send(MESSAGE)
+
+
+async def test_the_producer_leaves_its_group_when_it_closes() -> None:
+    """A broker must not ask a producer that is gone."""
+    async with fake_broker() as broker:
+        async with Producer("g", namesrv=broker.address):
+            assert len(broker.producers("g")) == 1
+
+        assert len(broker.requests_of(RequestCode.UNREGISTER_CLIENT)) == 1
+
+
+async def test_a_topic_that_grows_is_noticed() -> None:
+    """Routes are asked for again; a broker that lost a topic makes the client ask at once."""
+    config = ClientConfig(heartbeat_interval=0.05)
+    async with (
+        fake_broker() as broker,
+        Producer("g", namesrv=broker.address, config=config) as producer,
+    ):
+        broker.create_topic("orders", 1)
+        await producer.send(MESSAGE)
+        broker.queues["orders"].append([])
+        routes = producer._session.routes
+
+        await until(lambda: len((routes.known("orders") or _none()).publish_queues) == 2)
+
+
+def _none() -> Route:
+    return Route("orders", (), (), {})
+
+
+async def test_tasks_that_need_the_same_route_share_one_question() -> None:
+    """A thousand first sends are one look-up."""
+    async with fake_broker() as broker, Producer("g", namesrv=broker.address) as producer:
+        broker.create_topic("orders")
+        before = len(broker.requests_of(ROUTE))
+
+        await asyncio.gather(*(producer.send(MESSAGE) for _ in range(50)))
+
+        assert len(broker.requests_of(ROUTE)) == before + 1
+
+
+async def test_a_cancelled_send_leaves_the_producer_whole() -> None:
+    """Its answer is dropped when it comes."""
+    async with fake_broker() as broker, Producer("g", namesrv=broker.address) as producer:
+        broker.fail(SEND, Ignore())
+        sending = asyncio.ensure_future(producer.send(MESSAGE))
+        await until(lambda: bool(broker.requests_of(SEND)))
+        sending.cancel()
+
+        await producer.send(MESSAGE)
+
+        assert sending.cancelled()

@@ -1,0 +1,534 @@
+"""Transactions: half message, decision, and what the broker is told when it asks."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from halfmq.client import (
+    BrokerRefusedError,
+    ClientConfig,
+    ConfigurationError,
+    DecisionConflictError,
+    HalfNotDurableError,
+    InvalidMessageError,
+    Message,
+    MessageView,
+    SendTimeoutError,
+    Transaction,
+    TransactionListener,
+    TransactionProducer,
+)
+from halfmq.client.message import Decision
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.headers import EndTransactionRequestHeader
+from tests.support.client_loops import on_both_loops
+from tests.support.fake_broker import Cut, FakeBroker, Ignore, Refuse, fake_broker, until
+
+SEND = RequestCode.SEND_MESSAGE_V2
+END = RequestCode.END_TRANSACTION
+COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
+MESSAGE = Message("orders", b"o-2", keys="o-2", tags="created")
+QUICK = ClientConfig(
+    send_timeout=0.3, request_timeout=0.1, reconnect_delay_min=0.01, reconnect_delay_max=0.02
+)
+
+
+class LocalError(Exception):
+    """What a local transaction may raise."""
+
+
+async def commits(_message: MessageView) -> Decision:
+    return Decision.COMMIT
+
+
+async def never(_message: MessageView) -> Decision:
+    raise AssertionError("nobody should have asked")
+
+
+class AsyncCallable:
+    """An object whose call is a coroutine, which inspection does not tell."""
+
+    async def __call__(self, message: MessageView) -> Decision:
+        return await commits(message)
+
+
+async def fail_after(action: Callable[[], object]) -> None:
+    action()
+    raise LocalError
+
+
+def ends(broker: FakeBroker) -> list[EndTransactionRequestHeader]:
+    headers = [request.header for request in broker.requests_of(END)]
+    return [header for header in headers if isinstance(header, EndTransactionRequestHeader)]
+
+
+def new_producer(
+    broker: FakeBroker,
+    checker: Callable[[MessageView], object] | None = never,
+    config: ClientConfig = QUICK,
+) -> TransactionProducer:
+    return TransactionProducer(
+        "orders-tx",
+        checker=checker,  # type: ignore[arg-type] # some checkers here are wrong on purpose
+        namesrv=broker.address,
+        config=config,
+    )
+
+
+@on_both_loops
+async def test_leaving_normally_commits(broker: FakeBroker) -> None:
+    """The half message is stored before the block runs, and shown only after it."""
+    async with new_producer(broker) as producer:
+        async with producer.transaction(MESSAGE) as tx:
+            (half,) = broker.halves.values()
+            assert broker.messages("orders") == []
+            assert half.record.property_map["UNIQ_KEY"] == tx.id
+            assert half.record.msg_id == tx.message_id
+            assert (tx.decision, tx.decided) == (None, False)
+        assert (tx.decision, tx.decided) == (Decision.COMMIT, True)
+
+    (final,) = broker.messages("orders")
+    assert final.body == b"o-2"
+    view = MessageView(final, "broker-a")
+    assert (view.transaction_id, view.keys) == (tx.id, "o-2")
+
+
+@on_both_loops
+async def test_raising_rolls_back_and_the_error_goes_on(broker: FakeBroker) -> None:
+    """Neither the row nor the message."""
+    async with new_producer(broker) as producer:
+        with pytest.raises(LocalError):
+            async with producer.transaction(MESSAGE) as tx:
+                raise LocalError
+
+    assert (tx.decision, tx.decided) == (Decision.ROLLBACK, True)
+    assert broker.half_of(tx.id).decisions == [ROLLBACK]
+    assert broker.messages("orders") == []
+
+
+@on_both_loops
+async def test_being_cancelled_rolls_back(broker: FakeBroker) -> None:
+    """A request that timed out in a web server must not leave the message in doubt."""
+    entered = asyncio.Event()
+
+    async def work(producer: TransactionProducer) -> None:
+        async with producer.transaction(MESSAGE):
+            entered.set()
+            await asyncio.sleep(60)
+
+    async with new_producer(broker) as producer:
+        task = asyncio.ensure_future(work(producer))
+        await entered.wait()
+        task.cancel()
+        await asyncio.wait([task])
+
+    assert task.cancelled()
+    (half,) = broker.halves.values()
+    assert half.decisions == [ROLLBACK]
+
+
+@on_both_loops
+async def test_cancelled_while_the_half_message_is_sent_rolls_it_back(broker: FakeBroker) -> None:
+    """It may be stored by then, and its block will never run."""
+    async with new_producer(broker, config=ClientConfig()) as producer:
+        entering = asyncio.ensure_future(producer.transaction(MESSAGE).__aenter__())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        entering.cancel()
+        await asyncio.wait([entering])
+
+    assert entering.cancelled()
+    assert [half.decisions for half in broker.halves.values()] in ([], [[ROLLBACK]])
+
+
+async def test_cancelled_while_deciding_still_decides() -> None:
+    """The decision is on its way whether or not somebody waits for it."""
+    async with fake_broker() as broker, new_producer(broker) as producer:
+        broker.create_topic("orders")
+        broker.fail(END, Refuse(ResponseCode.SYSTEM_BUSY))
+
+        async def work() -> None:
+            async with producer.transaction(MESSAGE):
+                pass
+
+        task = asyncio.ensure_future(work())
+        await until(lambda: bool(broker.requests_of(END)))
+        task.cancel()
+        await asyncio.wait([task])
+
+        await until(lambda: len(broker.messages("orders")) == 1)
+
+
+@on_both_loops
+@pytest.mark.parametrize("decision", list(Decision))
+async def test_an_explicit_decision_wins(broker: FakeBroker, decision: Decision) -> None:
+    """After a commit of unknown outcome only the checker can tell."""
+    async with new_producer(broker) as producer:
+        tx = producer.transaction(MESSAGE)
+        with pytest.raises(LocalError):
+            async with tx:
+                await fail_after(lambda: tx.decide(decision))
+
+    expected = [] if decision is Decision.UNKNOWN else [decision]
+    assert broker.half_of(tx.id).decisions == expected
+    assert (tx.decision, tx.decided) == (decision, bool(expected))
+
+
+@on_both_loops
+@pytest.mark.parametrize("status", [10, 11, 12])
+async def test_a_half_message_that_is_not_safe_stops_the_transaction(
+    broker: FakeBroker, status: int
+) -> None:
+    """A power cut could lose it after the row was written."""
+    broker.send_status = status
+    async with new_producer(broker) as producer:
+        with pytest.raises(HalfNotDurableError) as caught:
+            async with producer.transaction(MESSAGE):
+                raise AssertionError("the block must not run")
+
+    assert caught.value.retriable
+    assert broker.half_of(caught.value.transaction_id).decisions == [ROLLBACK]
+
+
+async def test_a_refused_half_message_does_not_run_the_block() -> None:
+    """The error is that of an ordinary send."""
+    async with fake_broker() as broker, new_producer(broker) as producer:
+        broker.fail(SEND, Refuse(ResponseCode.MESSAGE_ILLEGAL))
+
+        with pytest.raises(BrokerRefusedError):
+            async with producer.transaction(MESSAGE):
+                raise AssertionError("the block must not run")
+
+        assert broker.requests_of(END) == []
+        with pytest.raises(InvalidMessageError):
+            await producer.transaction(replace(MESSAGE, delay_level=1)).__aenter__()
+
+
+@on_both_loops
+async def test_a_decision_is_repeated_until_confirmed(broker: FakeBroker) -> None:
+    """The broker takes the same decision twice as one."""
+    broker.fail(END, Cut(), Cut(after_doing=True))
+    config = replace(QUICK, send_timeout=2.0)
+
+    async with (
+        new_producer(broker, config=config) as producer,
+        producer.transaction(MESSAGE) as tx,
+    ):
+        pass
+
+    assert tx.decided
+    assert broker.half_of(tx.id).decisions == [COMMIT, COMMIT]
+    assert len(broker.messages("orders")) == 1
+
+
+async def test_an_official_broker_gets_a_commit_once_when_in_doubt() -> None:
+    """It would deliver the message once per COMMIT; its check settles the doubt."""
+    async with fake_broker(halfmq=False) as broker:
+        config = replace(QUICK, send_timeout=2.0)
+        broker.create_topic("orders")
+        async with new_producer(broker, config=config) as producer:
+            broker.fail(END, Cut(after_doing=True))
+            async with producer.transaction(MESSAGE) as commit:
+                pass
+            broker.fail(END, Cut(after_doing=True))
+            with pytest.raises(LocalError):
+                async with producer.transaction(MESSAGE) as rollback:
+                    raise LocalError
+
+        assert (commit.decided, broker.half_of(commit.id).decisions) == (False, [COMMIT])
+        assert (rollback.decided, len(broker.half_of(rollback.id).decisions)) == (True, 2)
+        assert len(broker.messages("orders")) == 1
+
+
+@on_both_loops
+async def test_an_undelivered_commit_is_no_error_of_the_block(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The row is written; the broker will ask, and then this producer knows without its checker."""
+    broker.fail(END, *[Ignore()] * 9)
+    async with new_producer(broker) as producer:
+        async with producer.transaction(MESSAGE) as tx:
+            pass
+        assert (tx.decision, tx.decided) == (Decision.COMMIT, False)
+        assert tx.id in caplog.text
+        broker._faults.clear()
+
+        # Its silence has cost the broker the connection; it asks again when there is another.
+        await until(lambda: broker.check(broker.half_of(tx.id)) and bool(broker.messages("orders")))
+
+    assert ends(broker)[-1].from_transaction_check
+
+
+@on_both_loops
+async def test_a_commit_that_comes_too_late_is_an_error(broker: FakeBroker) -> None:
+    """The row is there and the message will never come: the program has to know."""
+    async with new_producer(broker) as producer:
+        with pytest.raises(DecisionConflictError, match="COMMIT of transaction"):
+            async with producer.transaction(MESSAGE) as tx:
+                broker.half_of(tx.id).decisions.append(ROLLBACK)
+
+    assert not tx.decided
+
+
+async def test_a_rollback_that_comes_too_late_keeps_the_users_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The user's error is the one to handle; the conflict is logged."""
+    async with fake_broker() as broker, new_producer(broker) as producer:
+        tx = producer.transaction(MESSAGE)
+        with pytest.raises(LocalError):
+            async with tx:
+                await fail_after(lambda: broker.half_of(tx.id).decisions.append(COMMIT))
+
+    assert "decision refused" in caplog.text
+
+
+@on_both_loops
+async def test_a_restarted_producer_is_asked_without_having_sent(broker: FakeBroker) -> None:
+    """It stands in for the one that died between the local commit and its decision."""
+    asked: list[MessageView] = []
+
+    async def checker(message: MessageView) -> Decision:
+        asked.append(message)
+        return Decision.COMMIT
+
+    async with new_producer(broker) as first, first.transaction(MESSAGE) as tx:
+        tx.decide(Decision.UNKNOWN)
+    async with new_producer(broker, checker):
+        assert broker.check(broker.half_of(tx.id))
+        await until(lambda: len(broker.messages("orders")) == 1)
+
+    (message,) = asked
+    assert (message.keys, message.body, message.topic) == ("o-2", b"o-2", "orders")
+    assert (message.transaction_id, message.message_id) == (tx.id, tx.id)
+    answer = ends(broker)[-1]
+    assert (answer.from_transaction_check, answer.commit_or_rollback) == (True, COMMIT)
+    assert (answer.topic, answer.transaction_id) == ("orders", tx.id)
+    assert broker.requests_of(END)[-1].is_one_way
+
+
+async def undecided(broker: FakeBroker, producer: TransactionProducer) -> str:
+    async with producer.transaction(MESSAGE) as tx:
+        tx.decide(Decision.UNKNOWN)
+    return tx.id
+
+
+def blocking_checker(_message: MessageView) -> Decision:
+    assert threading.current_thread() is not threading.main_thread()
+    return Decision.ROLLBACK
+
+
+async def failing_checker(_message: MessageView) -> Decision:
+    raise LocalError("database is away")
+
+
+@on_both_loops
+@pytest.mark.parametrize(
+    ("checker", "decision"),
+    [
+        (commits, COMMIT),
+        (blocking_checker, ROLLBACK),
+        (functools.partial(commits), COMMIT),
+        (AsyncCallable(), COMMIT),
+        (failing_checker, UNKNOWN),
+        (lambda _message: True, UNKNOWN),
+        (lambda _message: None, UNKNOWN),
+    ],
+)
+async def test_checkers_may_be_plain_or_async_and_may_fail(
+    broker: FakeBroker, checker: Callable[[MessageView], object], decision: int
+) -> None:
+    """A plain one runs in a thread; what is no answer counts as "not known yet"."""
+    async with new_producer(broker, checker) as producer:
+        identity = await undecided(broker, producer)
+
+        broker.check(broker.half_of(identity))
+        await until(lambda: bool(broker.half_of(identity).decisions))
+
+    assert broker.half_of(identity).decisions == [decision]
+
+
+@on_both_loops
+async def test_a_running_transaction_is_not_given_to_the_checker(broker: FakeBroker) -> None:
+    """Its row is not visible yet: the checker would say ROLLBACK, and lose the message."""
+    async with new_producer(broker) as producer, producer.transaction(MESSAGE) as tx:
+        broker.check(broker.half_of(tx.id))
+        await until(lambda: broker.half_of(tx.id).decisions == [UNKNOWN])
+
+    assert broker.half_of(tx.id).decisions == [UNKNOWN, COMMIT]
+
+
+@on_both_loops
+async def test_a_second_copy_of_a_half_message_is_rolled_back(broker: FakeBroker) -> None:
+    """A retry after a lost answer may store two halves; only one was decided."""
+    async with new_producer(broker) as producer:
+        broker.fail(SEND, Cut(after_doing=True))
+        async with producer.transaction(MESSAGE) as tx:
+            pass
+        stray, used = sorted(broker.halves.values(), key=lambda half: half.record.physical_offset)
+        assert used.decisions == [COMMIT]
+
+        broker.check(stray)
+        await until(lambda: bool(stray.decisions))
+
+    assert stray.decisions == [ROLLBACK]
+    assert len(broker.messages("orders")) == 1
+    assert tx.message_id == used.record.msg_id
+
+
+async def test_checks_are_bounded_and_the_rest_is_asked_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """After an outage thousands may be due at once; the database must not get them all."""
+    running = most = 0
+    release = asyncio.Event()
+
+    async def checker(_message: MessageView) -> Decision:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await release.wait()
+        running -= 1
+        return Decision.COMMIT
+
+    config = replace(QUICK, check_concurrency=2, check_queue_max=5, send_timeout=2.0)
+    async with fake_broker() as broker, new_producer(broker, checker, config) as producer:
+        identities = [await undecided(broker, producer) for _ in range(7)]
+        for identity in identities + identities:
+            broker.check(broker.half_of(identity))
+        await until(lambda: running == 2)
+        await until(lambda: caplog.text.count("check dropped") >= 2)
+        release.set()
+
+        await until(lambda: len(broker.messages("orders")) == 5)
+
+        assert most == 2
+        for identity in identities[5:]:
+            broker.check(broker.half_of(identity))
+        await until(lambda: len(broker.messages("orders")) == 7)
+
+
+async def test_checks_that_make_no_sense_are_logged_and_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A broker's mistake must not end the connection or the producer."""
+    caplog.set_level(logging.WARNING)
+    async with fake_broker() as broker, new_producer(broker) as producer:
+        identity = await undecided(broker, producer)
+        half = broker.half_of(identity)
+        peer = broker.producers("orders-tx")[0]
+        peer.send(RequestCode.CHECK_TRANSACTION_STATE, {"topic": "x"})
+        header = {"tranStateTableOffset": "0", "commitLogOffset": "0"}
+        peer.send(RequestCode.CHECK_TRANSACTION_STATE, header, b"no record")
+        foreign = half.record.properties.replace(b"orders-tx", b"others-tx")
+        half.record = half.record._replace(properties=foreign)
+        broker.check(half, group="orders-tx")
+
+        await until(lambda: "another group=others-tx" in caplog.text)
+
+        assert caplog.text.count("check not understood") == 2
+        await producer.send(MESSAGE)
+        assert broker.requests_of(END) == []
+
+
+async def test_a_transaction_needs_somebody_to_ask() -> None:
+    """Without a checker an undecided message would be asked about in vain, and parked."""
+    async with fake_broker() as broker, new_producer(broker, None) as producer:
+        with pytest.raises(ConfigurationError, match="checker"):
+            producer.transaction(MESSAGE)
+        with pytest.raises(ConfigurationError, match="listener"):
+            await producer.send_in_transaction(MESSAGE)
+
+
+class Listener(TransactionListener):
+    """A listener in the style of RocketMQ's."""
+
+    def __init__(self, outcome: object) -> None:
+        self.outcome = outcome
+        self.executed: list[tuple[str, object]] = []
+        self.checked: list[str] = []
+
+    def execute_local_transaction(self, transaction: Transaction, arg: object) -> Decision:
+        self.executed.append((transaction.id, arg))
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome  # type: ignore[return-value] # wrong on purpose in one test
+
+    async def check_local_transaction(self, message: MessageView) -> Decision:
+        self.checked.append(message.message_id)
+        return Decision.COMMIT
+
+
+@on_both_loops
+@pytest.mark.parametrize(
+    ("outcome", "decision"),
+    [
+        (Decision.COMMIT, Decision.COMMIT),
+        (Decision.ROLLBACK, Decision.ROLLBACK),
+        (Decision.UNKNOWN, Decision.UNKNOWN),
+        (LocalError(), Decision.UNKNOWN),
+        (None, Decision.UNKNOWN),
+    ],
+)
+async def test_a_listener_decides_as_in_rocketmq(
+    broker: FakeBroker, outcome: object, decision: Decision
+) -> None:
+    """There, an exception means "not known", and the check follows."""
+    listener = Listener(outcome)
+    async with new_producer(broker, None) as producer:
+        tx = await producer.send_in_transaction(MESSAGE, listener, arg=42)
+        assert tx.decision is decision
+        assert listener.executed == [(tx.id, 42)]
+        if decision is Decision.UNKNOWN:
+            broker.check(broker.half_of(tx.id))
+            await until(lambda: len(broker.messages("orders")) == 1)
+            assert listener.checked == [tx.id]
+
+
+async def test_a_listener_given_at_the_start_serves_all() -> None:
+    """As TransactionMQProducer.setTransactionListener."""
+    listener = Listener(Decision.COMMIT)
+    async with (
+        fake_broker() as broker,
+        TransactionProducer("orders-tx", listener, namesrv=broker.address) as producer,
+    ):
+        tx = await producer.send_in_transaction(MESSAGE)
+        async with producer.transaction(MESSAGE):
+            pass
+
+        assert tx.decided
+        assert len(broker.messages("orders")) == 2
+
+
+async def test_closing_waits_for_decisions_under_way() -> None:
+    """A program that ends right after a transaction has still decided it."""
+    async with fake_broker() as broker:
+        broker.create_topic("orders")
+        producer = new_producer(broker)
+        await producer.start()
+        tx = producer.transaction(MESSAGE)
+        await tx.__aenter__()
+        broker.fail(END, Refuse(ResponseCode.SYSTEM_BUSY))
+        leaving = asyncio.ensure_future(tx.__aexit__(None, None, None))
+        await asyncio.sleep(0)
+        await producer.close()
+        await leaving
+
+        assert tx.decided
+        assert len(broker.messages("orders")) == 1
+
+
+async def test_a_half_message_that_is_not_answered_is_a_timeout() -> None:
+    """The local transaction does not run on hope."""
+    async with fake_broker() as broker, new_producer(broker) as producer:
+        broker.fail(SEND, Ignore(after_doing=True))
+        with pytest.raises(SendTimeoutError):
+            async with producer.transaction(MESSAGE):
+                raise AssertionError("the block must not run")
