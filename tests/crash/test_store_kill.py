@@ -1,0 +1,173 @@
+"""kill -9 at random moments, and power cuts made from it: nothing acknowledged is lost."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import zlib
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from halfmq.store.checkpoint import load_checkpoint
+from halfmq.store.format.queue_entry import ENTRY_SIZE, unpack_entries
+from halfmq.store.message_store import MessageStore
+from tests.support.store_child import SteppingClock
+from tests.support.stores import everything, small_config
+
+REPOSITORY = Path(__file__).parents[2]
+LINES_BEFORE_KILL = 150  # acknowledged records in one life, at most
+PAGE = 4096
+
+
+class Acknowledged:
+    """What a child has told over all its lives."""
+
+    def __init__(self) -> None:
+        self.records: dict[int, tuple[str, int, int, int]] = {}  # by physical offset
+        self.end = 0  # everything below is on disk
+
+    def add(self, line: str) -> None:
+        topic, queue_id, queue_offset, physical_offset, crc = line.split()
+        key = int(physical_offset)
+        self.records[key] = (topic, int(queue_id), int(queue_offset), int(crc))
+        self.end = max(self.end, key + 1)
+
+
+def live_and_die(root: Path, seed: int, choose: random.Random, told: Acknowledged) -> None:
+    """Let a child append, and kill it at a moment that it does not choose."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "tests.support.store_child", str(root), str(seed)],
+        stdout=subprocess.PIPE,
+        cwd=REPOSITORY,
+        text=True,
+    )
+    assert child.stdout is not None
+    try:
+        for _ in range(choose.randrange(1, LINES_BEFORE_KILL)):
+            line = child.stdout.readline()
+            assert line, "the child has failed by itself"
+            told.add(line)
+    finally:
+        child.send_signal(signal.SIGKILL)
+        rest, _ = child.communicate()
+    for line in rest.splitlines(keepends=True):
+        if line.endswith("\n"):  # the last one may be cut, and was not told then
+            told.add(line)
+
+
+def cut_power(root: Path, choose: random.Random, told: Acknowledged) -> None:
+    """Change what no flush has covered, as a disk may leave it."""
+    log_size = small_config(root).commit_log_file_size
+    for path in (root / "commitlog").iterdir():
+        base = int(path.name)
+        durable = max(told.end - base, 0)
+        # The record that the last acknowledgement names is on disk to its end.
+        if durable < log_size:
+            content = bytearray(path.read_bytes())
+            if durable:
+                durable += int.from_bytes(content[durable - 1 : durable + 3], "big") - 1
+            damage(content, durable, choose)
+            path.write_bytes(content)
+    trusted = load_checkpoint(root / "checkpoint").queues_timestamp
+    times = {record: time for record, time in stored_times(root).items() if time <= trusted}
+    for path in root.glob("consumequeue/*/*/*"):
+        content = bytearray(path.read_bytes())
+        used = len(content) // ENTRY_SIZE * ENTRY_SIZE
+        for place, entry in enumerate(unpack_entries(bytes(content[:used]))):
+            if entry.is_valid and entry.physical_offset not in times:
+                damage(content, place * ENTRY_SIZE, choose)
+                break
+        path.write_bytes(content)
+
+
+def stored_times(root: Path) -> dict[int, int]:
+    """Return when each record was stored, by physical offset, as far as the log is whole."""
+    times: dict[int, int] = {}
+    for path in sorted((root / "commitlog").iterdir()):
+        content, base, position = path.read_bytes(), int(path.name), 0
+        while position + 8 <= len(content) and content[position + 4 : position + 8] in {
+            b"\xda\xa3\x20\xa7",
+            b"\xda\xa3\x20\xab",
+        }:
+            times[base + position] = int.from_bytes(content[position + 56 : position + 64], "big")
+            position += int.from_bytes(content[position : position + 4], "big")
+    return times
+
+
+def damage(content: bytearray, start: int, choose: random.Random) -> None:
+    """Lose, garble or keep each page behind ``start``, apart from what precedes it in its page."""
+    position = start
+    while position < len(content):
+        end = min(position - position % PAGE + PAGE, len(content))
+        kind = choose.choice(["keep", "zero", "zero", "garble"])
+        if kind == "zero":
+            content[position:end] = bytes(end - position)
+        elif kind == "garble" and any(content[position:end]):
+            content[position:end] = choose.randbytes(end - position)
+        position = end
+
+
+def check(root: Path, told: Acknowledged) -> None:
+    """Open the store as the next broker would, and look for everything."""
+    store = MessageStore(small_config(root), now_ms=SteppingClock())
+    report = store.open()
+    served = everything(store)
+    by_offset = {record.physical_offset: record for record in served}
+    for physical_offset, (topic, queue_id, queue_offset, crc) in told.records.items():
+        record = by_offset.get(physical_offset)
+        assert record is not None, f"lost: {topic}:{queue_id} at {physical_offset}, {report}"
+        assert (record.topic, record.queue_id, record.queue_offset) == (
+            topic,
+            queue_id,
+            queue_offset,
+        )
+        encoded = store.record_bytes(physical_offset)
+        assert encoded is not None
+        assert zlib.crc32(encoded) == crc
+    assert [record.physical_offset for record in store.scan(0)] == sorted(by_offset)
+    for key in store.queues():
+        offsets = [
+            record.queue_offset for record in served if (record.topic, record.queue_id) == key
+        ]
+        assert offsets == list(range(store.queue_bounds(*key)[1])), f"hole in {key}"
+    for record in served[-50:]:
+        unique = record.property_map["UNIQ_KEY"]
+        assert record.physical_offset in store.query_index(record.topic, unique, 64, 0, 1 << 60)
+    for before, after in pairwise(served):
+        assert before.store_timestamp <= after.store_timestamp
+    store.close()
+
+
+def run(tmp_path: Path, seed: int, rounds: int, *, power: bool) -> None:
+    print(f"seed={seed}")
+    choose = random.Random(seed)
+    told = Acknowledged()
+    root = tmp_path / "store"
+    for number in range(rounds):
+        live_and_die(root, seed * 1000 + number, choose, told)
+        if power:
+            cut_power(root, choose, told)
+        if number % 2:
+            check(root, told)  # else the next child recovers
+    check(root, told)
+
+
+def new_seed() -> int:
+    return int(os.environ.get("HALFMQ_SEED") or random.randrange(1 << 30))
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_kill_loses_nothing_acknowledged(tmp_path: Path, *, power: bool) -> None:
+    """A process is killed again and again; once also with everything unflushed damaged."""
+    run(tmp_path, new_seed(), 4, power=power)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("power", [False, True])
+@pytest.mark.parametrize("turn", range(10))
+def test_many_kills_lose_nothing_acknowledged(tmp_path: Path, turn: int, *, power: bool) -> None:
+    """The same, longer."""
+    run(tmp_path, new_seed() + turn, 20, power=power)

@@ -1,0 +1,258 @@
+"""The store against a dictionary: any sequence of appends, stops and kills."""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from halfmq.store.draft import Draft
+from halfmq.store.errors import CorruptRecordError, RecordTooLargeError
+from halfmq.store.format.properties import encode_properties, tag_hash, tags_code
+from halfmq.store.format.record import Record, decode_record, decode_records
+from halfmq.store.message_store import GetStatus, MessageStore
+from tests.support.stores import BORN, HOST, HOST_V6, Clock, crash, flush, small_config
+
+NEVER = 3_600_000  # ms
+TOPICS = ("A", "B", "%RETRY%" + "g" * 140, "SCHEDULE_TOPIC_XXXX")
+TAGS = ("", "x", "y")
+Key = tuple[str, int]
+
+drafts = st.builds(
+    lambda topic, queue_id, body, tag, key, sys_flag, born_host: Draft(
+        topic=topic,
+        queue_id=queue_id,
+        body=body,
+        properties=(properties := encode_properties({"TAGS": tag, "KEYS": key})),
+        tags_code=tags_code(properties),
+        sys_flag=sys_flag,
+        born_timestamp=BORN,
+        born_host=born_host,
+        store_host=HOST,
+    ),
+    topic=st.sampled_from(TOPICS),
+    queue_id=st.integers(0, 1),
+    body=st.integers(0, 600).map(bytes) | st.sampled_from([bytes(3000), b"\xda\xa3\x20\xa7" * 20]),
+    tag=st.sampled_from(TAGS),
+    key=st.sampled_from(["", "k1", "k2 k3", "k1 k1"]),
+    sys_flag=st.sampled_from([0, 0, 0, 0x1, 0x8, 0x4, 0xC]),
+    born_host=st.sampled_from([HOST, HOST, HOST, HOST_V6]),
+)
+
+
+def is_whole(encoded: bytes) -> bool:
+    """Tell whether a reader would take this for a record."""
+    try:
+        return decode_record(encoded).total_size == len(encoded)
+    except CorruptRecordError:
+        return False
+
+
+class StoreModel(RuleBasedStateMachine):
+    """What was appended, in a list and a dictionary, must be what is found."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp(prefix="store-model-"))
+        self.lives = 0
+        self.clock = Clock()
+        self.log: list[tuple[int, Draft, int]] = []  # physical offset, draft, queue offset
+        self.queues: dict[Key, list[int]] = {}  # physical offsets
+
+    @initialize(
+        log_size=st.sampled_from([8192, 16_384]),
+        queue_size=st.sampled_from([60, 1000]),
+        crc=st.booleans(),
+    )
+    def create(self, log_size: int, queue_size: int, *, crc: bool) -> None:
+        self.changes: dict[str, Any] = {
+            "commit_log_file_size": log_size,
+            "consume_queue_file_size": queue_size,
+            "append_property_crc": crc,
+            "flush_interval_consume_queue_ms": NEVER,
+            "flush_interval_ms": NEVER,
+        }
+        self.root = self.directory / "0"
+        self.open()
+
+    def open(self) -> None:
+        self.store = MessageStore(small_config(self.root, **self.changes), now_ms=self.clock)
+        report = self.store.open()
+        assert report.end_offset == self.store.write_offset == self.store.durable_offset
+
+    @rule(group=st.lists(drafts, min_size=1, max_size=12), contiguous=st.booleans())
+    def append(self, group: list[Draft], *, contiguous: bool) -> None:
+        before = self.store.write_offset
+        try:
+            done = self.store.append(group, contiguous=contiguous)
+        except RecordTooLargeError:
+            assert contiguous
+            assert self.store.write_offset == before
+            return
+        for draft, appended in zip(group, done, strict=True):
+            queue = self.queues.setdefault((draft.topic, draft.queue_id), [])
+            if draft.sys_flag & 4:
+                assert appended.queue_offset == 0
+            else:
+                assert appended.queue_offset == len(queue)
+                queue.append(appended.physical_offset)
+            self.log.append((appended.physical_offset, draft, appended.queue_offset))
+        assert [appended.end for appended in done[:-1]] == [
+            appended.physical_offset for appended in done[1:]
+        ] or not contiguous
+        flush(self.store)
+
+    @rule()
+    def tick(self) -> None:
+        assert not self.store.tick(1000)
+
+    @rule()
+    def upkeep(self) -> None:
+        self.store._maintain()
+
+    @rule()
+    def stop_and_start(self) -> None:
+        self.store.close()
+        assert not (self.root / "abort").exists()
+        self.open()
+
+    def kill(self) -> None:
+        """Go on with what a killed process would have left."""
+        self.lives += 1
+        copy = crash(self.root, self.directory / str(self.lives))
+        self.store.close()
+        shutil.rmtree(self.root)
+        self.root = copy
+
+    @rule(lost=st.sampled_from(["", "", "consumequeue", "index", "checkpoint"]))
+    def kill_and_start(self, lost: str) -> None:
+        self.kill()
+        if lost == "checkpoint":
+            (self.root / lost).unlink(missing_ok=True)
+        elif lost:
+            shutil.rmtree(self.root / lost)
+        self.open()
+
+    @rule(part=st.floats(0, 1, exclude_max=True))
+    @precondition(lambda self: self.log)
+    def tear_last_record(self, part: float) -> None:
+        """Kill, and lose the last record from some byte on, as by a power cut."""
+        self.kill()
+        physical_offset, draft, _ = self.log.pop()
+        if not draft.sys_flag & 4:
+            self.queues[draft.topic, draft.queue_id].pop()
+        start = physical_offset % self.changes["commit_log_file_size"]
+        path = self.root / "commitlog" / f"{physical_offset - start:020d}"
+        content = bytearray(path.read_bytes())
+        end = start + int.from_bytes(content[start : start + 4], "big")
+        cut = start + int(part * (end - start))
+        content[cut:end] = bytes(end - cut)
+        if is_whole(bytes(content[start:end])):
+            content[start:end] = bytes(end - start)  # no check covers what was lost: lose it all
+        path.write_bytes(content)
+        self.open()
+
+    @rule(key=st.tuples(st.sampled_from(TOPICS), st.integers(0, 1)), data=st.data())
+    def pull(self, key: Key, data: st.DataObject) -> None:
+        queue = self.queues.get(key, [])
+        offset = data.draw(st.integers(-1, len(queue) + 1))
+        tags = data.draw(st.sampled_from([None, "x", "y"]))
+        max_count = data.draw(st.integers(1, 40))
+        codes = None if tags is None else frozenset({tag_hash(tags)})
+
+        result = self.store.get(*key, offset, max_count=max_count, tag_codes=codes)
+
+        if not 0 <= offset < len(queue):
+            assert result.status is not GetStatus.FOUND
+            return
+        drafts_by_offset = {physical: draft for physical, draft, _ in self.log}
+        expected = [
+            physical
+            for physical in queue[offset:]
+            if tags is None or drafts_by_offset[physical].tags_code == tag_hash(tags)
+        ][:max_count]
+        found = decode_records(self.store.read_cold(result.ranges))
+        assert [record.physical_offset for record in found] == expected
+        assert offset < result.next_offset <= len(queue)
+
+    @rule(key=st.sampled_from(["k1", "k2", "k3"]), topic=st.sampled_from(TOPICS))
+    def look_up(self, key: str, topic: str) -> None:
+        expected = {
+            physical
+            for physical, draft, _ in self.log
+            if draft.topic == topic
+            and draft.sys_flag & 0xC != 0xC
+            and key.encode() in draft.properties.partition(b"KEYS\x01")[2]
+        }
+        hits = self.store.query_index(topic, key, 64, 0, 1 << 60)
+        newest = sorted(expected)[-20:]
+        if len(hits) < 64:
+            assert expected == set(hits)
+        assert set(newest) <= set(hits)
+
+    @invariant()
+    def everything_is_in_its_place(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        scanned = list(self.store.scan(0))
+        assert [record.physical_offset for record in scanned] == [
+            physical for physical, _, _ in self.log
+        ]
+        for record, (_, draft, queue_offset) in zip(scanned, self.log, strict=True):
+            self.check(record, draft, queue_offset)
+        for key, queue in self.queues.items():
+            assert self.store.queue_bounds(*key) == (0, len(queue))
+
+    @staticmethod
+    def check(record: Record, draft: Draft, queue_offset: int) -> None:
+        assert (record.topic, record.queue_id, record.body) == (
+            draft.topic,
+            draft.queue_id,
+            draft.body,
+        )
+        assert record.properties.startswith(draft.properties)
+        assert record.queue_offset == queue_offset
+        assert record.born_host == draft.born_host
+
+    def teardown(self) -> None:
+        if hasattr(self, "store"):
+            self.store.close()
+        shutil.rmtree(self.directory)
+
+
+def test_no_sequence_of_steps_makes_store_and_model_differ() -> None:
+    """Appends, pulls, look-ups, stops, kills and torn ends, in any order."""
+    run_state_machine_as_test(
+        StoreModel,
+        settings=settings(
+            max_examples=20,
+            stateful_step_count=20,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        ),
+    )
+
+
+@pytest.mark.campaign
+def test_no_long_sequence_does() -> None:
+    """The same for longer."""
+    run_state_machine_as_test(
+        StoreModel,
+        settings=settings(
+            max_examples=300,
+            stateful_step_count=50,
+            deadline=None,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+        ),
+    )

@@ -1,0 +1,71 @@
+"""A process that appends and tells what was acknowledged, until it is killed.
+
+Run as ``python -m tests.support.store_child ROOT SEED``. Each line on standard output is one
+record that is on disk: ``topic queue_id queue_offset physical_offset crc32 of the record``.
+"""
+
+import os
+import random
+import sys
+import zlib
+from pathlib import Path
+
+from halfmq.store.draft import Appended
+from halfmq.store.message_store import MessageStore
+from tests.support.stores import BORN, draft, small_config, wait_until
+
+TOPICS = ("orders", "events", "RMQ_SYS_TRANS_HALF_TOPIC")
+STEP = 40  # ms that the clock moves on per look, so that checkpoints soon lie seconds apart
+
+
+class SteppingClock:
+    """A clock that goes on where the log ends, in steps that do not depend on real time."""
+
+    def __init__(self) -> None:
+        self.now = BORN
+
+    def __call__(self) -> int:
+        self.now += STEP
+        return self.now
+
+
+def acknowledge(store: MessageStore, done: list[Appended], keys: list[tuple[str, int]]) -> None:
+    lines = []
+    for (topic, queue_id), appended in zip(keys, done, strict=True):
+        encoded = store.record_bytes(appended.physical_offset)
+        assert encoded is not None
+        lines.append(
+            f"{topic} {queue_id} {appended.queue_offset} {appended.physical_offset}"
+            f" {zlib.crc32(encoded)}\n"
+        )
+    os.write(1, "".join(lines).encode())
+
+
+def main(root: Path, seed: int) -> None:
+    """Append groups for ever."""
+    choose = random.Random(seed)
+    clock = SteppingClock()
+    config = small_config(root, flush_interval_consume_queue_ms=5)
+    store = MessageStore(config, now_ms=clock)
+    store.open()
+    for record in store.scan(0):
+        clock.now = record.store_timestamp
+    number = 0
+    while True:
+        keys = [(choose.choice(TOPICS), choose.randrange(3)) for _ in range(choose.randrange(1, 9))]
+        group = []
+        for key in keys:
+            number += 1
+            body = choose.randbytes(choose.choice([0, 10, 300, 3000]))
+            properties = {"UNIQ_KEY": f"{seed}-{number}", "TAGS": choose.choice("ab")}
+            group.append(draft(*key, body, properties=properties))
+        done = store.append(group, contiguous=choose.random() < 0.2)
+        store.tick()
+        if choose.random() < 0.8:  # the others are flushed with those that follow
+            store.request_flush()
+            wait_until(lambda end=done[-1].end: store.durable_offset >= end)  # type: ignore[misc]
+            acknowledge(store, done, keys)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))
