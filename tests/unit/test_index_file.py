@@ -13,6 +13,7 @@ import pytest
 from halfmq.store import index_file
 from halfmq.store.errors import DiskFullError
 from halfmq.store.format.flags import TransactionType
+from halfmq.store.format.ids import java_string_hash
 from halfmq.store.format.index import (
     HEADER_SIZE,
     ITEM_SIZE,
@@ -233,6 +234,32 @@ def test_the_first_item_of_a_follow_up_counts_from_the_end_of_the_file_before(
     assert unpack_item(second, item_position(2, 7)).seconds == 1
 
 
+def test_only_the_first_item_of_a_follow_up_counts_so(tmp_path: Path) -> None:
+    """Another one of the same millisecond counts from the new begin already."""
+    records = [record(100 * n, keys="a", after_ms=8000 * (n > 2)) for n in range(5)]
+    opened(tmp_path, items=4, records=records).close()
+    _, second = contents(tmp_path)
+
+    assert unpack_item(second, item_position(1, 7)).seconds == 8
+    assert unpack_item(second, item_position(2, 7)).seconds == 0
+
+
+def test_a_slot_that_points_nowhere_counts_as_empty(tmp_path: Path) -> None:
+    """RocketMQ leaves such a slot when it is killed, and reads it so."""
+    opened(tmp_path, slots=1, records=[record(0, keys="a")]).close()
+    (path,) = tmp_path.iterdir()
+    for value in (2, 9, -1):
+        content = bytearray(path.read_bytes())
+        pack_into(">i", content, slot_position(0), value)
+        path.write_bytes(content)
+        index = opened(tmp_path, slots=1)
+        assert found(index, "a") == []
+        index.put(TOPIC, ["a"], 100 + value, START_MS)
+        assert found(index, "a") == [100 + value]
+        index.close()
+        path.write_bytes(content)
+
+
 def test_one_record_may_stand_in_several_files(tmp_path: Path) -> None:
     """And is still found once for each key."""
     index = opened(tmp_path, items=3, records=[record(0, keys="a b c d e f g")])
@@ -276,6 +303,29 @@ def test_keys_that_are_no_ascii_are_hashed_all_the_same(tmp_path: Path) -> None:
 
     assert found(index, keys[0]) == found(index, keys[2]) == [0]
     assert found(index, keys[1]) == [0, 0]
+    index.close()
+
+
+def test_a_key_whose_hash_has_no_positive_twin_is_found(tmp_path: Path) -> None:
+    """Java's smallest int becomes 0; a key of the usual length is hashed in another way."""
+    rest = -(2**31) - java_string_hash(f"{TOPIC}#" + "F" * 25 + "!" * 7)
+    digits = [rest % 2**32 // 31**n % 31 for n in reversed(range(7))]
+    unique_key = "F" * 25 + "".join(chr(ord("!") + digit) for digit in digits)
+    assert java_string_hash(f"{TOPIC}#{unique_key}") == -(2**31)
+
+    index = opened(tmp_path, records=[record(0, unique_key=unique_key), record(1, keys="a")])
+    assert found(index, unique_key) == [0]
+    assert unpack_item(contents(tmp_path)[0], item_position(1, 7)).key_hash == 0
+    index.close()
+
+
+def test_what_only_looks_like_a_unique_key_is_none(tmp_path: Path) -> None:
+    """The quick way to the key must not find one where there is none."""
+    looks = b"WAIT\x01" + b"x" * 35 + b"\x02d"
+    index = opened(tmp_path)
+    index.put_group([(TOPIC, looks, 0, START_MS, 0)])
+
+    assert list(tmp_path.iterdir()) == []
     index.close()
 
 
@@ -481,11 +531,11 @@ def test_items_behind_the_end_of_the_log_are_dropped(tmp_path: Path) -> None:
 def test_a_cut_file_is_as_if_the_rest_had_never_been(tmp_path: Path) -> None:
     """Nothing stale stays behind its last item, where a later crash might bring it back."""
     records = [record(10 * n, keys=f"a k{n}", after_ms=1000 * n) for n in range(20)]
-    opened(tmp_path / "cut", items=60, records=records).close()
-    index = service(tmp_path / "cut", items=60)
+    opened(tmp_path / "cut", slots=90, items=60, records=records).close()
+    index = service(tmp_path / "cut", slots=90, items=60)
     index.recover(clean=True, log_end=75, index_timestamp=0)
     index.close()
-    opened(tmp_path / "short", items=60, records=records[:8]).close()
+    opened(tmp_path / "short", slots=90, items=60, records=records[:8]).close()
     (cut,), (short,) = contents(tmp_path / "cut"), contents(tmp_path / "short")
 
     assert cut[HEADER_SIZE:] == short[HEADER_SIZE:]
@@ -505,6 +555,27 @@ def test_the_log_may_end_anywhere(tmp_path: Path, log_end: int) -> None:
     assert found(index, "a") == [one.physical_offset for one in kept]
     index.put_group(records)
     assert_finds_exactly(index, records)
+    index.close()
+
+
+def test_a_file_under_repair_counts_as_never_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages may reach the disk in any order, so no part of it is certain until the end."""
+    opened(tmp_path, records=[record(n, keys="a", after_ms=1000 * n) for n in range(5)]).close()
+    headers: list[int] = []
+
+    def spying_cut(file: index_file.IndexFile, number: int) -> None:
+        headers.append(unpack_header(contents(tmp_path)[0]).end_timestamp)
+        original(file, number)
+
+    original = index_file.IndexFile._cut
+    monkeypatch.setattr(index_file.IndexFile, "_cut", spying_cut)
+    index = service(tmp_path)
+    index.recover(clean=False, log_end=4, index_timestamp=START_MS + 4000)
+
+    assert headers == [FOREVER, FOREVER]
+    assert unpack_header(contents(tmp_path)[0]).end_timestamp < START_MS + 4000
     index.close()
 
 

@@ -1,0 +1,181 @@
+"""The index against a list of all records, through stops, kills and power cuts."""
+
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from halfmq.store.index_file import IndexService
+from tests.support.index_records import (
+    FOREVER,
+    START_MS,
+    IndexedRecord,
+    assert_finds_exactly,
+    found,
+    opened,
+    record,
+    service,
+)
+
+PAGE: Final = 64  # bytes; what the disk writes as a whole here, so that small files have many
+RECORD_SIZE: Final = 100
+KEY_NAMES: Final = [f"k{n}" for n in range(6)]
+KEYS = st.lists(st.sampled_from(KEY_NAMES), max_size=4).map(" ".join)
+
+
+def snapshot(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+
+
+class IndexMachine(RuleBasedStateMachine):
+    """Everything put is found exactly once, whatever happens in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp())
+        self.log: list[IndexedRecord] = []
+        self.log_end = 0
+        self.now_ms = START_MS
+        self.index_timestamp = 0
+        self.flushed: dict[str, bytes] = {}
+
+    @initialize(slots=st.integers(1, 20), items=st.integers(2, 30))
+    def start(self, slots: int, items: int) -> None:
+        self.slots, self.items = slots, items
+        self.index = self.new_service()
+        assert self.index.recover(clean=True, log_end=0, index_timestamp=0) == 0
+
+    def new_service(self) -> IndexService:
+        return service(
+            self.directory, slots=self.slots, items=self.items, now_ms=lambda: self.now_ms
+        )
+
+    @rule(several=st.lists(st.tuples(KEYS, st.integers(0, 3000)), min_size=1, max_size=8))
+    def append(self, several: list[tuple[str, int]]) -> None:
+        """Append records to the log and put them."""
+        group = []
+        for keys, later in several:
+            self.now_ms += later
+            unique_key = f"{self.log_end:032X}"
+            group.append(
+                record(
+                    self.log_end,
+                    unique_key=unique_key,
+                    keys=keys,
+                    after_ms=self.now_ms - START_MS,
+                )
+            )
+            self.log_end += RECORD_SIZE
+        self.log += group
+        self.index.put_group(group)
+
+    @rule(back=st.integers(0, 5))
+    def put_again(self, back: int) -> None:
+        """Put records that are there."""
+        self.index.put_group(self.log[-back:])
+
+    @rule()
+    def flush(self) -> None:
+        """Flush, and note what the checkpoint would."""
+        self.index_timestamp = self.index.flush()
+        self.flushed = snapshot(self.directory)
+
+    @rule(lost=st.integers(0, 4))
+    def stop(self, lost: int) -> None:
+        """Stop in order; perhaps the end of the log is gone at the next start."""
+        self.index.close()
+        self.lose(lost)
+        self.recover(clean=True)
+
+    @rule(lost=st.integers(0, 4))
+    def kill(self, lost: int) -> None:
+        """Die; the page cache survives."""
+        self.index.close()  # writes nothing but what is in the cache already
+        self.lose(lost)
+        self.recover(clean=False)
+
+    @rule(lost=st.integers(0, 4), seed=st.integers(0, 2**32 - 1))
+    def power_cut(self, lost: int, seed: int) -> None:
+        """Die, and of what was not flushed any part is on disk."""
+        written = snapshot(self.directory)
+        self.index.close()
+        rng = random.Random(seed)
+        for name, new in written.items():
+            if name in self.flushed:
+                survived = mixed(self.flushed[name], new, rng.choice)
+            elif rng.random() < 0.7:
+                survived = mixed(bytes(len(new)), new, rng.choice)
+            else:
+                survived = b""
+            (self.directory / name).write_bytes(survived)
+        self.lose(lost)
+        self.recover(clean=False)
+
+    def lose(self, count: int) -> None:
+        if count:
+            self.log = self.log[:-count]
+            self.log_end = self.log[-1].physical_offset + RECORD_SIZE if self.log else 0
+            self.now_ms += 60_000  # what follows is stored later than what is gone
+
+    def recover(self, *, clean: bool) -> None:
+        self.index = self.new_service()
+        start = self.index.recover(
+            clean=clean, log_end=self.log_end, index_timestamp=self.index_timestamp
+        )
+        self.index.put_group([one for one in self.log if one.physical_offset >= start])
+        assert_finds_exactly(self.index, self.log)
+        for key in KEY_NAMES:
+            assert all(hit < self.log_end for hit in found(self.index, key))
+        # A checkpoint that promises more than is on disk now would be a lie.
+        self.flush()
+
+    def teardown(self) -> None:
+        if hasattr(self, "index"):
+            assert_finds_exactly(self.index, self.log)
+            self.index.close()
+        shutil.rmtree(self.directory)
+
+
+def mixed(old: bytes, new: bytes, choose: Callable[[tuple[bytes, bytes]], bytes]) -> bytes:
+    """Take each page from one of two states of a file."""
+    assert len(old) == len(new)
+    pages = range(0, len(new), PAGE)
+    return b"".join(choose((old[at : at + PAGE], new[at : at + PAGE])) for at in pages)
+
+
+IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+TestIndexMachine = IndexMachine.TestCase
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    damage=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=30),
+    clean=st.booleans(),
+)
+def test_no_damage_stops_the_start_or_hangs_a_look_up(
+    damage: list[tuple[int, int]], clean: bool
+) -> None:
+    """A look-up may then answer less or too much, until the file is gone; it always answers."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        records = [record(RECORD_SIZE * n, keys="k0 k1", after_ms=1000 * n) for n in range(20)]
+        opened(directory, items=15, records=records).close()
+        for path in directory.iterdir():
+            content = bytearray(path.read_bytes())
+            for position, value in damage:
+                content[position % len(content)] = value
+            path.write_bytes(content)
+
+        index = service(directory, items=15)
+        start = index.recover(clean=clean, log_end=2000, index_timestamp=START_MS + 15_000)
+        index.put_group([one for one in records if one.physical_offset >= start])
+        index.put_group([record(2000, keys="k2")])
+        for key in ("k0", "k1"):
+            index.query("orders", key, 64, 0, FOREVER)
+        index.close()

@@ -1,0 +1,148 @@
+"""Properties, batches and hashes against the plainest way to say what they mean."""
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from halfmq.store.format.ids import (
+    OffsetMessageId,
+    java_string_hash,
+    offset_message_id,
+    pack_host,
+    parse_offset_message_id,
+    unpack_host,
+)
+from halfmq.store.format.index import KeyHasher, index_key, index_key_hash, index_keys
+from halfmq.store.format.properties import (
+    BatchUnit,
+    decode_batch,
+    decode_properties,
+    encode_batch,
+    encode_properties,
+    get_property,
+    tags_code,
+    without_properties,
+)
+
+NAMES = st.text(st.characters(exclude_characters="\x01\x02", codec="utf-8"), min_size=1, max_size=5)
+VALUES = st.text(st.characters(exclude_characters="\x02", codec="utf-8"), min_size=1, max_size=9)
+# Few letters, so that names repeat, contain each other and meet separators everywhere.
+RAW = st.lists(st.sampled_from([b"\x01", b"\x02", b"K", b"KE", b"TAGS", b"\xc3\xb6"]), max_size=12)
+UNITS = st.builds(
+    BatchUnit,
+    flag=st.integers(-(2**31), 2**31 - 1),
+    body=st.binary(max_size=30),
+    properties=st.binary(max_size=30),
+)
+
+
+@given(properties=st.dictionaries(NAMES, VALUES, max_size=6))
+def test_properties_are_read_back_in_order(properties: dict[str, str]) -> None:
+    """Without its last separator, too."""
+    raw = encode_properties(properties)
+
+    assert list(decode_properties(raw).items()) == list(properties.items())
+    assert decode_properties(raw.removesuffix(b"\x02")) == properties
+
+
+@given(parts=RAW, name=st.sampled_from(["K", "KE", "KEK", "TAGS"]))
+def test_one_property_is_what_the_map_has_under_its_name(parts: list[bytes], name: str) -> None:
+    """Whatever the bytes are."""
+    raw = b"".join(parts)
+    value = get_property(raw, name.encode())
+
+    assert (None if value is None else value.decode()) == decode_properties(raw).get(name)
+    assert tags_code(raw) == java_string_hash(decode_properties(raw).get("TAGS", ""))
+
+
+@given(parts=RAW, name=st.sampled_from(["K", "KE", "KEK", "TAGS"]))
+def test_what_is_taken_out_is_gone_and_nothing_else(parts: list[bytes], name: str) -> None:
+    """Whatever the bytes are."""
+    raw = b"".join(parts)
+    expected = decode_properties(raw)
+    expected.pop(name, None)
+
+    assert decode_properties(without_properties(raw, [name])) == expected
+
+
+@given(units=st.lists(UNITS, max_size=6))
+def test_units_of_a_batch_are_read_back(units: list[BatchUnit]) -> None:
+    """In order, with bodies and properties as they were."""
+    assert decode_batch(encode_batch(units)) == units
+
+
+@given(units=st.lists(UNITS, min_size=1, max_size=3), data=st.data())
+def test_a_damaged_batch_is_refused_or_read_to_its_end(
+    units: list[BatchUnit], data: st.DataObject
+) -> None:
+    """It comes from the network; nothing but ValueError may come out, and no byte twice."""
+    batch = bytearray(encode_batch(units))
+    for _ in range(data.draw(st.integers(1, 4))):
+        batch[data.draw(st.integers(0, len(batch) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        again = decode_batch(bytes(batch[: data.draw(st.integers(0, len(batch)))]))
+    except ValueError:
+        return
+
+    assert len(encode_batch(again)) <= len(batch)
+
+
+@given(text=st.text(max_size=200))
+def test_the_string_hash_is_javas(text: str) -> None:
+    """Over UTF-16 units, wrapping at 32 bits."""
+    units = text.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        value = (31 * value + (high << 8 | low)) & 0xFFFF_FFFF
+
+    assert java_string_hash(text) == (value ^ 0x8000_0000) - 0x8000_0000
+
+
+HEX = st.text("0123456789ABCDEFabcdef", min_size=32, max_size=32)
+KEYS = st.one_of(
+    HEX,
+    st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=30, max_size=34),
+    st.text(st.characters(exclude_characters="\x01\x02 ", codec="utf-8"), min_size=1, max_size=20),
+)
+
+
+@given(
+    topic=st.text("ab中", max_size=3),
+    unique_keys=st.lists(KEYS, min_size=1, max_size=3),
+    keys=st.lists(KEYS, max_size=2),
+    first=st.booleans(),
+    terminated=st.booleans(),
+)
+@example(topic="T", unique_keys=["0" * 30 + "é"], keys=[], first=True, terminated=True)
+def test_the_hasher_that_remembers_hashes_like_the_one_that_does_not(
+    topic: str, unique_keys: list[str], keys: list[str], first: bool, terminated: bool
+) -> None:
+    """For every key of a record, however its properties stand."""
+    hasher = KeyHasher()
+    for unique_key in unique_keys:
+        pairs = {"WAIT": "true", "MY_UNIQ_KEY": "n" * 32, "KEYS": " ".join(keys)}
+        named = {"UNIQ_KEY": unique_key}
+        properties = encode_properties(named | pairs if first else pairs | named)
+        if not terminated:
+            properties = properties.removesuffix(b"\x02")
+        expected = [index_key_hash(index_key(topic, key)) for key in (unique_key, *keys)]
+
+        hashed = hasher.hash_records([(topic, properties, 7, 8, 0)], after=6)
+        assert hashed == [(key_hash, 7, 8) for key_hash in expected]
+        assert [key.decode() for key in index_keys(properties)] == [unique_key, *keys]
+
+
+@given(
+    address=st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)),
+    port=st.integers(0, 65535),
+    physical_offset=st.integers(0, 2**63 - 1),
+)
+def test_an_offset_message_id_is_read_back(
+    address: object, port: int, physical_offset: int
+) -> None:
+    """Host and offset, for both address families."""
+    host = pack_host(str(address), port)
+    message_id = offset_message_id(host, physical_offset)
+
+    assert pack_host(*unpack_host(host)) == host
+    assert message_id == message_id.upper()
+    assert parse_offset_message_id(message_id) == OffsetMessageId(host, physical_offset)
