@@ -1,5 +1,6 @@
 """Snapshots: a shorter start, with the table that the whole log would give."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,9 @@ def test_a_snapshot_waits_until_the_log_is_durable(broker: Broker) -> None:
     broker.clock.now_ms += snapshot.INTERVAL_MS
     for _ in range(50):
         broker.service.tick()
+    for thread in threading.enumerate():
+        if thread.name == "halfmq-snapshot":
+            thread.join()
     assert broker.snapshot_path.read_bytes() == older
 
     broker.log.flush()
