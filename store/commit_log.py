@@ -86,7 +86,7 @@ class CommitLog:
             self._look_up(write_offset, write_offset)
         except DiskFullError as error:
             # What is stored can still be consumed; the appends will be told.
-            logger.warning("no space to append error=%s", error)
+            logger.warning("event=no_space error=%r", str(error))
 
     @property
     def min_offset(self) -> int:

@@ -87,7 +87,9 @@ class Flusher:
             self._flush()
         except OSError as error:
             self.failure = FlushFailedError(self.durable_offset, str(error))
-            logger.critical("flush failed durable_offset=%s error=%s", self.durable_offset, error)
+            logger.critical(
+                "event=flush_failed durable_offset=%d error=%r", self.durable_offset, str(error)
+            )
             self._tell(self._on_failure, self.failure)
         finally:
             if self._fd >= 0:
@@ -121,4 +123,4 @@ class Flusher:
             listener(value)
         except Exception:
             # The thread must outlive its listeners: others wait for the next flush.
-            logger.exception("listener of the flusher failed")
+            logger.exception("event=flush_listener_failed")

@@ -407,7 +407,7 @@ class IndexService:
         self._drop_from(last_offset)
         self._end_offset = self._last_offset()
         _log.info(
-            "index_recovered files=%d last_offset=%d put_again_from=%d",
+            "event=index_recovered files=%d last_offset=%d put_again_from=%d",
             len(self._files),
             self._end_offset,
             max(last_offset, 0),
@@ -425,7 +425,7 @@ class IndexService:
             try:
                 self._files.append(IndexFile(path, self._max_slots, self._max_items))
             except UnusableFileError as error:
-                _log.warning("index_file_set_aside path=%s reason=%s", path, error.reason)
+                _log.warning("event=index_file_set_aside path=%s reason=%r", path, error.reason)
                 path.replace(path.with_name(path.name + ".bad"))
                 for newer in paths[position + 1 :]:
                     newer.unlink()
@@ -593,7 +593,7 @@ class IndexService:
             self._files = self._files[expired:]
             for file in files:
                 file.path.unlink(missing_ok=True)
-                _log.info("index_file_deleted path=%s reason=expired", file.path)
+                _log.info("event=index_file_deleted path=%s reason=expired", file.path)
 
     def _delete(self, files: Sequence[IndexFile]) -> None:
         """Delete files during recovery; durably, or they would come back behind newer ones."""
@@ -601,7 +601,7 @@ class IndexService:
             self._files.remove(file)
             file.close()
             file.path.unlink()
-            _log.info("index_file_deleted path=%s reason=not certain", file.path)
+            _log.info("event=index_file_deleted path=%s reason=uncertain", file.path)
         sync_directory(self._directory)
 
     def close(self) -> None:

@@ -64,4 +64,4 @@ class Janitor:
         try:
             work()
         except (OSError, StoreError) as error:
-            logger.warning("store upkeep failed error=%s", error)
+            logger.warning("event=store_upkeep_failed error=%r", str(error))

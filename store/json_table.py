@@ -47,7 +47,7 @@ def load_table(path: Path) -> dict[str, Any] | None:
     backup = _read(_beside(path, ".bak"))
     if damaged or backup is not None:
         _log.warning(
-            "table_not_readable path=%s reason=%s instead=%s",
+            "event=table_not_readable path=%s reason=%r instead=%s",
             path,
             "damaged, kept as .bad" if damaged else "missing",
             "defaults" if backup is None else ".bak",
@@ -117,7 +117,7 @@ def _read(path: Path) -> dict[str, Any] | None:
     try:
         return decode_table(content)
     except ValueError as error:
-        _log.error("table_damaged path=%s size=%d reason=%s", path, len(content), error)
+        _log.error("event=table_damaged path=%s size=%d reason=%r", path, len(content), str(error))
         return None
 
 

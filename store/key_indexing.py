@@ -65,7 +65,7 @@ class KeyIndexing:
             )
             if time.monotonic() - told >= PROGRESS_EVERY:
                 told = time.monotonic()
-                logger.info("indexing offset=%s records=%s", scan.end_offset, scan.records)
+                logger.info("event=indexing offset=%d records=%d", scan.end_offset, scan.records)
 
     def _boundary(self, start: int) -> int:
         """Return where a record begins at or shortly before ``start``.
@@ -86,7 +86,7 @@ class KeyIndexing:
             # otherwise. No later key may get in either: the next start goes on from the last one.
             self._stopped = True
             self._pending.clear()
-            logger.error("key index stopped at offset=%s", self._indexed_offset)
+            logger.error("event=index_stopped offset=%d", self._indexed_offset)
 
     def work(self, budget_ms: float | None = None) -> bool:
         """Index what waits, all of it or for ``budget_ms``; return whether some still does."""
@@ -119,7 +119,7 @@ class KeyIndexing:
     def _tell(self, error: StoreError) -> None:
         if time.monotonic() - self._told >= FAILURE_TOLD_EVERY:
             self._told = time.monotonic()
-            logger.warning("key index waits error=%s", error)
+            logger.warning("event=index_waits error=%r", str(error))
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
         """Return the physical offsets of records with a key, those that waited included."""

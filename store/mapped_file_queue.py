@@ -41,7 +41,7 @@ class MappedFileQueue:
             return
         paths = sorted(path for path in self.directory.iterdir() if path.is_file())
         if paths and paths[-1].stat().st_size == 0:
-            logger.warning("removed file=%s: it is empty", paths[-1])
+            logger.warning("event=empty_file_removed path=%s", paths[-1])
             paths.pop().unlink()
         self.bases = [self._checked(path) for path in paths]
 

@@ -185,14 +185,14 @@ class MessageStore:
         try:
             clean = self._flusher.failure is None and self._close_derived()
         except (OSError, StoreError) as error:
-            logger.critical("closing failed error=%s", error)
+            logger.critical("event=close_failed error=%r", str(error))
             clean = False
         self._close_files()
         if clean:
             sync_directory(self._config.commit_log_directory)
             self._abort.remove()
         self._lock.release()
-        logger.info("closed offset=%s clean=%s", self._log.write_offset, clean)
+        logger.info("event=store_closed offset=%d clean=%s", self._log.write_offset, clean)
 
     def _close_derived(self) -> bool:
         """Make queues and index durable, with the checkpoint; say whether they are complete."""

@@ -129,7 +129,7 @@ class Recovery:
             if clean:
                 self._compare(scan.end_offset, checkpoint)
         except _IncompleteError as reason:
-            logger.warning("rebuilding all queues from offset=%s reason=%s", log_start, reason)
+            logger.warning("event=queues_rebuilt offset=%d reason=%r", log_start, str(reason))
             start, rebuilt = log_start, True
             scan = self._scan_from(start, log_start)
         self._find_last(scan)
@@ -145,7 +145,17 @@ class Recovery:
             queues_rebuilt=rebuilt or (start == log_start and scan.records > 0),
             duration_ms=round((time.monotonic() - began) * 1000),
         )
-        logger.info("recovered %s", report)
+        logger.info(
+            "event=recovered clean=%s start=%d end=%d records=%d truncated_bytes=%d "
+            "queues_rebuilt=%s elapsed_ms=%d",
+            report.clean,
+            report.start_offset,
+            report.end_offset,
+            report.records,
+            report.truncated_bytes,
+            report.queues_rebuilt,
+            report.duration_ms,
+        )
         return report
 
     # Where to start -------------------------------------------------------------------------
@@ -169,7 +179,9 @@ class Recovery:
         What is lost at the end of one queue shows nowhere else: the others reach the log's end.
         """
         if 0 <= end < checkpoint.closed_offset:
-            logger.error("log ends at offset=%s, was closed at %s", end, checkpoint.closed_offset)
+            logger.error(
+                "event=log_shorter_than_closed end=%d closed=%d", end, checkpoint.closed_offset
+            )
         if end == checkpoint.closed_offset and self._queues.digest() != checkpoint.queues_digest:
             raise _IncompleteError("queues end elsewhere than at the last stop")
 
@@ -215,7 +227,7 @@ class Recovery:
             self._dispatch(chunk_offset, chunk, found)
             if time.monotonic() - told >= PROGRESS_EVERY:
                 told = time.monotonic()
-                logger.info("recovering offset=%s records=%s", scan.end_offset, scan.records)
+                logger.info("event=recovering offset=%d records=%d", scan.end_offset, scan.records)
         for queue_scan in self._scans.values():
             queue_scan.write()
         met = {queue_scan.queue for queue_scan in self._scans.values()}
