@@ -160,6 +160,7 @@ class FakeBroker:
         self.auto_create = auto_create
         self.default_queues = queues
         self.send_back_supported = True
+        self.pull_max = PULL_MAX
         self.send_status: int = ResponseCode.SUCCESS
         self.broker_name = "broker-a"
         self.address = ""
@@ -484,7 +485,7 @@ class FakeBroker:
             self._hold(command, peer, header.suspend_timeout_millis / 1000)
             return None
         codes = subscribed[0].codes
-        read = queue[offset : offset + PULL_MAX]
+        read = queue[offset : offset + self.pull_max]
         passed = [r for r in read if codes is None or tags_code(r.properties) in codes]
         body = b"".join(encode_record(record) for record in passed)
         code = ResponseCode.SUCCESS if passed else ResponseCode.PULL_RETRY_IMMEDIATELY

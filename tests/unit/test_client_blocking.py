@@ -1,0 +1,270 @@
+"""The blocking facade: the same client from threads without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+import halfmq.client as aio
+from halfmq.client import (
+    ClientClosedError,
+    ClientConfig,
+    ConnectError,
+    Decision,
+    DecisionConflictError,
+    Message,
+    blocking,
+)
+from tests.support.fake_broker import FakeBroker, until
+
+MESSAGE = Message("orders", b"o-2", keys="o-2")
+QUICK = ClientConfig(
+    send_timeout=1.0, reconnect_delay_min=0.01, reconnect_delay_max=0.02, retry_delay=0.01
+)
+
+
+class LocalError(Exception):
+    """What a local transaction may raise."""
+
+
+class BrokerThread:
+    """A fake broker on the loop of a thread of its own, as it is when clients block."""
+
+    def __init__(self) -> None:
+        self.broker = FakeBroker()
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever)
+        self.thread.start()
+        self.run(self.broker.start())
+        self.broker.create_topic("orders")
+
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
+
+    def close(self) -> None:
+        self.run(self.broker.stop())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self.thread.join()
+        self.loop.close()
+
+
+@pytest.fixture
+def served() -> Iterator[BrokerThread]:
+    thread = BrokerThread()
+    yield thread
+    thread.close()
+
+
+def test_send_and_consume_without_await(served: BrokerThread) -> None:
+    """The lines of the README less the keywords."""
+    address = served.broker.address
+    with blocking.Producer("g", namesrv=address) as producer:
+        result = producer.send(Message("orders", b"1", tags="created"), order_key="k")
+        producer.send_batch([Message("orders", b"2", tags="created")] * 2, order_key="k")
+        producer.send_oneway(Message("orders", b"3", tags="other"), order_key="k")
+    bodies = []
+    with blocking.Consumer("billing", {"orders": "created"}, namesrv=address) as consumer:
+        for message in consumer:
+            bodies.append(message.body)
+            assert message.ack()
+            if len(bodies) == 3:
+                break
+        assert consumer.receive(timeout=0.02) is None
+        consumer.commit()
+        assert len(consumer.assignment) == 5
+
+    assert bodies == [b"1", b"2", b"2"]
+    assert result.queue_offset == 0
+    assert "halfmq-client" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_transaction_runs_in_the_callers_thread(served: BrokerThread) -> None:
+    """A database connection belongs to the thread that opened it."""
+    threads: list[threading.Thread] = []
+
+    def checker(_message: aio.MessageView) -> Decision:
+        threads.append(threading.current_thread())
+        return Decision.COMMIT
+
+    broker = served.broker
+    with blocking.TransactionProducer("orders-tx", checker=checker, namesrv=broker.address) as p:
+        with p.transaction(MESSAGE) as committed:
+            assert broker.half_of(committed.id).decisions == []
+        assert committed.decided
+
+        raised = p.transaction(MESSAGE)
+        with pytest.raises(LocalError), raised as rolled_back:
+            raise LocalError
+        assert (rolled_back.decision, rolled_back.decided) == (Decision.ROLLBACK, True)
+
+        with p.transaction(MESSAGE) as unknown:
+            unknown.decide(Decision.UNKNOWN)
+        half = broker.half_of(unknown.id)
+        served.loop.call_soon_threadsafe(broker.check, half)
+        served.run(until(lambda: half.decisions == [Decision.COMMIT]))
+
+    assert len(broker.messages("orders")) == 2
+    assert threads[0] not in {threading.main_thread(), served.thread}
+
+
+def test_a_late_commit_is_an_error_here_too(served: BrokerThread) -> None:
+    """Errors cross the threads unchanged."""
+    broker = served.broker
+    with (
+        blocking.TransactionProducer("orders-tx", _commit, namesrv=broker.address) as producer,
+        pytest.raises(DecisionConflictError),
+        producer.transaction(MESSAGE) as tx,
+    ):
+        broker.half_of(tx.id).decisions.append(Decision.ROLLBACK)
+
+
+def _commit(_message: aio.MessageView) -> Decision:
+    return Decision.COMMIT
+
+
+class Listener(aio.TransactionListener):
+    """Remembers the thread it ran in."""
+
+    def __init__(self, outcome: Decision | Exception) -> None:
+        self.outcome = outcome
+        self.threads: list[threading.Thread] = []
+
+    def execute_local_transaction(self, transaction: aio.Transaction, arg: object) -> Decision:
+        self.threads.append(threading.current_thread())
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    def check_local_transaction(self, message: aio.MessageView) -> Decision:
+        return Decision.COMMIT
+
+
+class AsyncListener(Listener):
+    """A listener whose local transaction is a coroutine."""
+
+    async def execute_local_transaction(  # type: ignore[override]
+        self, transaction: aio.Transaction, arg: object
+    ) -> Decision:
+        return Decision.COMMIT
+
+
+@pytest.mark.parametrize("outcome", [Decision.COMMIT, Decision.ROLLBACK, LocalError()])
+def test_a_listener_runs_in_the_callers_thread(
+    served: BrokerThread, outcome: Decision | Exception
+) -> None:
+    """As in RocketMQ, where it runs in the sending thread."""
+    listener = Listener(outcome)
+    address = served.broker.address
+    with blocking.TransactionProducer("orders-tx", namesrv=address) as producer:
+        tx = producer.send_in_transaction(MESSAGE, listener, arg=1)
+
+    assert listener.threads == [threading.current_thread()]
+    assert tx.decision is (outcome if isinstance(outcome, Decision) else Decision.UNKNOWN)
+
+
+def test_an_async_listener_works_as_well(served: BrokerThread) -> None:
+    """One listener class can serve both clients."""
+    listener = AsyncListener(Decision.COMMIT)
+    address = served.broker.address
+    with blocking.TransactionProducer("orders-tx", listener, namesrv=address) as producer:
+        assert producer.send_in_transaction(MESSAGE).decided
+
+
+def test_a_message_given_back_comes_again(served: BrokerThread) -> None:
+    """Through the retry topic or locally, as with the async client."""
+    served.broker.send_back_supported = False
+    address = served.broker.address
+    with blocking.Producer("g", namesrv=address) as producer:
+        producer.send(MESSAGE)
+    with blocking.Consumer("billing", {"orders": "*"}, namesrv=address, config=QUICK) as consumer:
+        first = consumer.receive(5)
+        assert first is not None
+        first.retry()
+        again = consumer.receive(5)
+        assert again is not None
+        assert (again.delivery_attempt, again.message_id) == (2, first.message_id)
+        assert again.ack()
+
+
+def test_closing_from_another_thread_ends_the_loop(served: BrokerThread) -> None:
+    """The usual way to stop a worker."""
+    ended = threading.Event()
+    with blocking.Consumer("billing", {"orders": "*"}, namesrv=served.broker.address) as consumer:
+
+        def loop() -> None:
+            for _message in consumer:
+                pass
+            ended.set()
+
+        worker = threading.Thread(target=loop)
+        worker.start()
+        consumer.close()
+        worker.join(5)
+
+    assert ended.is_set()
+
+
+def test_many_threads_share_one_producer(served: BrokerThread) -> None:
+    """Each waits for its own message only."""
+    with blocking.Producer("g", namesrv=served.broker.address) as producer:
+        threads = [
+            threading.Thread(target=lambda: [producer.send(MESSAGE) for _ in range(20)])
+            for _ in range(5)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert len(served.broker.messages("orders")) == 100
+
+
+def test_a_failed_start_raises_and_leaves_no_thread(served: BrokerThread) -> None:
+    """Nothing of it stays behind."""
+    address = served.broker.address
+    served.run(served.broker.stop())
+    with pytest.raises(ConnectError, match="is the broker running"):
+        blocking.Producer("g", namesrv=address).start()
+
+    assert "halfmq-client" not in {thread.name for thread in threading.enumerate()}
+    served.run(served.broker.restart())
+
+
+def test_a_closed_facade_says_so(served: BrokerThread) -> None:
+    """Before the start and after the end alike."""
+    producer = blocking.Producer("g", namesrv=served.broker.address)
+    with pytest.raises(ClientClosedError):
+        producer.send(MESSAGE)
+    with producer:
+        pass
+    producer.close()
+    with pytest.raises(ClientClosedError):
+        producer.send(MESSAGE)
+
+
+@pytest.mark.parametrize("name", ["Producer", "TransactionProducer", "Consumer", "MessageView"])
+def test_the_facade_offers_every_public_method(name: str) -> None:
+    """The same names, and the same arguments."""
+    asynchronous, facade = getattr(aio, name), getattr(blocking, name)
+    ours = {"prepare", "finish", "use_listener"}  # of the library's own classes
+    public = {n for n in dir(asynchronous) if not n.startswith("_")} - ours
+    missing = public - set(dir(facade)) - {"group", "config"}
+
+    assert not missing
+    for method in sorted(public):
+        mine, theirs = getattr(facade, method), getattr(asynchronous, method)
+        if inspect.isfunction(mine) and inspect.isfunction(theirs):
+            parameters = list(inspect.signature(theirs).parameters)
+            assert list(inspect.signature(mine).parameters) == parameters
+
+
+def test_the_module_offers_the_names_of_the_async_one() -> None:
+    """Programs change an import, not their code; errors are the same classes."""
+    errors = {name for name in aio.__all__ if name.endswith("Error")}
+
+    assert set(aio.__all__) - errors == set(blocking.__all__)

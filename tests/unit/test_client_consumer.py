@@ -1,0 +1,625 @@
+"""Consuming: sharing queues, acks and offsets, redelivery, and ends without loss."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfmq.client import (
+    ClientClosedError,
+    ClientConfig,
+    Consumer,
+    Message,
+    MessageView,
+    Producer,
+)
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.headers import ConsumerSendMsgBackRequestHeader, PullMessageRequestHeader
+from tests.support.client_loops import on_both_loops
+from tests.support.fake_broker import Cut, FakeBroker, Ignore, Refuse, fake_broker, until
+
+PULL = RequestCode.PULL_MESSAGE
+QUICK = ClientConfig(
+    request_timeout=1.0,
+    reconnect_delay_min=0.01,
+    reconnect_delay_max=0.02,
+    offset_commit_interval=0.02,
+    retry_delay=0.02,
+    pull_suspend=2.0,
+)
+
+
+async def publish(
+    broker: FakeBroker, *bodies: str, topic: str = "orders", tags: str = "created"
+) -> None:
+    """Send messages to one queue, in order."""
+    async with Producer("g", namesrv=broker.address) as producer:
+        for body in bodies:
+            await producer.send(Message(topic, body.encode(), tags=tags), order_key="one")
+
+
+def new_consumer(broker: FakeBroker, **arguments: Any) -> Consumer:
+    defaults: dict[str, Any] = {"config": QUICK, "subscriptions": {"orders": "*"}}
+    return Consumer("billing", namesrv=broker.address, **(defaults | arguments))
+
+
+async def take(consumer: Consumer, count: int, *, ack: bool = True) -> list[str]:
+    """Bodies of the next messages."""
+    bodies: list[str] = []
+    for _ in range(count):
+        message = await consumer.receive(timeout=5)
+        assert message is not None, f"only {bodies} came"
+        bodies.append(message.body.decode())
+        if ack:
+            assert await message.ack()
+    return bodies
+
+
+def committed(broker: FakeBroker, topic: str = "orders") -> int:
+    """The sum of the group's offsets in a topic: how many messages it is done with."""
+    return sum(
+        offset for (*place, _), offset in broker.offsets.items() if place == ["billing", topic]
+    )
+
+
+@asynccontextmanager
+async def running(*consumers: Consumer) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for consumer in consumers:
+            await stack.enter_async_context(consumer)
+        yield
+
+
+@on_both_loops
+async def test_the_loop_of_the_readme(broker: FakeBroker) -> None:
+    """What was sent before comes, and what is sent while the loop waits."""
+    await publish(broker, "1", "2")
+    seen = []
+    async with new_consumer(broker, subscriptions={"orders": "created || paid"}) as consumer:
+        async for message in consumer:
+            seen.append((message.body, message.topic, message.tags, message.delivery_attempt))
+            assert await message.ack()
+            if len(seen) == 2:
+                await publish(broker, "3", tags="paid")
+            if len(seen) == 3:
+                break
+
+    assert seen == [
+        (b"1", "orders", "created", 1),
+        (b"2", "orders", "created", 1),
+        (b"3", "orders", "paid", 1),
+    ]
+    assert committed(broker) == 3
+
+
+@on_both_loops
+async def test_heartbeat_precedes_the_first_pull_on_its_connection(broker: FakeBroker) -> None:
+    """A broker refuses pulls of a group that it does not know on this connection."""
+    await publish(broker, "1")
+    broker.requests.clear()
+    async with new_consumer(broker) as consumer:
+        await take(consumer, 1)
+
+    codes = [request.code for request in broker.requests]
+    assert codes.index(RequestCode.HEART_BEAT) < codes.index(PULL)
+
+
+@on_both_loops
+async def test_tags_are_compared_as_text(broker: FakeBroker) -> None:
+    """The broker's filter is a hash; "Aa" and "BB" have the same."""
+    await publish(broker, "no", tags="BB")
+    await publish(broker, "yes", tags="Aa")
+    async with new_consumer(broker, subscriptions={"orders": "Aa"}) as consumer:
+        assert await take(consumer, 1) == ["yes"]
+
+    assert committed(broker) == 2
+
+
+@on_both_loops
+async def test_the_offset_waits_for_the_first_unacked_message(broker: FakeBroker) -> None:
+    """What is acked behind a gap is not lost if the process dies, it comes again."""
+    await publish(broker, "0", "1", "2", "3")
+    async with new_consumer(broker) as consumer:
+        messages = [await consumer.receive() for _ in range(4)]
+        for number in (0, 2, 3):
+            message = messages[number]
+            assert message is not None
+            await message.ack()
+        await consumer.commit()
+        assert committed(broker) == 1
+
+    assert committed(broker) == 1
+    async with new_consumer(broker) as consumer:
+        assert await take(consumer, 3) == ["1", "2", "3"]
+
+
+@on_both_loops
+async def test_offsets_are_written_while_running(broker: FakeBroker) -> None:
+    """A crash repeats a few seconds of work, not all of it."""
+    await publish(broker, "0", "1")
+    async with new_consumer(broker) as consumer:
+        await take(consumer, 2)
+        await until(lambda: committed(broker) == 2)
+
+
+@on_both_loops
+async def test_a_cancelled_loop_loses_nothing(broker: FakeBroker) -> None:
+    """Cancel it at any moment: what it had not handed over comes with the next loop."""
+    bodies = [str(n) for n in range(40)]
+    await publish(broker, *bodies)
+    seen: list[str] = []
+
+    async def loop(consumer: Consumer) -> None:
+        async for message in consumer:
+            seen.append(message.body.decode())
+            await message.ack()
+            await asyncio.sleep(0)
+
+    async with new_consumer(broker) as consumer:
+        while len(seen) < 40:
+            task = asyncio.ensure_future(loop(consumer))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+
+    assert seen == bodies
+    assert committed(broker) == 40
+
+
+@on_both_loops
+async def test_a_message_in_hand_when_the_loop_is_cancelled_comes_again(broker: FakeBroker) -> None:
+    """It was not acked, so its work may be half done."""
+    await publish(broker, "0", "1")
+    in_hand = asyncio.Event()
+
+    async def loop(consumer: Consumer) -> None:
+        async for _message in consumer:
+            in_hand.set()
+            await asyncio.sleep(60)
+
+    async with new_consumer(broker) as consumer:
+        task = asyncio.ensure_future(loop(consumer))
+        await in_hand.wait()
+        task.cancel()
+        await asyncio.wait([task])
+
+    async with new_consumer(broker) as consumer:
+        assert await take(consumer, 2) == ["0", "1"]
+
+
+@on_both_loops
+async def test_closing_ends_the_loop_of_another_task(broker: FakeBroker) -> None:
+    """Cleanly: no exception, and nothing acked that was not."""
+    await publish(broker, "0", "1")
+    seen = []
+    async with new_consumer(broker) as consumer:
+
+        async def loop() -> None:
+            async for message in consumer:
+                seen.append(message)  # noqa: PERF401 -- must be seen while the loop runs
+
+        tasks = [asyncio.ensure_future(loop()) for _ in range(3)]
+        await until(lambda: len(seen) == 2)
+        await consumer.close()
+        await asyncio.gather(*tasks)
+
+    assert committed(broker) == 0
+    assert await consumer.receive() is None
+
+
+@on_both_loops
+async def test_several_tasks_share_one_consumer(broker: FakeBroker) -> None:
+    """Each message goes to one of them."""
+    seen: list[bytes] = []
+    async with new_consumer(broker) as consumer:
+
+        async def loop() -> None:
+            async for message in consumer:
+                await asyncio.sleep(0)
+                seen.append(message.body)
+                await message.ack()
+
+        tasks = [asyncio.ensure_future(loop()) for _ in range(4)]
+        await publish(broker, *(str(n) for n in range(50)))
+        await until(lambda: len(seen) == 50)
+        await consumer.close()
+        await asyncio.gather(*tasks)
+
+    assert sorted(seen, key=int) == [b"%d" % n for n in range(50)]
+    assert committed(broker) == 50
+
+
+@on_both_loops
+async def test_receive_may_wait_for_a_while_only(broker: FakeBroker) -> None:
+    """None when nothing came; nothing is lost by giving up."""
+    async with new_consumer(broker) as consumer:
+        assert await consumer.receive(timeout=0.02) is None
+        await publish(broker, "0")
+        assert await take(consumer, 1) == ["0"]
+
+
+async def test_an_unstarted_consumer_says_so() -> None:
+    """Waiting for messages that cannot come would hang for good."""
+    with pytest.raises(ClientClosedError):
+        await Consumer("billing", {"orders": "*"}).receive()
+
+
+# -- groups
+
+
+@on_both_loops
+async def test_members_share_the_queues(broker: FakeBroker) -> None:
+    """Every queue has one reader, also while members come and go."""
+    members = first, second, third = [new_consumer(broker) for _ in range(3)]
+
+    def shares() -> list[int]:
+        return sorted(
+            sum(queue.topic == "orders" for queue in consumer.assignment) for consumer in members
+        )
+
+    async with running(first):
+        await until(lambda: shares() == [0, 0, 4])
+        async with running(second):
+            await until(lambda: shares() == [0, 2, 2])
+            async with running(third):
+                await until(lambda: shares() == [1, 1, 2])
+                owned = {queue for consumer in members for queue in consumer.assignment}
+                assert len(owned) == 5
+            await until(lambda: shares() == [0, 2, 2])
+        await until(lambda: shares() == [0, 0, 4])
+
+
+@on_both_loops
+async def test_a_member_that_dies_is_replaced(broker: FakeBroker) -> None:
+    """Its unacked messages go to the others."""
+    await publish(broker, "0", "1", "2")
+    first = new_consumer(broker)
+    await first.start()
+    await take(first, 1)
+    await until(lambda: committed(broker) == 1)
+    assert await take(first, 2, ack=False) == ["1", "2"]
+
+    async with new_consumer(broker) as second:
+        # The first one vanishes without a word: its connections break and stay broken.
+        for task in first._tasks:
+            task.cancel()
+        keeper = first._session._keeper
+        assert keeper is not None
+        keeper.cancel()
+        for peer in list(broker.peers):
+            if peer.heartbeat.client_id == first.client_id:
+                peer.transport.abort()
+
+        assert await take(second, 2) == ["1", "2"]
+    await first.close()
+
+
+@on_both_loops
+async def test_an_ack_after_the_queue_moved_does_not_count(broker: FakeBroker) -> None:
+    """The new owner delivers the message again; the old one learns that from the answer."""
+    await publish(broker, "0")
+    async with new_consumer(broker) as first:
+        message = await first.receive()
+        assert message is not None
+        moved = new_consumer(broker)
+        async with moved:
+            await until(lambda: len(first.assignment) + len(moved.assignment) == 5)
+            loser = first if message.queue in moved.assignment else moved
+            if loser is first:
+                assert not await message.ack()
+                assert await take(moved, 1) == ["0"]
+            else:
+                assert await message.ack()
+
+
+@on_both_loops
+async def test_every_member_of_a_broadcast_gets_everything(broker: FakeBroker) -> None:
+    """And none of them touches the group's offsets at the broker."""
+    first = new_consumer(broker, broadcasting=True, start_from="first")
+    second = new_consumer(broker, broadcasting=True, start_from="first")
+    async with running(first, second):
+        await publish(broker, "0", "1")
+        assert await take(first, 2) == ["0", "1"]
+        assert await take(second, 2) == ["0", "1"]
+        assert all(queue.topic == "orders" for queue in first.assignment)
+
+    assert broker.offsets == {}
+
+
+@on_both_loops
+async def test_a_broadcast_consumer_may_keep_its_offsets(
+    broker: FakeBroker, tmp_path: Path
+) -> None:
+    """In a file of its own, so that a restart goes on where it was."""
+    path = tmp_path / "sub" / "offsets.json"
+    arguments: dict[str, Any] = {"broadcasting": True, "start_from": "first", "offsets_file": path}
+    await publish(broker, "0", "1")
+    async with new_consumer(broker, **arguments) as consumer:
+        assert await take(consumer, 1) == ["0"]
+
+    assert sum(json.loads(path.read_text()).values()) == 1
+    async with new_consumer(broker, **arguments) as consumer:
+        assert await take(consumer, 1) == ["1"]
+
+
+# -- where a group starts
+
+
+@pytest.mark.parametrize(
+    ("start_from", "young", "expected"),
+    [
+        ("last", False, ["new"]),
+        ("last", True, ["old", "new"]),
+        ("first", False, ["old", "new"]),
+        (datetime(2023, 11, 14, 22, 14, tzinfo=UTC), True, ["new"]),
+    ],
+)
+async def test_a_new_group_starts_where_it_was_told(
+    start_from: Any, young: bool, expected: list[str]
+) -> None:
+    """Brokers begin a young topic at its first message, unless a time was given."""
+    async with fake_broker() as broker:
+        broker.create_topic("orders", 1)
+        await publish(broker, "old")
+        broker.now_ms += 60_000
+        if not young:
+            broker.fail(RequestCode.QUERY_CONSUMER_OFFSET, Refuse(ResponseCode.QUERY_NOT_FOUND))
+        async with new_consumer(broker, start_from=start_from) as consumer:
+            await until(lambda: len(consumer.assignment) == 2)
+            await publish(broker, "new")
+            assert await take(consumer, len(expected)) == expected
+
+
+async def test_a_group_that_read_nothing_yet_keeps_its_start() -> None:
+    """Else what is sent while it is away would be skipped by "last" a second time."""
+    async with fake_broker() as broker:
+        broker.create_topic("orders", 1)
+        async with new_consumer(broker) as consumer:
+            await until(lambda: len(consumer.assignment) == 2)
+        await publish(broker, "while away")
+        broker.fail(RequestCode.GET_MAX_OFFSET, *[Refuse(ResponseCode.SYSTEM_ERROR)] * 9)
+        async with new_consumer(broker) as consumer:
+            assert await take(consumer, 1) == ["while away"]
+
+
+async def test_a_topic_that_does_not_exist_yet_is_waited_for() -> None:
+    """Consumers are often up before the first message."""
+    async with (
+        fake_broker() as broker,
+        new_consumer(broker, subscriptions={"later": "*"}) as consumer,
+    ):
+        await publish(broker, "0", topic="later")
+        assert await take(consumer, 1) == ["0"]
+
+
+# -- redelivery
+
+
+@on_both_loops
+async def test_a_message_given_back_comes_again_through_the_retry_topic(broker: FakeBroker) -> None:
+    """It shows its own topic and the attempt, and holds up nothing behind it."""
+    await publish(broker, "0", "1")
+    attempts: list[tuple[bytes, str, int]] = []
+    async with new_consumer(broker) as consumer:
+        async for message in consumer:
+            attempts.append((message.body, message.topic, message.delivery_attempt))
+            if message.body == b"0" and message.delivery_attempt < 3:
+                await message.retry(delay_level=2)
+            else:
+                assert await message.ack()
+            if len(attempts) == 4:
+                break
+
+    assert sorted(attempts) == [
+        (b"0", "orders", 1),
+        (b"0", "orders", 2),
+        (b"0", "orders", 3),
+        (b"1", "orders", 1),
+    ]
+    header = broker.requests_of(RequestCode.CONSUMER_SEND_MSG_BACK)[0].header
+    assert isinstance(header, ConsumerSendMsgBackRequestHeader)
+    assert (header.group, header.delay_level, header.max_reconsume_times) == ("billing", 2, 16)
+    assert (committed(broker), committed(broker, "%RETRY%billing")) == (2, 2)
+
+
+@on_both_loops
+async def test_a_message_no_broker_takes_back_is_delivered_again_here(broker: FakeBroker) -> None:
+    """Old or small brokers know no such request; the offset waits for the message."""
+    broker.send_back_supported = False
+    await publish(broker, "0")
+    async with new_consumer(broker) as consumer:
+        for attempt in (1, 2, 3):
+            message = await consumer.receive(timeout=5)
+            assert message is not None
+            assert (message.body, message.delivery_attempt) == (b"0", attempt)
+            if attempt < 3:
+                await message.retry()
+        await consumer.commit()
+        assert committed(broker) == 0
+        assert message is not None
+        assert await message.ack()
+
+    assert committed(broker) == 1
+
+
+@on_both_loops
+@pytest.mark.parametrize("supported", [True, False])
+async def test_a_message_not_acked_in_time_comes_again(broker: FakeBroker, supported: bool) -> None:
+    """Whoever held it may be stuck; a late ack of it still counts if nobody else did."""
+    broker.send_back_supported = supported
+    await publish(broker, "0", "1")
+    async with new_consumer(broker, ack_timeout=0.05) as consumer:
+        stuck = await consumer.receive()
+        assert stuck is not None
+        assert await take(consumer, 1) == ["1"]
+        again = await consumer.receive(timeout=5)
+        assert again is not None
+        assert (again.body, again.delivery_attempt, again.topic) == (b"0", 2, "orders")
+        assert await stuck.ack() is not supported  # the broker has it now, or we still have
+        assert await again.ack() is supported
+        assert await consumer.receive(timeout=0.1) is None
+
+    assert committed(broker) == 2
+
+
+async def test_an_ack_timeout_of_none_waits_for_good() -> None:
+    """For work that takes hours."""
+    async with fake_broker() as broker:
+        broker.create_topic("orders", 1)
+        await publish(broker, "0")
+        async with new_consumer(broker, ack_timeout=None) as consumer:
+            message = await consumer.receive()
+            assert message is not None
+            assert await consumer.receive(timeout=0.1) is None
+            assert await message.ack()
+
+
+@on_both_loops
+async def test_a_late_ack_spares_a_redelivery_that_is_still_waiting(broker: FakeBroker) -> None:
+    """The work was done after all."""
+    broker.send_back_supported = False
+    await publish(broker, "0")
+    config = ClientConfig(retry_delay=0.05)
+    async with new_consumer(broker, config=config) as consumer:
+        message = await consumer.receive()
+        assert message is not None
+        await message.retry()
+        assert await message.ack()
+        assert await consumer.receive(timeout=0.15) is None
+
+
+# -- trouble
+
+
+@on_both_loops
+async def test_a_restarted_broker_is_pulled_from_again(broker: FakeBroker) -> None:
+    """Pulls, membership and offsets all come back by themselves."""
+    await publish(broker, "0")
+    async with new_consumer(broker) as consumer:
+        await take(consumer, 1)
+        await broker.stop()
+        await asyncio.sleep(0.05)
+        await broker.restart()
+        await publish(broker, "1")
+
+        assert await take(consumer, 1) == ["1"]
+
+    assert committed(broker) == 2
+
+
+@on_both_loops
+async def test_failed_pulls_are_repeated(broker: FakeBroker) -> None:
+    """Flow control at once, everything else after a second; nothing is skipped."""
+    await publish(broker, "0")
+    broker.fail(PULL, *[Refuse(ResponseCode.FLOW_CONTROL)] * 9, Refuse(ResponseCode.SYSTEM_ERROR))
+    async with new_consumer(broker) as consumer:
+        assert await take(consumer, 1) == ["0"]
+
+
+async def test_a_broker_that_forgot_the_subscription_hears_it_again() -> None:
+    """It answers 24 until the next heartbeat, which then comes at once."""
+    async with fake_broker() as broker:
+        broker.create_topic("orders", 1)
+        await publish(broker, "0")
+        broker.fail(PULL, *[Refuse(ResponseCode.SUBSCRIPTION_NOT_EXIST)] * 2)
+        async with new_consumer(broker) as consumer:
+            assert await take(consumer, 1) == ["0"]
+
+        assert len(broker.requests_of(RequestCode.HEART_BEAT)) >= 3
+
+
+async def test_an_offset_that_no_longer_exists_is_corrected() -> None:
+    """The broker says where to go on, and that is remembered."""
+    async with fake_broker() as broker:
+        broker.create_topic("orders", 1)
+        await publish(broker, "0", "1")
+        broker.offsets["billing", "orders", 0] = 1000
+        async with new_consumer(broker) as consumer:
+            await until(lambda: committed(broker) == 2)
+            await publish(broker, "2")
+            assert await take(consumer, 1) == ["2"]
+
+
+async def test_damaged_records_do_not_stop_the_queue(caplog: pytest.LogCaptureFixture) -> None:
+    """What can be read is delivered, what cannot is skipped, loudly."""
+    async with fake_broker() as broker:
+        broker.create_topic("orders", 1)
+        await publish(broker, "0", "1", "2")
+        whole = broker._pulled
+
+        def damaged(command: Any, code: int, next_: int, end: int, body: bytes) -> bytes:
+            second = int.from_bytes(body[:4], "big") if body else 0
+            header = command.header
+            assert isinstance(header, PullMessageRequestHeader)
+            if header.queue_offset == 0:
+                body = body[: second + 4] + bytes(4) + body[second + 8 :]
+            elif header.queue_offset == 1:
+                body = bytes(8) + body[8:]
+                next_ = 2
+            return whole(command, code, next_, end, body)
+
+        broker._pulled = damaged  # type: ignore[method-assign]
+        async with new_consumer(broker) as consumer:
+            assert await take(consumer, 2) == ["0", "2"]
+
+    assert "bad record" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [({"cached_messages_max": 10}, 10), ({"cached_span_max": 5}, 5), ({"cached_bytes_max": 1}, 1)],
+)
+async def test_pulling_pauses_while_too_much_is_unacked(
+    limit: dict[str, int], expected: int
+) -> None:
+    """Memory is bounded however slow the loop is, and pulling goes on with the acks."""
+    config = ClientConfig(pull_batch=1, pull_suspend=1.0, **limit)  # type: ignore[arg-type]
+    async with fake_broker() as broker:
+        broker.create_topic("orders", 1)
+        broker.pull_max = 1
+        await publish(broker, *(str(n) for n in range(20)))
+        async with new_consumer(broker, config=config) as consumer:
+            held: list[MessageView] = []
+            for _ in range(expected):
+                message = await consumer.receive(timeout=5)
+                assert message is not None
+                held.append(message)
+            assert await consumer.receive(timeout=0.1) is None
+            for message in held:
+                await message.ack()
+            assert await take(consumer, 20 - expected) == [str(n) for n in range(expected, 20)]
+
+
+async def test_a_failed_group_question_changes_nothing() -> None:
+    """A member that cannot see the group keeps its queues, or two would read one."""
+    async with fake_broker() as broker, new_consumer(broker) as consumer:
+        broker.create_topic("orders", 4)
+        await until(lambda: len(consumer.assignment) == 5)
+        members = RequestCode.GET_CONSUMER_LIST_BY_GROUP
+        asked = len(broker.requests_of(members))
+        broker.fail(members, Refuse(1), Refuse(1), Ignore(), Cut())
+        broker.notify_members("billing")
+        await until(lambda: len(broker.requests_of(members)) > asked)
+
+        assert len(consumer.assignment) == 5
+
+
+async def test_a_failed_start_leaves_nothing_running() -> None:
+    """The caller sees one error, and no task or socket stays behind."""
+    async with fake_broker() as broker:
+        address = broker.address
+    before = asyncio.all_tasks()
+    consumer = Consumer("billing", {"orders": "*"}, namesrv=address)
+    with pytest.raises(Exception, match="connection refused"):
+        await consumer.start()
+
+    await asyncio.sleep(0)
+    assert asyncio.all_tasks() == before

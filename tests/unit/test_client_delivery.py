@@ -1,0 +1,160 @@
+"""The buffer between pulls and the user's loop, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from halfmq.client import ClientConfig, MessageQueue
+from halfmq.client.delivery import Delivery, DeliveryBuffer
+from halfmq.client.window import QueueWindow
+from halfmq.store.format.ids import pack_host
+from halfmq.store.format.record import Record, new_record
+
+HOST = pack_host("127.0.0.1", 1)
+
+
+def record(offset: int, body: bytes = b"x") -> Record:
+    return new_record(
+        topic="orders",
+        queue_id=0,
+        body=body,
+        properties=b"",
+        born_timestamp=0,
+        born_host=HOST,
+        store_timestamp=0,
+        store_host=HOST,
+        queue_offset=offset,
+    )
+
+
+def new_buffer(
+    *, send_back: Callable[[Delivery, int], Awaitable[bool]] | None = None, **limits: int
+) -> tuple[DeliveryBuffer, QueueWindow]:
+    async def refuse(_delivery: Delivery, _level: int) -> bool:
+        return False
+
+    config = ClientConfig(retry_delay=0.01, **limits)  # type: ignore[arg-type]
+    buffer = DeliveryBuffer(config, 60.0, send_back or refuse)
+    return buffer, QueueWindow(MessageQueue("orders", "broker-a", 0), 0, None)
+
+
+async def test_a_woken_taker_that_is_cancelled_passes_its_turn_on() -> None:
+    """Otherwise a message would lie ready while another task waits for it."""
+    buffer, window = new_buffer()
+    first, second = (asyncio.ensure_future(buffer.take()) for _ in range(2))
+    await asyncio.sleep(0)
+
+    buffer.offer(window, record(0))
+    first.cancel()
+    message = await asyncio.wait_for(second, 1)
+
+    assert first.cancelled() or first.cancelling()
+    assert message is not None
+    assert message.queue_offset == 0
+    await buffer.close()
+
+
+async def test_takers_that_gave_up_leave_nothing_behind() -> None:
+    """A loop of receive(timeout) may run for months."""
+    buffer, _ = new_buffer()
+    for _ in range(5):
+        taker = asyncio.ensure_future(buffer.take())
+        await asyncio.sleep(0)
+        taker.cancel()
+        await asyncio.wait([taker])
+
+    assert len(buffer._takers) == 0
+    await buffer.close()
+
+
+async def test_a_message_pulled_twice_is_delivered_once() -> None:
+    """A pull repeated after a lost answer brings the same records."""
+    buffer, window = new_buffer()
+    for offset in (0, 1, 0, 1, 2):
+        buffer.offer(window, record(offset))
+
+    taken = [await buffer.take() for _ in range(3)]
+
+    assert [message.queue_offset for message in taken if message] == [0, 1, 2]
+    assert buffer._take_ready() is None
+    await buffer.close()
+
+
+async def test_a_lost_queue_takes_its_messages_along() -> None:
+    """They belong to another consumer now; those of other queues stay."""
+    buffer, lost = new_buffer()
+    kept = QueueWindow(MessageQueue("orders", "broker-a", 1), 0, None)
+    for offset in range(3):
+        buffer.offer(lost, record(offset))
+        buffer.offer(kept, record(offset))
+    held = await buffer.take()
+    assert held is not None
+
+    buffer.drop(lost)
+
+    assert not await held.ack()
+    taken = [await buffer.take() for _ in range(3)]
+    assert all(message and message.queue.queue_id == 0 for message in taken)
+    assert [await message.ack() for message in taken if message] == [True] * 3
+    assert buffer._bytes == 0
+    assert kept.commit_offset == 3
+    await buffer.close()
+
+
+async def test_memory_is_given_back_by_acks_and_by_lost_queues() -> None:
+    """The byte limit holds over all queues, and pulling resumes when it may."""
+    size = record(0).total_size
+    buffer, window = new_buffer(cached_bytes_max=2 * size)
+    for offset in range(2):
+        buffer.offer(window, record(offset))
+    pulling = asyncio.ensure_future(buffer.wait_for_room(window))
+    await asyncio.sleep(0)
+    assert not pulling.done()
+
+    message = await buffer.take()
+    assert message is not None
+    await message.ack()
+    await asyncio.wait_for(pulling, 1)
+
+    assert buffer._bytes == size
+    buffer.drop(window)
+    assert buffer._bytes == 0
+    await buffer.close()
+
+
+async def test_giving_back_twice_is_giving_back_once() -> None:
+    """The broker would deliver it twice."""
+    asked: list[int] = []
+
+    async def accept(_delivery: Delivery, level: int) -> bool:
+        asked.append(level)
+        return True
+
+    buffer, window = new_buffer(send_back=accept)
+    buffer.offer(window, record(0))
+    message = await buffer.take()
+    assert message is not None
+
+    await message.retry(delay_level=3)
+    await message.retry(delay_level=3)
+
+    assert asked == [3]
+    assert not await message.ack()
+    assert window.commit_offset == 1
+    await buffer.close()
+
+
+async def test_closing_leaves_no_timer_and_no_task() -> None:
+    """A loop that ends must end clean."""
+    buffer, window = new_buffer()
+    for offset in range(3):
+        buffer.offer(window, record(offset))
+    message = await buffer.take()
+    assert message is not None
+    await message.retry(delay_level=18)
+
+    await buffer.close()
+
+    assert await buffer.take() is None
+    assert window.commit_offset == 0
