@@ -196,7 +196,7 @@ class DecidedMemory:
         self._limit = limit
         self._young: dict[int, int] = {}
         self._old: dict[int, int] = {}
-        self._newest_final = self._old_final = 0
+        self.newest_final = self._old_final = 0
         self.forgotten_final = 0  # no final message beyond this log position has been forgotten
 
     def __contains__(self, offset: int) -> bool:
@@ -206,18 +206,22 @@ class DecidedMemory:
         """Forget everything."""
         self._young.clear()
         self._old.clear()
-        self._newest_final = self._old_final = self.forgotten_final = 0
+        self.newest_final = self._old_final = self.forgotten_final = 0
+
+    def assume_forgotten(self, newest_final: int) -> None:
+        """Begin with finals up to this log position that are not remembered here."""
+        self.newest_final = self._old_final = self.forgotten_final = newest_final
 
     def remember(self, offset: int, state: State, position: int) -> None:
         """Keep a decision; the position is that of the record that decided."""
         young = self._young
         young[offset] = position << 2 | state
         if state is _COMMITTED:
-            self._newest_final = position
+            self.newest_final = position
         if len(young) >= self._limit:
             self.forgotten_final = self._old_final
             self._old, self._young = young, {}
-            self._old_final = self._newest_final
+            self._old_final = self.newest_final
 
     def find(self, offset: int) -> Decision | None:
         """Return how the transaction ended, if that is still remembered."""

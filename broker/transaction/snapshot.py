@@ -70,6 +70,7 @@ class Header(NamedTuple):
     magic: str
     version: int
     position: int  # read the log from here on
+    newest_final: int  # position of the last final message before it, 0 for none
 
 
 class Anchor(NamedTuple):
@@ -130,6 +131,7 @@ def load_snapshot(path: Path, log: Log, table: PendingTable, ops: list[int]) -> 
             reason = _misfit(header, rows, log)
             if reason is None:
                 _fill(rows, table, ops)
+                table.decided.assume_forgotten(header.newest_final)
                 return header.position
     except FileNotFoundError:
         return None
@@ -372,7 +374,8 @@ class Snapshots:
     def _take(self, *, background: bool) -> Generator[None]:
         log = self._log
         position, newest = log.write_offset, self._table.newest_offset
-        writer = SnapshotWriter(self._path, Header(MAGIC, VERSION, position))
+        newest_final = self._table.decided.newest_final
+        writer = SnapshotWriter(self._path, Header(MAGIC, VERSION, position, newest_final))
         try:
             yield from self._write_rows(writer)
             log_end = log.write_offset

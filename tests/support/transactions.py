@@ -56,6 +56,7 @@ class MemoryLog:
         self.durable_offset = 0
         self.flush_requests = 0
         self.indexed = True
+        self.indexed_until = 1 << 62
         self.failing = False
 
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
@@ -152,7 +153,7 @@ class MemoryLog:
 
     @property
     def index_last_update(self) -> tuple[int, int]:
-        return (self._clock(), max(self._records, default=0))
+        return (self._clock(), min(max(self._records, default=0), self.indexed_until))
 
     def query_index(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
@@ -161,6 +162,7 @@ class MemoryLog:
             record.physical_offset
             for record in self.scan(0)
             if self.indexed
+            and record.physical_offset <= self.indexed_until
             and is_indexed(record.sys_flag)
             and record.topic == topic
             and record.property_map.get("UNIQ_KEY") == key

@@ -276,6 +276,24 @@ def test_without_an_index_an_old_decision_is_not_guessed(tmp_path: Path) -> None
     assert len(broker.finals_of(half)) == 1
 
 
+@pytest.mark.parametrize("drained", [True, False])
+def test_an_index_that_lags_behind_is_not_believed(tmp_path: Path, drained: bool) -> None:
+    """After a kill it is filled again in log order, so a half can be in it before its final."""
+    broker = Broker(tmp_path, decided=1)
+    half = broker.prepare()
+    broker.end(half, Event.COMMIT)
+    for _ in range(4):
+        broker.end(broker.prepare(), Event.COMMIT)
+    broker.restart(drained=True) if drained else broker.log.flush()
+    broker.log.indexed_until = half.physical_offset
+
+    with pytest.raises(DecisionForgottenError):
+        broker.end(half, Event.COMMIT)
+
+    broker.log.indexed_until = broker.log.write_offset
+    assert broker.end(half, Event.COMMIT) > 0
+
+
 def test_halves_deleted_by_age_leave_the_table(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
