@@ -59,7 +59,7 @@ def main(root: Path, seed: int) -> None:
             body = choose.randbytes(choose.choice([0, 10, 300, 3000]))
             properties = {"UNIQ_KEY": f"{seed}-{number}", "TAGS": choose.choice("ab")}
             group.append(draft(*key, body, properties=properties))
-        done = store.append(group, contiguous=choose.random() < 0.2)
+        done = store.append(group, contiguous=len(group) < 5)  # more may not fit
         store.tick()
         if choose.random() < 0.8:  # the others are flushed with those that follow
             store.request_flush()
