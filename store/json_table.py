@@ -26,6 +26,8 @@ from typing import Any, Final
 
 import msgspec
 
+from .mapped_file import sync_directory
+
 _log = logging.getLogger(__name__)
 
 # A string, or an integer where an object key stands. Strings are matched to be passed over.
@@ -71,7 +73,7 @@ def save_table(path: Path, table: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())
     _keep_as_backup(path)
     new.replace(path)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def encode_table(table: Mapping[str, Any]) -> bytes:
@@ -151,11 +153,3 @@ def _is_readable(path: Path) -> bool:
 
 def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -129,8 +129,9 @@ class UniqueKeyFactory:
 
     A key is address, process id (low 16 bits), 4 bytes that tell processes apart whose ids are
     equal (Java puts the hash of a class loader there), milliseconds since the month began in
-    local time, and a counter of 16 bits. Keys are unique while fewer than 65 536 are made
-    within one millisecond. Tools read the time out of it.
+    local time, and a counter of 16 bits. Tools read the time out of it. No key is made twice in
+    a month, however fast and whatever the clock does: each time the counter starts again, the
+    time goes on from the latest that was used.
 
     Use one per process: a forked child that kept its parent's factory would repeat keys.
     """
@@ -145,23 +146,22 @@ class UniqueKeyFactory:
         self._prefix = (address + (process_id & 0xFFFF).to_bytes(2, "big") + token).hex().upper()
         self._now_ms = now_ms
         self._counter = 0
+        self._earliest_ms = 0  # allowed in this round of the counter
+        self._latest_ms = 0  # used so far
         self._month_start_ms = 0
         self._next_month_ms = 0
-        self._newest_ms = 0
 
     def create(self) -> str:
         """Return the next key: 32 characters with an IPv4 address, 56 with IPv6."""
-        now = self._now_ms()
-        # A clock that steps back must not bring times back: with the same count they would be
-        # the same key.
-        if now < self._newest_ms:
-            now = self._newest_ms
-        else:
-            self._newest_ms = now
-            if now >= self._next_month_ms:
-                self._month_start_ms, self._next_month_ms = _month_bounds_ms(now)
         counter = self._counter
-        self._counter = (counter + 1) & 0xFFFF
+        if counter > 0xFFFF:
+            counter = 0
+            self._earliest_ms = self._latest_ms + 1
+        self._counter = counter + 1
+        now = max(self._now_ms(), self._earliest_ms)
+        self._latest_ms = max(self._latest_ms, now)
+        if not self._month_start_ms <= now < self._next_month_ms:
+            self._month_start_ms, self._next_month_ms = _month_bounds_ms(now)
         return f"{self._prefix}{now - self._month_start_ms:08X}{counter:04X}"
 
 

@@ -176,16 +176,29 @@ def test_a_new_month_begins_at_zero() -> None:
     assert keys.create()[20:28] == "00000007"
 
 
-def test_a_clock_that_steps_back_repeats_no_key() -> None:
-    """Not even when the counter has gone round meanwhile."""
+@pytest.mark.parametrize("step_ms", [0, -1, 1, -60_000])
+def test_no_key_is_made_twice(step_ms: int) -> None:
+    """Neither by a clock that stands or steps back, nor by more keys than the counter counts."""
     clock = Clock(1_700_000_000_000)
     keys = factory(clock)
     seen: set[str] = set()
-    for step in range(3):
-        clock.now_ms = 1_700_000_000_000 - 60_000 * step + 40_000 * (step == 2)
-        seen.update(keys.create() for _ in range(20_000))
+    for _ in range(4):
+        seen.update(keys.create() for _ in range(50_000))
+        clock.now_ms += step_ms
+        clock.now_ms = max(clock.now_ms, 1_700_000_000_000 - 60_000)
 
-    assert len(seen) == 60_000
+    assert len(seen) == 200_000
+
+
+@pytest.mark.usefixtures("_time_zone")
+def test_a_clock_that_steps_back_into_the_last_month_gives_keys_of_that_month() -> None:
+    """A time before the month began would be negative."""
+    clock = Clock(local_ms(2026, 12, 1, 0))
+    keys = factory(clock)
+    keys.create()
+    clock.now_ms = local_ms(2026, 11, 30, 23)
+
+    assert int(keys.create()[20:28], 16) // 3_600_000 in {29 * 24 + 23, 29 * 24 + 24}
 
 
 def test_an_ipv6_address_gives_a_key_of_56_characters() -> None:

@@ -256,6 +256,7 @@ def test_a_slot_that_points_nowhere_counts_as_empty(tmp_path: Path) -> None:
         assert found(index, "a") == []
         index.put(TOPIC, ["a"], 100 + value, START_MS)
         assert found(index, "a") == [100 + value]
+        assert unpack_item(path.read_bytes(), item_position(2, 1)).previous == 0
         index.close()
         path.write_bytes(content)
 
@@ -572,7 +573,7 @@ def test_a_file_under_repair_counts_as_never_flushed(
     original = index_file.IndexFile._cut
     monkeypatch.setattr(index_file.IndexFile, "_cut", spying_cut)
     index = service(tmp_path)
-    index.recover(clean=False, log_end=4, index_timestamp=START_MS + 4000)
+    index.recover(clean=False, log_end=4, index_timestamp=START_MS + 3500)
 
     assert headers == [FOREVER, FOREVER]
     assert unpack_header(contents(tmp_path)[0]).end_timestamp < START_MS + 4000
