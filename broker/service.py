@@ -173,7 +173,9 @@ class Broker:
             snapshot_path=tables / "halfmqTransactions",
             before_parking=lambda: self._topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC),
         )
+        asking = Ticker("transactions", self.transactions.tick)
         registry.on_producer(self.transactions.on_producer)
+        registry.on_producer(lambda _group, _connection: asking.hurry())
 
         clients = ClientHandlers(registry, self._topics, groups)
         send_back = SendBackHandler(
@@ -239,7 +241,7 @@ class Broker:
         )
         housekeeping: list[Service] = [
             Ticker("index", self._index_tick),
-            Ticker("transactions", self.transactions.tick),
+            asking,
             Ticker("delay", delay.tick),
             Ticker("clients", _every(SCAN_S, clients.expire, locks.expire)),
             PersistTicker([offsets.persist_job, delay.persist_job]),

@@ -19,7 +19,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import SubscriptionError
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.remoting.replies import encode_pull_reply, encode_reply
-from halfmq.store.format.topics import HALF_TOPIC
+from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC
 from halfmq.store.message_store import GetResult, GetStatus
 
 from ..connection import Connection, Handler
@@ -33,6 +33,9 @@ COMMIT_OFFSET_FLAG: Final = 1
 SUSPEND_FLAG: Final = 2
 SUBSCRIPTION_FLAG: Final = 4
 """Bits of a pull's sysFlag. Source: `PullSysFlag`."""
+
+UNDECIDED_TOPICS: Final = frozenset({HALF_TOPIC, OP_TOPIC})
+"""Consumers never see a half message; whoever wants to know asks for pending transactions."""
 
 MESSAGES_MAX: Final = 32
 """Messages of one answer from memory, RocketMQ's `maxTransferCountOnMessageInMemory`: what clients
@@ -269,7 +272,7 @@ class PullHandler:
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"topic[{header.topic}] not exist, apply first please!",
             )
-        if not topic.readable or header.topic == HALF_TOPIC:
+        if not topic.readable or header.topic in UNDECIDED_TOPICS:
             raise RequestRefusedError(
                 ResponseCode.NO_PERMISSION,
                 f"the topic[{header.topic}] pulling message is forbidden",

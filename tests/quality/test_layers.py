@@ -34,7 +34,7 @@ THIRD_PARTY = {
 
 FORBIDDEN_STANDARD = {
     "remoting": {"asyncio", "socket", "threading", "time", "selectors", "ssl"},
-    "store/format": {"asyncio", "socket", "threading", "mmap", "os", "io"},
+    "store/format": {"asyncio", "threading", "selectors", "os", "io"},
     "store": {"asyncio", "socket", "selectors"},
 }
 """Folder → parts of the standard library that would give it I/O it must not know of."""
