@@ -152,7 +152,7 @@ class _Facade(Generic[A]):
 
     @property
     def client_id(self) -> str:
-        """Under which the brokers know this client; known once started."""
+        """Under which the brokers know this client; empty before the start."""
         return self.asynchronous.client_id
 
     def start(self) -> None:

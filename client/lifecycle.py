@@ -30,11 +30,12 @@ class Client:
         self.config = config
         self._running: Session | None = None
         self._used = False
+        self._client_id = ""
 
     @property
     def client_id(self) -> str:
-        """Under which the brokers know this client; known once started."""
-        return self._session.client_id
+        """Under which the brokers know this client; empty before the start."""
+        return self._client_id
 
     async def start(self) -> None:
         """Connect and be ready; ``async with`` does it.
@@ -51,7 +52,7 @@ class Client:
         except BaseException:
             await session.close()
             raise
-        self._running = session
+        self._running, self._client_id = session, session.client_id
 
     async def close(self) -> None:
         """Take leave of the brokers; safe to call twice."""

@@ -13,25 +13,44 @@ It must be installed beside the client (``python -m halfmq.broker`` must work).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import queue
+import random
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Final
 
-READY_SECONDS: Final = 30.0
+READY_SECONDS: Final = 60.0
 """How long a start may take, recovery of a large store included."""
 STOP_SECONDS: Final = 30.0
+PORTS: Final = range(20_000, 32_000)
+"""Below the ports that systems give to outgoing connections (Linux: from 32 768). From those, a
+port could be taken by anybody between a stop and the next start, even by a client that tries to
+reach the stopped broker."""
+_START_ATTEMPTS: Final = 10
+_ADDRESS_TAKEN: Final = 5
+"""The broker's exit code when somebody else has the port."""
 _LOG_TAIL: Final = 4000
 """Characters of the broker's log shown when it does not start."""
 
 
 class BrokerStartError(RuntimeError):
     """The broker did not come up; the message ends with what it logged."""
+
+    def __init__(self, exit_code: int, log: str) -> None:
+        super().__init__(exit_code, log)
+        self.exit_code, self.log = exit_code, log
+
+    def __str__(self) -> str:
+        tail = self.log[-_LOG_TAIL:]
+        return f"the broker did not start (exit code {self.exit_code}); its log ends with:\n{tail}"
 
 
 class BrokerProcess:
@@ -72,22 +91,33 @@ class BrokerProcess:
         """Start it and return when it answers requests; ``settings`` last for further starts.
 
         Raises:
-            BrokerStartError: It ended, or said nothing for half a minute.
+            BrokerStartError: It ended, or did not get ready within a minute.
         """
         assert not self.running, "the broker runs already"
         self._settings.update(_texts(settings))
+        for attempt in itertools.count(1):
+            try:
+                self._start_on(self._settings.get("listenPort") or self._port())
+            except BrokerStartError as error:
+                if error.exit_code != _ADDRESS_TAKEN or attempt == _START_ATTEMPTS:
+                    raise
+                time.sleep(0.1 * attempt)
+            else:
+                return
+
+    def _port(self) -> str:
+        """The port of the last start, so that clients find it again; at first any free one."""
+        return self.ready["listen"].rpartition(":")[2] if self.ready else str(_free_port())
+
+    def _start_on(self, port: str) -> None:
         command = [sys.executable, "-m", "halfmq.broker"]
-        for key, value in self._settings.items():
+        for key, value in (self._settings | {"listenPort": port}).items():
             command += ["--set", f"{key}={value}"]
         with (self.directory / "broker.log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 -- our own module, no shell
                 command, stdout=subprocess.PIPE, stderr=log, stdin=subprocess.DEVNULL, text=True
             )
         self.ready = self._wait_until_ready(self._process)
-        # Another start must find the clients where this one left them.
-        self._settings["listenPort"] = self.ready["listen"].rpartition(":")[2]
-        if self.ready["namesrv"] != self.ready["listen"]:
-            self._settings["namesrvListenPort"] = self.ready["namesrv"].rpartition(":")[2]
 
     def stop(self) -> int:
         """Stop it in order and return its exit code; where signals exist, by SIGTERM."""
@@ -131,10 +161,7 @@ class BrokerProcess:
                     return dict(field.partition("=")[::2] for field in fields)
         process.kill()
         code = self._ended()
-        raise BrokerStartError(
-            f"the broker did not start (exit code {code}); its log ends with:\n"
-            f"{self.log[-_LOG_TAIL:]}"
-        )
+        raise BrokerStartError(code, self.log)
 
 
 @contextlib.contextmanager
@@ -156,7 +183,6 @@ def broker_process(
         path = Path(directory)
         path.mkdir(parents=True, exist_ok=True)
         defaults = {
-            "listenPort": "0",
             "namesrvListenPort": "0",
             "storePathRootDir": str(path / "store"),
         }
@@ -167,6 +193,25 @@ def broker_process(
         finally:
             if broker.running:
                 broker.stop()
+
+
+def _free_port() -> int:
+    """A port on which, and on whose neighbour two below, nobody listens.
+
+    A broker serves old clients two ports below its own.
+    """
+    ports = list(PORTS)
+    random.SystemRandom().shuffle(ports)
+    return next(port for port in ports if _is_free(port) and _is_free(port - 2))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def _texts(settings: Mapping[str, object]) -> dict[str, str]:

@@ -1,0 +1,403 @@
+"""Our client against our broker, as two processes: the whole path, disk included."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfmq.client import (
+    BrokerRefusedError,
+    ClientConfig,
+    ClientError,
+    Consumer,
+    Decision,
+    Message,
+    MessageQueue,
+    MessageView,
+    Producer,
+    SendStatus,
+    TransactionProducer,
+    blocking,
+)
+from halfmq.client.testing import BrokerProcess, BrokerStartError, broker_process
+from tests.support.client_loops import on_both_loops
+from tests.support.fake_broker import until
+
+SMALL_FILES = {"mappedFileSizeCommitLog": 16 << 20}
+"""For tests that start a broker twice: looking for the log's end takes time by the file size."""
+
+_numbers = itertools.count()
+WAIT = 20.0
+"""Seconds after which a message that has not come will not come; the machine may be busy."""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all tests that do not kill it; each uses topics and groups of its own."""
+    with broker_process(
+        tmp_path_factory.mktemp("broker"), transactionTimeOut=500, transactionCheckInterval=200
+    ) as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"orders-{next(_numbers)}"
+
+
+class LocalError(Exception):
+    """What a local transaction may raise."""
+
+
+async def take(consumer: Consumer, count: int) -> list[MessageView]:
+    messages: list[MessageView] = []
+    for _ in range(count):
+        message = await consumer.receive(timeout=WAIT)
+        assert message is not None, f"only {len(messages)} of {count} came"
+        await message.ack()
+        messages.append(message)
+    return messages
+
+
+async def nothing_more(consumer: Consumer) -> None:
+    assert await consumer.receive(timeout=0.3) is None
+
+
+@on_both_loops
+@pytest.mark.parametrize("header_type", ["auto", "json"])
+async def test_what_was_sent_is_consumed(
+    served: BrokerProcess, topic: str, header_type: Any
+) -> None:
+    """Single, batch, one-way, compressed and tagged messages, with both kinds of header."""
+    config = ClientConfig(header_type=header_type)
+    long = b"long " * 2000
+    async with Producer("g", namesrv=served.address, config=config) as producer:
+        message = Message(topic, b"hello", tags="created", keys="o-1", properties={"a": "ü"})
+        result = await producer.send(message, order_key="k")
+        await producer.send(Message(topic, b"filtered", tags="other"), order_key="k")
+        await producer.send(Message(topic, long, tags="paid"), order_key="k")
+        batch = [Message(topic, b"%d" % n, tags="paid") for n in range(3)]
+        ids = (await producer.send_batch(batch, order_key="k")).message_id.split(",")
+        await producer.send_oneway(Message(topic, b"one-way", tags="paid"), order_key="k")
+    group = f"billing-{topic}"
+    subscription = {topic: "created || paid"}
+    async with Consumer(group, subscription, namesrv=served.address, config=config) as consumer:
+        messages = await take(consumer, 6)
+        await nothing_more(consumer)
+
+    first = messages[0]
+    assert [m.body for m in messages] == [b"hello", long, b"0", b"1", b"2", b"one-way"]
+    assert [m.message_id for m in messages[2:5]] == ids
+    assert (result.status, result.queue_offset) == (SendStatus.SEND_OK, 0)
+    assert (first.message_id, first.offset_message_id) == (
+        result.message_id,
+        result.offset_message_id,
+    )
+    assert (first.keys, first.tags, first.properties["a"]) == ("o-1", "created", "ü")
+    assert first.queue == result.queue
+
+
+async def test_a_group_goes_on_where_it_stopped(served: BrokerProcess, topic: str) -> None:
+    """Offsets are kept at the broker; what was not acked comes again."""
+    async with Producer("g", namesrv=served.address) as producer:
+        for n in range(6):
+            await producer.send(Message(topic, b"%d" % n), order_key="k")
+    group = f"billing-{topic}"
+    async with Consumer(group, {topic: "*"}, namesrv=served.address) as consumer:
+        await take(consumer, 3)
+        assert await consumer.receive(timeout=WAIT) is not None  # taken, and not acked
+    async with Consumer(group, {topic: "*"}, namesrv=served.address) as consumer:
+        bodies = [message.body for message in await take(consumer, 3)]
+
+    assert bodies == [b"3", b"4", b"5"]
+
+
+async def test_a_waiting_consumer_gets_a_message_at_once(served: BrokerProcess, topic: str) -> None:
+    """Held pulls are answered when a message is stored, not when their time is over."""
+    config = ClientConfig(pull_suspend=15.0)
+    async with (
+        Producer("g", namesrv=served.address) as producer,
+        Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address, config=config) as consumer,
+    ):
+        await producer.send(Message(topic, b"first"))
+        await take(consumer, 1)
+        clock = asyncio.get_running_loop().time
+        for n in range(4):  # every queue has a pull waiting
+            await producer.send(Message(topic, b"%d" % n))
+            before = clock()
+            await take(consumer, 1)
+            assert clock() - before < 3
+
+
+async def test_members_of_a_group_share_the_queues(served: BrokerProcess, topic: str) -> None:
+    """Each message goes to one of them, and all of them together get all."""
+    config = ClientConfig(rebalance_interval=1.0)
+    group = f"billing-{topic}"
+
+    def member() -> Consumer:
+        return Consumer(group, {topic: "*"}, namesrv=served.address, config=config)
+
+    async with Producer("g", namesrv=served.address) as producer:
+        await producer.send(Message(topic, b"creates the topic"))
+        async with member() as first, member() as second:
+            members = (first, second)
+
+            def owned() -> list[MessageQueue]:
+                return [q for member in members for q in member.assignment if q.topic == topic]
+
+            await until(
+                lambda: len(owned()) == 4 and all(member.assignment for member in members), WAIT
+            )
+            assert len(set(owned())) == 4
+            for n in range(40):
+                await producer.send(Message(topic, b"%d" % n))
+
+            seen: dict[bytes, set[str]] = {}
+
+            async def drain(consumer: Consumer) -> None:
+                while (message := await consumer.receive(timeout=2)) is not None:
+                    seen.setdefault(message.body, set()).add(consumer.client_id)
+                    await message.ack()
+
+            await asyncio.gather(drain(first), drain(second))
+
+    assert {b"%d" % n for n in range(40)} <= set(seen)
+    assert {client for clients in seen.values() for client in clients} == {
+        first.client_id,
+        second.client_id,
+    }
+
+
+async def test_a_message_not_acked_comes_again(served: BrokerProcess, topic: str) -> None:
+    """Through the broker's retry topic or from this consumer; never not at all."""
+    config = ClientConfig(retry_delay=0.1)
+    async with Producer("g", namesrv=served.address) as producer:
+        await producer.send(Message(topic, b"again"))
+    async with Consumer(
+        f"g-{topic}", {topic: "*"}, namesrv=served.address, config=config
+    ) as consumer:
+        message = await consumer.receive(timeout=WAIT)
+        assert message is not None
+        await message.retry(delay_level=1)  # one second
+        again = await consumer.receive(timeout=WAIT)
+
+    assert again is not None
+    assert (again.body, again.topic, again.delivery_attempt) == (b"again", topic, 2)
+    assert again.message_id == message.message_id
+
+
+@on_both_loops
+async def test_only_committed_transactions_are_delivered(served: BrokerProcess, topic: str) -> None:
+    """Nobody sees a half message, and nobody is asked about a decided one."""
+    asked: list[str] = []
+
+    async def checker(message: MessageView) -> Decision:
+        asked.append(message.keys)
+        return Decision.UNKNOWN
+
+    group = f"tx-{topic}"
+    async with (
+        TransactionProducer(group, checker=checker, namesrv=served.address) as producer,
+        Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
+    ):
+        async with producer.transaction(Message(topic, b"yes", keys="o-1")) as tx:
+            await nothing_more(consumer)
+        with pytest.raises(LocalError):
+            async with producer.transaction(Message(topic, b"no", keys="o-2")):
+                raise LocalError
+        (message,) = await take(consumer, 1)
+        await asyncio.sleep(1.5)  # three times what it takes to be asked
+        await nothing_more(consumer)
+
+    assert (message.body, message.transaction_id, tx.decided) == (b"yes", tx.id, True)
+    assert asked == []
+
+
+@pytest.mark.parametrize("decision", [Decision.COMMIT, Decision.ROLLBACK])
+async def test_another_producer_of_the_group_settles_what_one_left_open(
+    served: BrokerProcess, topic: str, decision: Decision
+) -> None:
+    """The one that sent it is gone; the one that starts later is asked."""
+    group = f"tx-{topic}"
+    asked = asyncio.Event()
+    seen: list[MessageView] = []
+
+    async def checker(message: MessageView) -> Decision:
+        seen.append(message)
+        asked.set()
+        return decision
+
+    async with (
+        TransactionProducer(group, checker=checker, namesrv=served.address) as first,
+        first.transaction(Message(topic, b"open", keys="o-1")) as tx,
+    ):
+        tx.decide(Decision.UNKNOWN)
+    seen.clear()
+    asked.clear()
+    async with (
+        TransactionProducer(group, checker=checker, namesrv=served.address),
+        Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
+    ):
+        await asyncio.wait_for(asked.wait(), WAIT)
+        bodies = [b"open"] if decision is Decision.COMMIT else []
+        assert [message.body for message in await take(consumer, len(bodies))] == bodies
+        await nothing_more(consumer)
+
+    assert (seen[0].keys, seen[0].transaction_id, seen[0].topic) == ("o-1", tx.id, topic)
+    assert len(seen) == 1
+
+
+async def test_a_slow_local_transaction_is_not_rolled_back_by_a_check(
+    served: BrokerProcess, topic: str
+) -> None:
+    """It takes longer than transactionTimeOut, and the checker would not find its row yet."""
+
+    async def checker(_message: MessageView) -> Decision:
+        return Decision.ROLLBACK
+
+    group = f"tx-{topic}"
+    async with (
+        TransactionProducer(group, checker=checker, namesrv=served.address) as producer,
+        Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
+    ):
+        async with producer.transaction(Message(topic, b"slow")) as tx:
+            await asyncio.sleep(2.0)
+        (message,) = await take(consumer, 1)
+
+    assert tx.decided
+    assert message.body == b"slow"
+
+
+def test_the_blocking_facade(served: BrokerProcess, topic: str) -> None:
+    """The same from a program without an event loop."""
+
+    def checker(_message: MessageView) -> Decision:
+        return Decision.COMMIT
+
+    address = served.address
+    with blocking.Producer("g", namesrv=address) as producer:
+        producer.send(Message(topic, b"plain"), order_key="k")
+    with blocking.TransactionProducer(f"tx-{topic}", checker, namesrv=address) as transactions:
+        with transactions.transaction(Message(topic, b"committed")) as tx:
+            pass
+        with transactions.transaction(Message(topic, b"checked")) as unknown:
+            unknown.decide(Decision.UNKNOWN)
+        bodies = set()
+        with blocking.Consumer(f"g-{topic}", {topic: "*"}, namesrv=address) as consumer:
+            for message in consumer:
+                assert message.ack()
+                bodies.add(message.body)
+                if len(bodies) == 3:
+                    break
+
+    assert tx.decided
+    assert bodies == {b"plain", b"committed", b"checked"}
+
+
+async def test_everything_goes_on_after_the_broker_was_killed(tmp_path: Path) -> None:
+    """What was answered is there, and no client has to be started again."""
+    config = ClientConfig(send_timeout=10.0, send_attempts_max=100, retry_delay=0.1)
+    sent: list[bytes] = []
+    with broker_process(tmp_path, **SMALL_FILES) as broker:
+        address = broker.address
+        async with (
+            Producer("g", namesrv=address, config=config) as producer,
+            Consumer("billing", {"orders": "*"}, namesrv=address, config=config) as consumer,
+        ):
+
+            async def send() -> None:
+                for n in range(60):
+                    body = b"%d" % n
+                    await producer.send(Message("orders", body))
+                    sent.append(body)
+
+            sending = asyncio.ensure_future(send())
+            await until(lambda: len(sent) >= 20, WAIT)
+            broker.kill()
+            await asyncio.to_thread(broker.start)
+            await sending
+            seen: set[bytes] = set()
+            while seen != set(sent):
+                (message,) = await take(consumer, 1)
+                seen.add(message.body)
+        assert broker.stop() == 0
+
+    assert len(sent) == 60
+
+
+async def test_a_producer_killed_in_mid_transaction_is_stood_in_for(tmp_path: Path) -> None:
+    """Half message on disk, broker killed too: the check still finds the next producer."""
+    quick = {"transactionTimeOut": 500, "transactionCheckInterval": 200}
+    with broker_process(tmp_path, **quick, **SMALL_FILES) as broker:
+
+        async def checker(_message: MessageView) -> Decision:
+            return Decision.COMMIT
+
+        async with TransactionProducer("tx", checker=checker, namesrv=broker.address) as producer:
+            tx = producer.transaction(Message("orders", b"survives"))
+            await tx.__aenter__()
+            broker.kill()
+        await asyncio.to_thread(broker.start)
+        async with (
+            TransactionProducer("tx", checker=checker, namesrv=broker.address),
+            Consumer("billing", {"orders": "*"}, namesrv=broker.address) as consumer,
+        ):
+            (message,) = await take(consumer, 1)
+
+    assert (message.body, message.transaction_id) == (b"survives", tx.id)
+
+
+async def test_a_broker_that_takes_no_transactions_says_so(tmp_path: Path) -> None:
+    """The block does not run."""
+    with broker_process(tmp_path, rejectTransactionMessage=True) as broker:
+        config = ClientConfig(send_attempts_max=1)
+        async with TransactionProducer(
+            "tx", lambda _: Decision.COMMIT, namesrv=broker.address, config=config
+        ) as producer:
+            with pytest.raises(BrokerRefusedError, match="NO_PERMISSION"):
+                async with producer.transaction(Message("orders", b"x")):
+                    raise AssertionError("the block must not run")
+
+
+async def test_a_topic_is_not_created_when_the_broker_does_not_allow_it(tmp_path: Path) -> None:
+    """The error names the topic."""
+    with broker_process(tmp_path, autoCreateTopicEnable=False) as broker:
+        async with Producer("g", namesrv=broker.address) as producer:
+            with pytest.raises(ClientError, match="orders"):
+                await producer.send(Message("orders", b"x"))
+
+
+def test_a_broker_that_does_not_start_tells_why(tmp_path: Path) -> None:
+    """The log's end is in the error, not in a file that is gone by then."""
+    with (
+        pytest.raises(BrokerStartError, match=r"exit code 2[\s\S]*flushDiskType"),
+        broker_process(tmp_path, flushDiskType="SOMETIMES"),
+    ):
+        raise AssertionError("it must not start")
+
+
+def test_a_restart_keeps_address_and_messages(tmp_path: Path) -> None:
+    """So that clients find it again."""
+    with broker_process(tmp_path, **SMALL_FILES) as broker:
+        address, pid = broker.address, broker.pid
+        with blocking.Producer("g", namesrv=address) as producer:
+            first = producer.send(Message("orders", b"x"), order_key="k")
+        broker.restart()
+        with blocking.Producer("g", namesrv=broker.address) as producer:
+            second = producer.send(Message("orders", b"y"), order_key="k")
+
+        assert broker.address == address
+        assert broker.pid != pid
+        assert (first.queue_offset, second.queue_offset) == (0, 1)
+    assert not broker.running
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="halfmq")
