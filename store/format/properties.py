@@ -105,21 +105,20 @@ def decode_properties(raw: bytes | str) -> dict[str, str]:
 
 def get_property(raw: bytes, name: bytes) -> bytes | None:
     """Return the bytes of one property without decoding the others; None when it is absent."""
-    # A name stands at the start or behind a separator, and neither can be part of a value. So
-    # what rfind hits is a property of exactly that name, and the last of several.
-    start = raw.rfind(b"\x02%b\x01" % name)
-    if start >= 0:
-        start += len(name) + 2
-    elif raw.startswith(name + b"\x01"):
-        start = len(name) + 1
-    else:
-        return None
-    end = raw.find(b"\x02", start)
-    value = raw[start:] if end < 0 else raw[start:end]
-    if value:
-        return value
-    # An empty value counts as absent and does not hide an earlier one. Rare: only in batches.
-    return get_property(raw[: start - len(name) - 1], name)
+    # A name stands at the start or behind a separator, and neither 0x01 nor 0x02 is part of one.
+    # So what is found behind those is a property of exactly that name, and the last of several.
+    named = name + b"\x01"
+    end = len(raw)
+    while (at := raw.rfind(named, 0, end)) >= 0:
+        if at == 0 or raw[at - 1] == 2:
+            start = at + len(named)
+            stop = raw.find(b"\x02", start)
+            value = raw[start:] if stop < 0 else raw[start:stop]
+            if value:
+                return value
+        # The end of a longer name, or an empty value, which does not hide an earlier one.
+        end = at + len(name)
+    return None
 
 
 def without_properties(raw: bytes, names: Iterable[str]) -> bytes:

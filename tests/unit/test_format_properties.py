@@ -88,6 +88,14 @@ def test_one_property_is_found_without_reading_the_others(raw: bytes, value: byt
     assert get_property(raw, b"KEYS") == value
 
 
+@pytest.mark.parametrize(
+    "part", [b"KEYS\x01\x02", b"xKEYS\x01v\x02", b"KEYS\x01", b"\x01", b"\x02"]
+)
+def test_nonsense_of_any_length_is_searched_through(part: bytes) -> None:
+    """It comes from the network, up to 32 767 bytes of it."""
+    assert get_property(part * 4000, b"KEYS") in {None, part * 3999}
+
+
 def test_properties_can_be_taken_out_and_added() -> None:
     """All others keep their bytes and their order."""
     raw = b"a\x01\xff\x02DELAY\x013\x02b\x012\x02DELAY\x014"

@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from struct import pack_into
 from typing import Any
@@ -432,6 +434,36 @@ def test_a_look_up_sees_each_group_at_once(tmp_path: Path, monkeypatch: pytest.M
 
     assert seen == [[0]]
     assert found(index, "a") == [0, 1, 2, 3, 4]
+    index.close()
+
+
+def test_look_ups_and_flushes_may_run_beside_puts(tmp_path: Path) -> None:
+    """Other threads see some state between two groups, over all rolls of the files."""
+    index = opened(tmp_path, slots=3, items=20)
+    group, groups = 5, 30
+    answers: list[list[int]] = []
+    done = threading.Event()
+
+    def look_up() -> None:
+        while not done.is_set():
+            answers.append(found(index, "a"))
+            index.flush()
+
+    with ThreadPoolExecutor(2) as threads:
+        readers = [threads.submit(look_up) for _ in range(2)]
+        try:
+            for start in range(0, group * groups, group):
+                index.put_group([record(start + n, keys="a") for n in range(group)])
+        finally:
+            done.set()
+        for reader in readers:
+            reader.result(timeout=60)
+
+    for answer in answers:
+        end = answer[-1] + 1 if answer else 0
+        assert answer == list(range(max(end - 64, 0), end))
+        assert end % group == 0 or end % 19 == 0  # a group that rolls shows up file by file
+    assert found(index, "a")[-1] == group * groups - 1
     index.close()
 
 
