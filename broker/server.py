@@ -42,6 +42,14 @@ CONNECTIONS_MAX: Final = 20_000
 WRITE_BUFFER_HIGH: Final = 8 << 20
 """Bytes waiting for one slow reader before its requests are no longer read: thirty full pulls."""
 
+REPLIES_JOINED_MAX: Final = 1 << 20
+"""Bytes of replies joined for one write. Between two such writes it is seen whether the peer reads:
+one read can bring 800 pulls, whose answers together would have 200 MiB."""
+
+UNFINISHED_BYTES_MAX: Final = 256 << 20
+"""Bytes of unfinished frames of all connections. A frame may have 16 MiB, so a few hundred peers that
+never finish theirs could fill the memory; beyond this the one that adds to it is cut off."""
+
 CLOSE_TIMEOUT_S: Final = 5.0
 """Seconds that peers get to take their last replies when the broker stops."""
 
@@ -66,6 +74,7 @@ class Shared:
         self.on_closed = on_closed
         self.connections: set[ClientConnection] = set()
         self.opaques = itertools.count(1)
+        self.unfinished_bytes = 0  # of frames of which only a part has come
         self.listen_port = 0  # known when the first listener is bound
         self.stopping = False
 
@@ -80,6 +89,8 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._reading_paused = 0  # reasons for which the socket is not read
+        self._backlog: list[RemotingCommand] = []  # read, and not served while the peer is slow
+        self._unfinished = 0  # bytes of this connection in `Shared.unfinished_bytes`
         self._request_header_type = HeaderType.JSON
         self.closed = False
         self.writable = True
@@ -123,23 +134,55 @@ class ClientConnection(asyncio.Protocol):
             commands = self._decoder.receive_data(data)
         except ProtocolError as error:
             commands, broken = error.commands, error
-        dispatch = self._dispatch
-        replies: list[bytes] = []
-        for command in commands:
-            reply = dispatch(command, self)
-            if reply is not None:
-                replies.append(reply)
         if commands:
             self._remember_peer(commands[-1])
-        if replies:
-            self.write(replies[0] if len(replies) == 1 else b"".join(replies))
+            self._serve(commands)
         if broken is not None:
             # RocketMQ closes at once and answers nothing: after a bad frame no boundary is known.
             logger.warning("event=protocol_error peer=%s error=%r", self.name, str(broken))
             self.close()
-        elif self._shared.release.over_limit():
+            return
+        self._count_unfinished(self._decoder.buffered)
+        if self._shared.release.over_limit():
             self._pause_reading()
             self._shared.release.stall(self)
+
+    def _serve(self, commands: list[RemotingCommand]) -> None:
+        """Answer commands in order; what is left when the peer stops reading waits for it."""
+        dispatch = self._dispatch
+        replies: list[bytes] = []
+        size = 0
+        for number, command in enumerate(commands, 1):
+            reply = dispatch(command, self)
+            if reply is None:
+                continue
+            replies.append(reply)
+            size += len(reply)
+            if size >= REPLIES_JOINED_MAX:
+                self.write(b"".join(replies))
+                replies, size = [], 0
+                if not self.writable:
+                    self._backlog = commands[number:]
+                    break
+        if replies:
+            self.write(replies[0] if len(replies) == 1 else b"".join(replies))
+
+    def _count_unfinished(self, size: int) -> None:
+        if size == self._unfinished:
+            return
+        shared = self._shared
+        shared.unfinished_bytes += size - self._unfinished
+        grown = size > self._unfinished
+        self._unfinished = size
+        if grown and shared.unfinished_bytes > UNFINISHED_BYTES_MAX:
+            logger.warning(
+                "event=unfinished_frames peer=%s bytes=%d all_bytes=%d limit=%d",
+                self.name,
+                size,
+                shared.unfinished_bytes,
+                UNFINISHED_BYTES_MAX,
+            )
+            self.abort()
 
     def eof_received(self) -> bool:
         """Close when the peer closes; what is buffered for it is still written."""
@@ -147,6 +190,8 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection and everything registered through it."""
+        self._count_unfinished(0)
+        self._backlog = []
         if self in self._shared.connections:
             self._shared.connections.discard(self)
             self.closed = True
@@ -160,8 +205,11 @@ class ClientConnection(asyncio.Protocol):
         self._pause_reading()
 
     def resume_writing(self) -> None:
-        """Read the peer again: it has taken its replies."""
+        """Serve what waits, and read the peer again: it has taken its replies."""
         self.writable = True
+        if self._backlog and not self._shared.stopping:
+            backlog, self._backlog = self._backlog, []
+            self._serve(backlog)
         self._resume_reading()
 
     # --- connection.Connection
@@ -253,6 +301,11 @@ class Server:
     def port(self) -> int:
         """The port of client requests, known once started."""
         return self._shared.listen_port
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of frames of which only a part has come, of all connections."""
+        return self._shared.unfinished_bytes
 
     @property
     def address(self) -> str:

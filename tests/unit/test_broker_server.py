@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from halfmq.broker import server as server_module
 from halfmq.broker.connection import Connection, Handler
 from halfmq.broker.errors import AddressTakenError, RequestRefusedError
 from halfmq.broker.release import ReplyRelease
@@ -278,3 +279,61 @@ async def test_the_address_is_the_one_the_client_reached() -> None:
         await peer.answer()
 
     assert seen == [(f"127.0.0.1:{server.port}", b"\x7f\0\0\x01" + server.port.to_bytes(4, "big"))]
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_a_peer_that_does_not_read_is_not_served_on(loop_factory: LoopFactory) -> None:
+    """Its answers would fill the memory; it gets all of them once it reads, in order."""
+    answer = bytes(1 << 20)
+    requests = 200
+    served: list[int] = []
+
+    def large(request: RemotingCommand, _connection: Connection) -> bytes | None:
+        served.append(request.opaque)
+        return encode_reply(request, body=answer)
+
+    async def main() -> None:
+        async with _serving(large) as (server, _), _peer(server) as slow, _peer(server) as other:
+            slow.writer.write(
+                b"".join(encode_request(105, opaque=n, header=ROUTE) for n in range(requests))
+            )
+            await slow.writer.drain()
+            while not served:  # noqa: ASYNC110  # the handler fills the list
+                await asyncio.sleep(0)
+            other.writer.write(encode_request(105, opaque=requests, header=ROUTE))
+            await other.answer()
+            unread = len(served)
+
+            answers = [await slow.answer() for _ in range(requests)]
+
+            assert unread < requests / 2
+            assert [one.opaque for one in answers] == list(range(requests))
+
+    run_on(loop_factory, main())
+
+
+async def test_unfinished_frames_of_all_peers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peers that announce large frames and never finish them cannot fill the memory."""
+    monkeypatch.setattr(server_module, "UNFINISHED_BYTES_MAX", 100_000)
+    frame = encode_request(105, opaque=1, header=ROUTE, body=bytes(80_000))
+    async with _serving(_echo) as (server, _), _peer(server) as first, _peer(server) as second:
+        first.writer.write(frame[:60_000])
+        await first.writer.drain()
+        while server.unfinished_bytes < 60_000:  # noqa: ASYNC110  # the kernel delivers in pieces
+            await asyncio.sleep(0)
+        second.writer.write(frame[:60_000])
+
+        assert await second.is_closed()
+        first.writer.write(frame[60_000:])
+        assert (await first.answer()).body == bytes(80_000)
+        assert server.unfinished_bytes == 0
+
+
+async def test_a_silent_peer_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A half-open connection, whose peer vanished without a word, does not stay for ever."""
+    monkeypatch.setattr(server_module, "IDLE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(server_module, "IDLE_SCAN_S", 0.01)
+    lost: list[Connection] = []
+    async with _serving(_echo, lost=lost) as (server, _), _peer(server) as peer:
+        assert await peer.is_closed()
+        assert len(lost) == 1
