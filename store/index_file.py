@@ -20,10 +20,11 @@ a crash and re-indexes only the end of the log; this keeps all keys.
 import logging
 import mmap
 import os
-import time
+import sys
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -42,9 +43,11 @@ from .format.index import (
     IndexItem,
     KeyedRecord,
     KeyHasher,
+    index_file_name,
     index_file_size,
     index_key,
     index_key_hash,
+    is_index_file_name,
     item_position,
     seconds_after,
     slot_position,
@@ -58,7 +61,6 @@ _log = logging.getLogger(__name__)
 QUERY_COUNT_MAX: Final = 64  # RocketMQ's maxMsgsNumBatch: hits of one look-up
 _RESERVED_AHEAD: Final = 4 << 20  # bytes of items given blocks at once, 210 000 items
 _READ_PIECE: Final = ITEM_SIZE * 65_536  # bytes read at once when all items are checked
-_NAME_LENGTH: Final = 17  # local time to the millisecond, yyyyMMddHHmmssSSS
 _NEVER_FLUSHED: Final = 0x7FFF_FFFF_FFFF_FFFF  # end timestamp of a file that is being repaired
 
 _pack_item = ITEM.pack
@@ -167,8 +169,7 @@ class IndexFile:
         slots = self.slots
         changed: dict[int, int] = {}  # position of a slot: number of its newest item
         items: list[bytes] = []
-        seconds_of = -1
-        seconds = 0
+        seconds_of, seconds = -1, 0
         for key_hash, physical_offset, store_timestamp in keys:
             position = HEADER_SIZE + SLOT_SIZE * (key_hash % slots)
             previous = changed.get(position)
@@ -308,7 +309,7 @@ class IndexFile:
         self.header = header
 
     def _write_slots(self, slots: "array[int]") -> None:
-        if SLOT.pack(1) != array("i", [1]).tobytes():
+        if sys.byteorder == "little":
             slots.byteswap()
         os.pwrite(self._fd, slots, HEADER_SIZE)
 
@@ -322,8 +323,7 @@ class IndexFile:
             position += _READ_PIECE
 
     def _slot(self, slot: int) -> int:
-        (number,) = SLOT.unpack(self._read(SLOT_SIZE, slot_position(slot)))
-        return int(number)
+        return int(SLOT.unpack(self._read(SLOT_SIZE, slot_position(slot)))[0])
 
     def _item(self, number: int) -> IndexItem:
         return unpack_item(self._read(ITEM_SIZE, item_position(number, self.slots)))
@@ -357,11 +357,6 @@ class IndexFile:
         self._closer()
 
 
-def _is_index_file(path: Path) -> bool:
-    """Tell index files from what else lies there, such as a file set aside."""
-    return len(path.name) == _NAME_LENGTH and path.name.isdecimal() and path.is_file()
-
-
 class IndexService:
     """All index files of one store.
 
@@ -375,8 +370,7 @@ class IndexService:
         if max_slots < 1 or max_items < 2:
             raise ValueError("an index file has at least one slot and two item numbers")
         self._directory = directory
-        self._max_slots = max_slots
-        self._max_items = max_items
+        self._max_slots, self._max_items = max_slots, max_items
         self._now_ms = now_ms
         self._hasher = KeyHasher()
         self._files: list[IndexFile] = []
@@ -420,7 +414,8 @@ class IndexService:
         Behind a file that is lost, newer ones go as well: records are only ever put in log order,
         so the gap could not be filled.
         """
-        paths = sorted(filter(_is_index_file, self._directory.iterdir()))
+        found = self._directory.iterdir()
+        paths = sorted(path for path in found if is_index_file_name(path.name) and path.is_file())
         for position, path in enumerate(paths):
             try:
                 self._files.append(IndexFile(path, self._max_slots, self._max_items))
@@ -457,10 +452,8 @@ class IndexService:
 
     def _last_offset(self) -> int:
         """Return the offset of the newest record in the index, -1 if there is none."""
-        for file in reversed(self._files):
-            if not file.is_empty:
-                return file.header.end_physical_offset
-        return -1
+        offsets = (f.header.end_physical_offset for f in reversed(self._files) if not f.is_empty)
+        return next(offsets, -1)
 
     def put(
         self, topic: str, keys: Iterable[str], physical_offset: int, store_timestamp: int
@@ -523,13 +516,8 @@ class IndexService:
         return plan
 
     def _create_file(self, created: list[IndexFile]) -> IndexFile:
-        now = self._now_ms()
-        name = time.strftime("%Y%m%d%H%M%S", time.localtime(now // 1000)) + f"{now % 1000:03d}"
-        # Files sort by name. Two within one millisecond, or a clock that stepped back, must not
-        # put a new file before an old one.
-        for file in (*self._files[-1:], *created[-1:]):
-            if int(name) <= int(file.path.name):
-                name = f"{int(file.path.name) + 1:017d}"
+        newest = (*self._files[-1:], *created[-1:])[-1:]
+        name = index_file_name(self._now_ms(), behind=newest[0].path.name if newest else "")
         path = self._directory / name
         create_file(path, index_file_size(self._max_slots, self._max_items))
         self._names_unflushed = True
@@ -583,17 +571,13 @@ class IndexService:
 
     def delete_before(self, log_start: int) -> None:
         """Delete the oldest files whose records are all gone from the log; never the newest."""
-        expired = 0
-        for file in self._files[:-1]:
-            if file.header.end_physical_offset >= log_start:
-                break
-            expired += 1
-        if expired:
-            files = self._files[:expired]
-            self._files = self._files[expired:]
-            for file in files:
-                file.path.unlink(missing_ok=True)
-                _log.info("event=index_file_deleted path=%s reason=expired", file.path)
+        expired = list(
+            takewhile(lambda file: file.header.end_physical_offset < log_start, self._files[:-1])
+        )
+        self._files = self._files[len(expired) :]
+        for file in expired:
+            file.path.unlink(missing_ok=True)
+            _log.info("index_file_deleted path=%s reason=expired", file.path)
 
     def _delete(self, files: Sequence[IndexFile]) -> None:
         """Delete files during recovery; durably, or they would come back behind newer ones."""

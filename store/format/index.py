@@ -11,6 +11,7 @@ An item's time is kept in whole seconds after the header's begin timestamp.
 Source: RocketMQ ``IndexFile.java``, ``IndexHeader.java``, ``IndexService.java``.
 """
 
+import time
 from collections.abc import Iterable
 from struct import Struct
 from typing import Final, NamedTuple
@@ -32,6 +33,7 @@ assert (HEADER_SIZE, SLOT_SIZE, ITEM_SIZE) == (
 )  # INDEX_HEADER_SIZE, hashSlotSize, indexSize
 
 FIRST_ITEM: Final = 1
+_NAME_LENGTH: Final = 17
 SECONDS_MAX: Final = 0x7FFF_FFFF
 _ROLLBACK: Final = int(TransactionType.ROLLBACK)  # comparing with a plain int is faster
 
@@ -96,6 +98,20 @@ def item_position(number: int, slots: int) -> int:
 def index_file_size(slots: int, items: int) -> int:
     """Return the size of an index file; 420 000 040 bytes by default."""
     return item_position(items, slots)
+
+
+def index_file_name(now_ms: int, *, behind: str = "") -> str:
+    """Name a new file by local time, yyyyMMddHHmmssSSS, so that it sorts behind another.
+
+    Two may be made within one millisecond, and the clock may step back; then the name counts on.
+    """
+    name = time.strftime("%Y%m%d%H%M%S", time.localtime(now_ms // 1000)) + f"{now_ms % 1000:03d}"
+    return name if name > behind else f"{int(behind) + 1:0{_NAME_LENGTH}d}"
+
+
+def is_index_file_name(name: str) -> bool:
+    """Tell index files from what else lies beside them, such as a file set aside."""
+    return len(name) == _NAME_LENGTH and name.isascii() and name.isdecimal()
 
 
 def index_key(topic: str, key: str) -> str:
