@@ -1,8 +1,12 @@
 """Pulls that wait for a message.
 
 Waiters are kept per topic and queue. The append path asks one question, "is anyone waiting?", and
-marks the queue; marked queues are looked at once per group: after the flush that makes the group
-visible (SYNC_FLUSH), or after the pass of the loop that appended it (ASYNC_FLUSH).
+marks the queue with the end of the log; marked queues are looked at after each flush (SYNC_FLUSH),
+or after the pass of the loop that appended (ASYNC_FLUSH).
+
+Under SYNC_FLUSH a message is appended some time before it is visible. So a mark stays until the log
+is readable up to it, for the next flush may have begun before the append. And a pull that comes in
+between, finds nothing and waits, marks its queue itself: the append saw no one waiting.
 """
 
 from __future__ import annotations
@@ -34,6 +38,16 @@ class PullConnection(Protocol):
     def write(self, data: bytes) -> None: ...
 
 
+class Log(Protocol):
+    """How far the log goes and how far of it may be read."""
+
+    @property
+    def write_offset(self) -> int: ...
+
+    @property
+    def readable_offset(self) -> int: ...
+
+
 class HeldPull(msgspec.Struct):
     """A pull that found nothing."""
 
@@ -43,6 +57,7 @@ class HeldPull(msgspec.Struct):
     deadline: float  # loop time, seconds
     next_offset: int  # where to look next: what was filtered out need not be scanned again
     tag_codes: frozenset[int] | None
+    looked_until: int  # the log's readable offset before it was looked for messages
 
 
 Answer = Callable[[HeldPull, bool], bytes | None]
@@ -55,15 +70,17 @@ class LongPolling:
     def __init__(self) -> None:
         self.waiting: dict[QueueKey, list[HeldPull]] = {}  # read by the append path
         self._count = 0
-        self._arrived: set[QueueKey] = set()
+        self._arrived: dict[QueueKey, int] = {}  # marked queues: look until this is readable
         self._wake_asked = False
         self._answer: Answer | None = None
+        self._log: Log | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._sweep_handle: asyncio.TimerHandle | None = None
 
-    def answer_by(self, answer: Answer) -> None:
-        """Set the pull handler's way to look again."""
+    def answer_by(self, answer: Answer, log: Log) -> None:
+        """Set the pull handler's way to look again, and the log it looks at."""
         self._answer = answer
+        self._log = log
 
     async def start(self) -> None:
         """Begin to watch the deadlines."""
@@ -75,6 +92,7 @@ class LongPolling:
         if self._sweep_handle is not None:
             self._sweep_handle.cancel()
         self.waiting.clear()
+        self._arrived.clear()
         self._count = 0
 
     @property
@@ -88,19 +106,30 @@ class LongPolling:
             return False
         self.waiting.setdefault(held.key, []).append(held)
         self._count += 1
+        assert self._log is not None
+        end = self._log.write_offset
+        if end > held.looked_until:
+            self._arrived[held.key] = end
         return True
 
     def note_arrivals(self, queues: Iterable[QueueKey]) -> None:
-        """Mark those of the queues, which got messages, on which someone waits."""
-        waiting = self.waiting
-        self._arrived.update([key for key in queues if key in waiting])
+        """Mark those of the queues, which just got messages, on which someone waits."""
+        assert self._log is not None
+        waiting, end = self.waiting, self._log.write_offset
+        self._arrived.update([(key, end) for key in queues if key in waiting])
 
     def wake(self) -> None:
         """Look again for every pull of a marked queue."""
-        if self._arrived:
-            arrived, self._arrived = self._arrived, set()
-            for key in arrived:
-                self._look_again(key, lambda _held: False)
+        if not self._arrived:
+            return
+        assert self._log is not None
+        # Before the look: what becomes readable meanwhile has a flush, and so a look, of its own.
+        readable = self._log.readable_offset
+        arrived, self._arrived = self._arrived, {}
+        for key, end in arrived.items():
+            self._look_again(key, lambda _held: False)
+            if end > readable and key in self.waiting:
+                self._arrived[key] = max(end, self._arrived.get(key, 0))
 
     def wake_soon(self) -> None:
         """Look again after this pass of the loop, if anything was marked."""

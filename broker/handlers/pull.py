@@ -67,6 +67,12 @@ _CODES: Final = {
 class Store(Protocol):
     """What pulling needs of the store."""
 
+    @property
+    def write_offset(self) -> int: ...
+
+    @property
+    def readable_offset(self) -> int: ...
+
     def get(
         self,
         topic: str,
@@ -135,7 +141,7 @@ class PullHandler:
         self._long_polling = long_polling
         self._cold_readers = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
         self._cold_reads = 0
-        long_polling.answer_by(self._answer_held)
+        long_polling.answer_by(self._answer_held, store)
 
     def handlers(self) -> dict[int, Handler]:
         """The request codes served here."""
@@ -154,6 +160,7 @@ class PullHandler:
         assert isinstance(header, PullMessageRequestHeader)
         self._admit(header, connection)
         tag_codes = self._tag_codes(header)
+        readable_offset = self._store.readable_offset
         result = self._store.get(
             header.topic,
             header.queue_id,
@@ -177,6 +184,7 @@ class PullHandler:
                 deadline=_deadline(header.suspend_timeout_millis),
                 next_offset=next_offset,
                 tag_codes=tag_codes,
+                looked_until=readable_offset,
             )
             if self._long_polling.hold(held):
                 return None

@@ -1,0 +1,158 @@
+"""Pulls that wait are answered as soon as what they wait for may be read, whatever came between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from halfmq.broker.long_polling import HeldPull, LongPolling
+from halfmq.remoting.command import RemotingCommand
+
+QUEUE = ("orders", 3)
+OTHER = ("orders", 4)
+
+
+class Log:
+    """A log of one message per 100 bytes; the test appends and flushes."""
+
+    def __init__(self) -> None:
+        self.write_offset = 0
+        self.readable_offset = 0
+        self.messages: dict[tuple[str, int], list[int]] = {}  # ends of each queue's messages
+
+    def append(self, polling: LongPolling, *queues: tuple[str, int]) -> None:
+        for queue in queues:
+            self.write_offset += 100
+            self.messages.setdefault(queue, []).append(self.write_offset)
+        polling.note_arrivals(queues)
+
+    def flushed(self, polling: LongPolling, offset: int) -> None:
+        self.readable_offset = offset
+        polling.wake()
+
+
+class Client:
+    """A consumer's connection."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.answers: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.answers.append(data)
+
+
+class Broker:
+    """Long polling whose looks find the first message of a queue that may be read."""
+
+    def __init__(self) -> None:
+        self.log = Log()
+        self.polling = LongPolling()
+        self.polling.answer_by(self._answer, self.log)
+        self.looks = 0
+
+    def _answer(self, held: HeldPull, timed_out: bool) -> bytes | None:
+        self.looks += 1
+        ends = self.log.messages.get(held.key, [])
+        found = any(end <= self.log.readable_offset for end in ends)
+        return b"found" if found else b"nothing" if timed_out else None
+
+    def hold(self, queue: tuple[str, int] = QUEUE, *, looked_until: int | None = None) -> Client:
+        client = Client()
+        readable = self.log.readable_offset if looked_until is None else looked_until
+        held = HeldPull(
+            key=queue,
+            command=RemotingCommand(code=11),
+            connection=client,
+            deadline=1e9,
+            next_offset=0,
+            tag_codes=None,
+            looked_until=readable,
+        )
+        assert self.polling.hold(held)
+        return client
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    made = Broker()
+    yield made
+    assert made.polling.count == sum(len(held) for held in made.polling.waiting.values())
+
+
+def test_a_message_answers_the_pull_after_its_flush(broker: Broker) -> None:
+    """Not before: it is not readable yet."""
+    client = broker.hold()
+    broker.log.append(broker.polling, QUEUE)
+    assert client.answers == []
+
+    broker.log.flushed(broker.polling, 100)
+
+    assert client.answers == [b"found"]
+
+
+def test_a_pull_between_append_and_flush_is_answered_after_the_flush(broker: Broker) -> None:
+    """Nobody waited when the message was appended; its consumer must not wait for the time-out."""
+    broker.log.append(broker.polling, QUEUE)
+    client = broker.hold()
+
+    broker.log.flushed(broker.polling, 100)
+
+    assert client.answers == [b"found"]
+
+
+def test_a_flush_that_ends_between_look_and_hold_is_not_missed(broker: Broker) -> None:
+    """The flush thread moves the end of what is readable at any time."""
+    broker.log.append(broker.polling, QUEUE)
+    broker.log.readable_offset = 100
+    client = broker.hold(looked_until=0)
+
+    broker.polling.wake()
+
+    assert client.answers == [b"found"]
+
+
+def test_the_flush_of_an_earlier_group_forgets_no_waiter(broker: Broker) -> None:
+    """It was under way when the message came, and does not make it readable."""
+    client = broker.hold()
+    broker.log.append(broker.polling, OTHER)
+    broker.log.append(broker.polling, QUEUE)
+
+    broker.log.flushed(broker.polling, 100)
+    assert client.answers == []
+    broker.log.flushed(broker.polling, 200)
+
+    assert client.answers == [b"found"]
+
+
+def test_messages_that_keep_coming_do_not_put_the_answer_off(broker: Broker) -> None:
+    """Each flush looks, although the queue has younger messages that are not readable."""
+    client = broker.hold()
+    broker.log.append(broker.polling, QUEUE)
+    broker.log.append(broker.polling, QUEUE)
+
+    broker.log.flushed(broker.polling, 100)
+
+    assert client.answers == [b"found"]
+
+
+def test_queues_without_arrivals_are_left_alone(broker: Broker) -> None:
+    """A thousand idle consumers cost the busy ones nothing."""
+    client = broker.hold(OTHER)
+    broker.log.append(broker.polling, QUEUE)
+    broker.log.flushed(broker.polling, 100)
+
+    assert broker.looks == 0
+    assert client.answers == []
+
+
+def test_a_pull_that_finds_nothing_is_looked_at_once_more_and_no_more(broker: Broker) -> None:
+    """What was unreadable when it came may be for its queue; what is appended later is marked."""
+    broker.log.append(broker.polling, OTHER)
+    broker.hold()
+    for offset in (100, 100, 100):
+        broker.log.flushed(broker.polling, offset)
+
+    assert broker.looks == 1
