@@ -1,7 +1,7 @@
 """Classify every transaction of a commit log, as functions from DataFrame to DataFrame.
 
-One pass over the log keeps the few columns of its transactional records (``transaction_events``);
-everything else works on those:
+One pass over the log keeps a few numbers of its transactional records (``transaction_events``);
+everything else works on those. Only the names of transactions need a second pass.
 
 1. ``link_ops`` joins halves with the ops that name them, by half queue and queue offset.
 2. ``fold`` groups halves and decisions by transaction and keeps numbers only: how many of each,
@@ -36,23 +36,25 @@ _PARTS: Final = {
     columns.ROLLBACK: Part.ROLLBACK,
     columns.DISCARD: Part.DISCARD,
 }
+ORPHAN: Final = "orphan"  # in the column ``state``: an op that names no half
 _CORRUPT: Final = 0  # in the column ``part``: bytes that are no record
-_OP_TAG: Final = "d"  # other op records mark nothing as done
 RANGES_MAX: Final = 100  # unreadable ranges handled apart; more are taken for one wide range
 
 # Offsets in the half queue that an unreadable stretch of the log may have held.
 _SLOT_MIN: Final = -1
 _SLOT_MAX: Final = 2**63 - 1
 
-_FINDING: Final = StructType(
+FINDING: Final = StructType(
     [
         StructField("kind", StringType()),
-        StructField("offsets", ArrayType(LongType())),
+        StructField("offsets", ArrayType(LongType())),  # physical
         StructField("detail", StringType()),
+        StructField("told", LongType()),  # physical offset of a record that names the transaction
     ]
 )
+_JUDGED: Final = StructType(FINDING.fields[:3])
 _VERDICT: Final = StructType(
-    [StructField("state", StringType()), StructField("findings", ArrayType(_FINDING))]
+    [StructField("state", StringType()), StructField("findings", ArrayType(_JUDGED))]
 )
 
 
@@ -65,39 +67,35 @@ class LostSlots(NamedTuple):
 
 
 def transaction_events(log: DataFrame) -> DataFrame:
-    """Keep what an audit needs: records of transactions, corrupt ranges, failed CRCs.
+    """Keep what an audit needs, in numbers: transactions, corrupt ranges, failed CRCs.
 
-    ``log`` has the columns ``schema.AUDIT_COLUMNS``, and ``value`` for op records. Of a half,
-    ``reference`` is its offset in the half queue; of a decision, the physical offset that it
-    names. ``key`` stands for the transaction.
+    ``log`` has the columns ``schema.AUDIT_COLUMNS``. Columns of the result:
+
+    * ``part`` says what the record is, ``at`` where it is, ``key`` stands for the transaction;
+    * ``reference`` is a half's offset in its ``queue``, the physical offset of the half that a
+      decision names, the end of a corrupt range;
+    * ``text`` is what an op record lists, and why a range is corrupt.
     """
-    part = F.coalesce(*(F.when(F.col("transactionType") == k, v) for k, v in _PARTS.items()))
-    is_half = F.col("transactionType") == columns.HALF
-    anchor = F.when(is_half, F.col("physicalOffset")).otherwise(F.col("preparedTransactionOffset"))
-    return log.where(
-        (F.col("transactionType") != columns.NONE)
-        | (F.col("recordType") == columns.CORRUPT)
-        | ~F.col("crcOk")
-    ).select(
-        F.when(F.col("recordType") == columns.CORRUPT, _CORRUPT)
-        .otherwise(part)
-        .cast("tinyint")
-        .alias("part"),
+    kind, record = F.col("transactionType"), F.col("recordType")
+    is_corrupt = record == columns.CORRUPT
+    anchor = F.when(kind == columns.HALF, F.col("physicalOffset")).otherwise(
+        F.col("preparedTransactionOffset")
+    )
+    parts = (F.when(kind == name, int(part)) for name, part in _PARTS.items())
+    return log.where((kind != columns.NONE) | is_corrupt | ~F.col("crcOk")).select(
+        F.coalesce(F.when(is_corrupt, _CORRUPT), *parts).cast("tinyint").alias("part"),
         F.col("physicalOffset").alias("at"),
-        F.col("size"),
         F.col("partition").alias("queue"),
-        F.when(is_half, F.col("offset"))
+        F.when(kind == columns.HALF, F.col("offset"))
+        .when(is_corrupt, F.col("physicalOffset") + F.col("size"))
         .otherwise(F.col("preparedTransactionOffset"))
         .alias("reference"),
         F.coalesce(F.xxhash64("uniqKey"), F.xxhash64(F.lit("@"), anchor)).alias("key"),
         F.col("checkTimes"),
-        F.col("timestamp"),
         F.col("crcOk"),
-        F.col("uniqKey"),
-        F.col("producerGroup"),
-        F.col("realTopic"),
-        F.col("error"),
-        F.when(F.col("tags") == _OP_TAG, F.col("value").cast("string")).alias("done"),
+        F.coalesce("error", F.when(kind == columns.OP, F.col("value").cast("string"))).alias(
+            "text"
+        ),
     )
 
 
@@ -108,9 +106,9 @@ def op_entries(events: DataFrame) -> DataFrame:
     """
     return (
         _of(events, Part.OP)
-        .select("queue", "at", F.explode(F.split("done", ",")).alias("text"))
-        .where(F.col("text") != "")
-        .select("queue", F.expr("try_cast(text AS BIGINT)").alias("slot"), "at")
+        .select("queue", "at", F.explode(F.split("text", ",")).alias("entry"))
+        .where(F.col("entry") != "")
+        .select("queue", F.expr("try_cast(entry AS BIGINT)").alias("slot"), "at")
     )
 
 
@@ -127,18 +125,27 @@ def link_ops(events: DataFrame) -> DataFrame:
     return halves.join(ops, ["queue", "slot"], "full_outer")
 
 
-def fold(events: DataFrame, linked: DataFrame) -> DataFrame:
-    """Give one row per transaction, with its state where numbers alone make it certain."""
+def fold(events: DataFrame) -> DataFrame:
+    """Give one row per transaction, with its state where numbers alone make it certain.
+
+    ``at`` is its first half, ``decidedAt`` the record or op that decided it. An op that names no
+    half has a row of its own, in state ``ORPHAN``: ``checks`` is then the half queue, ``slot``
+    the offset in it, ``decidedAt`` and ``at`` the first and the last op that name it.
+    """
+    linked = link_ops(events)
+    nothing = F.lit(None).cast("bigint")
     halves = linked.where(F.col("at").isNotNull()).select(
-        "key",
-        F.lit(int(Part.HALF)).cast("tinyint").alias("part"),
-        "at",
-        F.lit(None).cast("bigint").alias("reference"),
-        "checkTimes",
+        "key", _part(Part.HALF), "at", nothing.alias("reference"), "checkTimes", "ops", "firstOp"
+    )
+    orphans = linked.where(F.col("at").isNull()).select(
+        F.xxhash64(F.lit("op"), "queue", "slot").alias("key"),
+        _part(Part.OP),
+        F.col("lastOp").alias("at"),
+        F.col("slot").alias("reference"),
+        F.col("queue").alias("checkTimes"),  # an op has none, and the column travels anyway
         "ops",
         "firstOp",
     )
-    nothing = F.lit(None).cast("bigint")
     decisions = _of(events, Part.COMMIT, Part.ROLLBACK, Part.DISCARD).select(
         "key",
         "part",
@@ -148,8 +155,9 @@ def fold(events: DataFrame, linked: DataFrame) -> DataFrame:
         nothing.alias("ops"),
         nothing.alias("firstOp"),
     )
-    return (
-        halves.unionByName(decisions)
+    grouped = (
+        halves.unionByName(orphans)
+        .unionByName(decisions)
         .groupBy("key")
         .agg(
             *_numbers("half", Part.HALF),
@@ -157,11 +165,20 @@ def fold(events: DataFrame, linked: DataFrame) -> DataFrame:
             F.max("checkTimes").alias("checks"),
             F.coalesce(F.sum("ops"), F.lit(0)).alias("ops"),
             F.min("firstOp").alias("opAt"),
+            *_numbers("orphan", Part.OP),
             *_numbers("commit", Part.COMMIT),
             *_numbers("rollback", Part.ROLLBACK),
             *_numbers("discard", Part.DISCARD),
         )
-        .withColumn("state", _certain_state())
+    )
+    return grouped.select(
+        "key",
+        _certain_state().alias("state"),
+        F.coalesce("halfAt", "discardAt", "orphanAt").alias("at"),
+        F.coalesce("commitAt", "rollbackAt", "opAt").alias("decidedAt"),
+        "checks",
+        F.col("halfs").alias("halfMessages"),
+        F.col("orphanOf").alias("slot"),
     )
 
 
@@ -200,29 +217,26 @@ def _certain_state() -> Column:
         & (F.col("opAt") > F.col("halfAt"))
     )
     return (
-        F.when(undecided & (count["halfs"] >= 1) & (count["originals"] <= 1), State.PENDING)
+        F.when(F.col("orphans") > 0, ORPHAN)
+        .when(undecided & (count["halfs"] >= 1) & (count["originals"] <= 1), State.PENDING)
         .when(plain & committed, State.COMMITTED)
         .when(plain & (rolled_back | rolled_back_by_op), State.ROLLED_BACK)
     )
 
 
-def judged(events: DataFrame, linked: DataFrame, folded: DataFrame, log: LogBounds) -> DataFrame:
-    """Judge the transactions that ``fold`` left open: key, state, findings."""
+def judged(events: DataFrame, folded: DataFrame, log: LogBounds) -> DataFrame:
+    """Judge the transactions that ``fold`` left open: key, told, state, findings."""
     open_keys = folded.where(F.col("state").isNull()).select("key")
-    halves = linked.where(F.col("at").isNotNull()).join(open_keys, "key", "left_semi")
-    ops = halves.select("queue", "slot", "key", F.col("at").alias("reference")).join(
-        op_entries(events), ["queue", "slot"]
+    opened = _of(events, Part.HALF, Part.COMMIT, Part.ROLLBACK, Part.DISCARD).join(
+        open_keys, "key", "left_semi"
     )
-    no_checks = F.lit(None).cast("int").alias("checkTimes")
-    parts = (
-        halves.select("key", _part(Part.HALF), "at", F.col("at").alias("reference"), "checkTimes")
-        .unionByName(ops.select("key", _part(Part.OP), "at", "reference", no_checks))
-        .unionByName(
-            _of(events, Part.COMMIT, Part.ROLLBACK, Part.DISCARD)
-            .join(open_keys, "key", "left_semi")
-            .select("key", "part", "at", "reference", no_checks)
-        )
+    slots = _of(opened, Part.HALF).select(
+        "key", "queue", F.col("reference").alias("slot"), F.col("at").alias("reference")
     )
+    ops = slots.join(op_entries(events), ["queue", "slot"]).select(
+        "key", _part(Part.OP), "at", "reference", F.lit(None).cast("int").alias("checkTimes")
+    )
+    parts = opened.select("key", "part", "at", "reference", "checkTimes").unionByName(ops)
 
     def verdict(rows: list[Row]) -> tuple[str, list[tuple[str, list[int], str]]]:
         history = (Event(Part(row[0]), row[1], row[2], row[3]) for row in rows)
@@ -233,41 +247,46 @@ def judged(events: DataFrame, linked: DataFrame, folded: DataFrame, log: LogBoun
     ask = F.udf(verdict, _VERDICT, useArrow=False)
     return (
         parts.groupBy("key")
-        .agg(F.collect_list(F.struct("part", "at", "reference", "checkTimes")).alias("parts"))
-        .select("key", ask("parts").alias("verdict"))
-        .select("key", "verdict.state", "verdict.findings")
+        .agg(
+            F.min(F.when(~_is(Part.OP), F.col("at"))).alias("told"),
+            F.collect_list(F.struct("part", "at", "reference", "checkTimes")).alias("parts"),
+        )
+        .select("key", "told", ask("parts").alias("verdict"))
+        .select("key", "told", "verdict.state", "verdict.findings")
     )
 
 
-def transactions(events: DataFrame, folded: DataFrame, verdicts: DataFrame) -> DataFrame:
-    """Describe every transaction that the log can tell about, one row each."""
+def transactions(folded: DataFrame, verdicts: DataFrame, names: DataFrame) -> DataFrame:
+    """Describe every transaction that the log can tell about, one row each.
+
+    ``names`` is the log with the columns ``schema.NAME_COLUMNS``, read once more: to carry the
+    texts through ``fold`` would make it sort instead of hash.
+    """
     settled = (
         folded.join(verdicts.select("key", F.col("state").alias("judged")), "key", "left")
         .withColumn("state", F.coalesce("state", "judged"))
-        .where(~F.col("state").isin(State.EXPIRED, State.UNFOUNDED))
-        .withColumn("toldAt", F.coalesce("halfAt", "discardAt"))
+        .where(~F.col("state").isin(State.EXPIRED, State.UNFOUNDED, ORPHAN))
+        .withColumnRenamed("at", "physicalOffset")
     )
-    # The strings are fetched now, from one record of each: carrying them through the grouping
-    # above would make it sort instead of hash.
-    told = _of(events, Part.HALF, Part.DISCARD).select(
-        "key",
-        F.col("at").alias("toldAt"),
+    return settled.join(names, "physicalOffset").select(
         F.col("uniqKey").alias("transactionId"),
         "producerGroup",
         F.col("realTopic").alias("topic"),
-        F.col("timestamp").alias("preparedAt"),
-    )
-    return settled.join(told, ["key", "toldAt"]).select(
-        "transactionId",
-        "producerGroup",
-        "topic",
         "state",
-        F.col("halfAt").alias("halfOffset"),
-        F.coalesce("commitAt", "rollbackAt", "opAt").alias("decisionOffset"),
-        "preparedAt",
+        F.when(F.col("halfMessages") > 0, F.col("physicalOffset")).alias("halfOffset"),
+        F.col("decidedAt").alias("decisionOffset"),
+        F.col("timestamp").alias("preparedAt"),
         F.coalesce("checks", F.lit(0)).alias("checks"),
-        F.col("halfs").alias("halfMessages"),
+        "halfMessages",
     )
+
+
+def named(findings: DataFrame, names: DataFrame) -> DataFrame:
+    """Say of each finding which transaction it is about: kind, transactionId, offsets, detail."""
+    texts = names.select(
+        F.col("physicalOffset").alias("told"), F.col("uniqKey").alias("transactionId")
+    )
+    return findings.join(texts, "told", "left").select("kind", "transactionId", "offsets", "detail")
 
 
 def lost_slots(events: DataFrame, log: LogBounds) -> list[LostSlots] | None:
@@ -301,60 +320,61 @@ def _unreadable(log: LogBounds) -> Sequence[tuple[int, int]]:
     return ranges if len(ranges) <= RANGES_MAX else [(ranges[0][0], ranges[-1][1])]
 
 
-def orphan_ops(linked: DataFrame, lost: list[LostSlots] | None) -> DataFrame:
+def orphan_ops(folded: DataFrame, lost: list[LostSlots] | None) -> DataFrame:
     """Find ops that name a half which is not there, and was not lost either."""
+    queue, slot = F.col("checks"), F.col("slot")  # see fold
     excused = F.lit(False)
     if lost is not None:
         # A queue without any half that can be read may have held all of them.
-        excused = ~F.col("queue").isin([entry.queue for entry in lost])
+        excused = ~queue.isin([entry.queue for entry in lost])
         for entry in lost:
-            between = (F.col("slot") > entry.after) & (F.col("slot") < entry.before)
-            excused |= (F.col("queue") == entry.queue) & between
-    named = F.format_string(
+            excused |= (queue == entry.queue) & (slot > entry.after) & (slot < entry.before)
+    named_slot = F.format_string(
         "an op message marks offset %d of half queue %d as done, where there is no half message",
-        "slot",
-        "queue",
+        slot,
+        queue,
     )
     unread = F.lit("an op message holds something that is no offset of the half queue")
-    return linked.where(F.col("at").isNull() & (F.col("slot").isNull() | ~excused)).select(
+    return folded.where((F.col("state") == ORPHAN) & (slot.isNull() | ~excused)).select(
         F.lit(Kind.OP_WITHOUT_HALF).alias("kind"),
-        F.lit(None).cast("string").alias("transactionId"),
-        F.array_distinct(F.array("firstOp", "lastOp")).alias("offsets"),
-        F.coalesce(named, unread).alias("detail"),
+        F.array_distinct(F.array("decidedAt", "at")).alias("offsets"),
+        F.when(slot.isNull(), unread).otherwise(named_slot).alias("detail"),
+        F.lit(None).cast("bigint").alias("told"),
     )
 
 
 def damaged_records(events: DataFrame) -> DataFrame:
     """List corrupt ranges, and records whose body fails its CRC."""
-    end = F.col("at") + F.col("size")
-    corrupt = events.where(F.col("part") == _CORRUPT).select(
-        F.when(F.col("error") == UNWRITTEN, Kind.GAP).otherwise(Kind.CORRUPT_RECORD).alias("kind"),
-        F.lit(None).cast("string").alias("transactionId"),
-        F.array("at", end).alias("offsets"),
-        F.format_string("%d bytes: %s", "size", "error").alias("detail"),
+    size = F.col("reference") - F.col("at")
+    corrupt = _corrupt(events).select(
+        F.when(F.col("text") == UNWRITTEN, Kind.GAP).otherwise(Kind.CORRUPT_RECORD).alias("kind"),
+        F.array("at", "reference").alias("offsets"),
+        F.format_string("%d bytes: %s", size, "text").alias("detail"),
+        F.lit(None).cast("bigint").alias("told"),
     )
     failed = events.where(~F.col("crcOk")).select(
         F.lit(Kind.CRC).alias("kind"),
-        F.when(F.col("part").isNotNull(), F.col("uniqKey")).alias("transactionId"),
         F.array("at").alias("offsets"),
         F.lit("the body does not match its CRC").alias("detail"),
+        F.when(F.col("part").isNotNull(), F.col("at")).alias("told"),
     )
     return corrupt.unionByName(failed)
 
 
-def faulty_transactions(events: DataFrame, verdicts: DataFrame) -> DataFrame:
+def damaged_ranges(events: DataFrame) -> list[tuple[int, int]]:
+    """List the ranges [start, end) that hold no record and are no blank."""
+    rows = _corrupt(events).select("at", "reference")
+    return [(row[0], row[1]) for row in rows.collect()]
+
+
+def _corrupt(events: DataFrame) -> DataFrame:
+    return events.where(F.col("part") == _CORRUPT)
+
+
+def faulty_transactions(verdicts: DataFrame) -> DataFrame:
     """List what ``judge`` found, one row per finding."""
-    faulty = verdicts.where(F.size("findings") > 0).select(
-        "key", F.explode("findings").alias("finding")
-    )
-    names = (
-        _of(events, Part.HALF, Part.COMMIT, Part.ROLLBACK, Part.DISCARD)
-        .join(faulty.select("key"), "key", "left_semi")
-        .groupBy("key")
-        .agg(F.min("uniqKey").alias("transactionId"))
-    )
-    return faulty.join(names, "key", "left").select(
-        "finding.kind", "transactionId", "finding.offsets", "finding.detail"
+    return verdicts.select("told", F.explode("findings").alias("finding")).select(
+        "finding.kind", "finding.offsets", "finding.detail", "told"
     )
 
 

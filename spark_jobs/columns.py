@@ -34,6 +34,7 @@ from halfmq.store.format.topics import (
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
 
+from .arrays import Bools, booleans, from_numpy, repeated, texts
 from .rows import Ints, Rows
 from .segments import Hole, Segment
 
@@ -63,7 +64,7 @@ class Wanted:
 
 
 Make = Callable[[Rows, Wanted], pa.Array]
-MakeOfHole = Callable[[Segment, Hole], object]
+MakeOfHole = Callable[[Segment, Hole], int | str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,25 +86,31 @@ def record_batch(schema: pa.Schema, rows: Rows, wanted: Wanted) -> pa.RecordBatc
 def hole_batch(schema: pa.Schema, hole: Hole, segment: Segment) -> pa.RecordBatch:
     """Make the one row that stands for a blank or a corrupt range."""
     columns = (COLUMNS[name] for name in schema.names)
-    arrays = [pa.array([column.of_hole(segment, hole)], column.arrow_type) for column in columns]
+    arrays = [_one(column.of_hole(segment, hole), column.arrow_type) for column in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _number(name: str, kind: pa.DataType) -> Make:
-    def make(rows: Rows, _: Wanted) -> pa.Array:
-        return pa.array(rows.field(name)).cast(kind, safe=False)
+def _one(value: int | str | None, kind: pa.DataType) -> pa.Array:
+    if value is None:
+        return pa.nulls(1, kind)
+    if isinstance(value, str):
+        return texts([value])
+    return from_numpy(np.array([value], dtype=np.int64), pa.int64()).cast(kind)
 
-    return make
+
+def _number(name: str, kind: pa.DataType) -> Make:
+    width = {pa.int32(): np.int32, pa.int64(): np.int64}[kind]
+    return lambda rows, _: from_numpy(rows.field(name).astype(width), kind)
 
 
 def _crc(rows: Rows, _: Wanted) -> pa.Array:
-    return pa.array(rows.field("body_crc") & CRC_MASK).cast(pa.int32())
+    return from_numpy((rows.field("body_crc") & CRC_MASK).astype(np.int32), pa.int32())
 
 
 def _time(name: str) -> Make:
     def make(rows: Rows, _: Wanted) -> pa.Array:
         micros = np.clip(rows.field(name), _TIME_MIN, _TIME_MAX) * 1000
-        return pa.array(micros).cast(_TIMESTAMP)
+        return from_numpy(micros, _TIMESTAMP)
 
     return make
 
@@ -114,8 +121,7 @@ def _text(values: pa.BinaryArray) -> pa.Array:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
         raw = values.to_pylist()
-        texts = [None if value is None else str(value, "utf-8", "replace") for value in raw]
-        return pa.array(texts, pa.string())
+        return texts([None if value is None else str(value, "utf-8", "replace") for value in raw])
 
 
 def _property(name: str) -> Make:
@@ -131,8 +137,10 @@ def _property_number(name: str) -> Make:
 
     def make(rows: Rows, _: Wanted) -> pa.Array:
         encoded = rows.property_values(name).dictionary_encode()
-        numbers = pa.array(map(_int32, encoded.dictionary.to_pylist()), pa.int32())
-        return numbers.take(encoded.indices)
+        numbers = [_int32(text) for text in encoded.dictionary.to_pylist()]
+        valid = np.array([number is not None for number in numbers], dtype=np.bool_)
+        values = np.array([number or 0 for number in numbers], dtype=np.int32)
+        return from_numpy(values, pa.int32(), valid).take(encoded.indices)
 
     return make
 
@@ -146,14 +154,15 @@ def _int32(text: bytes) -> int | None:
 
 
 def _topic(rows: Rows, _: Wanted) -> pa.Array:
-    return pa.array(rows.topic_names, pa.string()).take(rows.topics.indices)
+    return texts(rows.topic_names).take(rows.topics.indices)
 
 
 def _host(name: str) -> Make:
     def make(rows: Rows, _: Wanted) -> pa.Array:
         packed = rows.hosts(name).dictionary_encode()
-        texts = pa.array(map(_host_text, packed.dictionary.to_pylist()), pa.string())
-        return texts.take(packed.indices)
+        return texts([_host_text(host) for host in packed.dictionary.to_pylist()]).take(
+            packed.indices
+        )
 
     return make
 
@@ -175,14 +184,14 @@ def _headers(rows: Rows, _: Wanted) -> pa.Array:
     counts, names, values = rows.property_pairs()
     offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
     pairs = pa.StructArray.from_arrays([_text(names), values], fields=list(_HEADER))
-    return pa.ListArray.from_arrays(pa.array(offsets), pairs, type=_HEADERS)
+    return pa.ListArray.from_arrays(from_numpy(offsets, pa.int32()), pairs, type=_HEADERS)
 
 
 def _crc_ok(rows: Rows, wanted: Wanted) -> pa.Array:
     if not wanted.verify_crc:
         return pa.nulls(len(rows), pa.bool_())
     stored = rows.field("body_crc") & CRC_MASK
-    return pa.array(body_crcs(rows) == stored)
+    return booleans(body_crcs(rows) == stored)
 
 
 def body_crcs(rows: Rows) -> Ints:
@@ -195,14 +204,22 @@ def _transaction_type(rows: Rows, _: Wanted) -> pa.Array:
     """Say which part of a transaction a record is, from its topic and transaction bits."""
     bits = rows.field("sys_flag") & TRANSACTION_MASK
     roles = [_ROLES.get(name, _role_of_other(name)) for name in rows.topic_names]
-    kinds = np.array(roles, dtype=np.int8)[rows.topics.indices.to_numpy(zero_copy_only=False)]
+    kinds = np.array(roles, dtype=np.int8)[rows.topic_codes]
     kinds[(kinds == _APPLICATION) & (bits == TransactionType.COMMIT)] = _KINDS.index(COMMIT)
-    kinds[(kinds == _KINDS.index(HALF)) & (bits == TransactionType.ROLLBACK)] = _KINDS.index(
-        ROLLBACK
-    )
-    return pa.array([*_KINDS, NONE], pa.string()).take(pa.array(kinds))
+    is_rollback = (kinds == _KINDS.index(HALF)) & (bits == TransactionType.ROLLBACK)
+    kinds[is_rollback] = _KINDS.index(ROLLBACK)
+    kinds[_marks_nothing(rows, kinds == _KINDS.index(OP))] = 0
+    return texts([*_KINDS, NONE]).take(from_numpy(kinds, pa.int8()))
 
 
+def _marks_nothing(rows: Rows, is_op: Bools) -> Ints:
+    """Find the op records that do not have the tag which marks halves as done."""
+    places = np.flatnonzero(is_op)
+    tags = rows.select(is_op).property_values(PROPERTY_TAGS).to_pylist() if len(places) else []
+    return places[[tag != OP_TAG for tag in tags]]
+
+
+OP_TAG: Final = b"d"  # RocketMQ's TransactionalMessageUtil.REMOVE_TAG
 _KINDS: Final = (NONE, HALF, OP, COMMIT, ROLLBACK, DISCARD)
 _APPLICATION: Final = len(_KINDS)  # a topic of the users: a record there may be a commit
 _ROLES: Final = {
@@ -228,8 +245,8 @@ def _record_type(_: Segment, hole: Hole) -> str:
     return BLANK if hole.reason is None else CORRUPT
 
 
-def _repeated(value: object, kind: pa.DataType) -> Make:
-    return lambda rows, _: pa.repeat(pa.scalar(value, kind), len(rows))
+def _repeated(value: int | str, kind: pa.DataType) -> Make:
+    return lambda rows, _: repeated(_one(value, kind), len(rows))
 
 
 _HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
@@ -247,13 +264,13 @@ COLUMNS: Final[dict[str, Column]] = {
     "physicalOffset": Column(
         "bigint",
         pa.int64(),
-        lambda rows, _: pa.array(rows.physical_offsets),
+        lambda rows, _: from_numpy(rows.physical_offsets, pa.int64()),
         lambda segment, hole: segment.base + hole.position,
     ),
     "size": Column(
         "int",
         pa.int32(),
-        lambda rows, _: pa.array(rows.sizes.astype(np.int32)),
+        lambda rows, _: from_numpy(rows.sizes.astype(np.int32), pa.int32()),
         # A corrupt range can be larger than an int tells; the next row's offset tells its end.
         lambda _, hole: min(hole.size, 2**31 - 1),
     ),
@@ -280,7 +297,7 @@ COLUMNS: Final[dict[str, Column]] = {
     "segment": Column(
         "bigint",
         pa.int64(),
-        lambda rows, _: pa.repeat(pa.scalar(rows.segment.base, pa.int64()), len(rows)),
+        lambda rows, _: repeated(_one(rows.segment.base, pa.int64()), len(rows)),
         lambda segment, _: segment.base,
     ),
     "recordType": Column("string", pa.string(), _repeated(MESSAGE, pa.string()), _record_type),

@@ -22,6 +22,8 @@ from halfmq.store.format.flags import BORN_HOST_V6, HOSTS_MASK, STORE_HOST_V6
 from halfmq.store.format.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from halfmq.store.format.record import HEADS, MAGIC_V2, SYS_FLAG_AT
 
+from .arrays import Bools, from_numpy
+
 RECORD_SIZE_MIN: Final = HEADS[0].size + 3  # a topic length of one byte, a properties length of 2
 NAME_END: Final = NAME_VALUE_SEPARATOR[0]
 PROPERTY_END: Final = PROPERTY_SEPARATOR[0]
@@ -48,7 +50,6 @@ for _hosts, _head in HEADS.items():
     _HEAD_SIZES[_hosts] = _head.size
 
 Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 def _head_type(hosts: int) -> np.dtype[np.void]:
@@ -220,8 +221,13 @@ class Rows:
 
     def of_topics(self, wanted: Bools) -> Bools:
         """Spread a decision per distinct topic over the records."""
-        spread: Bools = wanted[self.topics.indices.to_numpy(zero_copy_only=False)]
+        spread: Bools = wanted[self.topic_codes]
         return spread
+
+    @cached_property
+    def topic_codes(self) -> npt.NDArray[np.int32]:
+        """For each record the place of its topic in ``topic_names``."""
+        return np.frombuffer(self.topics.indices.buffers()[1], dtype=np.int32, count=len(self))
 
     @cached_property
     def properties(self) -> pa.BinaryArray:
@@ -308,7 +314,7 @@ def _first_at_or_behind(places: Ints, starts: Ints, ends: Ints) -> Ints:
 def cut(buffer: pa.Buffer, starts: Ints, ends: Ints, valid: Bools | None = None) -> pa.BinaryArray:
     """Copy slices [start, end) out of a buffer; they must be ascending. Null where not valid."""
     if not len(starts):
-        return pa.array([], pa.binary())
+        return pa.nulls(0, pa.binary())
     low, high = int(starts[0]), int(ends[-1])
     offsets = np.empty(2 * len(starts), dtype=np.int32)
     offsets[0::2] = starts - low
@@ -318,5 +324,5 @@ def cut(buffer: pa.Buffer, starts: Ints, ends: Ints, valid: Bools | None = None)
         len(offsets) - 1,
         [None, pa.py_buffer(offsets), buffer.slice(low, high - low)],
     )
-    wanted = np.arange(0, len(offsets), 2)
-    return slices.take(pa.array(wanted, mask=None if valid is None else ~valid))
+    wanted = np.arange(0, len(offsets), 2, dtype=np.int32)
+    return slices.take(from_numpy(wanted, pa.int32(), valid))

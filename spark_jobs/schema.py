@@ -15,19 +15,17 @@ AUDIT_COLUMNS: Final = (
     "size",
     "partition",
     "offset",
-    "timestamp",
     "preparedTransactionOffset",
     "crcOk",
     "uniqKey",
-    "producerGroup",
-    "realTopic",
-    "tags",
     "checkTimes",
     "transactionType",
     "recordType",
     "error",
     "value",
 )
+# What tells whose transaction a record is of.
+NAME_COLUMNS: Final = ("physicalOffset", "uniqKey", "producerGroup", "realTopic", "timestamp")
 
 
 def ddl(*names: str) -> str:

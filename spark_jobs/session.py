@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
-from .errors import MissingDependencyError
+from .errors import JavaNotFoundError, MissingDependencyError
 from .java import java_for_spark
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ def spark_session(*, log_bytes: int = 0, progress: bool = False) -> "Iterator[Sp
 def start_session(*, log_bytes: int = 0, progress: bool = False) -> "SparkSession":
     """Start a local session; the caller stops it."""
     from pyspark import SparkConf  # noqa: PLC0415  see spark_session
+    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
     # Without it the workers are started with whatever `python3` is first on the path.
@@ -86,19 +87,28 @@ def start_session(*, log_bytes: int = 0, progress: bool = False) -> "SparkSessio
         with warnings.catch_warnings():
             # PySpark imports pandas where it is installed; nothing here uses it.
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
-            return builder.getOrCreate()
+            try:
+                return builder.getOrCreate()
+            except PySparkRuntimeError as error:  # it has said more on standard error
+                raise JavaNotFoundError(f"the JVM for Spark did not start: {error}") from error
 
 
 def _settings(log_bytes: int, *, progress: bool) -> dict[str, str]:
     cores = os.cpu_count() or 1
+    short_life = log_bytes < SMALL_LOG
     return {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": f"{_heap() >> 20}m",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": str(progress).lower(),
-        "spark.sql.shuffle.partitions": str(max(2 * cores, log_bytes // _SHUFFLE_BYTES)),
+        "spark.sql.shuffle.partitions": str(max(cores, log_bytes // _SHUFFLE_BYTES)),
+        # Compiling a query takes longer than running it over so little.
+        "spark.sql.codegen.wholeStage": str(not short_life).lower(),
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN" if short_life else "FALLBACK",
         "spark.sql.session.timeZone": "UTC",
+        # What is cached is numbers of high entropy; compressing them only costs.
+        "spark.sql.inMemoryColumnarStorage.compressed": "false",
     }
 
 

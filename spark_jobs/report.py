@@ -1,0 +1,100 @@
+"""The outcome of an audit for people, for programs and for further queries."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from .judge import State
+
+if TYPE_CHECKING:
+    from .auditor import Anomaly, Audit
+
+ROWS_SHOWN: Final = 50  # anomalies in the table; a terminal holds no more, and files have all
+_COUNTED: Final = (State.COMMITTED, State.ROLLED_BACK, State.PENDING, State.PARKED)
+
+
+def summary(audit: "Audit") -> dict[str, object]:
+    """Return the promised JSON of an audit; keys are only ever added to it."""
+    counts = {str(state): audit.states[state] for state in _COUNTED}
+    return {
+        "directory": audit.directory,
+        "log": {
+            "segments": audit.log.segments,
+            "records": audit.log.records,
+            "bytes": audit.log.bytes,
+            "first_offset": audit.log.first_offset,
+            "end_offset": audit.log.end_offset,
+            "tail": audit.log.tail,
+        },
+        "transactions": {
+            "total": sum(counts.values()),
+            **counts,
+            # Decided here, while the half lies below the first offset: not in the total.
+            "expired": audit.states[State.EXPIRED],
+        },
+        "anomaly_count": audit.anomaly_count,
+        "anomalies": [
+            {
+                "kind": anomaly.kind,
+                "transaction_id": anomaly.transaction_id,
+                "offsets": anomaly.offsets,
+                "detail": anomaly.detail,
+            }
+            for anomaly in audit.anomalies
+        ],
+    }
+
+
+def summary_text(audit: "Audit") -> str:
+    """Return the JSON as text, one line per value."""
+    return json.dumps(summary(audit), indent=2) + "\n"
+
+
+def table(audit: "Audit") -> str:
+    """Return what a person wants to see first."""
+    return "\n".join((*_log_lines(audit), "", *_state_lines(audit), "", *_anomaly_lines(audit)))
+
+
+def write_files(audit: "Audit", folder: Path) -> None:
+    """Write ``transactions/`` and ``anomalies/`` as Parquet, and ``summary.json``.
+
+    What an earlier audit left in these places is replaced.
+    """
+    home = folder.absolute()
+    audit.transactions.write.mode("overwrite").parquet(str(home / "transactions"))
+    audit.anomaly_rows.coalesce(1).write.mode("overwrite").parquet(str(home / "anomalies"))
+    (home / "summary.json").write_text(summary_text(audit), "utf-8")
+
+
+def _log_lines(audit: "Audit") -> Iterator[str]:
+    log = audit.log
+    yield f"commit log    {audit.directory}"
+    yield f"segments      {log.segments}"
+    yield f"records       {log.records:,} in {log.bytes:,} bytes"
+    yield f"offsets       {log.first_offset} to {log.end_offset}"
+    if log.tail:
+        yield f"behind that   {log.tail}"
+
+
+def _state_lines(audit: "Audit") -> Iterator[str]:
+    yield f"transactions  {sum(audit.states[state] for state in _COUNTED):,}"
+    for state in _COUNTED:
+        yield f"  {state.replace('_', ' '):12}{audit.states[state]:,}"
+    if audit.states[State.EXPIRED]:
+        yield f"  (and {audit.states[State.EXPIRED]:,} decisions on halves no longer in the log)"
+
+
+def _anomaly_lines(audit: "Audit") -> Iterator[str]:
+    yield f"anomalies     {audit.anomaly_count:,}"
+    shown = audit.anomalies[:ROWS_SHOWN]
+    for anomaly in shown:
+        yield _anomaly_line(anomaly)
+    if audit.anomaly_count > len(shown):
+        yield f"  and {audit.anomaly_count - len(shown):,} more: see --json or --output"
+
+
+def _anomaly_line(anomaly: "Anomaly") -> str:
+    places = ", ".join(map(str, anomaly.offsets))
+    who = f"{anomaly.transaction_id} " if anomaly.transaction_id else ""
+    return f"  {anomaly.kind:22} {who}at {places}: {anomaly.detail}"

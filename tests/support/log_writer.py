@@ -1,0 +1,264 @@
+"""Writes commit-log segments for tests, in the dialects of RocketMQ and of halfmq.
+
+The bytes are packed here, from the field tables of RocketMQ's ``CommitLog.java``, and not by
+``halfmq.store``: a mistake there must not be repeated by what reads it.
+"""
+
+import struct
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+PARKED = "TRANS_CHECK_MAX_TIME_TOPIC"
+PREPARED, COMMIT, ROLLBACK = 0x4, 0x8, 0xC
+V1, V2, BLANK = 0xDAA320A7, 0xDAA320AB, 0xCBD43194
+START = 1_700_000_000_000  # ms; the clock of a test log begins here
+HOST_V4 = bytes([127, 0, 0, 1]) + struct.pack(">i", 54321)
+HOST_V6 = bytes(15) + b"\x01" + struct.pack(">i", 54321)
+
+
+class Written(NamedTuple):
+    """A record as it went into the log."""
+
+    offset: int  # physical
+    size: int
+    queue_offset: int
+    topic: str
+    body: bytes
+    properties: dict[str, str]
+
+
+def encode_properties(properties: Mapping[str, str], *, last_separator: bool = True) -> bytes:
+    encoded = "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
+    return encoded if last_separator else encoded[:-1]
+
+
+def encode(
+    topic: str,
+    body: bytes,
+    properties: bytes,
+    *,
+    offset: int,
+    queue_id: int = 0,
+    queue_offset: int = 0,
+    flag: int = 0,
+    sys_flag: int = 0,
+    born: int = START,
+    stored: int = START,
+    born_host: bytes = HOST_V4,
+    store_host: bytes = HOST_V4,
+    reconsume_times: int = 0,
+    prepared: int = 0,
+    body_crc: int | None = None,
+) -> bytes:
+    """Pack one record; the hosts decide on the IPv6 bits, the topic on the version."""
+    sys_flag |= (0x10 if len(born_host) == 20 else 0) | (0x20 if len(store_host) == 20 else 0)
+    name = topic.encode()
+    wide = len(topic) > 127
+    crc = crc32(body) & 0x7FFFFFFF if body_crc is None else body_crc
+    rest = b"".join(
+        (
+            struct.pack(">IIiiqqiq", V2 if wide else V1, crc, queue_id, flag, queue_offset,
+                        offset, sys_flag, born),
+            born_host,
+            struct.pack(">q", stored),
+            store_host,
+            struct.pack(">iqi", reconsume_times, prepared, len(body)),
+            body,
+            struct.pack(">h" if wide else ">b", len(name)),
+            name,
+            struct.pack(">h", len(properties)),
+            properties,
+        )
+    )  # fmt: skip
+    return struct.pack(">i", len(rest) + 4) + rest
+
+
+class LogWriter:
+    """Appends records to segments in a folder; ``close`` writes the files."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        segment_size: int = 1 << 16,
+        first: int = 0,
+        last_separator: bool = True,
+    ) -> None:
+        assert first % segment_size == 0
+        self.folder = folder
+        self.segment_size = segment_size
+        self.written: list[Written] = []
+        self.now = START  # ms; every record is a millisecond later than the one before
+        self._last_separator = last_separator
+        self._base = first
+        self._content = bytearray()
+        self._queue_offsets: dict[tuple[str, int], int] = defaultdict(int)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def end(self) -> int:
+        """The physical offset at which the next record would start, if it fits."""
+        return self._base + len(self._content)
+
+    def append(
+        self,
+        topic: str,
+        body: bytes = b"",
+        properties: Mapping[str, str] | None = None,
+        *,
+        queue_id: int = 0,
+        queue_offset: int | None = None,
+        **fields: int | bytes,
+    ) -> Written:
+        """Append one record; queue offsets count up by themselves unless given."""
+        given = dict(properties or {})
+        packed = encode_properties(given, last_separator=self._last_separator)
+        slot = (topic, queue_id)
+        counted = queue_offset is None and fields.get("sys_flag", 0) not in {PREPARED, ROLLBACK}
+        place = (
+            (self._queue_offsets[slot] if counted else 0) if queue_offset is None else queue_offset
+        )
+        self.now += 1
+        fields = {"born": self.now - 1, "stored": self.now, **fields}
+        record = self._encode(topic, body, packed, queue_id, place, fields)
+        if len(self._content) + len(record) + 8 > self.segment_size:
+            self._roll()
+            record = self._encode(topic, body, packed, queue_id, place, fields)
+        written = Written(self.end, len(record), place, topic, body, given)
+        self._content += record
+        self.written.append(written)
+        if counted:
+            self._queue_offsets[slot] += 1
+        return written
+
+    def append_raw(self, content: bytes) -> int:
+        """Append bytes that may be anything; return their physical offset."""
+        offset = self.end
+        self._content += content
+        return offset
+
+    def close(self) -> Path:
+        """Write the last segment at its full size, and return the folder."""
+        self._write(self._content)
+        return self.folder
+
+    def _encode(
+        self, topic: str, body: bytes, properties: bytes, queue_id: int, queue_offset: int,
+        fields: Mapping[str, int | bytes],
+    ) -> bytes:  # fmt: skip
+        return encode(topic, body, properties, offset=self.end, queue_id=queue_id,
+                      queue_offset=queue_offset, **fields)  # type: ignore[arg-type]  # fmt: skip
+
+    def _roll(self) -> None:
+        left = self.segment_size - len(self._content)
+        self._write(self._content + struct.pack(">iI", left, BLANK))
+        self._base += self.segment_size
+        self._content = bytearray()
+
+    def _write(self, content: bytes | bytearray) -> None:
+        path = self.folder / f"{self._base:020}"
+        with path.open("wb") as file:
+            file.write(content)
+            file.truncate(self.segment_size)
+
+
+class Transactions:
+    """What both dialects share: how a half and a final message look."""
+
+    def __init__(self, log: LogWriter, *, group: str = "pg") -> None:
+        self.log = log
+        self.group = group
+        self._keys = 0
+
+    def key(self) -> str:
+        self._keys += 1
+        return f"7F0000010001{self._keys:020X}"
+
+    def half(self, key: str | None = None, body: bytes = b"order", **more: str) -> Written:
+        unique = key or self.key()
+        properties = {
+            "TRAN_MSG": "true",
+            "PGROUP": self.group,
+            "UNIQ_KEY": unique,
+            "REAL_TOPIC": "orders",
+            "REAL_QID": "3",
+            "TAGS": "created",
+            **more,
+        }
+        return self.log.append(HALF, body, properties)
+
+    def commit(self, half: Written, *, names: int | None = None) -> Written:
+        """Append the final message; ``names`` is the half it claims to come from."""
+        return self.log.append(
+            half.properties["REAL_TOPIC"],
+            half.body,
+            half.properties,
+            queue_id=int(half.properties["REAL_QID"]),
+            sys_flag=COMMIT,
+            prepared=half.offset if names is None else names,
+        )
+
+
+class Apache(Transactions):
+    """RocketMQ 5: copies at every check, ops in batches, nothing else for a rollback."""
+
+    def __init__(self, log: LogWriter, *, group: str = "pg", op_each: bool = False) -> None:
+        super().__init__(log, group=group)
+        self._op_each = op_each  # as 4.x: one op per decision, at once
+        self._done: list[int] = []
+
+    def check(self, half: Written, times: int) -> Written:
+        """Append the copy of a half that a check makes."""
+        properties = {**half.properties, "TRANSACTION_CHECK_TIMES": str(times)}
+        return self.log.append(HALF, half.body, properties)
+
+    def commit(self, half: Written, *, names: int | None = None) -> Written:
+        final = super().commit(half, names=names)
+        self.done(half.queue_offset)
+        return final
+
+    def rollback(self, half: Written) -> None:
+        self.done(half.queue_offset)
+
+    def done(self, queue_offset: int) -> None:
+        """Queue an op for a half queue offset."""
+        self._done.append(queue_offset)
+        if self._op_each:
+            self._write_op(str(queue_offset))
+            self._done.clear()
+
+    def write_ops(self) -> None:
+        """Write the ops that are queued, as the batch thread does every three seconds."""
+        if self._done:
+            self._write_op("".join(f"{offset}," for offset in self._done))
+            self._done.clear()
+
+    def discard(self, half: Written) -> Written:
+        return self.log.append(PARKED, half.body, half.properties)
+
+    def _write_op(self, body: str) -> None:
+        self.log.append(OP, body.encode(), {"TAGS": "d", "WAIT": "true"})
+
+
+class Ours(Apache):
+    """halfmq: a record for a rollback too, no copies, ops as a late mirror."""
+
+    def rollback(self, half: Written, *, names: int | None = None) -> None:
+        kept = ("PGROUP", "UNIQ_KEY", "__transactionId__")
+        properties = {name: half.properties[name] for name in kept if name in half.properties}
+        self.log.append(
+            HALF,
+            b"",
+            properties,
+            sys_flag=ROLLBACK,
+            prepared=half.offset if names is None else names,
+        )
+        self.done(half.queue_offset)
+
+    def discard(self, half: Written) -> Written:
+        return self.log.append(PARKED, half.body, half.properties, prepared=half.offset)
