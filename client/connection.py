@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple, TypeAlias, cast
 
-from halfmq.remoting.codes import HeaderType, ResponseCode
+from halfmq.remoting.codes import FLAG_RESPONSE, HeaderType, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.correlation import Correlation
 from halfmq.remoting.errors import ProtocolError
@@ -40,13 +40,9 @@ SWEEP_INTERVAL: Final = 0.05
 HeaderFields: TypeAlias = Header | Mapping[str, str] | None
 
 
-class _Waiting(NamedTuple):
-    """A request that has left."""
-
-    future: asyncio.Future[RemotingCommand]
-    code: int
-    sent_at: float
-    seconds: float
+# A request that has left: its answer, its code, when it was sent, and for how many seconds it may
+# wait. A plain tuple, for there is one per message sent.
+_Waiting: TypeAlias = tuple[asyncio.Future[RemotingCommand], int, float, float]
 
 
 class Connection(asyncio.Protocol):
@@ -108,7 +104,7 @@ class Connection(asyncio.Protocol):
             raise ConnectionLostError(self.address, self._end_reason)
         now = self._loop.time()
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
-        opaque = self._waiting.register(_Waiting(future, code, now, seconds), now + seconds)
+        opaque = self._waiting.register((future, code, now, seconds), now + seconds)
         self._write(
             encode_request(
                 code, opaque=opaque, header=header, body=body, header_type=self.header_type
@@ -184,9 +180,9 @@ class Connection(asyncio.Protocol):
             self._end_reason = str(exc) if exc else "closed by the peer"
         if self._sweep is not None:
             self._sweep.cancel()
-        for waiting in self._waiting.fail_all():
-            if not waiting.future.done():
-                waiting.future.set_exception(ConnectionLostError(self.address, self._end_reason))
+        for future, *_ in self._waiting.fail_all():
+            if not future.done():
+                future.set_exception(ConnectionLostError(self.address, self._end_reason))
         while self._room_wanted:
             self._grant_room()
         if not self._closed.done():
@@ -203,15 +199,16 @@ class Connection(asyncio.Protocol):
     # -- inside
 
     def _take(self, commands: list[RemotingCommand]) -> None:
+        match = self._waiting.match
         for command in commands:
-            if not command.is_response:
+            if not command.flag & FLAG_RESPONSE:
                 self._serve(command)
                 continue
-            waiting = self._waiting.match(command.opaque)
+            waiting = match(command.opaque)
             if waiting is None:
                 continue  # its request timed out
-            if not waiting.future.done():
-                waiting.future.set_result(command)
+            if not waiting[0].done():
+                waiting[0].set_result(command)
             if command.code == ResponseCode.GO_AWAY:
                 self.retire()
         if self._room_wanted:
@@ -246,12 +243,10 @@ class Connection(asyncio.Protocol):
         self._sweep = None
         now = self._loop.time()
         dead = False
-        for waiting in self._waiting.expire(now):
-            dead = dead or self._heard_at < waiting.sent_at
-            if not waiting.future.done():
-                waiting.future.set_exception(
-                    RequestTimeoutError(self.address, waiting.code, waiting.seconds)
-                )
+        for future, code, sent_at, seconds in self._waiting.expire(now):
+            dead = dead or self._heard_at < sent_at
+            if not future.done():
+                future.set_exception(RequestTimeoutError(self.address, code, seconds))
         if dead:
             self._abort("it has fallen silent")
             return

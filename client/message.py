@@ -108,8 +108,7 @@ class SendStatus(IntEnum):
     FLUSH_SLAVE_TIMEOUT = 12
 
 
-@dataclass(frozen=True, slots=True)
-class SendResult:
+class SendResult(NamedTuple):
     """Where a message was stored."""
 
     message_id: str
@@ -124,9 +123,12 @@ class SendResult:
     region_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Message:
     """One message to send: ``Message("orders", b"hello", tags="created", keys="o-1")``.
+
+    It is checked when it is built, so build another one instead of changing it. (Not frozen: that
+    would triple the time to build one, which is a good part of a send.)
 
     Raises:
         InvalidMessageError: A rule of the format is broken; says which.
@@ -138,7 +140,8 @@ class Message:
     """One tag, by which consumers may filter."""
     keys: str | Sequence[str] | None = field(default=None, kw_only=True)
     """Business keys, by which the message can be found; a string holds them blank-separated."""
-    properties: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    properties: Mapping[str, str] | None = field(default=None, kw_only=True)
+    """The application's own names and values; names of RocketMQ's are reserved."""
     delay_level: int = field(default=0, kw_only=True)
     """1 to 18: delivered after 1s 5s 10s 30s 1m … 10m 20m 30m 1h 2h; 0: at once."""
     wait_durable: bool = field(default=True, kw_only=True)
@@ -154,7 +157,7 @@ class Message:
             raise InvalidMessageError(f"the body is {type(self.body).__name__}, expected bytes")
         if not self.body:
             raise InvalidMessageError("the body is empty; RocketMQ clients refuse such messages")
-        if not 0 <= self.delay_level <= DELAY_LEVEL_MAX:
+        if self.delay_level and not 0 <= self.delay_level <= DELAY_LEVEL_MAX:
             raise InvalidMessageError(f"delay_level is {self.delay_level}, expected 0 to 18")
         if self.tags is not None:
             check_tag(self.tags)
@@ -168,6 +171,7 @@ topic_fault: Callable[[str], str | None] = lru_cache(maxsize=1024)(validate_topi
 """Why a topic cannot be named so, or None; cached, because senders repeat their topics."""
 
 
+@lru_cache(maxsize=1024)
 def check_tag(tag: str) -> None:
     """Raise InvalidMessageError unless a subscription can name this tag."""
     if not tag or tag != tag.strip() or "||" in tag:
@@ -207,6 +211,8 @@ def check_properties(properties: Mapping[str, str]) -> None:
 def _check_value(what: str, value: str) -> None:
     if "\x01" in value or "\x02" in value:
         raise InvalidMessageError(f"{what} contains 0x01 or 0x02, which separate properties")
+    if value.isascii():
+        return
     try:
         value.encode()
     except UnicodeEncodeError as error:

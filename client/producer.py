@@ -12,7 +12,6 @@ the first attempt may have worked, since the copy could land behind its successo
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from typing import Final
@@ -41,7 +40,8 @@ from .session import Session, typed, wall_clock_ms
 
 logger = logging.getLogger(__name__)
 
-STORED_CODES: Final = frozenset(SendStatus)
+STATUSES: Final = {int(status): status for status in SendStatus}
+"""By response code: the message is stored."""
 # The broker that answers so has lost the topic, or takes no messages for it any more.
 _ROUTE_IS_OLD: Final = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION})
 
@@ -138,7 +138,7 @@ class Producer(Client):
 
         ``failures`` is filled with what went wrong on the way, also when it ends well.
         """
-        clock = asyncio.get_running_loop().time
+        clock = session.clock
         deadline = clock() + self.config.send_timeout
         topic = draft.message.topic
         broker_name: str | None = None
@@ -155,9 +155,10 @@ class Producer(Client):
                 answer = await connection.request(
                     code, header, draft.body, seconds=deadline - clock()
                 )
-                if answer.code not in STORED_CODES:
+                status = STATUSES.get(answer.code)
+                if status is None:
                     raise BrokerRefusedError(answer.code, answer.remark or "")
-                return send_result(answer, draft.unique_key, queue, address)
+                return send_result(answer, status, draft.unique_key, queue, address)
             except ClientError as error:
                 failures.append(error)
             failure = failures[-1]
@@ -229,7 +230,7 @@ def final_error(failures: Sequence[ClientError], code: int, seconds: float) -> C
 
 
 def send_result(
-    answer: RemotingCommand, unique_key: str, queue: MessageQueue, address: str
+    answer: RemotingCommand, status: SendStatus, unique_key: str, queue: MessageQueue, address: str
 ) -> SendResult:
     """The answer to a stored message as users see it.
 
@@ -244,7 +245,7 @@ def send_result(
         queue,
         stored.queue_offset,
         stored.msg_id,
-        SendStatus(answer.code),
+        status,
         stored.transaction_id,
         stored.msg_region,
     )

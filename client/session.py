@@ -74,6 +74,8 @@ class Session:
         """
         self.config = config
         self.client_id = ""
+        # Kept, because to ask for the running loop costs a system call up to Python 3.11.
+        self.clock = asyncio.get_running_loop().time
         self._announce = announce
         self._farewell = farewell
         self._lost = asyncio.Event()
