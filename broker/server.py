@@ -47,8 +47,8 @@ REPLIES_JOINED_MAX: Final = 1 << 20
 one read can bring 800 pulls, whose answers together would have 200 MiB."""
 
 UNFINISHED_BYTES_MAX: Final = 256 << 20
-"""Bytes of unfinished frames of all connections. A frame may have 16 MiB, so a few hundred peers that
-never finish theirs could fill the memory; beyond this the one that adds to it is cut off."""
+"""Bytes of unfinished frames of all connections. A frame may have 16 MiB, so a few hundred peers
+that never finish theirs could fill the memory; beyond this the one that adds to it is cut off."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """Seconds that peers get to take their last replies when the broker stops."""
