@@ -183,6 +183,11 @@ class GroupTable:
         group = self.ensure(name)
         return None if group is None else group.consume_enable
 
+    def may_broadcast(self, group: str) -> bool:
+        """Tell whether every consumer of the group may get every message."""
+        known = self._groups.get(group)
+        return known is None or known.consume_broadcast_enable
+
     def may_read(self, group: str, topic: str) -> bool:
         """Tell whether the group is allowed to consume the topic."""
         mask = as_integer(as_object(self._forbidden.get(group)).get(topic), 0)

@@ -181,6 +181,11 @@ class ClientRegistry:
         """Tell whether a consumer of the group is connected."""
         return group in self._consumers
 
+    def is_broadcasting(self, group: str) -> bool:
+        """Tell whether the group's consumers connected in broadcasting mode."""
+        known = self._consumers.get(group)
+        return known is not None and known.is_broadcasting
+
     def consumer_ids(self, group: str) -> list[str]:
         """Name the clients that consume for the group; empty when there is none."""
         known = self._consumers.get(group)

@@ -47,6 +47,9 @@ BYTES_MAX: Final = 262_144
 SUSPEND_MS_MAX: Final = 60_000
 """Longest time a pull is held, ms: twice what the slowest official client waits for an answer."""
 
+TAG_TYPES: Final = frozenset({None, "", "TAG"})
+"""Expression types that mean tags. Source: `ExpressionType.isTagType`."""
+
 COLD_READ_THREADS: Final = 4
 """Threads that wait for the disk; they hold no lock while they do."""
 
@@ -62,6 +65,10 @@ _CODES: Final = {
     GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
     GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
 }
+
+
+# RocketMQ creates the queue that it is asked for, so to its clients an unknown one is empty.
+_REMARKS: Final = {GetStatus.NO_MATCHED_LOGIC_QUEUE: GetStatus.NO_MESSAGE_IN_QUEUE.name}
 
 
 class Store(Protocol):
@@ -102,6 +109,10 @@ class Groups(Protocol):
         """Whether the group may consume; None when there is no such group."""
         ...
 
+    def may_broadcast(self, group: str) -> bool:
+        """Whether every consumer of the group may get every message."""
+        ...
+
     def may_read(self, group: str, topic: str) -> bool:
         """Whether no operator has forbidden the topic to the group."""
         ...
@@ -113,6 +124,8 @@ class Subscriptions(Protocol):
     def subscription_of(self, group: str, topic: str) -> SubscriptionData | None: ...
 
     def has_consumers(self, group: str) -> bool: ...
+
+    def is_broadcasting(self, group: str) -> bool: ...
 
 
 class Offsets(Protocol):
@@ -286,13 +299,6 @@ class PullHandler:
                 f"the topic[{header.topic}] pulling message is forbidden",
                 {"forbiddenType": "3"},
             )
-        if not self._groups.may_read(header.consumer_group, header.topic):
-            raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
-                f"the consumer group[{header.consumer_group}] is forbidden for "
-                f"topic[{header.topic}]",
-                {"forbiddenType": "5"},
-            )
         if not 0 <= header.queue_id < topic.read_queue_nums:
             raise RequestRefusedError(
                 ResponseCode.INVALID_PARAMETER,
@@ -305,10 +311,24 @@ class PullHandler:
         """The tags that pass, as hash codes; None passes everything."""
         if header.sys_flag & SUBSCRIPTION_FLAG:
             return self._codes_of_request(header)
-        subscription = self._subscriptions.subscription_of(header.consumer_group, header.topic)
-        if subscription is None:
+        group, topic = header.consumer_group, header.topic
+        if not self._groups.may_broadcast(group) and self._subscriptions.is_broadcasting(group):
             raise RequestRefusedError(
-                ResponseCode.SUBSCRIPTION_NOT_EXIST, "the consumer's subscription not exist"
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{group}] can not consume by broadcast way",
+                {"forbiddenType": "4"},
+            )
+        if not self._groups.may_read(group, topic):
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"the consumer group[{group}] is forbidden for topic[{topic}]",
+                {"forbiddenType": "5"},
+            )
+        subscription = self._subscriptions.subscription_of(group, topic)
+        if subscription is None:
+            missing = "subscription" if self._subscriptions.has_consumers(group) else "group info"
+            raise RequestRefusedError(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's {missing} not exist"
             )
         if subscription.sub_version < header.sub_version:
             raise RequestRefusedError(
@@ -319,6 +339,8 @@ class PullHandler:
 
     def _codes_of_request(self, header: PullMessageRequestHeader) -> frozenset[int] | None:
         _refuse_sql(header.expression_type)
+        if header.expression_type not in TAG_TYPES:
+            return None  # RocketMQ lets everything pass, and the client filters
         try:
             return subscription_data(header.topic, header.subscription or "*").codes
         except SubscriptionError as error:
@@ -370,7 +392,7 @@ def _empty(
         next_begin_offset=next_offset,
         min_offset=result.min_offset,
         max_offset=result.max_offset,
-        remark=result.status.name,
+        remark=_REMARKS.get(result.status) or result.status.name,
         body_size=0,
     )
 

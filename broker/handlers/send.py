@@ -19,7 +19,14 @@ from halfmq.store.draft import Appended, Draft
 from halfmq.store.format import topics as topic_names
 from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK
 from halfmq.store.format.ids import UniqueKeyFactory, offset_message_id
-from halfmq.store.format.properties import decode_batch, decode_properties, get_property, tags_code
+from halfmq.store.format.properties import (
+    BatchUnit,
+    decode_batch,
+    decode_properties,
+    encode_properties,
+    get_property,
+    tags_code,
+)
 
 from ..connection import Connection, Handler
 from ..errors import RequestRefusedError
@@ -196,13 +203,19 @@ class SendHandler:
         _refuse_timer(properties)
         answered = draft
         if header.topic.startswith(topic_names.RETRY_PREFIX):
-            draft = self._retried(header, draft, request.version)
+            draft = self._retry(header, draft, request.version)
         if delay_level > 0 and not draft.topic.startswith(topic_names.DEAD_LETTER_PREFIX):
             draft = self._delayed(draft)
         appended = self._append((draft,))[0]
         if draft.topic == topic_names.SCHEDULE_TOPIC:  # the client asked for another queue
             return self._answer(request, answered, appended, unique_key, connection)
         return self._answer(request, draft, appended, unique_key, connection)
+
+    def _retry(self, header: SendMessageRequestHeader, draft: Draft, version: int) -> Draft:
+        try:
+            return self._retried(header, draft, version)
+        except RequestRefusedError as refusal:
+            raise RequestRefusedError(refusal.code, refusal.remark, _REFUSAL_FIELDS) from refusal
 
     def _prepare(
         self,
@@ -251,15 +264,18 @@ class SendHandler:
         """Store the units of a batch as records of their own, side by side."""
         self._admit_batch(request, header)
         shared = decode_properties(header.properties or "")
+        # RocketMQ adds the header's properties to each unit, its id too. That we leave out: every
+        # reader would take it for the id of all units, and find none by its own.
         unique_key = shared.pop("UNIQ_KEY", None)
-        suffix = self._broker_properties
+        wait = shared.pop("WAIT", None)  # official clients set it in the units as well
+        suffix = encode_properties(shared) + self._broker_properties
         drafts = []
-        for unit in decode_batch(request.body):
+        for unit in _units(request.body):
             raw = unit.properties
             if raw and raw[-1] != 2:
                 raw += b"\x02"
-            if b"WAIT\x01" not in raw and "WAIT" in shared:
-                raw += b"WAIT\x01%s\x02" % shared["WAIT"].encode()
+            if wait is not None and b"WAIT\x01" not in raw:
+                raw += b"WAIT\x01%s\x02" % wait.encode()
             raw += suffix
             if len(raw) > PROPERTIES_SIZE_MAX:
                 raise self._illegal(len(unit.body), len(raw))
@@ -293,7 +309,7 @@ class SendHandler:
             appended[0].queue_offset,
             unique_key,
         )
-        if self._sync_flush and shared.get("WAIT") != "false":
+        if self._sync_flush and wait != "false":
             connection.reply_when_durable(appended[-1].physical_offset + appended[-1].size, reply)
             return None
         return reply
@@ -342,11 +358,11 @@ class SendHandler:
     def _admit_batch(self, request: RemotingCommand, header: SendMessageRequestHeader) -> None:
         illegal = None
         if header.topic.startswith(topic_names.RETRY_PREFIX):
-            illegal = "a batch cannot go to a retry topic"
+            illegal = f"batch request does not support retry group {header.topic}"
         elif header.sys_flag & TRANSACTION_MASK:
-            illegal = "a batch cannot be transactional"
+            illegal = f"{self._illegal_remark()} A batch cannot be transactional."
         elif "DELAY\x01" in (header.properties or ""):
-            illegal = "a batch cannot be delayed"
+            illegal = f"{self._illegal_remark()} A batch cannot be delayed."
         elif len(request.body) > self._max_message_size:
             raise RequestRefusedError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -363,14 +379,25 @@ class SendHandler:
         return self._illegal(len(body), 0)
 
     def _illegal(self, body_size: int, properties_size: int) -> RequestRefusedError:
-        # The words before the sizes are those tools look for. Source: SendMessageProcessor.
         return RequestRefusedError(
             ResponseCode.MESSAGE_ILLEGAL,
-            "the message is illegal, maybe msg body or properties length not matched. msg body "
-            f"length limit {self._max_message_size}B, msg properties length limit 32KB. "
-            f"Sent: body {body_size}B, properties {properties_size}B",
+            f"{self._illegal_remark()} Sent: body {body_size}B, properties {properties_size}B",
             _REFUSAL_FIELDS,
         )
+
+    def _illegal_remark(self) -> str:
+        # RocketMQ's words, which people and tools know. Source: SendMessageProcessor.
+        return (
+            "the message is illegal, maybe msg body or properties length not matched. msg body "
+            f"length limit {self._max_message_size}B, msg properties length limit 32KB."
+        )
+
+
+def _units(body: bytes) -> list[BatchUnit]:
+    try:
+        return decode_batch(body)
+    except ValueError as error:
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
 
 
 def _integer(text: str | None) -> int:
