@@ -130,28 +130,31 @@ def zero_tail(path: Path, start: int) -> int:
     with path.open("r+b", buffering=0) as file:
         fd = file.fileno()
         size = os.fstat(fd).st_size
-        position = _next_data(fd, start, size)
+        position = _seek(fd, start, size, data=True)
         while position < size:
-            wanted = min(READY_PIECE, size - position)
+            extent_end = _seek(fd, position, size, data=False)
+            wanted = min(READY_PIECE, extent_end - position)
             piece = os.pread(fd, wanted, position)
-            written = piece.rstrip(b"\0")
-            if written:
+            if piece != _ZEROS[: len(piece)]:
+                written = piece.rstrip(b"\0")
                 os.pwrite(fd, _ZEROS[: len(written)], position)
                 cut_end = position + len(written)
-            position = _next_data(fd, position + wanted, size)
+            position = _seek(fd, position + wanted, size, data=True)
     return cut_end - start
 
 
-def _next_data(fd: int, position: int, size: int) -> int:
-    """Return where the next written byte at or behind ``position`` may be; ``size`` if none."""
-    if position >= size or not hasattr(os, "SEEK_DATA"):
-        return position
+def _seek(fd: int, position: int, size: int, *, data: bool) -> int:
+    """Return where the next written byte at or behind ``position`` may be, or the next hole."""
+    if position >= size:
+        return size
+    if not hasattr(os, "SEEK_DATA"):
+        return position if data else size
     try:
-        return os.lseek(fd, position, os.SEEK_DATA)
+        return os.lseek(fd, position, os.SEEK_DATA if data else os.SEEK_HOLE)
     except OSError as error:
         if error.errno == errno.ENXIO:
             return size
-        return position  # a file system without holes
+        return position if data else size  # a file system without holes
 
 
 class MappedFile:

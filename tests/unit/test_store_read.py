@@ -303,8 +303,11 @@ def test_messages_are_found_by_key(store: MessageStore) -> None:
     assert not store.tick()
 
 
-def test_the_index_catches_up_in_slices(store: MessageStore) -> None:
+def test_the_index_catches_up_in_slices(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A tick takes about its budget and says whether to come again."""
+    monkeypatch.setattr("halfmq.store.key_indexing.GROUPS_PER_PUT", 1)
     for _ in range(5):
         store.append([draft(properties={"UNIQ_KEY": "u"})])
 
