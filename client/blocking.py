@@ -275,7 +275,9 @@ class TransactionProducer(_Facade[aio_transaction.TransactionProducer]):
                 try:
                     transaction.decide(as_decision(execute(transaction, arg), execute))
                 except Exception:
-                    logger.exception("%s failed, which counts as UNKNOWN", execute)
+                    logger.exception(
+                        "event=user_function_failed function=%s counts_as=UNKNOWN", execute
+                    )
         return transaction
 
     @contextlib.contextmanager

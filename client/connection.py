@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 SWEEP_INTERVAL: Final = 0.05
 """Seconds between looks for overdue requests: how late a timeout may be noticed."""
+CLOSE_SECONDS: Final = 1.0
+"""How long closing waits for a peer to take what was written."""
 
 
 HeaderFields: TypeAlias = Header | Mapping[str, str] | None
@@ -65,7 +67,8 @@ class Connection(asyncio.Protocol):
         self._waiting: Correlation[_Waiting] = Correlation(waiting_max=config.in_flight_max)
         self._room_wanted: deque[asyncio.Future[None]] = deque()
         self._transport: asyncio.Transport | None = None
-        self._outgoing: list[bytes] = []
+        self._outgoing: list[bytes] = []  # frames of this pass of the loop
+        self._outgoing_size = 0
         self._paused = False
         self._sweep: asyncio.TimerHandle | None = None
         self._heard_at = self._loop.time()
@@ -98,7 +101,7 @@ class Connection(asyncio.Protocol):
             ConnectionLostError: The connection ended first.
             RequestTimeoutError: ``seconds`` passed first.
         """
-        if self._paused or len(self._waiting) >= self._config.in_flight_max:
+        if self._choked or len(self._waiting) >= self._config.in_flight_max:
             await self._room(code, seconds)
         if self._end_reason is not None:
             raise ConnectionLostError(self.address, self._end_reason)
@@ -135,7 +138,7 @@ class Connection(asyncio.Protocol):
 
     async def drained(self) -> None:
         """Wait until the peer takes more bytes; for senders of one-way requests."""
-        while self._paused and self._end_reason is None:
+        while self._choked and self._end_reason is None:
             await self._wait_for_room()
 
     def retire(self) -> None:
@@ -154,6 +157,11 @@ class Connection(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.close()
 
+    def abort(self) -> None:
+        """Close at once; what was written may not leave."""
+        if self._transport is not None:
+            self._transport.abort()
+
     async def wait_closed(self) -> None:
         """Return when the socket is closed."""
         await asyncio.shield(self._closed)
@@ -170,8 +178,8 @@ class Connection(asyncio.Protocol):
             commands = self._decoder.receive_data(data)
         except ProtocolError as error:
             self._take(error.commands)
-            logger.warning("protocol error peer=%s reason=%s", self.address, error)
-            self._abort(f"it broke the protocol: {error}")
+            logger.warning("event=protocol_error peer=%s reason=%s", self.address, error)
+            self._give_up(f"it broke the protocol: {error}")
         else:
             self._take(commands)
 
@@ -229,8 +237,14 @@ class Connection(asyncio.Protocol):
                 )
             )
 
+    @property
+    def _choked(self) -> bool:
+        """Whether writers should wait: the peer is slow, or this pass has written enough."""
+        return self._paused or self._outgoing_size >= self._config.write_buffer_max
+
     def _write(self, frame: bytes) -> None:
         self._outgoing.append(frame)
+        self._outgoing_size += len(frame)
         if len(self._outgoing) == 1:
             self._loop.call_soon(self._flush)
 
@@ -238,6 +252,9 @@ class Connection(asyncio.Protocol):
         if self._outgoing and self._transport is not None and self._end_reason is None:
             self._transport.write(b"".join(self._outgoing))
         self._outgoing.clear()
+        self._outgoing_size = 0
+        if self._room_wanted and not self._paused:
+            self._grant_room()
 
     def _end_overdue(self) -> None:
         self._sweep = None
@@ -248,7 +265,7 @@ class Connection(asyncio.Protocol):
             if not future.done():
                 future.set_exception(RequestTimeoutError(self.address, code, seconds))
         if dead:
-            self._abort("it has fallen silent")
+            self._give_up("it has fallen silent")
             return
         if self._room_wanted:
             self._grant_room()
@@ -257,18 +274,17 @@ class Connection(asyncio.Protocol):
         elif self._retired:
             self.end("retired")
 
-    def _abort(self, reason: str) -> None:
+    def _give_up(self, reason: str) -> None:
         if self._end_reason is None:
             self._end_reason = reason
-        if self._transport is not None:
-            self._transport.abort()
+        self.abort()
 
     async def _room(self, code: int, seconds: float) -> None:
         """Wait until one more request fits."""
         try:
             async with asyncio.timeout(seconds):
                 while self._end_reason is None and (
-                    self._paused or len(self._waiting) >= self._config.in_flight_max
+                    self._choked or len(self._waiting) >= self._config.in_flight_max
                 ):
                     await self._wait_for_room()
         except TimeoutError as error:
@@ -377,8 +393,12 @@ class ConnectionPool:
         connections = list(self._open_sockets)
         for connection in connections:
             connection.end("the client was closed")
-        for connection in connections:
-            await connection.wait_closed()
+        if connections:
+            closing = [asyncio.ensure_future(one.wait_closed()) for one in connections]
+            await asyncio.wait(closing, timeout=CLOSE_SECONDS)
+            for connection in connections:
+                connection.abort()
+            await asyncio.wait(closing)
 
     async def _open(self, address: str) -> Connection:
         failure = self._failures.get(address)

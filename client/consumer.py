@@ -259,10 +259,10 @@ class Consumer(Client):
         except ClientError as error:
             level = logging.DEBUG if str(error) == self._complaint else logging.WARNING
             self._complaint = str(error)
-            logger.log(level, "rebalance failed topic=%s reason=%s", topic, error)
+            logger.log(level, "event=rebalance_failed topic=%s reason=%s", topic, error)
             return False
         if held != set(share):
-            logger.info("assigned topic=%s queues=%d before=%d", topic, len(share), len(held))
+            logger.info("event=assigned topic=%s queues=%d before=%d", topic, len(share), len(held))
         return True
 
     async def _share(self, session: Session, topic: str) -> list[MessageQueue] | None:
@@ -295,13 +295,15 @@ class Consumer(Client):
         """Stop reading queues, and leave behind how far we got."""
         lost = [self._pullers.pop(queue) for queue in queues if queue in self._pullers]
         await _cancel([task for _, task in lost])
-        for puller, _ in lost:
-            try:
-                await self._commit_window(session, puller.window)
-            except ClientError as error:
-                logger.warning("offset not written queue=%s %s", puller.window.queue, error)
-            if self._buffer is not None:
-                self._buffer.drop(puller.window)
+        await asyncio.gather(*(self._hand_over(session, puller.window) for puller, _ in lost))
+
+    async def _hand_over(self, session: Session, window: QueueWindow) -> None:
+        try:
+            await self._commit_window(session, window)
+        except ClientError as error:
+            logger.warning("event=offset_not_written queue=%s reason=%s", window.queue, error)
+        if self._buffer is not None:
+            self._buffer.drop(window)
 
     # -- offsets
 
@@ -312,7 +314,9 @@ class Consumer(Client):
                 await self.commit()
             except (ClientError, OSError) as error:
                 if self._running is session:
-                    logger.warning("offsets not written group=%s reason=%s", self.group, error)
+                    logger.warning(
+                        "event=offsets_not_written group=%s reason=%s", self.group, error
+                    )
 
     async def _commit_window(self, session: Session, window: QueueWindow) -> None:
         offset = window.commit_offset
@@ -341,7 +345,7 @@ class Consumer(Client):
             code = RequestCode.CONSUMER_SEND_MSG_BACK
             expect_success(await session.call(address, code, header))
         except ClientError as error:
-            logger.info("message not taken back queue=%s reason=%s", queue, error)
+            logger.info("event=message_not_taken_back queue=%s reason=%s", queue, error)
             return False
         return True
 

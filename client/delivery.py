@@ -236,7 +236,7 @@ class DeliveryBuffer:
     async def _give_back_overdue(self, delivery: Delivery) -> None:
         async with self._turns:
             logger.warning(
-                "message not acked in time queue=%s offset=%d seconds=%s",
+                "event=ack_overdue queue=%s offset=%d seconds=%s",
                 delivery.window.queue,
                 delivery.record.queue_offset,
                 self._ack_timeout,

@@ -168,7 +168,7 @@ class Producer(Client):
                 or not may_send_again(failure, ordered=order_key is not None)
             ):
                 raise final_error(failures, code, self.config.send_timeout)
-            logger.info("send again topic=%s reason=%s", topic, failure)
+            logger.info("event=send_again topic=%s reason=%s", topic, failure)
             if isinstance(failure, BrokerRefusedError) and failure.code in _ROUTE_IS_OLD:
                 session.routes.forget(topic)
 

@@ -128,7 +128,7 @@ class QueuePuller:
         except CorruptRecordError as error:
             skipped = window.next_offset == before  # else ask for it again, as the first one
             logger.exception(
-                "bad record queue=%s skipped=%s at=%d", window.queue, skipped, error.offset
+                "event=bad_record queue=%s skipped=%s at=%d", window.queue, skipped, error.offset
             )
             return skipped
         return True
@@ -144,7 +144,7 @@ class QueuePuller:
         """The offset asked for does not exist (any more): go on where the broker says."""
         old = self.window
         logger.warning(
-            "offset moved queue=%s from=%d to=%d remark=%s",
+            "event=offset_moved queue=%s from=%d to=%d remark=%s",
             old.queue,
             old.next_offset,
             next_offset,
@@ -159,7 +159,7 @@ class QueuePuller:
             return
         level = logging.DEBUG if str(error) == self._complaint else logging.WARNING
         self._complaint = str(error)
-        logger.log(level, "pull failed queue=%s reason=%s", self.window.queue, error)
+        logger.log(level, "event=pull_failed queue=%s reason=%s", self.window.queue, error)
         if isinstance(error, BrokerRefusedError) and error.code in _SUBSCRIPTION_UNKNOWN:
             await self._introduce_again()
         await asyncio.sleep(RETRY_SECONDS)
@@ -168,7 +168,7 @@ class QueuePuller:
         try:
             await self._session.heartbeat(broker_address(self._session, self.window.queue))
         except ClientError as error:
-            logger.debug("heartbeat failed queue=%s reason=%s", self.window.queue, error)
+            logger.debug("event=heartbeat_failed queue=%s reason=%s", self.window.queue, error)
 
 
 def _records(body: bytes) -> Iterator[Record]:

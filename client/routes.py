@@ -191,7 +191,7 @@ class RouteTable:
             try:
                 await self.fetch(topic)
             except ClientError as error:
-                logger.warning("route not refreshed topic=%s reason=%s", topic, error)
+                logger.warning("event=route_not_refreshed topic=%s reason=%s", topic, error)
                 return
 
     async def learn_cluster(self) -> None:
@@ -202,7 +202,7 @@ class RouteTable:
                 raise BrokerRefusedError(answer.code, answer.remark or "")
             cluster = decode_cluster_info(answer.body)
         except (ClientError, ProtocolError) as error:
-            logger.info("cluster not known reason=%s", error)
+            logger.info("event=cluster_unknown reason=%s", error)
             return
         self._cluster = {
             name: data.broker_addrs[MASTER_ID]
@@ -243,7 +243,7 @@ class RouteTable:
         if self._routes.get(topic) != route:
             brokers = ",".join(f"{name}@{address}" for name, address in route.addresses.items())
             queues = len(route.publish_queues)
-            logger.info("route topic=%s queues=%d brokers=%s", topic, queues, brokers)
+            logger.info("event=route_changed topic=%s queues=%d brokers=%s", topic, queues, brokers)
             self._routes[topic] = route
         return self._routes[topic]
 

@@ -163,7 +163,7 @@ class Session:
         )
         if answer.code != ResponseCode.SUCCESS:
             logger.warning(
-                "heartbeat refused broker=%s code=%s remark=%s",
+                "event=heartbeat_refused broker=%s code=%s remark=%s",
                 connection.address,
                 code_name(answer.code),
                 answer.remark,
@@ -199,11 +199,11 @@ class Session:
                 await self.heartbeat(address)
         except ClientError as error:
             level = logging.DEBUG if address in self._unreachable else logging.WARNING
-            logger.log(level, "broker not reached address=%s reason=%s", address, error)
+            logger.log(level, "event=broker_not_reached address=%s reason=%s", address, error)
             self._unreachable.add(address)
         else:
             if address in self._unreachable:
-                logger.info("broker reached again address=%s", address)
+                logger.info("event=broker_reached_again address=%s", address)
                 self._unreachable.discard(address)
 
     async def _leave(self, address: str) -> None:
@@ -216,7 +216,7 @@ class Session:
                 RequestCode.UNREGISTER_CLIENT, header, seconds=FAREWELL_SECONDS
             )
         except ClientError as error:
-            logger.debug("no farewell address=%s reason=%s", address, error)
+            logger.debug("event=no_farewell address=%s reason=%s", address, error)
 
 
 def expect_success(answer: RemotingCommand) -> RemotingCommand:

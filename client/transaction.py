@@ -112,6 +112,7 @@ class Transaction:
         self._id: str | None = None
         self._result: SendResult | None = None
         self._explicit: Decision | None = None
+        self._entered = False
 
     @property
     def id(self) -> str:
@@ -139,6 +140,9 @@ class Transaction:
         self._explicit = decision
 
     async def __aenter__(self) -> Self:
+        if self._entered:
+            raise ClientError("a transaction can be entered only once")
+        self._entered = True
         await self._producer.prepare(self)
         return self
 
@@ -156,7 +160,7 @@ class Transaction:
         except DecisionConflictError:
             if error is None:
                 raise
-            logger.exception("decision refused transaction=%s", self.id)
+            logger.exception("event=decision_refused transaction=%s", self.id)
 
     def __repr__(self) -> str:
         return f"<Transaction {self._id} decision={self.decision} decided={self.decided}>"
@@ -300,7 +304,9 @@ class TransactionProducer(Producer):
             transaction.stored(transaction_id, await sending)
             await self.finish(transaction, Decision.ROLLBACK)
         except ClientError as error:
-            logger.info("half message abandoned transaction=%s reason=%s", transaction_id, error)
+            logger.info(
+                "event=half_message_abandoned transaction=%s reason=%s", transaction_id, error
+            )
             self._open.pop(transaction_id, None)
 
     async def _deliver(self, transaction: Transaction, decision: Decision) -> None:
@@ -313,7 +319,7 @@ class TransactionProducer(Producer):
         except ClientError as error:
             self._memory.note_undelivered(transaction.id, decision)
             logger.warning(
-                "decision not delivered, the broker will ask transaction=%s decision=%s reason=%s",
+                "event=decision_not_delivered transaction=%s decision=%s reason=%s",
                 transaction.id,
                 decision.name,
                 error,
@@ -336,7 +342,7 @@ class TransactionProducer(Producer):
             except ClientError as error:
                 if clock() + RETRY_PAUSE >= deadline or not self._may_repeat(error, decision):
                     raise
-                logger.info("decision again transaction=%s reason=%s", transaction.id, error)
+                logger.info("event=decision_again transaction=%s reason=%s", transaction.id, error)
                 await asyncio.sleep(RETRY_PAUSE)
             else:
                 return
@@ -390,22 +396,28 @@ class TransactionProducer(Producer):
         header = command.header
         if not isinstance(header, CheckTransactionStateRequestHeader):
             logger.warning(
-                "check not understood broker=%s reason=%s", connection.address, command.header_error
+                "event=check_not_understood broker=%s reason=%s",
+                connection.address,
+                command.header_error,
             )
             return
         try:
             message = MessageView(decode_record(command.body), header.broker_name or "")
         except CorruptRecordError as error:
-            logger.warning("check not understood broker=%s reason=%s", connection.address, error)
+            logger.warning(
+                "event=check_not_understood broker=%s reason=%s", connection.address, error
+            )
             return
         group = message.properties.get(names.PROPERTY_PGROUP)
         transaction_id = header.transaction_id or message.message_id
         if group != self.group:
-            logger.warning("check for another group=%s transaction=%s", group, transaction_id)
+            logger.warning(
+                "event=check_for_another_group group=%s transaction=%s", group, transaction_id
+            )
         elif transaction_id in self._under_check:
-            logger.debug("check while still checking transaction=%s", transaction_id)
+            logger.debug("event=check_repeated transaction=%s", transaction_id)
         elif len(self._under_check) >= self.config.check_queue_max:
-            logger.warning("check dropped, too many at once transaction=%s", transaction_id)
+            logger.warning("event=check_dropped transaction=%s", transaction_id)
         else:
             self._under_check.add(transaction_id)
             self._spawn(self._check(header, message, transaction_id, connection))
@@ -436,9 +448,11 @@ class TransactionProducer(Producer):
                 broker_name=header.broker_name,
             )
             connection.send_one_way(RequestCode.END_TRANSACTION, answer)
-            logger.info("check answered transaction=%s decision=%s", transaction_id, decision.name)
+            logger.info(
+                "event=check_answered transaction=%s decision=%s", transaction_id, decision.name
+            )
         except ClientError as error:
-            logger.info("check not answered transaction=%s reason=%s", transaction_id, error)
+            logger.info("event=check_not_answered transaction=%s reason=%s", transaction_id, error)
         finally:
             self._under_check.discard(transaction_id)
 
@@ -454,7 +468,7 @@ class TransactionProducer(Producer):
 
     async def _ask_checker(self, message: MessageView) -> Decision:
         if self._checker is None:
-            logger.warning("check without checker transaction=%s", message.transaction_id)
+            logger.warning("event=check_without_checker transaction=%s", message.transaction_id)
             return Decision.UNKNOWN
         return await ask(self._checker, message)
 
@@ -520,7 +534,7 @@ async def ask(function: Callable[..., Decision | Awaitable[Decision]], *args: ob
             if inspect.isawaitable(decision):
                 decision = await decision
     except Exception:
-        logger.exception("%s failed, which counts as UNKNOWN", function)
+        logger.exception("event=user_function_failed function=%s counts_as=UNKNOWN", function)
         return Decision.UNKNOWN
     return as_decision(decision, function)
 
@@ -529,5 +543,5 @@ def as_decision(answer: object, function: object) -> Decision:
     """What a user function returned; anything that is no Decision is logged and is UNKNOWN."""
     if isinstance(answer, Decision):
         return answer
-    logger.error("%s returned %r, which counts as UNKNOWN", function, answer)
+    logger.error("event=no_decision function=%s returned=%r counts_as=UNKNOWN", function, answer)
     return Decision.UNKNOWN

@@ -231,7 +231,7 @@ async def test_garbage_ends_the_connection_and_nothing_else(
         with pytest.raises(ConnectionLostError, match="broke the protocol"):
             await waiting
 
-        assert "protocol error" in caplog.text
+        assert "event=protocol_error" in caplog.text
         assert await (await pool.get(broker.address, 1.0)).request(ROUTE, FIELDS, seconds=1)
 
 
@@ -358,7 +358,7 @@ async def test_the_connection_to_a_broker_is_opened_again_at_once(
 
         await until(lambda: len(broker.producers("g")) == 1)
 
-    assert caplog.text.count("broker not reached") <= 1
+    assert caplog.text.count("event=broker_not_reached") <= 1
     await until(lambda: not broker.producers("g"))
 
 
@@ -374,3 +374,45 @@ async def test_heartbeats_go_to_all_brokers_although_one_is_missing(broker: Fake
         before = len(broker.requests_of(RequestCode.HEART_BEAT))
 
         await until(lambda: len(broker.requests_of(RequestCode.HEART_BEAT)) >= before + 3)
+
+
+@on_both_loops
+async def test_a_peer_that_does_not_read_slows_senders_down(broker: FakeBroker) -> None:
+    """Bytes wait in bounded memory here, not in an ever longer list."""
+    config = ClientConfig(write_buffer_max=64 << 10, compress_over=None)
+    body = bytes(1 << 20)
+    async with Producer("g", namesrv=broker.address, config=config) as producer:
+        await producer.send(Message("orders", b"x"))
+        for peer in broker.peers:
+            peer.transport.pause_reading()
+
+        async def send_all() -> None:
+            for _ in range(30):
+                await producer.send_oneway(Message("orders", body))
+
+        sending = asyncio.ensure_future(send_all())
+        await asyncio.wait([sending], timeout=0.3)
+        assert not sending.done()
+        for peer in broker.peers:
+            peer.transport.resume_reading()
+        await asyncio.wait_for(sending, 10)
+        await until(lambda: len(broker.messages("orders")) == 31, 10)
+
+
+@on_both_loops
+async def test_closing_does_not_wait_for_a_peer_that_does_not_read(broker: FakeBroker) -> None:
+    """A hung broker must not hang the program's end."""
+    config = ClientConfig(write_buffer_max=64 << 20, compress_over=None)
+    pool = ConnectionPool(config, {})
+    connection = await pool.get(broker.address, 1.0)
+    await connection.request(ROUTE, FIELDS, seconds=1)
+    broker.peers[0].transport.pause_reading()
+    for _ in range(30):
+        connection.send_one_way(9999, None, bytes(1 << 20))
+    clock = asyncio.get_running_loop().time
+    before = clock()
+
+    await pool.close()
+
+    assert connection.closed
+    assert clock() - before < 3

@@ -570,7 +570,7 @@ async def test_damaged_records_do_not_stop_the_queue(caplog: pytest.LogCaptureFi
         async with new_consumer(broker) as consumer:
             assert await take(consumer, 2) == ["0", "2"]
 
-    assert "bad record" in caplog.text
+    assert "event=bad_record" in caplog.text
 
 
 @pytest.mark.parametrize(
