@@ -120,7 +120,11 @@ class CommitLog:
         return done
 
     def _stage(self, group: Sequence[Draft], now: int, done: list[Appended], *, roll: bool) -> int:
-        """Write a group behind ``write_offset`` and return its end, leaving that where it is."""
+        """Write a group behind ``write_offset`` and return its end, leaving that where it is.
+
+        One function, because calls per record would cost as much as the record. A queue moves on
+        last, when nothing can fail any more: what is not in ``done`` has left no entry.
+        """
         offset = chunk_start = self.write_offset
         limit = 0 if roll else self._limit
         queues = self._queues
@@ -157,10 +161,18 @@ class CommitLog:
                         encoded = self._encode_special(draft, queue, offset, now)
                 limit = self._look_up(offset, offset + size)
 
-            if sys_flag & NO_QUEUE_ENTRY:
-                queue_offset = 0
+            in_queue = not sys_flag & NO_QUEUE_ENTRY
+            queue_offset = queue.next_offset if in_queue else 0
+            if special:
+                parts.append(encoded)
             else:
-                queue_offset = queue.next_offset
+                head = pack_head(
+                    size, queue.magic, crc32(body) & CRC_MASK, draft.queue_id, draft.flag,
+                    queue_offset, offset, sys_flag, draft.born_timestamp, born_host, now,
+                    store_host, draft.reconsume_times, draft.prepared_transaction_offset, len(body),
+                )  # fmt: skip
+                parts += (head, body, queue.topic_field, pack_length(len(properties)), properties)
+            if in_queue:
                 position = queue.position
                 if position >= queue.limit:
                     queue.grow()
@@ -169,32 +181,6 @@ class CommitLog:
                 queue.position = position + ENTRY_SIZE
                 queue.next_offset = queue_offset + 1
                 queue.last_end = offset + size
-            if special:
-                parts.append(encoded)
-            else:
-                parts += (
-                    pack_head(
-                        size,
-                        queue.magic,
-                        crc32(body) & CRC_MASK,
-                        draft.queue_id,
-                        draft.flag,
-                        queue_offset,
-                        offset,
-                        sys_flag,
-                        draft.born_timestamp,
-                        born_host,
-                        now,
-                        store_host,
-                        draft.reconsume_times,
-                        draft.prepared_transaction_offset,
-                        len(body),
-                    ),
-                    body,
-                    queue.topic_field,
-                    pack_length(len(properties)),
-                    properties,
-                )
             add(Appended(offset, size, queue_offset, now))
             offset += size
         self._write(chunk_start, parts)

@@ -3,8 +3,10 @@
 import errno
 import itertools
 import os
+import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -309,6 +311,23 @@ def test_a_group_with_one_illegal_draft_leaves_nothing(
     (done,) = append_durably(store, draft(body=b"next"))
     assert done.queue_offset == 1
     assert [record.body for record in everything(store)] == [b"body", b"body", b"next"]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"flag": 1 << 40}, {"tags_code": 1 << 70}, {"born_host": bytes(4), "queue_id": 1}]
+)
+def test_a_draft_that_cannot_be_encoded_leaves_nothing(
+    store: MessageStore, fields: dict[str, Any]
+) -> None:
+    """A caller's mistake must not put an entry without a record into a queue."""
+    append_durably(store, draft(), draft(queue_id=1))
+
+    with pytest.raises((struct.error, ValueError)):
+        store.append([draft(), draft(queue_id=1), draft(**fields)])
+
+    assert set(bounds(store).values()) == {(0, 1)}
+    append_durably(store, draft(), draft(queue_id=1))
+    assert len(everything(store)) == 4
 
 
 @pytest.mark.parametrize("allowed", range(6))
