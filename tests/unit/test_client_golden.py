@@ -58,8 +58,8 @@ def test_every_official_route_gives_queues_and_addresses() -> None:
 
     assert len(routes) > 50
     assert all(list(route.addresses) == ["broker-a"] for route in routes)
-    assert all(route.publish_queues or route.consume_queues for route in routes)
-    assert sum(bool(route.publish_queues and route.consume_queues) for route in routes) > 50
+    closed = [route for route in routes if not (route.publish_queues and route.consume_queues)]
+    assert len(closed) == 2  # a topic whose write permission was wiped, and one with neither
     addresses = {route.addresses["broker-a"] for route in routes}
     assert "127.0.0.1:29911" in addresses
 
