@@ -30,7 +30,7 @@ def test_a_reader_gets_back_what_was_given(message: Message) -> None:
     """Whatever the text, the broker's and Java's parser read the same values out of it."""
     draft = draft_message(message, "ID", CONFIG)
 
-    expected = {"UNIQ_KEY": "ID", **message.properties}
+    expected = {"UNIQ_KEY": "ID", **(message.properties or {})}
     if message.tags:
         expected["TAGS"] = message.tags
     assert decode_properties(draft.properties) == expected
@@ -45,4 +45,4 @@ def test_a_batch_holds_every_message_unchanged(batch: list[Message]) -> None:
     units = decode_batch(draft.body)
     assert [unit.body for unit in units] == [message.body for message in batch]
     for unit, message in zip(units, batch, strict=True):
-        assert message.properties.items() <= decode_properties(unit.properties).items()
+        assert (message.properties or {}).items() <= decode_properties(unit.properties).items()
