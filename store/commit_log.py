@@ -2,9 +2,9 @@
 
 ``append`` takes a group of drafts and alone assigns physical and queue offsets. It is the hot
 path of the broker: heads are packed in one step, the parts of a group are joined once and
-assigned to the map in one piece, and each consume-queue entry is written on the way. Nothing of
-a group counts before ``write_offset`` moves past it, which is the last thing that happens; if
-the group fails half-way, what it did is undone.
+written in one piece, and each consume-queue entry is written on the way. Nothing of a group
+counts before ``write_offset`` moves past it, which is the last thing that happens; if the group
+fails half-way, what it did is undone.
 
 A record never spans two files. Where it does not fit, the rest of the file becomes a blank and
 the record opens the next file, which a helper thread has made ready by then
@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Final, NoReturn
 from zlib import crc32
 
-from .config import StoreConfig
+from .config import FlushMode, StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
 from .dispatch import delivery_time
 from .draft import Appended, Draft
@@ -71,6 +71,7 @@ class CommitLog:
             config.max_message_size + RECORD_OVERHEAD_MAX,
             config.commit_log_file_size - BLANK_SIZE,
         )
+        self._through_map = config.flush_mode is FlushMode.ASYNC_FLUSH
         self._append_property_crc = config.append_property_crc
         self._delay_levels_ms = config.delay_levels_ms
         self._active: MappedFile | None = None  # None: the next append opens it
@@ -243,10 +244,8 @@ class CommitLog:
 
     def _write(self, start: int, parts: list[bytes]) -> None:
         if parts:
-            chunk = b"".join(parts)
             assert self._active is not None
-            position = start - self._active.base
-            self._active.map[position : position + len(chunk)] = chunk
+            self._active.write(start - self._active.base, b"".join(parts))
 
     def _undo(self, start: int, group: Sequence[Draft], done: list[Appended]) -> None:
         """Take back what a failed group has written."""
@@ -284,8 +283,16 @@ class CommitLog:
         with self._files_lock:
             if base not in self.files.bases:
                 return self._take_next(base)
-            path = self.files.path(base)
-            return MappedFile(path, base, self.files.file_size, written_end=offset - base)
+            return self._open(base, written_end=offset - base)
+
+    def _open(self, base: int, *, written_end: int) -> MappedFile:
+        return MappedFile(
+            self.files.path(base),
+            base,
+            self.files.file_size,
+            written_end=written_end,
+            through_map=self._through_map,
+        )
 
     def _roll(self, offset: int) -> int:
         """End the active file with a blank; return where the next one begins."""
@@ -296,7 +303,7 @@ class CommitLog:
         full.make_ready(position + BLANK_SIZE)
         with self._files_lock:
             self._active = self._take_next(following)
-        full.map[position : position + BLANK_SIZE] = blank(following - offset)
+        full.write(position, blank(following - offset))
         full.close()
         return following
 
@@ -313,7 +320,7 @@ class CommitLog:
         path = self.files.path(base)
         create_file(path, self.files.file_size)
         try:
-            return MappedFile(path, base, self.files.file_size, written_end=0)
+            return self._open(base, written_end=0)
         except BaseException:
             path.unlink()
             raise

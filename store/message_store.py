@@ -183,7 +183,7 @@ class MessageStore:
         self._janitor.stop()
         self._flusher.stop()
         try:
-            clean = self._flusher.failure is None and self._close_derived()
+            clean = not self._failed and self._close_derived()
         except (OSError, StoreError) as error:
             logger.critical("event=close_failed error=%r", str(error))
             clean = False
@@ -193,6 +193,11 @@ class MessageStore:
             self._abort.remove()
         self._lock.release()
         logger.info("event=store_closed offset=%d clean=%s", self._log.write_offset, clean)
+
+    @property
+    def _failed(self) -> bool:
+        """Whether the disk has refused something, so that what follows proves nothing."""
+        return self._flusher.failure is not None or self._upkeep_failed
 
     def _close_derived(self) -> bool:
         """Make queues and index durable, with the checkpoint; say whether they are complete."""

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from halfmq.store.config import FlushMode
 from halfmq.store.draft import Draft
 from halfmq.store.errors import CorruptRecordError, RecordTooLargeError
 from halfmq.store.format.properties import encode_properties, tag_hash, tags_code
@@ -74,12 +75,14 @@ class StoreModel(RuleBasedStateMachine):
         log_size=st.sampled_from([8192, 16_384]),
         queue_size=st.sampled_from([60, 1000]),
         crc=st.booleans(),
+        mode=st.sampled_from(FlushMode),
     )
-    def create(self, log_size: int, queue_size: int, *, crc: bool) -> None:
+    def create(self, log_size: int, queue_size: int, mode: FlushMode, *, crc: bool) -> None:
         self.changes: dict[str, Any] = {
             "commit_log_file_size": log_size,
             "consume_queue_file_size": queue_size,
             "append_property_crc": crc,
+            "flush_mode": mode,
             "flush_interval_consume_queue_ms": NEVER,
             "flush_interval_ms": NEVER,
         }

@@ -1,0 +1,341 @@
+"""Files: space before use, zeros before records, and what a full disk does."""
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+
+from halfmq.store import mapped_file
+from halfmq.store.consume_queue import ConsumeQueue, MapPool
+from halfmq.store.errors import DiskFullError, UnusableFileError
+from halfmq.store.format.queue_entry import ENTRY_SIZE, QueueEntry
+from halfmq.store.mapped_file import (
+    MappedFile,
+    create_file,
+    make_directory,
+    reserve,
+    zero_tail,
+)
+from halfmq.store.mapped_file_queue import MappedFileQueue
+from halfmq.store.message_store import MessageStore
+from tests.support.stores import PATIENCE, Clock, append_durably, draft, small_config, wait_until
+
+SIZE = 1 << 20
+
+
+def no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def opened(path: Path, *, written_end: int = 0, through_map: bool = True) -> MappedFile:
+    if not path.exists():
+        create_file(path, SIZE)
+    return MappedFile(path, 0, SIZE, written_end=written_end, through_map=through_map)
+
+
+@pytest.mark.parametrize("through_map", [False, True])
+def test_preparing_ahead_never_touches_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, through_map: bool
+) -> None:
+    """The helper's zeros and the appender's records race for the same file, and never meet."""
+    monkeypatch.setattr(mapped_file, "READY_PIECE", 4096)
+    for number in range(5):
+        file = opened(tmp_path / f"{number}", through_map=through_map)
+        helper = Thread(target=file.make_ready_ahead, args=(SIZE,))
+        helper.start()
+        record = bytes(range(1, 252))
+        for position in range(0, SIZE - len(record), len(record)):
+            file.make_ready(position + len(record))
+            file.write(position, record)
+        helper.join()
+        file.close()
+
+        used = SIZE // len(record) * len(record)
+        content = (tmp_path / f"{number}").read_bytes()
+        assert content == record * (used // len(record)) + bytes(SIZE - used)
+
+
+def test_preparing_ahead_stops_when_the_file_is_closed(tmp_path: Path) -> None:
+    """The appender goes on to the next file whenever it likes."""
+    file = opened(tmp_path / "f")
+    file.close()
+
+    file.make_ready_ahead(SIZE)
+
+    assert file.ready_end == 0
+    file.close()
+
+
+def test_what_an_earlier_life_left_is_zeroed_before_use(tmp_path: Path) -> None:
+    """From the end of what is valid on; nothing before it changes."""
+    path = tmp_path / "f"
+    path.write_bytes(b"\xff" * SIZE)
+    file = opened(path, written_end=5000)
+
+    file.make_ready(SIZE)
+
+    file.close()
+    assert path.read_bytes() == b"\xff" * 5000 + bytes(SIZE - 5000)
+
+
+@pytest.mark.parametrize("seek", [True, False])
+def test_a_tail_is_zeroed_wherever_it_holds_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, seek: bool
+) -> None:
+    """Also behind holes, and on systems that cannot tell where holes are."""
+    if not seek:
+        monkeypatch.delattr(os, "SEEK_DATA", raising=False)
+    path = tmp_path / "f"
+    create_file(path, SIZE)
+    with path.open("r+b") as file:
+        file.write(b"a" * 300)
+        file.seek(SIZE // 2)
+        file.write(b"b" * 10)
+
+    assert zero_tail(path, 100) == SIZE // 2 + 10 - 100
+    assert path.read_bytes() == b"a" * 100 + bytes(SIZE - 100)
+    assert zero_tail(path, 100) == 0
+    assert zero_tail(path, SIZE) == 0
+
+
+def remove_fallocate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+
+
+def refuse_fallocate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(os, "posix_fallocate", refused)
+
+
+@pytest.mark.parametrize("patch", [remove_fallocate, refuse_fallocate])
+def test_space_is_reserved_without_the_call_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patch: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    """By writing back what is there: macOS and some file systems leave no other way."""
+    path = tmp_path / "f"
+    create_file(path, SIZE)
+    with path.open("r+b") as file:
+        file.write(b"content")
+        patch(monkeypatch)
+        reserve(file.fileno(), 0, SIZE, path)
+        monkeypatch.undo()
+
+    assert path.read_bytes() == b"content".ljust(SIZE, b"\0")
+    assert path.stat().st_blocks * 512 >= SIZE
+
+
+def test_a_full_disk_leaves_no_half_made_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be of a wrong size, and stop the next start."""
+    monkeypatch.setattr(os, "ftruncate", no_space)
+
+    with pytest.raises(DiskFullError, match=r"no space for .*name: No space left"):
+        create_file(tmp_path / "name", SIZE)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_troubles_are_not_called_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broken disk needs another answer than a full one."""
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "ftruncate", broken)
+
+    with pytest.raises(OSError, match="Input/output"):
+        create_file(tmp_path / "name", SIZE)
+
+
+def test_a_file_where_a_directory_should_be_is_named(tmp_path: Path) -> None:
+    """The operator gets the path, not a traceback."""
+    (tmp_path / "log").touch()
+
+    with pytest.raises(UnusableFileError, match="log"):
+        make_directory(tmp_path / "log" / "deeper")
+
+
+def test_offsets_find_their_files(tmp_path: Path) -> None:
+    """By arithmetic on names of twenty digits, whatever the first file is."""
+    files = MappedFileQueue(tmp_path, 100)
+    for base in (300, 100, 200):
+        files.create(base)
+    loaded = MappedFileQueue(tmp_path, 100)
+    loaded.load()
+
+    assert loaded.bases == files.bases == [100, 200, 300]
+    assert loaded.base_of(299) == 200
+    assert loaded.path(200).name == "00000000000000000200"
+    assert loaded.missing() is None
+    assert loaded.remove_from(200) == [200, 300]
+    assert [path.name for path in tmp_path.iterdir()] == [loaded.path(100).name]
+
+
+def new_queue(directory: Path, pool: MapPool) -> ConsumeQueue:
+    return ConsumeQueue("T", 0, directory=directory, file_size=200, pool=pool)
+
+
+def entries(numbers: range) -> bytes:
+    return b"".join(QueueEntry(number * 100, 100, number).pack() for number in numbers)
+
+
+@pytest.mark.parametrize("end", [0, 1, 9, 10, 11, 20, 35])
+def test_a_queue_ends_where_it_was_cut(tmp_path: Path, end: int) -> None:
+    """At any entry, at a file's end or within it; what was behind is zero or gone."""
+    queue = new_queue(tmp_path, MapPool(4))
+    queue.extend(entries(range(35)), 3500)
+
+    queue.cut(end)
+
+    assert (queue.next_offset, queue.last_end) == (end, end * 100)
+    queue.close()
+    reloaded = new_queue(tmp_path, MapPool(4))
+    reloaded.load()
+    assert (reloaded.next_offset, reloaded.last_end) == (end, end * 100)
+    reloaded.extend(entries(range(end, 50)), 5000)
+    assert reloaded.entries(0, 50) == entries(range(50))
+    reloaded.close()
+    content = b"".join(path.read_bytes() for path in sorted(tmp_path.iterdir()))
+    assert content.rstrip(b"\0") == entries(range(50)).rstrip(b"\0")
+
+
+def test_a_queue_finds_entries_by_physical_offset(tmp_path: Path) -> None:
+    """The first one at or behind it; the end when there is none."""
+    queue = new_queue(tmp_path, MapPool(4))
+    queue.extend(entries(range(25)), 2500)
+
+    found = [queue.find_physical(offset) for offset in (0, 1, 100, 2400, 2401, 9999)]
+
+    assert found == [0, 1, 1, 24, 25, 25]
+    queue.close()
+
+
+@pytest.mark.parametrize("gap", [1, 5, 10, 11, 100])
+def test_a_queue_skips_what_the_log_lacks(tmp_path: Path, gap: int) -> None:
+    """Later entries keep their queue offsets, over gaps within a file and over many files."""
+    queue = new_queue(tmp_path, MapPool(4))
+    queue.extend(entries(range(3)), 300)
+
+    queue.skip_to(3 + gap)
+    queue.extend(entries(range(3 + gap, 6 + gap)), (6 + gap) * 100)
+
+    queue.close()
+    reloaded = new_queue(tmp_path, MapPool(4))
+    reloaded.load()
+    assert reloaded.next_offset == 6 + gap
+    assert reloaded.entries(3 + gap, 3) == entries(range(3 + gap, 6 + gap))
+    reloaded.close()
+
+
+def test_closing_the_maps_of_a_queue_costs_nothing_but_time(tmp_path: Path) -> None:
+    """Between any two appends, and any append and read."""
+    pool = MapPool(1)
+    first, second = new_queue(tmp_path / "1", pool), new_queue(tmp_path / "2", pool)
+    for number in range(45):
+        for queue in (first, second):
+            queue.extend(entries(range(number, number + 1)), number * 100 + 100)
+            assert queue.entry(number // 2).physical_offset == number // 2 * 100
+
+    assert first.entries(0, 45) == second.entries(0, 45) == entries(range(45))
+    assert len(pool._queues) == 1
+    for queue in (first, second):
+        queue.close()
+
+
+def test_queue_entries_reach_the_disk_of_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the last flushed entry on, and only once."""
+    queue = new_queue(tmp_path, MapPool(4))
+    flushed: list[str] = []
+    monkeypatch.setattr(
+        "halfmq.store.consume_queue.sync_data",
+        lambda fd: flushed.append(Path(f"/proc/self/fd/{fd}").readlink().name[-3:]),
+    )
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("needs /proc to name descriptors")
+    queue.extend(entries(range(25)), 2500)
+
+    assert queue.sync()
+    assert not queue.sync()
+    queue.extend(entries(range(25, 30)), 3000)
+    assert queue.sync()
+
+    assert flushed == ["000", "200", "400", "400"]
+    assert 25 * ENTRY_SIZE == 500
+    queue.close()
+
+
+def test_the_next_file_is_ready_before_it_is_needed(tmp_path: Path) -> None:
+    """A roll takes it as it is; a stop deletes it unless something was written to it."""
+    store = MessageStore(small_config(tmp_path, flush_interval_ms=3_600_000), now_ms=Clock())
+    store.open()
+    log = store._log
+    wait_until(lambda: log._spare is not None and log._spare.ready_end == 16_384)
+    spare = log._spare
+
+    append_durably(store, *(draft(body=bytes(8000)) for _ in range(3)))
+
+    assert log._active is spare
+    wait_until(lambda: len(list((tmp_path / "commitlog").iterdir())) == 3)
+    store.close()
+    assert {int(path.name) for path in (tmp_path / "commitlog").iterdir()} == {0, 16_384}
+
+
+def test_upkeep_survives_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told, and tried again; what needs the space fails by itself."""
+    failed, allowed = Event(), Event()
+    real = os.posix_fallocate
+
+    def fallocate(fd: int, offset: int, length: int) -> None:
+        if offset == 0 and length == 16_384 and not allowed.is_set():
+            failed.set()
+            no_space()
+        real(fd, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    store = MessageStore(small_config(tmp_path), now_ms=Clock())
+    store.open()
+    assert failed.wait(PATIENCE)
+
+    with pytest.raises(DiskFullError):
+        store.append([draft()])
+    allowed.set()
+    append_durably(store, draft())
+
+    assert store.queue_bounds("T", 0) == (0, 1)
+    assert "no space" in caplog.text.lower().replace("_", " ")
+    store.close()
+
+
+def test_a_broken_queue_disk_freezes_the_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel forgets what it could not write, so no later time may be promised."""
+    config = small_config(tmp_path, flush_interval_consume_queue_ms=3_600_000)
+    store = MessageStore(config, now_ms=Clock())
+    store.open()
+    append_durably(store, draft())
+
+    def broken(fd: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("halfmq.store.consume_queue.sync_data", broken)
+        with pytest.raises(OSError, match="Input/output"):
+            store._maintain()
+    store._maintain()
+
+    assert not (tmp_path / "checkpoint").exists()
+    store.close()
+    assert (tmp_path / "abort").exists(), "nor may the stop be called clean"
