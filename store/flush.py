@@ -46,8 +46,8 @@ class Flusher:
         fdatasync: Callable[[int], None] = sync_data,
     ) -> None:
         """``on_durable`` and ``on_failure`` are called on the flusher's thread."""
-        self.durable_offset = written.write_offset  # below it everything is on disk
-        self.durable_timestamp = written.last_store_timestamp  # of a record that is
+        self.durable_offset = 0  # below it everything is on disk
+        self.durable_timestamp = 0  # ms, store time of a record that is
         self.failure: FlushFailedError | None = None
         self._written = written
         self._files = files
@@ -62,7 +62,9 @@ class Flusher:
         self._thread = Thread(target=self._run, name="store-flush", daemon=True)
 
     def start(self) -> None:
-        """Start flushing."""
+        """Start flushing; what is written by now is on disk already."""
+        self.durable_timestamp = self._written.last_store_timestamp
+        self.durable_offset = self._written.write_offset
         self._thread.start()
 
     def request(self) -> None:

@@ -24,7 +24,7 @@ from .commit_log import CommitLog
 from .config import FlushMode, StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
 from .draft import Appended, Draft
-from .errors import StoreClosedError, StoreError
+from .errors import StoreClosedError, StoreError, UnusableFileError
 from .flush import Flusher
 from .format.queue_entry import PRE_BLANK
 from .format.record import Record
@@ -72,9 +72,6 @@ class MessageStore:
         """
         self._config = config
         self._now_ms = now_ms
-        self._on_durable = on_durable
-        self._on_failure = on_failure
-        self._fdatasync = fdatasync
         self._sync_mode = config.flush_mode is FlushMode.SYNC_FLUSH
         self._lock = DirectoryLock(config.root)
         self._abort = AbortMarker(config.root)
@@ -110,7 +107,7 @@ class MessageStore:
 
         Raises:
             DirectoryInUseError: Another broker works there.
-            UnusableFileError: A file is not what the settings say; nothing was changed.
+            UnusableFileError: A file is not what the settings say, or the log lacks one; it stays so.
             DiskFullError: There is no space for what recovery has to write.
         """
         assert not self._opened, "a store is opened once"
@@ -128,13 +125,17 @@ class MessageStore:
     def _recover(self) -> RecoveryReport:
         make_directory(self._config.commit_log_directory)
         make_directory(self._config.root / "consumequeue")
-        self._log.files.load()
+        files = self._log.files
+        files.load()
+        missing = files.missing()
+        if missing is not None:
+            raise UnusableFileError(files.path(missing), "is missing from the log")
         self._queues.load()
         clean = not self._abort.exists()
         # From here on files change. A crash during recovery must not look like a clean stop.
         self._abort.create()
         self._checkpoint = load_checkpoint(self._checkpoint_path)
-        recovery = Recovery(self._config, self._log.files, self._queues, self._reader)
+        recovery = Recovery(self._config, files, self._queues, self._reader)
         report = recovery.run(self._checkpoint, clean=clean)
         self._log.start(report.end_offset, recovery.last_timestamp)
         if self._config.index_enabled:
@@ -144,7 +145,7 @@ class MessageStore:
                 self._config.max_index_items,
                 now_ms=self._now_ms,
             )
-            self._keys = KeyIndexing(index, self._log.files)
+            self._keys = KeyIndexing(index, files)
             self._keys.recover(
                 clean=clean,
                 log_end=report.end_offset,
@@ -154,14 +155,6 @@ class MessageStore:
         return report
 
     def _start(self) -> None:
-        self._flusher = Flusher(
-            self._log,
-            self._log.files,
-            interval_ms=self._config.flush_interval_ms,
-            on_durable=self._on_durable,
-            on_failure=self._on_failure,
-            fdatasync=self._fdatasync,
-        )
         self._janitor = Janitor(
             prepare=self._log.prepare_ahead,
             maintain=self._maintain,
@@ -187,11 +180,13 @@ class MessageStore:
         except (OSError, StoreError) as error:
             logger.critical("event=close_failed error=%r", str(error))
             clean = False
-        self._close_files()
-        if clean:
-            sync_directory(self._config.commit_log_directory)
-            self._abort.remove()
-        self._lock.release()
+        try:
+            self._close_files()
+            if clean:
+                sync_directory(self._config.commit_log_directory)
+                self._abort.remove()
+        finally:
+            self._lock.release()
         logger.info("event=store_closed offset=%d clean=%s", self._log.write_offset, clean)
 
     @property

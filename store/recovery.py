@@ -111,13 +111,10 @@ class Recovery:
         """Find the end of the log, make the queues match it, and cut what is behind.
 
         Raises:
-            UnusableFileError: A file in the middle of the log is missing.
+            UnusableFileError: A record's topic can name no directory.
             DiskFullError: There is no space for queue entries that must be written.
         """
         began = time.monotonic()
-        missing = self._files.missing()
-        if missing is not None:
-            raise UnusableFileError(self._files.path(missing), "is missing from the log")
         log_start = self._files.bases[0] if self._files.bases else 0
         if not self._files.bases:
             for queue in self._queues.values():

@@ -463,6 +463,7 @@ def test_a_missing_file_of_the_log_stops_the_start(root: Path) -> None:
         open_store(root)
 
     assert caught.value.path == log_path(root, FILE_SIZE)
+    assert not (root / "abort").exists()
 
 
 def test_a_failed_start_can_be_repeated(root: Path) -> None:
