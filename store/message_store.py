@@ -107,7 +107,7 @@ class MessageStore:
 
         Raises:
             DirectoryInUseError: Another broker works there.
-            UnusableFileError: A file is not what the settings say, or the log lacks one; it stays so.
+            UnusableFileError: A file is not as the settings say, or missing; all stays as it is.
             DiskFullError: There is no space for what recovery has to write.
         """
         assert not self._opened, "a store is opened once"
