@@ -57,45 +57,47 @@ class Router:
         if command.flag & FLAG_RESPONSE:
             return None  # an answer to a one-way request of ours: nothing waits for it
         handler = self._handlers.get(command.code)
-        try:
-            if handler is None:
-                reply: bytes | None = _not_supported(command)
-            elif command.header_error is not None:
-                reply = _refuse(command, ResponseCode.SYSTEM_ERROR, command.header_error)
-            else:
-                reply = handler(command, connection)
-        except RequestRefusedError as refusal:
-            reply = encode_reply(
-                command, refusal.code, header=refusal.ext_fields, remark=refusal.remark
-            )
-        except RemotingError as error:  # a body or an expression that cannot be understood
-            reply = _refuse(command, ResponseCode.SYSTEM_ERROR, str(error))
-        except StoreError as error:
-            reply = self._answer_store_error(command, connection, error)
-        except Exception:
-            logger.exception(
-                "event=request_failed code=%d peer=%s opaque=%d",
-                command.code,
-                connection.name,
-                command.opaque,
-            )
-            reply = _refuse(
-                command, ResponseCode.SYSTEM_ERROR, "internal error, see the broker's log"
-            )
+        if handler is None:
+            reply: bytes | None = _not_supported(command)
+        elif command.header_error is not None:
+            reply = _refuse(command, ResponseCode.SYSTEM_ERROR, command.header_error)
+        else:
+            reply = answer(handler, command, connection)
         return None if command.flag & FLAG_ONE_WAY else reply
 
-    def _answer_store_error(
-        self, command: RemotingCommand, connection: Connection, error: StoreError
-    ) -> bytes:
-        code = STORE_ERROR_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
-        if code is not ResponseCode.MESSAGE_ILLEGAL:
-            logger.error(
-                "event=store_refused code=%d peer=%s error=%r",
-                command.code,
-                connection.name,
-                str(error),
-            )
-        return _refuse(command, code, str(error))
+
+def answer(handler: Handler, command: RemotingCommand, connection: Connection) -> bytes | None:
+    """Serve a command by its handler; whatever the handler raises becomes the answer."""
+    try:
+        return handler(command, connection)
+    except RequestRefusedError as refusal:
+        return encode_reply(command, refusal.code, header=refusal.ext_fields, remark=refusal.remark)
+    except RemotingError as error:  # a body or an expression that cannot be understood
+        return _refuse(command, ResponseCode.SYSTEM_ERROR, str(error))
+    except StoreError as error:
+        return _answer_store_error(command, connection, error)
+    except Exception:
+        logger.exception(
+            "event=request_failed code=%d peer=%s opaque=%d",
+            command.code,
+            connection.name,
+            command.opaque,
+        )
+        return _refuse(command, ResponseCode.SYSTEM_ERROR, "internal error, see the broker's log")
+
+
+def _answer_store_error(
+    command: RemotingCommand, connection: Connection, error: StoreError
+) -> bytes:
+    code = STORE_ERROR_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
+    if code is not ResponseCode.MESSAGE_ILLEGAL:
+        logger.error(
+            "event=store_refused code=%d peer=%s error=%r",
+            command.code,
+            connection.name,
+            str(error),
+        )
+    return _refuse(command, code, str(error))
 
 
 def _refuse(command: RemotingCommand, code: ResponseCode, remark: str) -> bytes:

@@ -358,6 +358,7 @@ class Server:
         self._close_listeners()
         for connection in list(self._shared.connections):
             connection.stop_reading()
+        await asyncio.sleep(0)  # what this pass of the loop has staged is appended at its end
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._replies_out()

@@ -1,14 +1,15 @@
 """SEND_MESSAGE (10), SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320).
 
-The common message takes the short path: one look at the topic table, four searches in the raw
-properties, one append. Half messages, delayed ones and retries leave it for `_special`. The checks
-and their answers are those of RocketMQ's `SendMessageProcessor`, in its order.
+Plain messages take the short path of `plain_send`. What it leaves is served here by every rule: new
+topics, half messages, delayed ones, retries, batches, refusals. Checks and answers are those of
+RocketMQ's `SendMessageProcessor`, in its order.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode, ResponseCode
@@ -30,10 +31,9 @@ from halfmq.store.format.properties import (
 
 from ..connection import Connection, Handler
 from ..errors import RequestRefusedError
+from ..router import answer
 from ..topics import TopicConfig
-
-PROPERTIES_SIZE_MAX: Final = 32_767
-"""Bytes of all properties of a record, whose length field is an int16."""
+from .plain_send import PROPERTIES_SIZE_MAX, PlainSends
 
 _REFUSAL_FIELDS: Final = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
@@ -98,6 +98,15 @@ class SendHandler:
         self._broker_properties = (
             f"MSG_REGION\x01DefaultRegion\x02CLUSTER\x01{cluster_name}\x02TRACE_ON\x01true\x02"
         ).encode()
+        self._plain = PlainSends(
+            log,
+            topics,
+            broker_properties=self._broker_properties,
+            max_message_size=max_message_size,
+            sync_flush=sync_flush,
+            send_alone=partial(answer, self._send_by_every_rule),
+        )
+        self._take = self._plain.take
 
     def handlers(self) -> dict[int, Handler]:
         """The request codes served here."""
@@ -109,6 +118,12 @@ class SendHandler:
 
     def send(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Store one message or one batch; the answer waits for the disk when it has to."""
+        if self._take(request, connection):
+            return None
+        self._plain.append_staged()  # what came before stays before
+        return self._send_by_every_rule(request, connection)
+
+    def _send_by_every_rule(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         header = request.header
         assert isinstance(header, SendMessageRequestHeader)
         queue_id = self._admit(header, connection)
@@ -228,9 +243,11 @@ class SendHandler:
     ) -> bytes | None:
         """Store a half message; its answer waits for the disk in every flush mode."""
         if self._transactions.reject:
+            host = connection.broker_address.rpartition(":")[0]
             raise RequestRefusedError(
                 ResponseCode.NO_PERMISSION,
-                "the broker does not take transactional messages (rejectTransactionMessage=true)",
+                f"the broker[{host}] sending transaction message is forbidden "
+                "(rejectTransactionMessage=true)",
                 _REFUSAL_FIELDS,
             )
         _refuse_timer(properties)

@@ -70,7 +70,8 @@ PROPERTY_TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
 _TAGS_CACHED_MAX: Final = 4096  # distinct TAGS values whose hash is kept, about 200 bytes each
 _UNIT_HEAD: Final = Struct(">iiiii")
 _LENGTH: Final = Struct(">h")
-assert _UNIT_HEAD.size == 20
+_UNIT_CONTENT: Final = Struct(">12xii")  # without size, magic and CRC, which are not trusted
+assert _UNIT_HEAD.size == _UNIT_CONTENT.size == 20
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
@@ -192,7 +193,7 @@ def decode_batch(batch: bytes) -> list[BatchUnit]:
     end = len(batch)
     while position < end:
         try:
-            *_, flag, body_size = _UNIT_HEAD.unpack_from(batch, position)
+            flag, body_size = _UNIT_CONTENT.unpack_from(batch, position)
             body_start = position + _UNIT_HEAD.size
             (properties_size,) = _LENGTH.unpack_from(batch, body_start + body_size)
         except struct.error as error:

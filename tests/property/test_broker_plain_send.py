@@ -1,0 +1,176 @@
+"""The short path of sending stores what the long one would, whatever the properties."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from halfmq.broker.handlers.send import SendHandler
+from halfmq.broker.topics import TopicConfig
+from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.headers import SendMessageRequestHeaderV2
+from halfmq.store.draft import Appended, Draft
+from halfmq.store.errors import RecordTooLargeError
+from halfmq.store.format.ids import UniqueKeyFactory
+from tests.support.broker_doubles import FakeConnection
+
+TOPIC = TopicConfig(name="T", read_queue_nums=4, write_queue_nums=4)
+
+
+class Log:
+    """Keeps what is appended; refuses groups that hold a body it is told to refuse."""
+
+    def __init__(self) -> None:
+        self.drafts: list[Draft] = []
+        self.refused = b""
+
+    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+        if any(draft.body == self.refused for draft in group):
+            raise RecordTooLargeError("a record", 1, 0)
+        start = len(self.drafts)
+        self.drafts += group
+        return [Appended(100 * n, 100, n, 1) for n in range(start, len(self.drafts))]
+
+
+class Topics:
+    """One topic."""
+
+    def get(self, name: str) -> TopicConfig | None:
+        return TOPIC if name == TOPIC.name else None
+
+    def create_on_send(
+        self, topic: str, default_topic: str, queue_nums: int, remote: str
+    ) -> TopicConfig | None:
+        return None
+
+
+class NoTransactions:
+    """Transactions are not for the short path."""
+
+    reject = True
+
+    def prepare(self, *_arguments: object) -> Appended:
+        raise AssertionError
+
+
+def _handler(log: Log, *, sync_flush: bool = False) -> SendHandler:
+    return SendHandler(
+        log,
+        Topics(),
+        NoTransactions(),
+        delayed=lambda draft: draft,
+        retried=lambda _header, draft, _version: draft,
+        cluster_name="C",
+        max_message_size=1_000,
+        sync_flush=sync_flush,
+        unique_keys=UniqueKeyFactory(
+            bytes(4), process_id=1, token=bytes(4), now_ms=lambda: 1_700_000_000_000
+        ),
+    )
+
+
+def _request(
+    properties: str | None, *, body: bytes = b"body", flag: int = 0, opaque: int = 0
+) -> RemotingCommand:
+    header = SendMessageRequestHeaderV2(
+        producer_group="g",
+        topic="T",
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=1,
+        sys_flag=0,
+        born_timestamp=5,
+        flag=7,
+        properties=properties,
+    )
+    return RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque, flag, header=header, body=body)
+
+
+def _answers(connection: FakeConnection) -> list[RemotingCommand]:
+    return FrameDecoder(responses_first=True).receive_data(b"".join(connection.written))
+
+
+_names = st.sampled_from(
+    ["UNIQ_KEY", "TAGS", "KEYS", "WAIT", "CLUSTER", "X_UNIQ_KEY", "TAGSX", "", "MSG_REGION"]
+)
+_values = st.one_of(
+    st.sampled_from(["true", "false", "A", "", "7F0000010001"]),
+    st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), max_size=5),
+)
+_strings = st.lists(st.tuples(_names, _values), max_size=6).flatmap(
+    lambda pairs: st.sampled_from(
+        [
+            "".join(f"{name}\x01{value}\x02" for name, value in pairs),
+            "\x02".join(f"{name}\x01{value}" for name, value in pairs),
+        ]
+    )
+)
+
+
+@given(properties=_strings)
+def test_both_paths_store_the_same_record(properties: str) -> None:
+    """A producer must not be able to tell which path its message took."""
+
+    async def by_the_short_path() -> bool:
+        taken = short._plain.take(request, connection)
+        short._plain.append_staged()
+        return taken
+
+    short_log, long_log = Log(), Log()
+    short, long = _handler(short_log), _handler(long_log)
+    request, connection = _request(properties), FakeConnection()
+
+    if asyncio.run(by_the_short_path()):
+        long._send_by_every_rule(request, connection)
+
+        assert short_log.drafts == long_log.drafts
+
+
+async def test_messages_of_one_pass_are_one_group_in_order() -> None:
+    """Also when a message that is not plain comes between them."""
+    log = Log()
+    handler = _handler(log)
+    connection = FakeConnection()
+    plain = "UNIQ_KEY\x01{}\x02"
+    bodies = [b"1", b"2", b"3", b"4"]
+
+    for number, body in enumerate(bodies):
+        properties = None if body == b"3" else plain.format(number)  # no unique key: not plain
+        handler.send(_request(properties, body=body, opaque=number), connection)
+    await asyncio.sleep(0)
+
+    assert [draft.body for draft in log.drafts] == bodies
+
+
+async def test_one_refused_message_does_not_take_its_group_along() -> None:
+    """Each message of a group that cannot be appended is tried for itself, and answered."""
+    log = Log()
+    log.refused = b"bad"
+    handler = _handler(log)
+    connection = FakeConnection()
+    for number, body in enumerate([b"good", b"bad", b"good too"]):
+        handler.send(_request(f"UNIQ_KEY\x01K{number}\x02", body=body, opaque=number), connection)
+
+    await asyncio.sleep(0)
+
+    assert [draft.body for draft in log.drafts] == [b"good", b"good too"]
+    answers = {one.opaque: one.code for one in _answers(connection)}
+    assert answers == {0: 0, 1: 13, 2: 0}
+
+
+async def test_a_one_way_message_is_stored_and_not_answered() -> None:
+    """Nothing waits for the answer; it would be taken for that of another request."""
+    log = Log()
+    handler = _handler(log)
+    connection = FakeConnection()
+
+    handler.send(_request("UNIQ_KEY\x01K\x02", flag=FLAG_ONE_WAY), connection)
+    await asyncio.sleep(0)
+
+    assert len(log.drafts) == 1
+    assert not _answers(connection)
