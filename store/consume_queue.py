@@ -25,7 +25,7 @@ from .format.record import (
     MAGIC_V2,
     TOPIC_LENGTH_V1_MAX,
 )
-from .mapped_file import reserve, sync_data, zero_tail
+from .mapped_file import sync_data, try_reserve, zero_tail
 from .mapped_file_queue import MappedFileQueue
 
 # Bytes reserved at a time: a page at first, since most queues are short, then as much as the file
@@ -182,10 +182,13 @@ class ConsumeQueue:
         """Reserve space from ``position`` on, the more the longer the file; return its end."""
         step = min(max(position, _PAGE), RESERVE_STEP)
         end = min((position + step + _PAGE) // _PAGE * _PAGE, self._files.file_size)
-        reserve(fd, position - position % _PAGE, end, path)
+        try_reserve(fd, position - position % _PAGE, end, path)
         # A first touch through the map would read ahead, megabytes where the system is set up
         # so, to find that nothing is there: 1.3 ms instead of 10 us.
-        os.pwrite(fd, bytes(end - position), position)
+        try:
+            os.pwrite(fd, bytes(end - position), position)
+        except OSError as error:
+            raise DiskFullError(path, str(error)) from error
         return end
 
     def extend(self, entries: bytes, physical_end: int) -> None:

@@ -9,6 +9,7 @@ from threading import Event, Thread
 import pytest
 
 from halfmq.store import mapped_file
+from halfmq.store.config import FlushMode
 from halfmq.store.consume_queue import ConsumeQueue, MapPool
 from halfmq.store.errors import DiskFullError, UnusableFileError
 from halfmq.store.format.queue_entry import ENTRY_SIZE, QueueEntry
@@ -21,7 +22,15 @@ from halfmq.store.mapped_file import (
 )
 from halfmq.store.mapped_file_queue import MappedFileQueue
 from halfmq.store.message_store import MessageStore
-from tests.support.stores import PATIENCE, Clock, append_durably, draft, small_config, wait_until
+from tests.support.stores import (
+    PATIENCE,
+    Clock,
+    append_durably,
+    draft,
+    everything,
+    small_config,
+    wait_until,
+)
 
 SIZE = 1 << 20
 
@@ -127,6 +136,24 @@ def test_space_is_reserved_without_the_call_for_it(
 
     assert path.read_bytes() == b"content".ljust(SIZE, b"\0")
     assert path.stat().st_blocks * 512 >= SIZE
+
+
+@pytest.mark.parametrize("mode", FlushMode)
+@pytest.mark.parametrize("patch", [remove_fallocate, refuse_fallocate])
+def test_a_store_works_without_the_call(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    patch: Callable[[pytest.MonkeyPatch], None],
+    mode: FlushMode,
+) -> None:
+    """Space that is written before it is used needs no other reservation."""
+    patch(monkeypatch)
+    for turn in range(1, 3):
+        store = MessageStore(small_config(tmp_path, flush_mode=mode), now_ms=Clock())
+        store.open()
+        append_durably(store, *(draft(body=bytes(1000)) for _ in range(100)))
+        assert len(everything(store)) == 100 * turn
+        store.close()
 
 
 def test_a_full_disk_leaves_no_half_made_file(
