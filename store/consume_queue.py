@@ -25,7 +25,7 @@ from .format.record import (
     MAGIC_V2,
     TOPIC_LENGTH_V1_MAX,
 )
-from .mapped_file import sync_data, try_reserve, zero_tail
+from .mapped_file import sync_data, try_reserve, write_zeros, zero_tail
 from .mapped_file_queue import MappedFileQueue
 
 # Bytes reserved at a time: a page at first, since most queues are short, then as much as the file
@@ -185,10 +185,7 @@ class ConsumeQueue:
         try_reserve(fd, position - position % _PAGE, end, path)
         # A first touch through the map would read ahead, megabytes where the system is set up
         # so, to find that nothing is there: 1.3 ms instead of 10 us.
-        try:
-            os.pwrite(fd, bytes(end - position), position)
-        except OSError as error:
-            raise DiskFullError(path, str(error)) from error
+        write_zeros(fd, position, end, path)
         return end
 
     def extend(self, entries: bytes, physical_end: int) -> None:

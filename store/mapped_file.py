@@ -139,6 +139,18 @@ def _rewrite(fd: int, start: int, end: int) -> None:
         os.pwrite(fd, os.pread(fd, size, position).ljust(size, b"\0"), position)
 
 
+def write_zeros(fd: int, start: int, end: int, path: Path) -> None:
+    """Fill ``start`` to ``end``, at most ``READY_PIECE`` bytes, with zeros that have blocks.
+
+    Raises:
+        DiskFullError: There is no space for them.
+    """
+    try:
+        os.pwrite(fd, _ZEROS[: end - start], start)
+    except OSError as error:
+        raise _translated(error, path) from error
+
+
 def zero_tail(path: Path, start: int) -> int:
     """Zero what a file holds from byte ``start`` on; return how many bytes that cut.
 
@@ -240,10 +252,7 @@ class MappedFile:
         start = self.ready_end
         # Pieces end at multiples of their size, so that all but the first cover whole pages.
         end = min(start - start % READY_PIECE + READY_PIECE, self.size)
-        try:
-            os.pwrite(self._fd, _ZEROS[: end - start], start)
-        except OSError as error:
-            raise _translated(error, self.path) from error
+        write_zeros(self._fd, start, end, self.path)
         self.ready_end = end
 
     def close(self) -> None:
