@@ -87,7 +87,8 @@ def _audit(options: argparse.Namespace) -> int:
         from halfmq.spark_jobs.auditor import audited  # noqa: PLC0415
 
         try:
-            with audited(spark, options.directory, verify_crc=not options.skip_crc) as audit:
+            crc = not options.skip_crc
+            with audited(spark, options.directory, extent=extent, verify_crc=crc) as audit:
                 _publish(audit, options)
                 return CLEAN if audit.is_clean else ANOMALIES
         except (PySparkException, Py4JError) as error:

@@ -71,13 +71,21 @@ class Audit:
 
 
 @contextmanager
-def audited(spark: "SparkSession", directory: str, *, verify_crc: bool = True) -> Iterator[Audit]:
+def audited(
+    spark: "SparkSession",
+    directory: str,
+    *,
+    extent: LogExtent | None = None,
+    verify_crc: bool = True,
+) -> Iterator[Audit]:
     """Audit the log in a store root or a folder of segments; caches end with the context.
+
+    ``extent`` is what ``survey`` said of the directory, for a caller who knows it already.
 
     Raises:
         LogDirectoryError: There is no log to read.
     """
-    extent = survey(directory)
+    extent = extent or survey(directory)
     with ExitStack() as cached:
 
         def keep(frame: DataFrame) -> DataFrame:

@@ -5,13 +5,14 @@ Each row is a message, or the blank that ends a segment, or a range of bytes tha
 ``.schema(ddl("topic", "physicalOffset"))``, because Spark does not tell a Python source which
 columns a query uses. Options are those of ``options.py``.
 
-The end of the log is looked for once per query, when Spark plans it, so that one query sees one
-state of a log that is being written.
+The end of the log is looked for once per DataFrame, when Spark first plans it, so that a query
+sees one state of a log that is being written; ``load`` again to see what was added.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from itertools import chain
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -38,14 +39,21 @@ def register(spark: "SparkSession") -> None:
     spark.dataSource.register(CommitLogDataSource)
 
 
-@dataclass
-class SegmentSplit(InputPartition):
-    """The part of one segment that one task reads; positions count from the segment's start."""
+class SegmentSplit(NamedTuple):
+    """A part of one segment that is read in one go; positions count from the segment's start."""
 
     segment: Segment
     start: int
     stop: int
-    limit: int  # where the log ends in this segment
+    end: int  # where what is wanted ends in this segment
+    limit: int  # where the log ends in it
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """What one task reads: a part of a large segment, or several small segments."""
+
+    splits: list[SegmentSplit]
 
 
 class CommitLogDataSource(DataSource):
@@ -70,15 +78,17 @@ class CommitLogReader(DataSourceReader):
         self._options = options
 
     def partitions(self) -> Sequence[InputPartition]:
-        return plan_splits(survey(self._options.path), self._options)
+        return plan_partitions(survey(self._options.path), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Spark replaces an empty list of partitions by one that says nothing.
-        return self._read(partition) if isinstance(partition, SegmentSplit) else iter(())
+        splits = partition.splits if isinstance(partition, LogPartition) else ()
+        return chain.from_iterable(map(self._read, splits))
 
     def _read(self, split: SegmentSplit) -> Iterator[pa.RecordBatch]:
         reader = SegmentReader(split.segment, split.limit)
-        for item in reader.scan(split.start, split.stop, batch_rows=self._options.batch_rows):
+        rows_max = self._options.batch_rows
+        for item in reader.scan(split.start, split.stop, end=split.end, batch_rows=rows_max):
             batch = self._rows(item) if isinstance(item, Rows) else self._hole(item, split.segment)
             if batch is not None:
                 yield batch
@@ -98,20 +108,25 @@ class CommitLogReader(DataSourceReader):
         return hole_batch(self._schema, hole, segment)
 
 
-def plan_splits(extent: LogExtent, options: ReadOptions) -> list[SegmentSplit]:
-    """Cut the wanted range of the log into splits of at most ``maxPartitionBytes``."""
+def plan_partitions(extent: LogExtent, options: ReadOptions) -> list[LogPartition]:
+    """Divide the wanted range of the log into partitions of at most ``maxPartitionBytes``."""
     first = max(extent.first_offset, options.starting_offsets or 0)
     last = extent.end_offset
     if options.ending_offsets is not None:
         last = min(last, options.ending_offsets)
     step = min(options.max_partition_bytes, max(1, -(-(last - first) // options.min_partitions)))
-    splits = []
+    partitions: list[LogPartition] = []
+    room = 0
     for segment in extent.segments:
         limit = extent.limit(segment)
-        start = max(first - segment.base, 0)
-        stop = min(last - segment.base, limit)
-        splits += [SegmentSplit(segment, *part, limit) for part in _cut(start, stop, step)]
-    return splits
+        end = min(last - segment.base, limit)
+        for start, stop in _cut(max(first - segment.base, 0), end, step):
+            if stop - start > room:
+                partitions.append(LogPartition([]))
+                room = step
+            partitions[-1].splits.append(SegmentSplit(segment, start, stop, end, limit))
+            room -= stop - start
+    return partitions
 
 
 def _cut(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:

@@ -202,6 +202,11 @@ class Rows:
         start = int(self._body_starts[index])
         return memoryview(self.segment.mapped)[start : start + int(self._body_sizes[index])]
 
+    def ends_written(self, index: int) -> bool:
+        """Tell whether the last byte that cannot be zero is not: of properties, else of topic."""
+        end = int(self.ends[index]) - (0 if self._properties_sizes[index] else 2)
+        return bool(self.segment.view[end - 1])
+
     def bodies(self, wanted: Bools | None = None) -> pa.BinaryArray:
         """Return the stored bodies; null where not wanted."""
         starts = self._body_starts
@@ -259,7 +264,7 @@ class Rows:
         np.equal(data, PROPERTY_END, out=begins[1:])
         begins[bounds] = True
         starts = np.flatnonzero(begins[:-1])
-        following = np.append(starts[1:], len(data))
+        following = np.append(starts, len(data))[1:]
         ends = following - (data[following - 1] == PROPERTY_END)
         separators = _first_at_or_behind(np.flatnonzero(data == NAME_END), starts, ends)
         whole = (separators > starts) & (separators + 1 < ends)

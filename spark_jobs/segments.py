@@ -146,13 +146,21 @@ class SegmentReader:
             raise LogDirectoryError(segment.path, "has become shorter while it was read")
         self._bytes = SegmentBytes(self._map, segment.base)
 
-    def scan(self, start: int, stop: int, *, batch_rows: int = BATCH_ROWS) -> Iterator[Rows | Hole]:
-        """Give the records and holes that start in [start, stop), in order.
+    def scan(
+        self, start: int, stop: int, *, end: int | None = None, batch_rows: int = BATCH_ROWS
+    ) -> Iterator[Rows | Hole]:
+        """Give the records that start in [start, stop), and the holes between them, in order.
 
-        Each ``Rows`` has at most ``batch_rows`` records and about ``BATCH_BYTES`` bytes.
+        A hole belongs to the record before it: a reader that starts behind the record's end
+        searches, and cannot tell how far back the hole reaches. ``end`` is where the range of all
+        splits ends, if not with the segment; no hole is looked for behind it. Each ``Rows`` has at
+        most ``batch_rows`` records and about ``BATCH_BYTES`` bytes.
         """
         stop = min(stop, self._limit)
+        end = self._limit if end is None else min(end, self._limit)
         position = self._next_start(start) if start else 0
+        if position >= stop:
+            return
         while position < stop:
             rows, position = self._rows(position, stop, batch_rows)
             if rows:
@@ -161,6 +169,8 @@ class SegmentReader:
             hole = self._hole(position)
             yield hole
             position += hole.size
+        if stop <= position < end and self._next_start(position) != position:
+            yield self._hole(position)
 
     def _rows(self, position: int, stop: int, batch_rows: int) -> tuple[Rows | None, int]:
         """Read whole records from here; None when here is none."""
@@ -268,7 +278,7 @@ def _find_end(reader: SegmentReader) -> tuple[int, str | None]:
         return int(ends[kept - 1]), "older records, left from before the log was cut"
     if holes and holes[-1].reason is None:
         return size, None
-    while kept and not _body_is_whole(chunks, kept - 1):
+    while kept and not _is_whole(chunks, kept - 1):
         kept -= 1
     end = int(ends[kept - 1]) if kept else int(starts[0])
     torn = end < size and any(reader.head(end))
@@ -302,10 +312,14 @@ def _highest_behind(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return highest
 
 
-def _body_is_whole(chunks: list[Rows], index: int) -> bool:
+def _is_whole(chunks: list[Rows], index: int) -> bool:
+    """Tell whether a record at the end of the log was written to its last byte.
+
+    Its lengths fit already. Properties and topic have no CRC, but neither ends in a zero.
+    """
     for rows in chunks:
         if index < len(rows):
             stored = int(rows.field("body_crc")[index])
-            return crc32(rows.body(index)) & CRC_MASK == stored
+            return rows.ends_written(index) and crc32(rows.body(index)) & CRC_MASK == stored
         index -= len(rows)
     raise IndexError(index)

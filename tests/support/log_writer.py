@@ -8,7 +8,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from zlib import crc32
 
 HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -113,7 +113,7 @@ class LogWriter:
         *,
         queue_id: int = 0,
         queue_offset: int | None = None,
-        **fields: int | bytes,
+        **fields: Any,
     ) -> Written:
         """Append one record; queue offsets count up by themselves unless given."""
         given = dict(properties or {})
@@ -149,10 +149,10 @@ class LogWriter:
 
     def _encode(
         self, topic: str, body: bytes, properties: bytes, queue_id: int, queue_offset: int,
-        fields: Mapping[str, int | bytes],
+        fields: Mapping[str, Any],
     ) -> bytes:  # fmt: skip
         return encode(topic, body, properties, offset=self.end, queue_id=queue_id,
-                      queue_offset=queue_offset, **fields)  # type: ignore[arg-type]  # fmt: skip
+                      queue_offset=queue_offset, **fields)  # fmt: skip
 
     def _roll(self) -> None:
         left = self.segment_size - len(self._content)
