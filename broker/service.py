@@ -13,17 +13,18 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
 
-from halfmq.store.config import FlushMode, StoreConfig
-from halfmq.store.draft import Appended, Draft
-from halfmq.store.errors import StoreError
+from halfmq.store.config import FlushMode
+from halfmq.store.draft import Draft
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
-from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery import RecoveryReport
 
 from .config import BrokerConfig
+from .connection import Handler
 from .delay import DelayLevels, DelayService, parse_delay_levels
 from .groups import GroupTable
 from .handlers.clients import ClientHandlers
@@ -44,6 +45,7 @@ from .registry import SCAN_S, ClientRegistry
 from .release import ReplyRelease
 from .router import Router
 from .server import Server
+from .store_service import ObservedStore, PersistTicker, StoreService
 from .ticker import Ticker
 from .topics import TopicTable
 from .transaction.service import TransactionService
@@ -53,66 +55,24 @@ logger = logging.getLogger(__name__)
 INDEX_TICK_S: Final = 0.02
 """Seconds between two slices of index building when nothing is left over."""
 
-TABLES_TICK_S: Final = 1.0
-"""Seconds between two looks for tables that are due to be written."""
+
+class HandlerPart(Protocol):
+    """A group of handlers."""
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served by it."""
+        ...
 
 
-class ObservedStore(MessageStore):
-    """The store, whose every append is told: what comes in wakes who waits for it."""
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What the broker knows beside its messages."""
 
-    def __init__(
-        self,
-        config: StoreConfig,
-        *,
-        now_ms: Callable[[], int],
-        on_durable: Callable[[int], None],
-        on_failure: Callable[[Exception], None],
-        on_append: Callable[[Sequence[Draft]], None],
-    ) -> None:
-        super().__init__(config, now_ms=now_ms, on_durable=on_durable, on_failure=on_failure)
-        self._on_append = on_append
-
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
-        """Append records; see `MessageStore.append`."""
-        appended = super().append(group, contiguous=contiguous)
-        self._on_append(group)
-        return appended
-
-
-class StoreService:
-    """Opens the store, reads the tables, and closes both in the opposite order."""
-
-    def __init__(
-        self,
-        store: MessageStore,
-        *,
-        load: Sequence[Callable[[], None]],
-        before_close: Sequence[Callable[[], None]],
-        after_close: Sequence[Callable[[], None]],
-    ) -> None:
-        self._store = store
-        self._load = load
-        self._before_close, self._after_close = before_close, after_close
-        self.report: RecoveryReport | None = None
-
-    async def start(self) -> None:
-        """Recover; nothing is served yet, so the loop may wait."""
-        self.report = self._store.open()
-        try:
-            for load in self._load:
-                load()
-        except BaseException:
-            self._store.close()
-            raise
-
-    async def stop(self) -> None:
-        """Write what is in memory, flush, and mark the store clean."""
-        for work in (*self._before_close, self._store.close, *self._after_close):
-            try:
-                work()
-            except (OSError, StoreError):
-                # A full disk must not keep the rest from being saved.
-                logger.exception("event=stop_step_failed step=%s", work.__qualname__)
+    topics: TopicTable
+    groups: GroupTable
+    offsets: ConsumerOffsetTable
+    registry: ClientRegistry
+    locks: QueueLocks
 
 
 class Broker:
@@ -125,137 +85,187 @@ class Broker:
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self.config = config
-        root = config.store.root
-        self._sync_flush = sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
-
-        levels = DelayLevels(parse_delay_levels(config.delay.levels), now_ms=now_ms)
+        self._now_ms = now_ms
+        self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
+        self._levels = DelayLevels(parse_delay_levels(config.delay.levels), now_ms=now_ms)
         self._store = ObservedStore(
-            config.store.store_config(levels.levels_ms),
+            config.store.store_config(self._levels.levels_ms),
             now_ms=now_ms,
             on_durable=self._durable,
             on_failure=self._store_failed,
             on_append=self._appended,
         )
-        host = pack_host(config.network.bind_address, config.network.listen_port)
         self._polling = LongPolling()
         self._release = ReplyRelease(self._store, on_released=self._polling.wake)
-
-        tables = root / "config"
-        self._topics = TopicTable(
-            tables / "topics.json",
-            config.topics,
-            now_ms=now_ms,
-            delay_levels=len(levels.levels_ms),
-        )
-        groups = GroupTable(
-            tables / "subscriptionGroup.json",
-            auto_create=config.topics.auto_create_groups,
-            now_ms=now_ms,
-        )
-        offsets = ConsumerOffsetTable(tables / "consumerOffset.json", now_ms=now_ms)
-        registry = ClientRegistry(now_ms=now_ms)
-        locks = QueueLocks(now_ms=now_ms)
-        delay = DelayService(
+        self._host = pack_host(config.network.bind_address, config.network.listen_port)
+        self._tables = self._make_tables()
+        self.transactions = self._make_transactions()
+        self._asking = Ticker("transactions", self.transactions.tick)
+        self._tables.registry.on_producer(self.transactions.on_producer)
+        self._tables.registry.on_producer(lambda _group, _connection: self._asking.hurry())
+        self._delay = DelayService(
             self._store,
             self._store,
-            levels,
-            tables / "delayOffset.json",
+            self._levels,
+            self._table_path("delayOffset.json"),
             now_ms=now_ms,
             warm=self._warm,
         )
-        self.transactions = TransactionService(
-            self._store,
-            registry,
-            config.transaction,
-            broker_name=config.topics.broker_name,
-            store_host=host,
-            now_ms=now_ms,
-            snapshot_path=tables / "halfmqTransactions",
-            before_parking=lambda: self._topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC),
+        self._store_service = self._make_store_service()
+        self._clients = ClientHandlers(
+            self._tables.registry, self._tables.topics, self._tables.groups
         )
-        asking = Ticker("transactions", self.transactions.tick)
-        registry.on_producer(self.transactions.on_producer)
-        registry.on_producer(lambda _group, _connection: asking.hurry())
-
-        clients = ClientHandlers(registry, self._topics, groups)
-        send_back = SendBackHandler(
-            self._store, self._store, self._topics, groups, levels, locks, sync_flush=sync_flush
-        )
-        pull = PullHandler(self._store, self._topics, groups, registry, offsets, self._polling)
-        send = SendHandler(
-            self._store,
-            self._topics,
-            self.transactions,
-            delayed=levels.delayed,
-            retried=send_back.retried,
-            cluster_name=config.topics.cluster_name,
-            max_message_size=config.store.max_message_size,
-            sync_flush=sync_flush,
-            unique_keys=UniqueKeyFactory(
-                host[:-4], process_id=os.getpid(), token=secrets.token_bytes(4), now_ms=now_ms
-            ),
-        )
-        parts = (
-            send,
-            pull,
-            send_back,
-            clients,
-            TransactionHandler(self.transactions, self._store, self._release.ask_flush),
-            OffsetHandlers(self._store, offsets, self._topics, groups),
-            QueryHandlers(self._store),
-            LockHandlers(locks),
-            RouteHandlers(self._topics, config.topics),
-        )
+        self._pull = self._make_pull_handler()
         self._server = Server(
-            Router(*(part.handlers() for part in parts)),
+            Router(*(part.handlers() for part in self._make_handlers())),
             self._release,
-            clients.connection_lost,
+            self._clients.connection_lost,
             host=config.network.bind_address,
             listen_port=config.network.listen_port,
             namesrv_port=config.network.namesrv_listen_port,
         )
-        self._store_service = StoreService(
+        self._stack = ServiceStack(
+            [
+                self._store_service,
+                self._pull,
+                self._polling,
+                *self._make_housekeeping(),
+                self._server,
+                self._make_registration(),
+            ]
+        )
+
+    # --- the parts
+
+    def _table_path(self, name: str) -> Path:
+        return self.config.store.root / "config" / name
+
+    def _make_tables(self) -> Tables:
+        config, now_ms = self.config.topics, self._now_ms
+        return Tables(
+            topics=TopicTable(
+                self._table_path("topics.json"),
+                config,
+                now_ms=now_ms,
+                delay_levels=len(self._levels.levels_ms),
+            ),
+            groups=GroupTable(
+                self._table_path("subscriptionGroup.json"),
+                auto_create=config.auto_create_groups,
+                now_ms=now_ms,
+            ),
+            offsets=ConsumerOffsetTable(self._table_path("consumerOffset.json"), now_ms=now_ms),
+            registry=ClientRegistry(now_ms=now_ms),
+            locks=QueueLocks(now_ms=now_ms),
+        )
+
+    def _make_transactions(self) -> TransactionService:
+        return TransactionService(
+            self._store,
+            self._tables.registry,
+            self.config.transaction,
+            broker_name=self.config.topics.broker_name,
+            store_host=self._host,
+            now_ms=self._now_ms,
+            snapshot_path=self._table_path("halfmqTransactions"),
+            before_parking=lambda: self._tables.topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC),
+        )
+
+    def _make_store_service(self) -> StoreService:
+        tables = self._tables
+        return StoreService(
             self._store,
             load=[
-                self._topics.load,
-                groups.load,
-                offsets.load,
-                delay.load,
+                tables.topics.load,
+                tables.groups.load,
+                tables.offsets.load,
+                self._delay.load,
                 self.transactions.rebuild,
             ],
             before_close=[
                 self.transactions.drain,
-                self._topics.save,
-                groups.save,
-                offsets.persist,
+                tables.topics.save,
+                tables.groups.save,
+                tables.offsets.persist,
             ],
-            after_close=[delay.persist],  # saves positions only as far as the copies are durable
+            # Saves positions only as far as the copies are durable.
+            after_close=[self._delay.persist],
         )
-        registration = NameServerRegistration(
-            _addresses(config.network.namesrv_addr),
-            self._topics,
-            broker_name=config.topics.broker_name,
-            cluster_name=config.topics.cluster_name,
-            port=lambda: self._server.port,
-            now_ms=now_ms,
+
+    def _make_pull_handler(self) -> PullHandler:
+        tables = self._tables
+        return PullHandler(
+            self._store,
+            tables.topics,
+            tables.groups,
+            tables.registry,
+            tables.offsets,
+            self._polling,
         )
-        housekeeping: list[Service] = [
-            Ticker("index", self._index_tick),
-            asking,
-            Ticker("delay", delay.tick),
-            Ticker("clients", _every(SCAN_S, clients.expire, locks.expire)),
-            PersistTicker([offsets.persist_job, delay.persist_job]),
+
+    def _make_handlers(self) -> list[HandlerPart]:
+        tables, store = self._tables, self._store
+        send_back = SendBackHandler(
+            store,
+            store,
+            tables.topics,
+            tables.groups,
+            self._levels,
+            tables.locks,
+            sync_flush=self._sync_flush,
+        )
+        return [
+            self._make_send_handler(send_back),
+            self._pull,
+            send_back,
+            self._clients,
+            TransactionHandler(self.transactions, store, self._release.ask_flush),
+            OffsetHandlers(store, tables.offsets, tables.topics, tables.groups),
+            QueryHandlers(store),
+            LockHandlers(tables.locks),
+            RouteHandlers(tables.topics, self.config.topics),
         ]
-        self._stack = ServiceStack(
-            [
-                self._store_service,
-                pull,
-                self._polling,
-                *housekeeping,
-                self._server,
-                registration,
-            ]
+
+    def _make_send_handler(self, send_back: SendBackHandler) -> SendHandler:
+        unique_keys = UniqueKeyFactory(
+            self._host[:-4],
+            process_id=os.getpid(),
+            token=secrets.token_bytes(4),
+            now_ms=self._now_ms,
         )
+        return SendHandler(
+            self._store,
+            self._tables.topics,
+            self.transactions,
+            delayed=self._levels.delayed,
+            retried=send_back.retried,
+            cluster_name=self.config.topics.cluster_name,
+            max_message_size=self.config.store.max_message_size,
+            sync_flush=self._sync_flush,
+            unique_keys=unique_keys,
+        )
+
+    def _make_housekeeping(self) -> list[Service]:
+        tables = self._tables
+        return [
+            Ticker("index", self._index_tick),
+            self._asking,
+            Ticker("delay", self._delay.tick),
+            Ticker("clients", _every(SCAN_S, self._clients.expire, tables.locks.expire)),
+            PersistTicker([tables.offsets.persist_job, self._delay.persist_job]),
+        ]
+
+    def _make_registration(self) -> NameServerRegistration:
+        return NameServerRegistration(
+            _addresses(self.config.network.namesrv_addr),
+            self._tables.topics,
+            broker_name=self.config.topics.broker_name,
+            cluster_name=self.config.topics.cluster_name,
+            port=lambda: self._server.port,
+            now_ms=self._now_ms,
+        )
+
+    # --- life
 
     async def start(self) -> RecoveryReport:
         """Return when requests are answered.
@@ -309,36 +319,6 @@ class Broker:
             "disk is sound again",
             str(error),
         )
-
-
-class PersistTicker:
-    """Has tables written by a thread when they are due, one at a time."""
-
-    def __init__(self, jobs: Sequence[Callable[[], Callable[[], None] | None]]) -> None:
-        self._jobs = jobs
-        self._task: asyncio.Task[None] | None = None
-        self._writing: asyncio.Future[None] | None = None
-
-    async def start(self) -> None:
-        """Begin to look for due tables."""
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Finish the write under way: the one at the end must not meet it."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        if self._writing is not None:
-            await asyncio.gather(self._writing, return_exceptions=True)
-
-    async def _run(self) -> None:
-        while True:
-            await asyncio.sleep(TABLES_TICK_S)
-            for due in self._jobs:
-                job = due()
-                if job is not None:
-                    self._writing = asyncio.ensure_future(asyncio.to_thread(job))
-                    await asyncio.shield(self._writing)
 
 
 def _every(seconds: float, *work: Callable[[], object]) -> Callable[[], float]:

@@ -1,0 +1,107 @@
+"""The store as a part of the broker: opened first, closed last, and observed in between."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from halfmq.store.config import StoreConfig
+from halfmq.store.draft import Appended, Draft
+from halfmq.store.errors import StoreError
+from halfmq.store.message_store import MessageStore
+from halfmq.store.recovery import RecoveryReport
+
+logger = logging.getLogger(__name__)
+
+TABLES_TICK_S: Final = 1.0
+"""Seconds between two looks for tables that are due to be written."""
+
+
+class ObservedStore(MessageStore):
+    """The store, whose every append is told: what comes in wakes who waits for it."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        *,
+        now_ms: Callable[[], int],
+        on_durable: Callable[[int], None],
+        on_failure: Callable[[Exception], None],
+        on_append: Callable[[Sequence[Draft]], None],
+    ) -> None:
+        super().__init__(config, now_ms=now_ms, on_durable=on_durable, on_failure=on_failure)
+        self._on_append = on_append
+
+    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+        """Append records; see `MessageStore.append`."""
+        appended = super().append(group, contiguous=contiguous)
+        self._on_append(group)
+        return appended
+
+
+class StoreService:
+    """Opens the store, reads the tables, and closes both in the opposite order."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        *,
+        load: Sequence[Callable[[], None]],
+        before_close: Sequence[Callable[[], None]],
+        after_close: Sequence[Callable[[], None]],
+    ) -> None:
+        self._store = store
+        self._load = load
+        self._before_close, self._after_close = before_close, after_close
+        self.report: RecoveryReport | None = None
+
+    async def start(self) -> None:
+        """Recover; nothing is served yet, so the loop may wait."""
+        self.report = self._store.open()
+        try:
+            for load in self._load:
+                load()
+        except BaseException:
+            self._store.close()
+            raise
+
+    async def stop(self) -> None:
+        """Write what is in memory, flush, and mark the store clean."""
+        for work in (*self._before_close, self._store.close, *self._after_close):
+            try:
+                work()
+            except (OSError, StoreError):
+                # A full disk must not keep the rest from being saved.
+                logger.exception("event=stop_step_failed step=%s", work.__qualname__)
+
+
+class PersistTicker:
+    """Has tables written by a thread when they are due, one at a time."""
+
+    def __init__(self, jobs: Sequence[Callable[[], Callable[[], None] | None]]) -> None:
+        self._jobs = jobs
+        self._task: asyncio.Task[None] | None = None
+        self._writing: asyncio.Future[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to look for due tables."""
+        self._task = asyncio.create_task(self._run())
+
+    async def stop(self) -> None:
+        """Finish the write under way: the one at the end must not meet it."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._writing is not None:
+            await asyncio.gather(self._writing, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(TABLES_TICK_S)
+            for due in self._jobs:
+                job = due()
+                if job is not None:
+                    self._writing = asyncio.ensure_future(asyncio.to_thread(job))
+                    await asyncio.shield(self._writing)
