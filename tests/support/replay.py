@@ -1,0 +1,458 @@
+"""Recorded connections played again against a broker of ours, over real sockets.
+
+The recording's order is kept: a request is sent when its turn comes, and its answer is awaited
+where the recording has it. Two things are changed and no others:
+
+* Where a request names a place in the log (a message to view or to send back, a half message),
+  the recorded place is exchanged for ours, learned from the answers so far; and times, of which
+  ours are others.
+* Where the recording waited (a long poll, a delay level, a check of a transaction), the clock of
+  the loop is moved on. Nothing here sleeps for as long as the official broker did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from halfmq.broker.config import BrokerConfig
+from halfmq.broker.service import Broker
+from halfmq.remoting import headers
+from halfmq.remoting.codes import FLAG_ONE_WAY, INT64_MAX, RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.ext_fields import Header, texts_of
+from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.replies import encode_request
+from halfmq.store.format.properties import decode_properties
+from halfmq.store.format.record import Record, decode_records
+from tests.support.left_out import SUSPEND_FLAG, Half, LeftOut, Places, QueueKey, is_put_off
+from tests.support.recording import (
+    WITH_RECORDS,
+    PastReader,
+    Step,
+    answer_fields,
+    lay_down,
+    offsets_in_ids,
+    records_of,
+    steps_of,
+)
+
+PATIENCE_S: Final = 10.0
+"""Seconds of true time until an answer that is due counts as missing."""
+
+QUIET_S: Final = 0.004
+"""Seconds of true time without news after which the clock is moved on."""
+
+LEAP_S: Final = 0.5
+"""Seconds by which the clock is moved on at a time."""
+
+LEAPS_MAX: Final = 240
+"""Leaps until an answer counts as missing: two minutes, more than any recording waited."""
+
+PUSHES: Final = {RequestCode.CHECK_TRANSACTION_STATE, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED}
+"""Requests of the broker to a client."""
+
+ASKED_OPAQUE: Final = 0x7EADB000
+LAST_OPAQUE: Final = 0x7EADBEEF
+LAST_REQUEST: Final = encode_request(
+    RequestCode.GET_MAX_OFFSET,
+    opaque=LAST_OPAQUE,
+    header=headers.GetMaxOffsetRequestHeader(topic="-", queue_id=0),
+)
+"""Sent behind others: when it is answered they were served."""
+
+
+class SteppedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock can be moved on."""
+
+    def __init__(self) -> None:
+        super().__init__(selectors.DefaultSelector())
+        self.ahead = 0.0  # seconds
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+    def now_ms(self) -> int:
+        return int((time.time() + self.ahead) * 1_000)
+
+
+class Peer:
+    """One client connection: what came in on it, answers apart from the broker's own requests."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, news: asyncio.Event
+    ) -> None:
+        self.writer = writer
+        self.answers: list[RemotingCommand] = []
+        self.pushes: list[RemotingCommand] = []
+        self.closed = False
+        self._reader = reader
+        self._news = news
+        self._decoder = FrameDecoder(responses_first=True)
+        self._task = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        try:
+            while data := await self._reader.read(1 << 20):
+                for command in self._decoder.receive_data(data):
+                    (self.answers if command.is_response else self.pushes).append(command)
+                self._news.set()
+        except ConnectionError:
+            pass
+        finally:
+            self.closed = True
+            self._news.set()
+
+    def take_answer(self, opaque: int) -> RemotingCommand | None:
+        """Remove and return the first answer with this number."""
+        return _take(self.answers, lambda answer: answer.opaque == opaque)
+
+    async def close(self) -> None:
+        self.writer.close()
+        await self._task
+
+
+def _take(
+    commands: list[RemotingCommand], fits: Callable[[RemotingCommand], bool]
+) -> RemotingCommand | None:
+    for number, command in enumerate(commands):
+        if fits(command):
+            return commands.pop(number)
+    return None
+
+
+class Observer:
+    """What a replay tells; the methods of this one do nothing."""
+
+    def answered(self, step: Step, ours: RemotingCommand | None) -> None:
+        """`step` is the recorded answer, `ours` what came instead; None when nothing came."""
+
+    def pushed(self, step: Step, ours: RemotingCommand | None) -> None:
+        """`step` is a request of the official server to the client, `ours` the like of it."""
+
+    def left_over(self, peer: Peer, unanswered: list[Step]) -> None:
+        """Everything was sent; these requests have no recorded answer."""
+
+
+class Replay:
+    """Plays one recording."""
+
+    def __init__(self, file: str, config: BrokerConfig, observer: Observer) -> None:
+        self._steps = steps_of(file)
+        self._config = config
+        self._observer = observer
+        self._peers: dict[int, Peer] = {}
+        self._unanswered: dict[int, list[Step]] = defaultdict(list)
+        self._places = Places()
+
+    def run(self) -> list[Record]:
+        """Play it on a loop of its own; return recorded messages that the broker still owes.
+
+        These are retries, delayed messages and committed ones that it did not bring about, and that
+        were put back for the requests behind them.
+        """
+        loop = SteppedLoop()
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(self._run(loop))
+        return self._left_out.owed
+
+    async def _run(self, loop: SteppedLoop) -> None:
+        self._loop = loop
+        self._news = asyncio.Event()
+        lay_down(PastReader(self._steps, self._config).past, self._config.store.root)
+        self._broker = broker = Broker(self._config, now_ms=loop.now_ms)
+        await broker.start()
+        self._address = broker.address
+        self._left_out = LeftOut(
+            self._steps, broker._store, self._places, self._flushed, self._leap_until
+        )
+        try:
+            for step in self._steps:
+                if step.is_from_client:
+                    await self._send(step)
+                elif step.is_answer:
+                    await self._receive(step)
+                else:
+                    await self._receive_push(step)
+            await self._settle()
+        finally:
+            for peer in self._peers.values():
+                await peer.close()
+            await broker.stop()
+
+    async def _peer(self, number: int) -> Peer:
+        peer = self._peers.get(number)
+        if peer is None:
+            host, _, port = self._address.rpartition(":")
+            peer = Peer(*await asyncio.open_connection(host, int(port)), self._news)
+            self._peers[number] = peer
+        return peer
+
+    async def _send(self, step: Step) -> None:
+        peer = await self._peer(step.connection)
+        if step.answer is None:
+            self._unanswered[step.connection].append(step)
+        if peer.closed:
+            return
+        command = step.command
+        if command is not None and not command.is_response:
+            await self._left_out.before(step, Line(self, peer))
+            if command.code == RequestCode.QUERY_MESSAGE:
+                self._index_all()
+        peer.writer.write(self._translated(step))
+        if command is not None and command.flag & FLAG_ONE_WAY:
+            await self._served(peer)
+            await self._flushed()
+        elif step.answer is not None and not _may_be_held(step):
+            await self._until(lambda: peer.closed or _has(peer.answers, step), may_leap=False)
+
+    async def _served(self, peer: Peer) -> None:
+        """Return when everything sent on the connection has been served, or it is closed."""
+        if peer.closed:
+            return
+        peer.writer.write(LAST_REQUEST)
+        await self._until(
+            lambda: peer.closed or any(answer.opaque == LAST_OPAQUE for answer in peer.answers),
+            may_leap=False,
+        )
+        peer.take_answer(LAST_OPAQUE)
+
+    def _is_flushed(self) -> bool:
+        store = self._broker._store
+        return store.durable_offset >= store.write_offset
+
+    async def _flushed(self) -> None:
+        self._broker._store.request_flush()
+        while not self._is_flushed():  # noqa: ASYNC110  # the store tells the broker only
+            await asyncio.sleep(0.0005)
+
+    def _index_all(self) -> None:
+        while self._broker._store.tick():
+            pass
+
+    # --- places
+
+    def _translated(self, step: Step) -> bytes:
+        """Return the request with our places in the log instead of the recorded ones."""
+        command = step.command
+        if command is None:
+            return step.frame
+        changed: dict[str, int] = {}
+        match command.header:
+            case headers.ViewMessageRequestHeader(offset=offset):
+                changed = {"offset": self._places.physical.get(offset, offset)}
+            case headers.ConsumerSendMsgBackRequestHeader(offset=offset):
+                changed = {"offset": self._places.physical.get(offset, offset)}
+            case headers.PullMessageRequestHeader() as pull:
+                shift = self._places.shift((pull.topic, pull.queue_id), pull.queue_offset)
+                if shift:
+                    changed = {"queueOffset": pull.queue_offset + shift}
+            case headers.QueryMessageRequestHeader() if step.answer and not _code(step.answer):
+                changed = {"beginTimestamp": 0, "endTimestamp": INT64_MAX}
+            case headers.EndTransactionRequestHeader(commit_log_offset=offset):
+                half = self._places.halves.get(offset)
+                if half is not None:
+                    changed = {
+                        "commitLogOffset": half.physical_offset,
+                        "tranStateTableOffset": half.queue_offset,
+                    }
+        if not changed:
+            return step.frame
+        texts = texts_of(command.header) or {}
+        return encode_request(
+            command.code,
+            opaque=command.opaque,
+            header=texts | {name: str(value) for name, value in changed.items()},
+            body=command.body,
+            one_way=command.is_one_way,
+            header_type=command.header_type,
+            remark=command.remark,
+            version=command.version,
+            language=command.language,
+        )
+
+    def _learn(self, step: Step, ours: RemotingCommand) -> None:
+        """Note where the messages of an answer lie, recorded and here."""
+        theirs_fields = answer_fields(step)
+        ours_fields = ours.header if isinstance(ours.header, dict) else {}
+        if theirs_fields.get("msgId") and ours_fields.get("msgId"):
+            theirs = offsets_in_ids(theirs_fields["msgId"])
+            here = offsets_in_ids(ours_fields["msgId"])
+            self._places.physical.update(zip(theirs, here, strict=False))
+            unique_key = _unique_key_of_half(step)
+            queue = _queue_of_plain(step, theirs_fields)
+            if queue is not None:
+                self._places.note_shift(
+                    queue, int(theirs_fields["queueOffset"]), int(ours_fields["queueOffset"])
+                )
+            if unique_key is not None:
+                half = Half(here[0], int(ours_fields["queueOffset"]))
+                self._places.halves[theirs[0]] = half
+                self._places.halves_by_key[unique_key] = half
+        for their, our in zip(records_of(step), records_in(step, ours), strict=False):
+            self._places.physical[their.physical_offset] = our.physical_offset
+
+    # --- receiving
+
+    async def _receive(self, step: Step) -> None:
+        peer = await self._peer(step.connection)
+        request = step.request
+        assert request is not None
+        assert request.command is not None
+        held = _may_be_held(request)
+
+        def came() -> bool:
+            return peer.closed or _has(peer.answers, request)
+
+        if held and not came():
+            await self._left_out.while_held(step)
+        await self._until(came, may_leap=held)
+        ours = peer.take_answer(request.command.opaque)
+        if held and _code_of(ours) == ResponseCode.PULL_NOT_FOUND != _code(step):
+            # It timed out while the clock was moved on for something else; the client asks again.
+            await self._left_out.while_held(step)
+            peer.writer.write(self._translated(request))
+            await self._until(came, may_leap=held)
+            ours = peer.take_answer(request.command.opaque)
+        if ours is not None and ours.code == 0:
+            self._learn(step, ours)
+        self._observer.answered(step, ours)
+
+    async def _receive_push(self, step: Step) -> None:
+        peer = await self._peer(step.connection)
+        push = step.command
+        if push is None or push.code not in PUSHES:
+            return
+
+        def fits(command: RemotingCommand) -> bool:
+            return command.code == push.code and _about(command) == _about(push)
+
+        if not any(map(fits, peer.pushes)) and push.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+            await self._end_connections(step)
+        await self._until(lambda: any(map(fits, peer.pushes)), may_leap=True)
+        ours = _take(peer.pushes, fits)
+        if ours is not None and push.code == RequestCode.CHECK_TRANSACTION_STATE:
+            self._places.halves[_number(push, "commitLogOffset")] = Half(
+                _number(ours, "commitLogOffset"), _number(ours, "tranStateTableOffset")
+            )
+        self._observer.pushed(step, ours)
+
+    async def _end_connections(self, step: Step) -> None:
+        """Close connections that the recording does not use any more: that is what it shows."""
+        used = {later.connection for later in self._steps[step.number :]}
+        for number, peer in self._peers.items():
+            if number not in used:
+                await peer.close()
+
+    async def _settle(self) -> None:
+        """Have everything that was sent served: a request behind it on each connection is."""
+        for number, peer in self._peers.items():
+            unanswered = self._unanswered[number]
+            await self._served(peer)
+            self._observer.left_over(peer, unanswered)
+
+    async def _leap_until(self, happened: Callable[[], bool], leaps: int) -> None:
+        await self._until(happened, may_leap=True, leaps_max=leaps)
+
+    async def _until(
+        self, happened: Callable[[], bool], *, may_leap: bool, leaps_max: int = LEAPS_MAX
+    ) -> None:
+        """Return when it happened, or when it will not any more."""
+        leaps = 0
+        given_up = time.monotonic() + PATIENCE_S
+        while not happened() and leaps < leaps_max and time.monotonic() < given_up:
+            self._news.clear()
+            try:
+                async with asyncio.timeout(QUIET_S if may_leap else PATIENCE_S):
+                    await self._news.wait()
+            except TimeoutError:
+                if may_leap and self._is_flushed():
+                    self._loop.ahead += LEAP_S
+                    leaps += 1
+
+
+class Line:
+    """One connection, for requests that the recording leaves out."""
+
+    def __init__(self, replay: Replay, peer: Peer) -> None:
+        self._replay = replay
+        self._peer = peer
+
+    async def ask(
+        self, code: int, header: Header | Mapping[str, str] | None = None, body: bytes = b""
+    ) -> RemotingCommand:
+        """Send a request and return its answer."""
+        peer = self._peer
+        peer.writer.write(encode_request(code, opaque=ASKED_OPAQUE, header=header, body=body))
+        await self._replay._until(
+            lambda: any(answer.opaque == ASKED_OPAQUE for answer in peer.answers), may_leap=False
+        )
+        answer = peer.take_answer(ASKED_OPAQUE)
+        assert answer is not None
+        return answer
+
+
+def _has(answers: list[RemotingCommand], request: Step) -> bool:
+    assert request.command is not None
+    return any(answer.opaque == request.command.opaque for answer in answers)
+
+
+def _queue_of_plain(step: Step, fields: dict[str, str]) -> QueueKey | None:
+    """Return the queue in which the message lies that was sent; None if it had to wait first."""
+    assert step.request is not None
+    assert step.request.command is not None
+    header = step.request.command.header
+    assert isinstance(header, headers.SendMessageRequestHeader)
+    waits = is_put_off(header.properties)
+    return None if waits else (header.topic, int(fields["queueId"]))
+
+
+def _unique_key_of_half(step: Step) -> str | None:
+    """Return the id of the half message that an answer is about; None if it is about another."""
+    assert step.request is not None
+    assert step.request.command is not None
+    header = step.request.command.header
+    if not isinstance(header, headers.SendMessageRequestHeader):
+        return None
+    properties = decode_properties(header.properties or "")
+    return properties.get("UNIQ_KEY") if properties.get("TRAN_MSG") == "true" else None
+
+
+def _code(step: Step) -> int | None:
+    return _code_of(step.command)
+
+
+def _code_of(command: RemotingCommand | None) -> int | None:
+    return None if command is None else command.code
+
+
+def _may_be_held(step: Step) -> bool:
+    """Whether the official broker may have kept the request waiting."""
+    assert step.command is not None
+    header = step.command.header
+    return isinstance(header, headers.PullMessageRequestHeader) and bool(
+        header.sys_flag & SUSPEND_FLAG
+    )
+
+
+def records_in(step: Step, ours: RemotingCommand) -> list[Record]:
+    """Return the records in our answer to a request whose recorded answer has records."""
+    assert step.request is not None
+    assert step.request.command is not None
+    if step.request.command.code not in WITH_RECORDS or ours.code != 0:
+        return []
+    return decode_records(ours.body)
+
+
+def _about(command: RemotingCommand) -> object:
+    """Return which group or transaction a request of the broker is about."""
+    fields = texts_of(command.header) or {}
+    return fields.get("consumerGroup") or fields.get("msgId")
+
+
+def _number(command: RemotingCommand, name: str) -> int:
+    return int((texts_of(command.header) or {})[name])
