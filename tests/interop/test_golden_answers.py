@@ -248,6 +248,9 @@ DEVIATIONS: Final = (
     ),
 )
 
+# One more is no exchange: a PROXY line and a TLS greeting end the connection like other garbage.
+# The official servers take them on the same port; here neither is offered.
+
 # Differences inside an answer that are on purpose too, see where they are used.
 CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 """The official broker stores a half message anew for each check, with its count in this property
