@@ -1,0 +1,76 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.util.HashMap;
+import java.util.Map;
+
+/**
+ * Runs scenarios with an unmodified RocketMQ client and prints what it saw, one JSON object a line.
+ *
+ * Commands come on standard input, one a line, tab-separated: run number, scenario, arguments. Each
+ * runs in a thread of its own; its lines carry the run's number, and the last one has the event
+ * "done" or "failed". The process ends with its standard input.
+ *
+ * java Driver NAMESRV
+ */
+public final class Driver {
+    interface Scenario {
+        void run(Scope scope) throws Exception;
+    }
+
+    private static final Map<String, Scenario> SCENARIOS = new HashMap<>();
+
+    static {
+        SCENARIOS.put("send", Sending::send);
+        SCENARIOS.put("batch", Sending::batch);
+        SCENARIOS.put("delay", Sending::delay);
+        SCENARIOS.put("sizes", Sending::sizes);
+        SCENARIOS.put("refused", Sending::refused);
+        SCENARIOS.put("look_up", Sending::lookUp);
+        SCENARIOS.put("produce", Sending::produce);
+        SCENARIOS.put("consume", Consuming::consume);
+        SCENARIOS.put("orderly", Consuming::orderly);
+        SCENARIOS.put("retry", Consuming::retry);
+        SCENARIOS.put("broadcasting", Consuming::broadcasting);
+        SCENARIOS.put("sharing", Consuming::sharing);
+        SCENARIOS.put("pull", Pulling::pull);
+        SCENARIOS.put("lite_pull", Driver::litePull);
+        SCENARIOS.put("transactions", Transactions::transactions);
+        SCENARIOS.put("die_undecided", Transactions::dieUndecided);
+        SCENARIOS.put("take_over", Transactions::takeOver);
+    }
+
+    private Driver() {
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        BufferedReader commands =
+            new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        String line;
+        while ((line = commands.readLine()) != null) {
+            Scope scope = new Scope(arguments[0], line.split("\t"));
+            Scenario scenario = SCENARIOS.get(scope.scenario);
+            Thread thread = new Thread(() -> run(scenario, scope), "run-" + scope.run);
+            thread.setDaemon(true);
+            thread.start();
+        }
+        Runtime.getRuntime().halt(0);  // clients start threads that would keep the process alive
+    }
+
+    private static void run(Scenario scenario, Scope scope) {
+        try {
+            scenario.run(scope);
+            scope.close();
+            scope.say("done");
+        } catch (Throwable failure) {  // also a NoSuchMethodError of another client version
+            failure.printStackTrace();
+            scope.say("failed", "reason", String.valueOf(failure));
+            scope.close();
+        }
+    }
+
+    /** The class is compiled only for clients that have a lite pull consumer (since 4.6). */
+    private static void litePull(Scope scope) throws Exception {
+        Class.forName("LitePulling").getDeclaredMethod("litePull", Scope.class).invoke(null, scope);
+    }
+}
