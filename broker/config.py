@@ -157,7 +157,7 @@ class StoreSettings:
         "deleteWhen",
         "04",
         pattern(_HOURS, "hours of the day from 00 to 23, several separated by ;"),
-        "local hours in which expired files are deleted; without effect so far, see fileReservedTime",
+        "local hours in which expired files are deleted; without effect so far as well",
     )
 
     def store_config(self, delay_levels_ms: tuple[int, ...]) -> StoreConfig:
