@@ -17,6 +17,8 @@ end, once, so that all workers agree on it even while a broker appends:
 
 * what lies behind the last whole record and before unwritten space was never finished, and is
   not reported as damage; a last record whose body fails its CRC is such a one;
+* of a group that is being copied into the log the first bytes may arrive last (memcpy does so);
+  a hole near the end of a store that is open, or was not closed, is given a second to fill;
 * a log that was cut (RocketMQ cuts without zeroing) and then written on can have old whole
   records behind its true end. They are told by their clocks: the records behind the cut are all
   older, by the broker's clock and by the producers', than those before it.
@@ -27,6 +29,7 @@ Source: RocketMQ ``CommitLog.java``; sizes and magics from ``halfmq.store.format
 import mmap
 import re
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -43,6 +46,9 @@ from .rows import RECORD_SIZE_MIN, Rows, SegmentBytes
 BATCH_ROWS: Final = 65_536  # records decoded at once: enough to make numpy's fixed cost vanish
 BATCH_BYTES: Final = 32 << 20  # and at most so many bytes: bounds a worker's memory
 STALE_STEP_MIN: Final = 1_000  # ms; a restart takes longer, a clock correction is mostly smaller
+APPEND_SIZE_MAX: Final = 16 << 20  # bytes that a broker may be copying into the log in one go
+SETTLE_TIME: Final = 1.0  # seconds that it may take, not running for most of them
+SETTLE_PAUSE: Final = 0.02  # seconds
 RECORD_SIZE_MAX: Final = (4 << 20) + (64 << 10)  # bytes; RocketMQ's default limit for a record
 
 _SEGMENT_NAME: Final = re.compile(r"\d{20}")
@@ -124,7 +130,8 @@ def survey(directory: str | Path) -> LogExtent:
     segments = find_segments(directory)
     while segments:
         last = segments[-1]
-        end, tail = _find_end(SegmentReader(last, last.size))
+        live = Path(last.path).parent.with_name("abort").exists()
+        end, tail = _find_end(SegmentReader(last, last.size), may_be_live=live)
         if end:
             return LogExtent(tuple(segments), last.base + end, tail)
         segments.pop()  # pre-allocated, or just begun
@@ -167,10 +174,13 @@ class SegmentReader:
                 yield rows
                 continue
             hole = self._hole(position)
-            yield hole
-            position += hole.size
+            if hole is not None:
+                yield hole
+                position += hole.size
         if stop <= position < end and self._next_start(position) != position:
-            yield self._hole(position)
+            hole = self._hole(position)
+            if hole is not None:
+                yield hole
 
     def _rows(self, position: int, stop: int, batch_rows: int) -> tuple[Rows | None, int]:
         """Read whole records from here; None when here is none."""
@@ -204,12 +214,20 @@ class SegmentReader:
             position += size
         return positions, position
 
-    def _hole(self, position: int) -> Hole:
+    def _hole(self, position: int) -> Hole | None:
+        """Describe what is here instead of a record; None when it has just become one.
+
+        A broker may be writing. It writes in order: if something further on is whole by now,
+        then so is what stands here, unless it is damaged.
+        """
         if self._is_blank(position):
             return Hole(position, self.segment.size - position, None)
         prefix = self._map[position : position + _PREFIX_SIZE]
         reason = NOT_A_RECORD if any(prefix) else UNWRITTEN
-        return Hole(position, self._next_start(position + 1) - position, reason)
+        following = self._next_start(position + 1)
+        if self._next_start(position) == position:
+            return None
+        return Hole(position, following - position, reason)
 
     def _next_start(self, position: int) -> int:
         """Find the first record or blank at or behind ``position``, else the limit."""
@@ -257,16 +275,14 @@ class SegmentReader:
         return size, magic
 
 
-def _find_end(reader: SegmentReader) -> tuple[int, str | None]:
+def _find_end(reader: SegmentReader, *, may_be_live: bool) -> tuple[int, str | None]:
     """Find where the last segment's whole records end, and what follows unless it is unwritten."""
     size = reader.segment.size
-    chunks: list[Rows] = []
-    holes: list[Hole] = []
-    for item in reader.scan(0, size):
-        if isinstance(item, Rows):
-            chunks.append(item)
-        else:
-            holes.append(item)
+    deadline = time.monotonic() + SETTLE_TIME
+    chunks, holes = _read_segment(reader)
+    while may_be_live and _is_unsettled(chunks, holes) and time.monotonic() < deadline:
+        time.sleep(SETTLE_PAUSE)
+        chunks, holes = _read_segment(reader)
     if holes and holes[-1].reason is None and not chunks:
         return size, None
     if not chunks:
@@ -281,8 +297,30 @@ def _find_end(reader: SegmentReader) -> tuple[int, str | None]:
     while kept and not _is_whole(chunks, kept - 1):
         kept -= 1
     end = int(ends[kept - 1]) if kept else int(starts[0])
-    torn = end < size and any(reader.head(end))
+    # What was seen in passing counts: a broker may have written more since.
+    torn = kept < len(starts) or any(
+        hole.position == end and hole.reason == NOT_A_RECORD for hole in holes
+    )
     return end, "a record that was not written completely" if torn else None
+
+
+def _read_segment(reader: SegmentReader) -> tuple[list[Rows], list[Hole]]:
+    chunks: list[Rows] = []
+    holes: list[Hole] = []
+    for item in reader.scan(0, reader.segment.size):
+        if isinstance(item, Rows):
+            chunks.append(item)
+        else:
+            holes.append(item)
+    return chunks, holes
+
+
+def _is_unsettled(chunks: list[Rows], holes: list[Hole]) -> bool:
+    """Tell whether a hole lies so near the end that a broker may be filling it right now."""
+    if not chunks:
+        return False
+    end = int(chunks[-1].ends[-1])
+    return any(h.reason and 0 < end - h.position <= APPEND_SIZE_MAX for h in holes)
 
 
 def _is_garbage(reader: SegmentReader) -> bool:

@@ -331,6 +331,49 @@ def test_a_record_half_written_at_any_byte_is_not_there_yet(tmp_path: Path) -> N
         assert (extent.tail is None) == (written < 4)  # the size's first bytes are zero
 
 
+@pytest.fixture
+def unsettled(tmp_path: Path) -> tuple[Path, list[Written], bytes]:
+    """A log whose record 7 of 10 has not arrived though the next ones have, and its bytes."""
+    folder = tmp_path / "commitlog"
+    written = some_log(folder, 10)
+    late = written[7]
+    with (folder / f"{0:020}").open("rb") as file:
+        content = file.read()[late.offset : late.offset + late.size]
+    overwrite(folder, late.offset, bytes(late.size))
+    return tmp_path, written, content
+
+
+def test_a_record_whose_head_arrives_last_is_waited_for(
+    unsettled: tuple[Path, list[Written], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker copies several records at once, and memcpy may write the first bytes last."""
+    root, written, content = unsettled
+    (root / "abort").touch()  # the store is open
+    monkeypatch.setattr(
+        "halfmq.spark_jobs.segments.time.sleep",
+        lambda _: overwrite(root / "commitlog", written[7].offset, content),
+    )
+
+    assert damage(root) == []
+    assert len(offsets(root)) == 10
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_hole_that_nobody_fills_is_damage(
+    is_open: bool, unsettled: tuple[Path, list[Written], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a closed store at once, in an open one when it had its time."""
+    root, written, _ = unsettled
+    slept: list[float] = []
+    monkeypatch.setattr("halfmq.spark_jobs.segments.time.sleep", slept.append)
+    monkeypatch.setattr("halfmq.spark_jobs.segments.SETTLE_TIME", 0.01)
+    if is_open:
+        (root / "abort").touch()
+
+    assert damage(root) == [(written[7].offset, written[7].size, UNWRITTEN)]
+    assert bool(slept) == is_open
+
+
 @pytest.mark.parametrize("begun", [0, 1, 4, 8, 60])
 def test_a_next_segment_that_holds_no_whole_record_is_left_out(begun: int, tmp_path: Path) -> None:
     """Brokers allocate the next file ahead, and may just have begun it."""

@@ -1,0 +1,57 @@
+"""The audit command where it cannot even begin; neither Java nor Spark is needed here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from halfmq.spark_jobs.__main__ import main
+from tests.support.log_writer import LogWriter
+
+
+def test_without_pyspark_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PySpark is an extra; the broker does not bring it."""
+    LogWriter(tmp_path).close()
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+
+    assert main(["audit", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == (
+        "audit: pyspark is not installed: run  pip install 'halfmq[spark]'\n"
+    )
+
+
+@pytest.mark.parametrize("package", ["numpy", "pyarrow"])
+def test_without_the_parser_s_packages_too(package: str, tmp_path: Path) -> None:
+    """They come with the same extra."""
+    code = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from halfmq.spark_jobs.__main__ import main\n"
+        f"sys.exit(main(['audit', {str(tmp_path)!r}]))"
+    )
+
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == 2
+    assert ended.stderr == f"audit: {package} is not installed: run  pip install 'halfmq[spark]'\n"
+
+
+def test_without_java_it_says_how_to_get_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spark itself would say that JAVA_HOME is not set."""
+    pytest.importorskip("pyspark")
+    LogWriter(tmp_path).close()
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("pyspark.sql.SparkSession.getActiveSession", lambda: None)
+
+    assert main(["audit", str(tmp_path)]) == 2
+    assert "halfmq[spark,spark-java]" in capsys.readouterr().err
