@@ -13,6 +13,7 @@ most of what an append costs, it costs however many records it takes.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
 
@@ -29,6 +30,8 @@ from halfmq.store.format.topics import CLIENTS_MAY_NOT_SEND
 
 from ..connection import Connection, Handler
 from ..topics import TopicConfig
+
+logger = logging.getLogger(__name__)
 
 PROPERTIES_SIZE_MAX: Final = 32_767
 """Bytes of all properties of a record, whose length field is an int16."""
@@ -118,7 +121,9 @@ class PlainSends:
             return
         try:
             appended = self._append([staged.draft for staged in group])
-        except StoreError:
+        except Exception as error:  # whatever it is, each of them is owed an answer
+            if not isinstance(error, StoreError):
+                logger.exception("event=group_failed messages=%d", len(group))
             # One message may be at fault: each for itself gets what it deserves.
             for staged in group:
                 reply = self._send_alone(staged.request, staged.connection)

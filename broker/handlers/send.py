@@ -30,6 +30,7 @@ from halfmq.store.format.properties import (
 )
 
 from ..connection import Connection, Handler
+from ..delay import delay_level
 from ..errors import RequestRefusedError
 from ..router import answer
 from ..topics import TopicConfig
@@ -203,10 +204,10 @@ class SendHandler:
     ) -> bytes | None:
         """Serve a half, delayed or retried message, or find that it is none of these."""
         properties = decode_properties(draft.properties)
-        delay_level = _integer(properties.get("DELAY"))
+        level = delay_level(draft.properties)
         # A consumer's retry of a committed message still carries TRAN_MSG; it is no half message.
         # Source: SendMessageProcessor, since 4.6.1.
-        is_retry = draft.reconsume_times > 0 and delay_level > 0
+        is_retry = draft.reconsume_times > 0 and level > 0
         if properties.get("TRAN_MSG", "").lower() == "true" and not is_retry:
             return self._prepare(request, header, draft, properties, unique_key, connection)
         if header.sys_flag & TRANSACTION_MASK:
@@ -219,7 +220,7 @@ class SendHandler:
         answered = draft
         if header.topic.startswith(topic_names.RETRY_PREFIX):
             draft = self._retry(header, draft, request.version)
-        if delay_level > 0 and not draft.topic.startswith(topic_names.DEAD_LETTER_PREFIX):
+        if level > 0 and not draft.topic.startswith(topic_names.DEAD_LETTER_PREFIX):
             draft = self._delayed(draft)
         appended = self._append((draft,))[0]
         if draft.topic == topic_names.SCHEDULE_TOPIC:  # the client asked for another queue
@@ -415,10 +416,6 @@ def _units(body: bytes) -> list[BatchUnit]:
         return decode_batch(body)
     except ValueError as error:
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-
-
-def _integer(text: str | None) -> int:
-    return int(text) if text is not None and text.lstrip("-").isdigit() else 0
 
 
 def _refuse_timer(properties: dict[str, str]) -> None:

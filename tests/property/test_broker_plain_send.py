@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,8 +29,11 @@ class Log:
     def __init__(self) -> None:
         self.drafts: list[Draft] = []
         self.refused = b""
+        self.failure: Exception | None = None
 
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+        if self.failure is not None:
+            raise self.failure
         if any(draft.body == self.refused for draft in group):
             raise RecordTooLargeError("a record", 1, 0)
         start = len(self.drafts)
@@ -174,3 +178,27 @@ async def test_a_one_way_message_is_stored_and_not_answered() -> None:
 
     assert len(log.drafts) == 1
     assert not _answers(connection)
+
+
+async def test_an_unexpected_error_of_a_group_is_answered_too() -> None:
+    """No sender waits for an answer that will never come, whatever went wrong."""
+    log, connection = Log(), FakeConnection()
+    log.failure = OSError(24, "too many open files")
+    handler = _handler(log)
+    for opaque in range(2):
+        assert handler.send(_request("UNIQ_KEY\x01A\x02", opaque=opaque), connection) is None
+    await asyncio.sleep(0)
+
+    assert [(one.opaque, one.code) for one in _answers(connection)] == [(0, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("level", ["²", "--5", "9" * 5_000, "x", " "])
+def test_a_delay_level_that_is_no_number_delays_nothing(level: str) -> None:
+    """The message is stored as if it had no level, as the schedule would read it."""
+    log, connection = Log(), FakeConnection()
+    reply = _handler(log).send(_request(f"DELAY\x01{level}\x02"), connection)
+
+    assert reply is not None
+    connection.write(reply)
+    assert [one.code for one in _answers(connection)] == [0]
+    assert [draft.topic for draft in log.drafts] == ["T"]
