@@ -44,9 +44,9 @@ LOOKS_PER_TICK: Final = 2_000
 BUSY_RETRY_MS: Final = 1_000
 """How soon a check is tried again when every connection of the group has too much to read."""
 
-RESTART_GRACE_MS: Final = 3_000
-"""Time after a start before the first check: producers that were connected come back, and some
-bring the decision."""
+RESTART_GRACE_MS: Final = 400
+"""Time after a start before the first check: producers that come back at once may bring the
+decision. A group that is not back yet is asked when it is."""
 
 ABSENT_SWEEP_MS: Final = 5_000
 """How often groups that are away are looked for, should the news of a connection have been lost."""

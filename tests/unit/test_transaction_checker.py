@@ -301,6 +301,17 @@ def test_after_a_restart_checks_wait_a_moment(broker: Broker) -> None:
     assert producer.asked_offsets == [half.physical_offset]
 
 
+def test_half_a_second_after_a_restart_what_is_due_is_asked(broker: Broker) -> None:
+    """Nobody waits for a decision longer than a producer needs to come back."""
+    half = broker.prepare()
+    broker.log.flush()
+    broker.clock.now_ms += 3_600_000
+    broker.restart()
+    producer = broker.producers.join("pg", Connected())
+    broker.wait(500)
+    assert producer.asked_offsets == [half.physical_offset]
+
+
 def test_a_young_half_is_not_asked_early_by_a_restart(broker: Broker) -> None:
     """Its time counts from when it was stored."""
     broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS="60")
