@@ -30,7 +30,8 @@ from .release import ReplyRelease
 logger = logging.getLogger(__name__)
 
 IDLE_TIMEOUT_S: Final = 120.0
-"""Seconds without a byte from the peer until its connection is closed; clients beat every 30 s.
+"""Seconds without a byte from or to the peer until its connection is closed; clients beat every
+30 s.
 Source: `NettyServerConfig.serverChannelMaxIdleTimeSeconds`."""
 
 IDLE_SCAN_S: Final = 10.0
@@ -98,7 +99,8 @@ class ClientConnection(asyncio.Protocol):
         self.remote_host = self.store_host = b""
         self.broker_address = ""
         self.language = self.version = 0
-        self.last_read = self._loop.time()
+        self.last_seen = self._loop.time()
+        self._unsent = 0  # bytes that waited for the peer to read them at the last look
 
     # --- asyncio.Protocol
 
@@ -128,7 +130,7 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Serve every request that `data` completes and write their replies at once."""
-        self.last_read = self._loop.time()
+        self.last_seen = self._loop.time()
         broken: ProtocolError | None = None
         try:
             commands = self._decoder.receive_data(data)
@@ -258,6 +260,18 @@ class ClientConnection(asyncio.Protocol):
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
+
+    def is_idle(self, since: float) -> bool:
+        """Whether the peer has neither written nor read anything since a loop time.
+
+        One that takes its answers slowly is not asked for more meanwhile, and yet is there.
+        """
+        transport = self._transport
+        unsent = 0 if transport is None else transport.get_write_buffer_size()
+        if unsent != self._unsent:
+            self._unsent = unsent
+            self.last_seen = self._loop.time()
+        return self.last_seen < since
 
     def _remember_peer(self, command: RemotingCommand) -> None:
         if command.version != self.version or command.language != self.language:
@@ -402,7 +416,7 @@ class Server:
         loop = asyncio.get_running_loop()
         limit = loop.time() - IDLE_TIMEOUT_S
         for connection in list(self._shared.connections):
-            if connection.last_read < limit:
+            if connection.is_idle(limit):
                 logger.info("event=idle_closed peer=%s", connection.name)
                 connection.abort()  # a peer that vanished takes no goodbye
         self._idle_scan = loop.call_later(IDLE_SCAN_S, self._scan_idle)

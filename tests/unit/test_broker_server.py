@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -337,3 +338,18 @@ async def test_a_silent_peer_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with _serving(_echo, lost=lost) as (server, _), _peer(server) as peer:
         assert await peer.is_closed()
         assert len(lost) == 1
+
+
+async def test_a_peer_that_reads_slowly_is_not_silent() -> None:
+    """While it takes its answers no request of it is read, and it must not be closed for that."""
+    connection = server_module.ClientConnection(
+        server_module.Shared(Router(), ReplyRelease(Log()), lambda _connection: None)
+    )
+    transport = Mock(get_write_buffer_size=Mock(side_effect=[900, 800, 800]))
+    connection._transport = transport
+    idle = []
+    for _ in range(3):
+        connection.last_seen = asyncio.get_running_loop().time() - 10
+        idle.append(connection.is_idle(connection.last_seen + 5))
+
+    assert idle == [False, False, True]
