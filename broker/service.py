@@ -26,6 +26,7 @@ from halfmq.store.recovery import RecoveryReport
 from .config import BrokerConfig
 from .connection import Handler
 from .delay import DelayLevels, DelayService, parse_delay_levels
+from .group_append import GroupAppend
 from .groups import GroupTable
 from .handlers.clients import ClientHandlers
 from .handlers.locks import LockHandlers
@@ -97,6 +98,7 @@ class Broker:
         )
         self._polling = LongPolling()
         self._release = ReplyRelease(self._store, on_released=self._polling.wake)
+        self._group = GroupAppend(self._store)
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
         self._tables = self._make_tables()
         self.transactions = self._make_transactions()
@@ -219,7 +221,7 @@ class Broker:
             self._pull,
             send_back,
             self._clients,
-            TransactionHandler(self.transactions, store, self._release.ask_flush),
+            TransactionHandler(self.transactions, store, self._group, self._release.ask_flush),
             OffsetHandlers(store, tables.offsets, tables.topics, tables.groups),
             QueryHandlers(store),
             LockHandlers(tables.locks),
@@ -235,6 +237,7 @@ class Broker:
         )
         return SendHandler(
             self._store,
+            self._group,
             self._tables.topics,
             self.transactions,
             delayed=self._levels.delayed,

@@ -1,50 +1,40 @@
-"""The short path of sending: single messages without anything special about them.
+"""The short path of sending: single messages without anything special about them, and halves.
 
-Nearly every message is one: its topic exists, and its properties ask for no delay and no
-transaction. Such a message is staged by one look at the topic table and one at the *shape* of its
-properties, which is all of them but the unique key: a producer sends the same few shapes over and
-over, so what they mean is worked out once. Everything else is left to `send`, which knows every
-rule; nothing is refused here.
-
-What one pass of the event loop stages, from all connections, is appended as one group at its end:
-most of what an append costs, it costs however many records it takes.
+Nearly every message is one: its topic exists, and its properties ask for no delay. Such a message
+is staged by one look at the topic table and one at the *shape* of its properties, which is all of
+them but the unique key: a producer sends the same few shapes over and over, so what they mean is
+worked out once. Everything else is left to `send`, which knows every rule; nothing is refused here.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol
+
+import msgspec
 
 from halfmq.remoting.codes import FLAG_ONE_WAY
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.remoting.replies import encode_send_reply
 from halfmq.store.draft import Appended, Draft
-from halfmq.store.errors import StoreError
 from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK
 from halfmq.store.format.ids import offset_message_id
-from halfmq.store.format.properties import tags_code
+from halfmq.store.format.properties import get_property, tags_code
 from halfmq.store.format.topics import CLIENTS_MAY_NOT_SEND
 
 from ..connection import Connection, Handler
+from ..group_append import GroupAppend
 from ..topics import TopicConfig
-
-logger = logging.getLogger(__name__)
 
 PROPERTIES_SIZE_MAX: Final = 32_767
 """Bytes of all properties of a record, whose length field is an int16."""
-
-GROUP_MAX: Final = 1_024
-"""Messages staged before they are appended at once: about a millisecond of work."""
 
 SHAPES_MAX: Final = 4_096
 """Shapes remembered, about 500 bytes each; with that many of them, producers put something of their
 own into every message, and remembering serves nobody."""
 
 _UNIQUE_KEY: Final = "UNIQ_KEY\x01"
-_NOT_PLAIN: Final = (b"TRAN_MSG\x01", b"DELAY\x01", b"TIMER_", _UNIQUE_KEY.encode())
+_NOT_PLAIN: Final = (b"DELAY\x01", b"TIMER_", _UNIQUE_KEY.encode())
 
 
 class Shape(NamedTuple):
@@ -54,16 +44,68 @@ class Shape(NamedTuple):
     suffix: bytes  # what the broker adds
     tags_code: int
     waits: bool  # for the disk, unless the broker flushes by itself
+    producer_group: str  # of a half message; empty: the message is none
 
 
-class Staged(NamedTuple):
-    """A message that can be appended as it is, and where its answer goes."""
+class StagedMessage(msgspec.Struct, gc=False):
+    """A message that will be appended as it is."""
 
-    request: RemotingCommand
     draft: Draft
+    request: RemotingCommand
+    connection: Connection
     unique_key: str
     waits: bool
+
+    def appended(self, one: Appended) -> bytes | None:
+        """Answer it, when it is on disk if it has to be."""
+        request = self.request
+        if request.flag & FLAG_ONE_WAY:
+            return None
+        draft = self.draft
+        reply = encode_send_reply(
+            request,
+            offset_message_id(draft.store_host, one.physical_offset),
+            draft.queue_id,
+            one.queue_offset,
+            self.unique_key,
+        )
+        if self.waits:
+            self.connection.reply_when_durable(one.physical_offset + one.size, reply)
+            return None
+        return reply
+
+    def refused(self) -> None:
+        """Nothing was changed yet."""
+
+
+class StagedHalf(msgspec.Struct, gc=False):
+    """A transactional message whose half will be appended."""
+
+    draft: Draft
+    request: RemotingCommand
     connection: Connection
+    unique_key: str
+    message: Draft  # as the producer sent it
+    producer_group: str
+    transactions: Transactions
+
+    def appended(self, one: Appended) -> bytes | None:
+        """Enter the transaction; its answer waits for the disk in every flush mode."""
+        request, connection, message = self.request, self.connection, self.message
+        self.transactions.prepared(message, self.draft, one, self.producer_group, connection)
+        if not request.flag & FLAG_ONE_WAY:
+            reply = encode_send_reply(
+                request,
+                offset_message_id(message.store_host, one.physical_offset),
+                message.queue_id,
+                one.queue_offset,
+                self.unique_key,
+            )
+            connection.reply_when_durable(one.physical_offset + one.size, reply)
+        return None
+
+    def refused(self) -> None:
+        """Nothing was changed yet."""
 
 
 class Topics(Protocol):
@@ -72,19 +114,32 @@ class Topics(Protocol):
     def get(self, name: str) -> TopicConfig | None: ...
 
 
-class Log(Protocol):
-    """What sending needs of the store."""
+class Transactions(Protocol):
+    """What the short path needs of the transaction service."""
 
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+    @property
+    def reject(self) -> bool: ...
+
+    def half_of(self, message: Draft, unique_key: str) -> Draft: ...
+
+    def prepared(
+        self,
+        message: Draft,
+        half: Draft,
+        appended: Appended,
+        producer_group: str,
+        connection: Connection,
+    ) -> None: ...
 
 
 class PlainSends:
-    """Stages plain messages, and appends and answers them in groups."""
+    """Stages messages that need no second look."""
 
     def __init__(
         self,
-        log: Log,
+        group: GroupAppend,
         topics: Topics,
+        transactions: Transactions,
         *,
         broker_properties: bytes,
         max_message_size: int,
@@ -92,62 +147,26 @@ class PlainSends:
         send_alone: Handler,
     ) -> None:
         """`send_alone` serves one message by every rule, when its group could not be appended."""
-        self._append = log.append
+        self._group = group
         self._get_topic = topics.get
+        self._transactions = transactions
         self._broker_properties = broker_properties
         self._max_message_size = max_message_size
         self._sync_flush = sync_flush
         self._send_alone = send_alone
         self._shapes: dict[tuple[str, str], Shape] = {}
-        self._staged: list[Staged] = []
 
     def take(self, request: RemotingCommand, connection: Connection) -> bool:
         """Stage the message if it is a plain one; it is answered when it has been appended."""
         staged = self._stage(request, connection)
         if staged is None:
             return False
-        waiting = self._staged
-        waiting.append(staged)
-        if len(waiting) == 1:
-            asyncio.get_running_loop().call_soon(self.append_staged)
-        elif len(waiting) >= GROUP_MAX:
-            self.append_staged()
+        self._group.stage(staged, self._send_alone)
         return True
 
-    def append_staged(self) -> None:
-        """Append what is staged, as one group, and answer it; nothing happens if nothing is."""
-        group, self._staged = self._staged, []
-        if not group:
-            return
-        try:
-            appended = self._append([staged.draft for staged in group])
-        except Exception as error:  # whatever it is, each of them is owed an answer
-            if not isinstance(error, StoreError):
-                logger.exception("event=group_failed messages=%d", len(group))
-            # One message may be at fault: each for itself gets what it deserves.
-            for staged in group:
-                reply = self._send_alone(staged.request, staged.connection)
-                if reply is not None and not staged.request.flag & FLAG_ONE_WAY:
-                    staged.connection.write(reply)
-            return
-        for staged, one in zip(group, appended, strict=True):
-            request, connection = staged.request, staged.connection
-            if request.flag & FLAG_ONE_WAY:
-                continue
-            draft = staged.draft
-            reply = encode_send_reply(
-                request,
-                offset_message_id(draft.store_host, one.physical_offset),
-                draft.queue_id,
-                one.queue_offset,
-                staged.unique_key,
-            )
-            if staged.waits and self._sync_flush:
-                connection.reply_when_durable(one.physical_offset + one.size, reply)
-            else:
-                connection.write(reply)
-
-    def _stage(self, request: RemotingCommand, connection: Connection) -> Staged | None:
+    def _stage(
+        self, request: RemotingCommand, connection: Connection
+    ) -> StagedMessage | StagedHalf | None:
         """Return what is to be appended; None when the message is not a plain one."""
         header = request.header
         # The header is the plain dict when it did not fit its class.
@@ -163,7 +182,6 @@ class PlainSends:
             or name[0] == "%"
             or not 0 <= header.queue_id < topic.write_queue_nums
             or header.batch
-            or header.sys_flag & TRANSACTION_MASK
             or not body
             or len(body) > self._max_message_size
             or not text
@@ -175,7 +193,12 @@ class PlainSends:
             return None
         shape = self._shapes.get((head, tail)) or self._learn(head, tail)
         raw = text.encode() + shape.suffix
-        if not shape.plain or len(raw) > PROPERTIES_SIZE_MAX:
+        transactional = header.sys_flag & TRANSACTION_MASK or shape.producer_group
+        if (
+            not shape.plain
+            or len(raw) > PROPERTIES_SIZE_MAX
+            or (transactional and not self._may_prepare(header, shape))
+        ):
             return None
         draft = Draft(
             topic=name,
@@ -190,7 +213,27 @@ class PlainSends:
             store_host=connection.store_host,
             reconsume_times=header.reconsume_times or 0,
         )
-        return Staged(request, draft, unique_key, shape.waits, connection)
+        if not transactional:
+            waits = shape.waits and self._sync_flush
+            return StagedMessage(draft, request, connection, unique_key, waits)
+        half = self._transactions.half_of(draft, unique_key)
+        return StagedHalf(
+            half,
+            request,
+            connection,
+            unique_key,
+            draft,
+            shape.producer_group,
+            self._transactions,
+        )
+
+    def _may_prepare(self, header: SendMessageRequestHeader, shape: Shape) -> bool:
+        """Tell whether a message with marks of a transaction is certainly a half message."""
+        return (
+            shape.producer_group != ""
+            and not header.reconsume_times
+            and not self._transactions.reject
+        )
 
     def _learn(self, head: str, tail: str) -> Shape:
         """Work out what a shape means, and remember it."""
@@ -199,10 +242,14 @@ class PlainSends:
         around = (head + tail).encode()
         closing = b"" if not tail or tail[-1] == "\x02" else b"\x02"
         known = b"" if b"CLUSTER\x01" in around else self._broker_properties
+        is_half = get_property(around, b"TRAN_MSG") == b"true"
+        group = get_property(around, b"PGROUP") if is_half else None
         shape = self._shapes[head, tail] = Shape(
-            plain=not any(name in around for name in _NOT_PLAIN),
+            plain=not any(name in around for name in _NOT_PLAIN)
+            and (b"TRAN_MSG\x01" not in around or group is not None),
             suffix=closing + known,
             tags_code=tags_code(around),
             waits=b"WAIT\x01false\x02" not in around + b"\x02",
+            producer_group="" if group is None else group.decode(),
         )
         return shape

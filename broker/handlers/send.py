@@ -32,8 +32,10 @@ from halfmq.store.format.properties import (
 from ..connection import Connection, Handler
 from ..delay import delay_level
 from ..errors import RequestRefusedError
+from ..group_append import GroupAppend
 from ..router import answer
 from ..topics import TopicConfig
+from . import plain_send
 from .plain_send import PROPERTIES_SIZE_MAX, PlainSends
 
 _REFUSAL_FIELDS: Final = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
@@ -55,14 +57,11 @@ class Log(Protocol):
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
 
 
-class Transactions(Protocol):
+class Transactions(plain_send.Transactions, Protocol):
     """What sending needs of the transaction service."""
 
-    @property
-    def reject(self) -> bool: ...
-
     def prepare(
-        self, draft: Draft, producer_group: str, unique_key: str, connection: Connection
+        self, message: Draft, producer_group: str, unique_key: str, connection: Connection
     ) -> Appended: ...
 
 
@@ -76,6 +75,7 @@ class SendHandler:
     def __init__(
         self,
         log: Log,
+        group: GroupAppend,
         topics: Topics,
         transactions: Transactions,
         *,
@@ -99,9 +99,11 @@ class SendHandler:
         self._broker_properties = (
             f"MSG_REGION\x01DefaultRegion\x02CLUSTER\x01{cluster_name}\x02TRACE_ON\x01true\x02"
         ).encode()
+        self._group = group
         self._plain = PlainSends(
-            log,
+            group,
             topics,
+            transactions,
             broker_properties=self._broker_properties,
             max_message_size=max_message_size,
             sync_flush=sync_flush,
@@ -121,7 +123,7 @@ class SendHandler:
         """Store one message or one batch; the answer waits for the disk when it has to."""
         if self._take(request, connection):
             return None
-        self._plain.append_staged()  # what came before stays before
+        self._group.append_staged()  # what came before stays before
         return self._send_by_every_rule(request, connection)
 
     def _send_by_every_rule(self, request: RemotingCommand, connection: Connection) -> bytes | None:

@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final, Protocol
+
+import msgspec
 
 from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from halfmq.remoting.replies import encode_reply
+from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.flags import TransactionType
 
 from ..connection import Connection, Handler
 from ..errors import RequestRefusedError
+from ..group_append import GroupAppend
+from ..router import answer
 from ..transaction.errors import (
     DecidedOtherwiseError,
     DecisionForgottenError,
@@ -28,6 +34,7 @@ from ..transaction.errors import (
     TransactionError,
 )
 from ..transaction.pending import Event
+from ..transaction.service import PlannedDecision
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +59,35 @@ class Transactions(Protocol):
 
     def end(self, offset: int, queue_offset: int, producer_group: str, event: Event) -> int: ...
 
+    def plan(
+        self, offset: int, queue_offset: int, producer_group: str, event: Event
+    ) -> PlannedDecision | None: ...
+
+    def decided(self, planned: PlannedDecision, appended: Appended) -> int: ...
+
+    def abandon(self, planned: PlannedDecision) -> None: ...
+
+
+class StagedDecision(msgspec.Struct, gc=False):
+    """A first decision that will be appended with others."""
+
+    draft: Draft
+    request: RemotingCommand
+    connection: Connection
+    planned: PlannedDecision
+    transactions: Transactions
+
+    def appended(self, one: Appended) -> bytes | None:
+        """Carry it out; its answer waits for the disk in every flush mode."""
+        position = self.transactions.decided(self.planned, one)
+        if not self.request.flag & FLAG_ONE_WAY:
+            self.connection.reply_when_durable(position, encode_reply(self.request))
+        return None
+
+    def refused(self) -> None:
+        """Leave the transaction as it was."""
+        self.transactions.abandon(self.planned)
+
 
 class Log(Protocol):
     """What the handler needs of the store."""
@@ -63,11 +99,21 @@ class Log(Protocol):
 class TransactionHandler:
     """Takes decisions, and answers them when they are on disk."""
 
-    def __init__(self, transactions: Transactions, log: Log, ask_flush: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        transactions: Transactions,
+        log: Log,
+        group: GroupAppend,
+        ask_flush: Callable[[], None],
+    ) -> None:
         """Wire it; ``ask_flush`` has the log flushed after this pass of the event loop."""
+        self._transactions = transactions
+        self._plan = transactions.plan
         self._end = transactions.end
         self._log = log
+        self._group = group
         self._ask_flush = ask_flush
+        self._end_alone: Handler = partial(answer, self._end_by_every_rule)
 
     def handlers(self) -> dict[int, Handler]:
         """The request codes served here."""
@@ -80,6 +126,24 @@ class TransactionHandler:
         event = EVENTS.get(header.commit_or_rollback)
         if event is None:
             raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "commitOrRollback field wrong")
+        planned = self._plan(
+            header.commit_log_offset,
+            header.tran_state_table_offset,
+            header.producer_group,
+            event,
+        )
+        if planned is not None:
+            staged = StagedDecision(planned.draft, request, connection, planned, self._transactions)
+            self._group.stage(staged, self._end_alone)
+            self._ask_flush()
+            return None
+        self._group.append_staged()  # the first decision may be among what is staged
+        return self._end_by_every_rule(request, connection)
+
+    def _end_by_every_rule(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+        header = request.header
+        assert isinstance(header, EndTransactionRequestHeader)
+        event = EVENTS[header.commit_or_rollback]
         try:
             position = self._end(
                 header.commit_log_offset,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.draft import Appended, Draft
@@ -113,6 +113,14 @@ class Counters:
     expired: int = 0  # undecided when the log deleted them by age
 
 
+class PlannedDecision(NamedTuple):
+    """A first decision whose record is not in the log yet."""
+
+    draft: Draft
+    entry: Pending
+    state: State
+
+
 class TransactionService:
     """Takes half messages and decisions, and sees to it that every half gets one."""
 
@@ -159,6 +167,7 @@ class TransactionService:
             log_bytes_min=snapshot_log_bytes,
         )
         self._counters = Counters()
+        self._planned: set[int] = set()  # halves whose decision waits for its group
 
     # --- start and stop
 
@@ -207,27 +216,46 @@ class TransactionService:
             RequestRefusedError: The message asks for delayed delivery.
             StoreError: It could not be appended; nothing has changed.
         """
+        half = self.half_of(message, unique_key)
+        (appended,) = self._append((half,))
+        self.prepared(message, half, appended, producer_group, connection)
+        return appended
+
+    def half_of(self, message: Draft, unique_key: str) -> Draft:
+        """Return what is to be appended for a transactional message.
+
+        Raises:
+            RequestRefusedError: The message asks for delayed delivery.
+        """
         if b"DELAY\x01" in message.properties and get_property(message.properties, b"DELAY"):
             # RocketMQ delays the half, and loses it. Source: HookUtils#handleScheduleMessage.
             raise RequestRefusedError(
                 ResponseCode.MESSAGE_ILLEGAL, "a transactional message cannot be delayed"
             )
-        half = half_draft(message, unique_key)
-        appended = self._append((half,))[0]
+        return half_draft(message, unique_key)
+
+    def prepared(
+        self,
+        message: Draft,
+        half: Draft,
+        appended: Appended,
+        producer_group: str,
+        connection: Producer,
+    ) -> None:
+        """Enter a transaction whose half has been appended."""
         properties = half.properties
+        offset = appended.physical_offset
         entry = self._table.add(
-            appended.physical_offset,
+            offset,
             appended.queue_offset,
             appended.store_timestamp,
             producer_group,
             immunity_s=immunity_s(properties) if b"CHECK_IMMUNITY" in properties else 0,
             owner=connection,
         )
-        offset = appended.physical_offset
         self._recent.add(offset, prepared_final(message, half, offset))
         self._checker.schedule_first(entry)
         self._counters.prepared += 1
-        return appended
 
     # --- decisions
 
@@ -258,18 +286,57 @@ class TransactionService:
         if verdict is not _DECIDE:
             self._counters.unknown += 1
             return 0
+        draft = self._decision_draft(entry, state)
+        (appended,) = self._append((draft,))
+        return self._decided(entry, state, appended)
+
+    def _decision_draft(self, entry: Pending, state: State) -> Draft:
         final = self._recent.take(entry.offset) or self._final_of(entry)
+        return final if state is _COMMITTED else rollback_draft(final)
+
+    def _decided(self, entry: Pending, state: State, appended: Appended) -> int:
+        """Take note of a decision that has been appended; return where its record ends."""
         if state is _COMMITTED:
-            appended = self._append((final,))[0]
             self._counters.committed += 1
         else:
-            appended = self._append((rollback_draft(final),))[0]
             self._counters.rolled_back += 1
         for queue_offset in self._table.names_of(entry):
             self._ops.add(queue_offset)
         position = appended.physical_offset
         self._table.decide(entry, state, position)
         return position + appended.size
+
+    def plan(
+        self, offset: int, queue_offset: int, producer_group: str, event: Event
+    ) -> PlannedDecision | None:
+        """Return the record of a first decision, to be appended together with others.
+
+        None when the request is anything else than the first decision about an undecided half, or
+        one is planned already: `end` knows what to do then.
+        """
+        entry = self._find(offset)
+        if (
+            entry is None
+            or entry.queue_offset != queue_offset
+            or entry.group != producer_group
+            or offset in self._planned
+        ):
+            return None
+        state, verdict = outcome(entry.state, event)
+        if verdict is not _DECIDE:
+            return None
+        planned = PlannedDecision(self._decision_draft(entry, state), entry, state)
+        self._planned.add(offset)
+        return planned
+
+    def decided(self, planned: PlannedDecision, appended: Appended) -> int:
+        """Carry out a planned decision, whose record is in the log now; return its end."""
+        self._planned.discard(planned.entry.offset)
+        return self._decided(planned.entry, planned.state, appended)
+
+    def abandon(self, planned: PlannedDecision) -> None:
+        """Forget a planned decision: its record could not be appended."""
+        self._planned.discard(planned.entry.offset)
 
     def _final_of(self, entry: Pending) -> Draft:
         half = self._half_at(entry.offset)

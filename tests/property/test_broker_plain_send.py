@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from halfmq.broker.connection import Connection
+from halfmq.broker.group_append import GroupAppend
 from halfmq.broker.handlers.send import SendHandler
 from halfmq.broker.topics import TopicConfig
+from halfmq.broker.transaction.half import half_draft
 from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
@@ -53,20 +56,45 @@ class Topics:
         return None
 
 
-class NoTransactions:
-    """Transactions are not for the short path."""
+class Halves:
+    """Transactions that are only prepared; `entered` holds what the table would get."""
 
-    reject = True
+    reject = False
 
-    def prepare(self, *_arguments: object) -> Appended:
-        raise AssertionError
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self.entered: list[tuple[Draft, Draft, int, str]] = []
+
+    def prepare(
+        self, message: Draft, producer_group: str, unique_key: str, connection: Connection
+    ) -> Appended:
+        half = self.half_of(message, unique_key)
+        (appended,) = self._log.append([half])
+        self.prepared(message, half, appended, producer_group, connection)
+        return appended
+
+    def half_of(self, message: Draft, unique_key: str) -> Draft:
+        return half_draft(message, unique_key)
+
+    def prepared(
+        self,
+        message: Draft,
+        half: Draft,
+        appended: Appended,
+        producer_group: str,
+        _connection: Connection,
+    ) -> None:
+        self.entered.append((message, half, appended.physical_offset, producer_group))
 
 
-def _handler(log: Log, *, sync_flush: bool = False) -> SendHandler:
+def _handler(
+    log: Log, transactions: Halves | None = None, *, sync_flush: bool = False
+) -> SendHandler:
     return SendHandler(
         log,
+        GroupAppend(log),
         Topics(),
-        NoTransactions(),
+        Halves(log) if transactions is None else transactions,
         delayed=lambda draft: draft,
         retried=lambda _header, draft, _version: draft,
         cluster_name="C",
@@ -100,7 +128,10 @@ def _answers(connection: FakeConnection) -> list[RemotingCommand]:
 
 
 _names = st.sampled_from(
-    ["UNIQ_KEY", "TAGS", "KEYS", "WAIT", "CLUSTER", "X_UNIQ_KEY", "TAGSX", "", "MSG_REGION"]
+    [
+        *("UNIQ_KEY", "TAGS", "KEYS", "WAIT", "CLUSTER", "X_UNIQ_KEY", "TAGSX", "", "MSG_REGION"),
+        *("TRAN_MSG", "PGROUP", "TRANSACTION_CHECK_TIMES"),
+    ]
 )
 _values = st.one_of(
     st.sampled_from(["true", "false", "A", "", "7F0000010001"]),
@@ -117,22 +148,27 @@ _strings = st.lists(st.tuples(_names, _values), max_size=6).flatmap(
 
 
 @given(properties=_strings)
+@example(properties="UNIQ_KEY\x01K\x02TRAN_MSG\x01true\x02PGROUP\x01g\x02")
+@example(properties="TRAN_MSG\x01true\x02PGROUP\x01g\x02TRAN_MSG\x01false\x02UNIQ_KEY\x01K\x02")
+@example(properties="PGROUP\x01g\x02UNIQ_KEY\x01K\x02TRAN_MSG\x01true")
 def test_both_paths_store_the_same_record(properties: str) -> None:
     """A producer must not be able to tell which path its message took."""
 
     async def by_the_short_path() -> bool:
         taken = short._plain.take(request, connection)
-        short._plain.append_staged()
+        short._group.append_staged()
         return taken
 
     short_log, long_log = Log(), Log()
-    short, long = _handler(short_log), _handler(long_log)
+    short_halves, long_halves = Halves(short_log), Halves(long_log)
+    short, long = _handler(short_log, short_halves), _handler(long_log, long_halves)
     request, connection = _request(properties), FakeConnection()
 
     if asyncio.run(by_the_short_path()):
         long._send_by_every_rule(request, connection)
 
         assert short_log.drafts == long_log.drafts
+        assert short_halves.entered == long_halves.entered
 
 
 async def test_messages_of_one_pass_are_one_group_in_order() -> None:

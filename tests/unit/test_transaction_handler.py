@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.connection import Connection
+from halfmq.broker.group_append import GroupAppend
 from halfmq.broker.handlers.transaction import TransactionHandler
 from halfmq.broker.router import Router
 from halfmq.broker.transaction.half import check_body, parse_half
@@ -51,7 +52,12 @@ class Front:
     def reload(self) -> None:
         """Serve from the service as it is now."""
         self.router = Router(
-            TransactionHandler(self.broker.service, self.broker.log, self._ask).handlers()
+            TransactionHandler(
+                self.broker.service,
+                self.broker.log,
+                GroupAppend(self.broker.log, call_soon=lambda work: work()),
+                self._ask,
+            ).handlers()
         )
 
     def _ask(self) -> None:
