@@ -289,29 +289,32 @@ class SendHandler:
         unique_key = shared.pop("UNIQ_KEY", None)
         wait = shared.pop("WAIT", None)  # official clients set it in the units as well
         suffix = encode_properties(shared) + self._broker_properties
+        waiting = b"" if wait is None else b"WAIT\x01%s\x02" % wait.encode()
+        # Out of the loop: what all units share, and a batch may hold thousands.
+        topic, sys_flag = header.topic, header.sys_flag & ~HOSTS_MASK
+        born_timestamp, born_host = header.born_timestamp, connection.remote_host
+        store_host, reconsume_times = connection.store_host, header.reconsume_times or 0
         drafts = []
-        for unit in _units(request.body):
-            raw = unit.properties
-            if raw and raw[-1] != 2:
-                raw += b"\x02"
-            if wait is not None and b"WAIT\x01" not in raw:
-                raw += b"WAIT\x01%s\x02" % wait.encode()
-            raw += suffix
-            if len(raw) > PROPERTIES_SIZE_MAX:
-                raise self._illegal(len(unit.body), len(raw))
+        for flag, body, raw in _units(request.body):
+            closed = raw if not raw or raw[-1] == 2 else raw + b"\x02"
+            properties = (
+                closed + suffix if b"WAIT\x01" in raw else b"%b%b%b" % (closed, waiting, suffix)
+            )
+            if len(properties) > PROPERTIES_SIZE_MAX:
+                raise self._illegal(len(body), len(properties))
             drafts.append(
                 Draft(
-                    topic=header.topic,
+                    topic=topic,
                     queue_id=queue_id,
-                    body=unit.body,
-                    properties=raw,
-                    tags_code=tags_code(raw),
-                    flag=unit.flag,
-                    sys_flag=header.sys_flag & ~HOSTS_MASK,
-                    born_timestamp=header.born_timestamp,
-                    born_host=connection.remote_host,
-                    store_host=connection.store_host,
-                    reconsume_times=header.reconsume_times or 0,
+                    body=body,
+                    properties=properties,
+                    tags_code=tags_code(properties),
+                    flag=flag,
+                    sys_flag=sys_flag,
+                    born_timestamp=born_timestamp,
+                    born_host=born_host,
+                    store_host=store_host,
+                    reconsume_times=reconsume_times,
                 )
             )
         if not drafts:
@@ -321,10 +324,9 @@ class SendHandler:
         appended = self._append(drafts, contiguous=True)
         if request.flag & FLAG_ONE_WAY:
             return None
-        host = connection.store_host
         reply = encode_send_reply(
             request,
-            ",".join([offset_message_id(host, one.physical_offset) for one in appended]),
+            ",".join([offset_message_id(store_host, one.physical_offset) for one in appended]),
             queue_id,
             appended[0].queue_offset,
             unique_key,
