@@ -90,7 +90,10 @@ def transaction_events(log: DataFrame) -> DataFrame:
         .when(is_corrupt, F.col("physicalOffset") + F.col("size"))
         .otherwise(F.col("preparedTransactionOffset"))
         .alias("reference"),
-        F.coalesce(F.xxhash64("uniqKey"), F.xxhash64(F.lit("@"), anchor)).alias("key"),
+        # A half without the key, which brokers always add, is known by its place.
+        F.when(F.col("uniqKey").isNull(), F.xxhash64(F.lit("@"), anchor))
+        .otherwise(F.xxhash64("uniqKey"))
+        .alias("key"),
         F.col("checkTimes"),
         F.col("crcOk"),
         F.coalesce("error", F.when(kind == columns.OP, F.col("value").cast("string"))).alias(

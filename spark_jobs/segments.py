@@ -177,7 +177,7 @@ class SegmentReader:
             if hole is not None:
                 yield hole
                 position += hole.size
-        if stop <= position < end and self._next_start(position) != position:
+        if stop <= position < end and not self._is_start(position):
             hole = self._hole(position)
             if hole is not None:
                 yield hole
@@ -225,9 +225,12 @@ class SegmentReader:
         prefix = self._map[position : position + _PREFIX_SIZE]
         reason = NOT_A_RECORD if any(prefix) else UNWRITTEN
         following = self._next_start(position + 1)
-        if self._next_start(position) == position:
+        if self._is_start(position):
             return None
         return Hole(position, following - position, reason)
+
+    def _is_start(self, position: int) -> bool:
+        return self._is_record(position) or self._is_blank(position)
 
     def _next_start(self, position: int) -> int:
         """Find the first record or blank at or behind ``position``, else the limit."""
