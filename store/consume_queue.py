@@ -213,13 +213,15 @@ class ConsumeQueue:
         self.flushed_offset = min(self.flushed_offset, queue_offset)
 
     def cut(self, end: int) -> None:
-        """Remove all entries from queue offset ``end`` on, and let the next one be there."""
+        """Remove all entries from queue offset ``end`` on, and let the next one be there.
+
+        A file that becomes empty stays, zeroed: after a kill that is every queue's only one, and
+        to delete and create it costs milliseconds, each.
+        """
         self.move_to(end)
-        position = end * ENTRY_SIZE
         files = self._files
         bases = files.bases
-        # A queue that ends with its file has no next file yet; the appender creates it.
-        files.remove_from(position if position % files.file_size == 0 else self._active_base + 1)
+        files.remove_from(self._active_base + 1)
         if bases and bases[-1] == self._active_base:
             zero_tail(files.path(self._active_base), self.position)
         if end and not self.position:

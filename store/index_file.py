@@ -61,6 +61,7 @@ _log = logging.getLogger(__name__)
 QUERY_COUNT_MAX: Final = 64  # RocketMQ's maxMsgsNumBatch: hits of one look-up
 _RESERVED_AHEAD: Final = 4 << 20  # bytes of items given blocks at once, 210 000 items
 _READ_PIECE: Final = ITEM_SIZE * 65_536  # bytes read at once when all items are checked
+_PAGE: Final = 4096  # bytes of slots compared at once
 _NEVER_FLUSHED: Final = 0x7FFF_FFFF_FFFF_FFFF  # end timestamp of a file that is being repaired
 
 _pack_item = ITEM.pack
@@ -234,11 +235,10 @@ class IndexFile:
             Whether all items were kept.
         """
         before = self.header
-        self._write_header(before._replace(end_timestamp=_NEVER_FLUSHED))
         # The time of an item is known to the second, so count the whole second.
         seconds_max = min((durable_ms + 1 - before.begin_timestamp) // 1000 - 1, SECONDS_MAX)
         slots = array("i", bytes(SLOT_SIZE * self.slots))
-        last_offset = last_seconds = 0
+        last_offset = last_seconds = slot_count = 0
         number = FIRST_ITEM
         for key_hash, physical_offset, seconds, previous in self._items():
             slot = key_hash % self.slots
@@ -251,11 +251,15 @@ class IndexFile:
             ):
                 break
             slots[slot] = number
+            slot_count += previous == 0
             number += 1
             last_offset = physical_offset
             last_seconds = seconds
+        if number == FIRST_ITEM:
+            self.header = before._replace(next_item=number)  # empty: the service deletes it
+            return number == before.next_item
+        self._write_header(before._replace(end_timestamp=_NEVER_FLUSHED))
         self._cut(number)
-        slot_count = self.slots - slots.count(0)
         self._write_slots(slots)
         self._finish(before, number, slot_count, last_offset, last_seconds)
         return number == before.next_item
@@ -309,9 +313,15 @@ class IndexFile:
         self.header = header
 
     def _write_slots(self, slots: "array[int]") -> None:
+        """Write the slots that differ: few, and to flush all of them takes long."""
         if sys.byteorder == "little":
             slots.byteswap()
-        os.pwrite(self._fd, slots, HEADER_SIZE)
+        content = slots.tobytes()
+        found = self._read(len(content), HEADER_SIZE)
+        for start in range(0, len(content), _PAGE):
+            page = content[start : start + _PAGE]
+            if page != found[start : start + _PAGE]:
+                os.pwrite(self._fd, page, HEADER_SIZE + start)
 
     def _items(self) -> Iterator[tuple[int, int, int, int]]:
         """Give all items, oldest first, as the fields of ``IndexItem``."""

@@ -511,6 +511,31 @@ def test_after_a_kill_the_rest_of_the_log_is_put_again(
     killed.close()
 
 
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_start_after_a_kill_writes_only_what_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flushed: bool
+) -> None:
+    """Slots of common size are 20 MB: to have the disk take them all would hold up the start."""
+    slots = 100_000
+    records = [record(n, keys="a b", after_ms=1000 * n) for n in range(5)]
+    killed = opened(tmp_path, slots=slots, records=records)
+    index_timestamp = killed.flush() if flushed else 0
+    written: list[int] = []
+    pwrite = os.pwrite
+
+    def counting(fd: int, content: bytes, offset: int) -> int:
+        written.append(len(content))
+        return pwrite(fd, content, offset)
+
+    monkeypatch.setattr(os, "pwrite", counting)
+    index = service(tmp_path, slots=slots)
+    index.recover(clean=False, log_end=LOG_END, index_timestamp=index_timestamp)
+
+    assert sum(written) < SLOT.size * slots / 10
+    index.close()
+    killed.close()
+
+
 def test_a_record_split_between_files_is_put_again_whole(tmp_path: Path) -> None:
     """Its keys in the full file are there, those in the next one are not certain."""
     records = [record(0, keys="a b", after_ms=0), record(100, keys="a b c d", after_ms=60_000)]

@@ -125,6 +125,47 @@ def test_a_kill_loses_nothing(root: Path, tmp_path: Path) -> None:
     reopened.close()
 
 
+def test_a_start_after_a_kill_deletes_no_queue_file(root: Path) -> None:
+    """With one of them per queue, hundreds of them would cost seconds; they are used again."""
+    store, _ = open_store(root, commit_log_file_size=1 << 20, consume_queue_file_size=10_000)
+    append_durably(store, *(draft(f"T{number}") for number in range(20)))
+    store.close()
+    mark_aborted(root)
+    queues = root / "consumequeue"
+    files = {path: path.stat().st_ino for path in queues.rglob("*") if path.is_file()}
+
+    reopened, report = open_store(
+        root, commit_log_file_size=1 << 20, consume_queue_file_size=10_000
+    )
+
+    assert report.queues_rebuilt
+    assert len(served(reopened)) == len(files) == 20
+    assert files == {path: path.stat().st_ino for path in queues.rglob("*") if path.is_file()}
+    reopened.close()
+
+
+@pytest.mark.parametrize("count", [49, 50, 51, 100])
+def test_a_queue_goes_on_where_a_file_of_it_was_emptied(root: Path, count: int) -> None:
+    """Its last file may hold nothing but records that the log has lost."""
+    store, _ = open_store(root, commit_log_file_size=1 << 20)  # 50 entries are a queue file
+    done = [append_durably(store, draft())[0] for _ in range(120)]
+    store.close()
+    patch(log_path(root, 0), done[count].physical_offset, bytes(100))
+    mark_aborted(root)
+
+    reopened, _ = open_store(root, commit_log_file_size=1 << 20)
+    assert reopened.queue_bounds("T", 0) == (0, count)
+    more = [append_durably(reopened, draft())[0] for _ in range(70)]
+    assert [one.queue_offset for one in more] == list(range(count, count + 70))
+    kept = [one.physical_offset for one in (*done[:count], *more)]
+    assert served(reopened) == kept
+    reopened.close()
+
+    again, _ = open_store(root, commit_log_file_size=1 << 20)
+    assert served(again) == kept
+    again.close()
+
+
 def test_a_torn_record_is_cut(root: Path) -> None:
     """The last record is half there: it goes, and the next one takes its place everywhere."""
     offsets = filled(root)
