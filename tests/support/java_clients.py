@@ -20,11 +20,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tests.support.cache import being_made, cache_directory, forget_others
+
 SOURCES: Final = Path(__file__).parent / "java"
 TOOLS: Final = ("java", "javac", "mvn")
 _FETCH_SECONDS: Final = 900.0  # about 80 jars on a first run
 _COMPILE_SECONDS: Final = 120.0
-_STALE_SECONDS: Final = 86_400.0  # age of classes from other sources that no run uses any more
 RUN_SECONDS: Final = 120.0  # the programs themselves wait up to a minute for each thing
 _LOG_TAIL: Final = 6000  # characters shown when something fails
 
@@ -68,14 +69,6 @@ class Kind(NamedTuple):
         return (major, minor) >= (4, 6)
 
 
-def cache_directory() -> Path:
-    """Where fetched and compiled things are kept: `HALFMQ_TESTS_DIR` or below `~/.cache`."""
-    directory = os.environ.get("HALFMQ_TESTS_DIR")
-    path = Path(directory) if directory else Path.home() / ".cache" / "halfmq-tests"
-    path.mkdir(parents=True, exist_ok=True)
-    return path
-
-
 def class_path(version: str) -> str:
     """Fetch and compile what is not there yet; return what `java -cp` needs.
 
@@ -88,7 +81,7 @@ def class_path(version: str) -> str:
         raise JavaMissingError(f"not installed: {', '.join(missing)}")
     jars = cache_directory() / f"rocketmq-client-{version}"
     if not jars.is_dir():
-        with _made(jars) as unfinished:
+        with being_made(jars) as unfinished:
             _fetch(version, unfinished)
     sources = sorted(SOURCES.glob("*.java"))
     if not Kind(version).lite_pull:
@@ -96,25 +89,10 @@ def class_path(version: str) -> str:
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()
     classes = cache_directory() / f"java-classes-{version}-{digest[:16]}"
     if not classes.is_dir():
-        with _made(classes) as unfinished:
+        with being_made(classes) as unfinished:
             _compile(sources, jars, unfinished)
-        for other in cache_directory().glob(f"java-classes-{version}-*"):
-            if time.time() - other.stat().st_mtime > _STALE_SECONDS:
-                shutil.rmtree(other, ignore_errors=True)
+        forget_others(classes, f"java-classes-{version}-*")
     return f"{classes}{os.pathsep}{jars}/*"
-
-
-@contextlib.contextmanager
-def _made(directory: Path) -> Iterator[Path]:
-    """A directory that appears under its name when it is complete."""
-    unfinished = Path(tempfile.mkdtemp(dir=directory.parent))
-    try:
-        yield unfinished
-        unfinished.chmod(0o755)
-        with contextlib.suppress(OSError):  # another run was faster: its directory serves as well
-            unfinished.rename(directory)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _fetch(version: str, jars: Path) -> None:

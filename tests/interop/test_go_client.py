@@ -1,0 +1,105 @@
+"""The Go client of Apache RocketMQ, rocketmq-client-go v2.1.2, unmodified, against our broker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.go_client import GoMissingError, Line, go_client, run_go
+
+pytestmark = pytest.mark.campaign
+
+COMMITTED, ROLLED_BACK, UNKNOWN = 1, 2, 3
+"""The client's numbers for local transaction states."""
+DIED = 3
+"""Exit status of a producer that ended between half message and decision."""
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """One broker for all scenarios; their topics and groups differ."""
+    try:
+        go_client()
+    except GoMissingError as missing:
+        pytest.skip(f"{missing}; the Go client is NOT tested")
+    settings = {
+        "messageDelayLevel": "1s 1s 1s 1s",
+        "transactionTimeOut": 2000,
+        "transactionCheckInterval": 2000,
+    }
+    with broker_process(tmp_path_factory.mktemp("go"), **settings) as running:
+        yield running
+
+
+def _of(lines: list[Line], event: str) -> list[Line]:
+    return [line for line in lines if line["event"] == event]
+
+
+def _bodies(lines: list[Line]) -> list[str]:
+    return [line["body"] for line in lines]
+
+
+def test_it_sends_and_consumes_by_tag(broker: BrokerProcess, tmp_path: Path) -> None:
+    """One by one, called back, one-way, in a batch and packed."""
+    lines = run_go(broker.address, "send", tmp_path)
+
+    sent = {line["body"]: line for line in _of(lines, "sent")}
+    consumed = {line["body"]: line for line in _of(lines, "consumed")}
+    assert {line["status"] for line in sent.values()} == {0}
+    singles = {"sync-0", "sync-1", "async", "one-way", "a" * 6000}
+    assert set(consumed) == singles | {"batch-0", "batch-1", "batch-2"}
+    assert all(line["keys"] == body for body, line in consumed.items())
+    for body in ("sync-0", "sync-1", "async"):
+        assert consumed[body]["id"] == sent[body]["id"]
+        assert consumed[body]["queue_offset"] == sent[body]["queue_offset"]
+    first = sent["batch"]["queue_offset"]
+    offsets = [consumed[f"batch-{number}"]["queue_offset"] for number in range(3)]
+    assert offsets == [first, first + 1, first + 2]
+
+
+def test_a_refused_message_comes_again(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Sent back to the broker, delayed, and delivered with its count and its id."""
+    lines = run_go(broker.address, "retry", tmp_path)
+
+    (sent,) = _of(lines, "sent")
+    consumed = _of(lines, "consumed")
+    assert [(line["body"], line["times"]) for line in consumed] == [("again", 0), ("again", 1)]
+    assert {line["topic"] for line in consumed} == {"go-retry"}
+    assert {line["id"] for line in consumed} == {sent["id"]}
+
+
+def test_transactions_end_as_their_producer_decides(broker: BrokerProcess, tmp_path: Path) -> None:
+    """At once or when asked; no consumer sees what was not committed, nor anything twice."""
+    lines = run_go(broker.address, "transactions", tmp_path)
+
+    decided = {line["body"]: line for line in _of(lines, "decided")}
+    assert {body: line["state"] for body, line in decided.items()} == {
+        "commit": COMMITTED,
+        "rollback": ROLLED_BACK,
+        "unknown-commit": UNKNOWN,
+        "unknown-rollback": UNKNOWN,
+    }
+    checked = _of(lines, "checked")
+    assert set(_bodies(checked)) == {"unknown-commit", "unknown-rollback"}
+    consumed = [line for line in _of(lines, "consumed") if line["body"] != "marker"]
+    assert Counter(_bodies(consumed)) == {"commit": 1, "unknown-commit": 1}
+    for line in [*checked, *consumed]:
+        assert line["topic"] == "go-transactions"
+        assert line["transaction_id"] == line["unique_key"] == decided[line["body"]]["id"]
+
+
+def test_another_producer_answers_for_one_that_died(broker: BrokerProcess, tmp_path: Path) -> None:
+    """The process ends between half message and decision; whoever has its group is asked."""
+    words = run_go(broker.address, "die_undecided", tmp_path, status=DIED)
+    assert _bodies(words) == ["dying-commit"]
+
+    lines = run_go(broker.address, "take_over", tmp_path)
+
+    checked = _of(lines, "checked")
+    assert set(_bodies(checked)) == {"dying-commit"}
+    assert {line["transaction_id"] for line in checked} == {words[0]["id"]}
+    assert Counter(_bodies(_of(lines, "consumed"))) == {"commit": 1, "dying-commit": 1}

@@ -1,0 +1,289 @@
+// Command goclient runs one scenario with an unmodified rocketmq-client-go and prints what it saw,
+// one JSON object a line.
+//
+//	goclient NAMESRV SCENARIO
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	rocketmq "github.com/apache/rocketmq-client-go/v2"
+	"github.com/apache/rocketmq-client-go/v2/consumer"
+	"github.com/apache/rocketmq-client-go/v2/primitive"
+	"github.com/apache/rocketmq-client-go/v2/producer"
+	"github.com/apache/rocketmq-client-go/v2/rlog"
+)
+
+const (
+	patience   = 60 * time.Second // for what is expected to happen; a busy machine is slow
+	statusDied = 3                // exit status of a producer that ends undecided
+)
+
+type fields map[string]interface{}
+
+var (
+	namesrv   string
+	output    sync.Mutex
+	instances int
+	scenarios = map[string]func(){
+		"send":          send,
+		"retry":         retry,
+		"transactions":  transactions,
+		"die_undecided": dieUndecided,
+		"take_over":     takeOver,
+	}
+)
+
+func main() {
+	namesrv = os.Args[1]
+	rlog.SetLogLevel("warn")
+	rlog.SetOutputPath(os.DevNull)
+	scenarios[os.Args[2]]()
+}
+
+func check(err error) {
+	if err != nil {
+		panic(err)
+	}
+}
+
+func say(event string, line fields) {
+	line["event"] = event
+	text, err := json.Marshal(line)
+	check(err)
+	output.Lock()
+	defer output.Unlock()
+	fmt.Println(string(text))
+}
+
+func saw(event string, message *primitive.MessageExt) {
+	say(event, fields{
+		"topic": message.Topic, "body": string(message.Body), "tags": message.GetTags(),
+		"keys": message.GetKeys(), "id": message.MsgId, "queue_offset": message.QueueOffset,
+		"times": message.ReconsumeTimes, "transaction_id": message.TransactionId,
+		"unique_key": message.GetProperty(primitive.PropertyUniqueClientMessageIdKeyIndex),
+	})
+}
+
+func sent(body string, result *primitive.SendResult) {
+	say("sent", fields{
+		"body": body, "status": int(result.Status), "id": result.MsgID,
+		"queue_offset": result.QueueOffset,
+	})
+}
+
+// instance returns a new name: clients of one name share a connection and their callbacks.
+func instance() string {
+	instances++
+	return fmt.Sprintf("go-%d-%d", os.Getpid(), instances)
+}
+
+func message(topic, tag, body string) *primitive.Message {
+	made := primitive.NewMessage(topic, []byte(body))
+	made.WithTag(tag)
+	made.WithKeys([]string{body})
+	return made
+}
+
+func resolver() primitive.NsResolver {
+	return primitive.NewPassthroughResolver([]string{namesrv})
+}
+
+func newProducer(group string) rocketmq.Producer {
+	made, err := rocketmq.NewProducer(
+		producer.WithNsResolver(resolver()), producer.WithGroupName(group),
+		producer.WithInstanceName(instance()), producer.WithSendMsgTimeout(10*time.Second))
+	check(err)
+	check(made.Start())
+	return made
+}
+
+func newTransactionProducer(
+	group string, listener primitive.TransactionListener,
+) rocketmq.TransactionProducer {
+	made, err := rocketmq.NewTransactionProducer(listener,
+		producer.WithNsResolver(resolver()), producer.WithGroupName(group),
+		producer.WithInstanceName(instance()), producer.WithSendMsgTimeout(10*time.Second))
+	check(err)
+	check(made.Start())
+	return made
+}
+
+// consume starts a push consumer; refuse says which messages shall come again.
+func consume(
+	group, topic, tags string, refuse func(*primitive.MessageExt) bool,
+) (rocketmq.PushConsumer, chan string) {
+	arrived := make(chan string, 100)
+	made, err := rocketmq.NewPushConsumer(
+		consumer.WithNsResolver(resolver()), consumer.WithGroupName(group),
+		consumer.WithInstance(instance()),
+		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
+	check(err)
+	selector := consumer.MessageSelector{Type: consumer.TAG, Expression: tags}
+	check(made.Subscribe(topic, selector, func(
+		_ context.Context, messages ...*primitive.MessageExt,
+	) (consumer.ConsumeResult, error) {
+		result := consumer.ConsumeSuccess
+		for _, one := range messages {
+			saw("consumed", one)
+			if refuse != nil && refuse(one) {
+				result = consumer.ConsumeRetryLater
+			}
+			arrived <- string(one.Body)
+		}
+		return result, nil
+	}))
+	check(made.Start())
+	return made, arrived
+}
+
+func await(arrived chan string, count int) {
+	for i := 0; i < count; i++ {
+		next(arrived)
+	}
+}
+
+func next(arrived chan string) string {
+	select {
+	case body := <-arrived:
+		return body
+	case <-time.After(patience):
+		panic("no message came")
+	}
+}
+
+func send() {
+	const topic = "go-send"
+	p := newProducer("go-send-producer")
+	for i := 0; i < 3; i++ {
+		body := fmt.Sprintf("sync-%d", i)
+		result, err := p.SendSync(context.Background(), message(topic, "ABC"[i:i+1], body))
+		check(err)
+		sent(body, result)
+	}
+	answered := make(chan struct{})
+	check(p.SendAsync(context.Background(),
+		func(_ context.Context, result *primitive.SendResult, err error) {
+			check(err)
+			sent("async", result)
+			close(answered)
+		}, message(topic, "A", "async")))
+	<-answered
+	check(p.SendOneWay(context.Background(), message(topic, "B", "one-way")))
+	batch := make([]*primitive.Message, 3)
+	for i := range batch {
+		batch[i] = message(topic, "A", fmt.Sprintf("batch-%d", i))
+	}
+	result, err := p.SendSync(context.Background(), batch...)
+	check(err)
+	sent("batch", result)
+	packed := message(topic, "A", strings.Repeat("a", 6000))
+	_, err = p.SendSync(context.Background(), packed)
+	check(err)
+	c, arrived := consume("go-send-consumer", topic, "A || B", nil)
+	await(arrived, 8)
+	check(c.Shutdown())
+	check(p.Shutdown())
+}
+
+func retry() {
+	const topic, group = "go-retry", "go-retry-consumer"
+	p := newProducer("go-retry-producer")
+	result, err := p.SendSync(context.Background(), message(topic, "T", "again"))
+	check(err)
+	sent("again", result)
+	// The retry topic comes with the group. The consumer that made the group would look for it
+	// again after some time only.
+	founder, _ := consume(group, topic, "nothing", nil)
+	check(founder.Shutdown())
+	c, arrived := consume(group, topic, "*", func(one *primitive.MessageExt) bool {
+		return one.ReconsumeTimes == 0
+	})
+	await(arrived, 2)
+	check(c.Shutdown())
+	check(p.Shutdown())
+}
+
+// listener decides by the words of the body: LOCAL or LOCAL-CHECK, such as "unknown-commit".
+type listener struct {
+	decided chan struct{}
+}
+
+func (l *listener) ExecuteLocalTransaction(one *primitive.Message) primitive.LocalTransactionState {
+	switch body := string(one.Body); {
+	case strings.HasPrefix(body, "commit"):
+		return primitive.CommitMessageState
+	case strings.HasPrefix(body, "rollback"):
+		return primitive.RollbackMessageState
+	case strings.HasPrefix(body, "dying"):
+		say("dying", fields{"body": body, "id": one.TransactionId})
+		os.Exit(statusDied)
+	}
+	return primitive.UnknowState
+}
+
+func (l *listener) CheckLocalTransaction(one *primitive.MessageExt) primitive.LocalTransactionState {
+	saw("checked", one)
+	defer func() { l.decided <- struct{}{} }()
+	if strings.HasSuffix(string(one.Body), "rollback") {
+		return primitive.RollbackMessageState
+	}
+	return primitive.CommitMessageState
+}
+
+func transact(p rocketmq.TransactionProducer, topic, body string) {
+	result, err := p.SendMessageInTransaction(context.Background(), message(topic, "T", body))
+	check(err)
+	say("decided", fields{"body": body, "state": int(result.State), "id": result.MsgID})
+}
+
+func transactions() {
+	const topic, group = "go-transactions", "go-transactions-producer"
+	decisions := &listener{decided: make(chan struct{}, 100)}
+	p := newTransactionProducer(group, decisions)
+	for _, body := range []string{"commit", "rollback", "unknown-commit", "unknown-rollback"} {
+		transact(p, topic, body)
+	}
+	c, arrived := consume("go-transactions-consumer", topic, "*", nil)
+	await(arrived, 2)
+	for i := 0; i < 2; i++ {
+		select {
+		case <-decisions.decided:
+		case <-time.After(patience):
+			panic("a transaction was not asked about")
+		}
+	}
+	// Whoever sees all of these has seen what lies before them in every queue.
+	marking := newProducer("go-marking-producer")
+	for i := 0; i < 8; i++ {
+		_, err := marking.SendSync(context.Background(), message(topic, "T", "marker"))
+		check(err)
+	}
+	for markers := 0; markers < 8; {
+		if next(arrived) == "marker" {
+			markers++
+		}
+	}
+	check(c.Shutdown())
+	check(p.Shutdown())
+}
+
+func dieUndecided() {
+	p := newTransactionProducer("go-take-over-producer", &listener{})
+	transact(p, "go-take-over", "dying-commit")
+}
+
+func takeOver() {
+	const topic = "go-take-over"
+	decisions := &listener{decided: make(chan struct{}, 100)}
+	p := newTransactionProducer("go-take-over-producer", decisions)
+	transact(p, topic, "commit") // it knows no broker, and none knows it, before it sends
+	_, arrived := consume("go-take-over-consumer", topic, "*", nil)
+	await(arrived, 2)
+}
