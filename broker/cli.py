@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import resource
 import signal
 import sys
 import time
@@ -27,6 +28,10 @@ from .logs import configure_logging
 from .service import Broker
 
 logger = logging.getLogger(__name__)
+
+DESCRIPTORS_WANTED: Final = 65_536
+"""Open files and sockets: 20 000 connections, 2 048 queues with two files each, and much to spare.
+Most systems let a process have 1 024 unless it asks for more."""
 
 _LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -56,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_logging(options.log_level)
     for warning in loaded.warnings:
         logger.warning("event=config_warning %s", warning)
+    raise_descriptor_limit()
     try:
         _run(_serve(loaded.config))
     except DirectoryInUseError as error:
@@ -94,6 +100,18 @@ def _parser() -> argparse.ArgumentParser:
         "--log-level", choices=_LOG_LEVELS, default="INFO", help="least level logged"
     )
     return parser
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process open as many files as it may, up to what the broker can use."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(DESCRIPTORS_WANTED, hard)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:  # macOS has a limit below the one it names
+        logger.warning("event=descriptor_limit soft=%d error=%r", soft, str(error))
 
 
 def _run(main_coroutine: Coroutine[Any, Any, None]) -> None:
