@@ -222,11 +222,14 @@ class CommitLog:
 
     def _must_roll(self, group: Sequence[Draft]) -> bool:
         """Tell whether a group that has to stay together needs a new file."""
+        room = self._file_end(self.write_offset) - self.write_offset - BLANK_SIZE
+        if len(group) * self._record_max <= room:
+            return False  # no need to add up what fits in any case
         size = sum(map(self._size_of, group))
         size_max = self.files.file_size - BLANK_SIZE
         if size > size_max:
             raise RecordTooLargeError("a batch", size, size_max)
-        return self.write_offset + size + BLANK_SIZE > self._file_end(self.write_offset)
+        return size > room
 
     def _size_of(self, draft: Draft) -> int:
         queue = self._queues[draft.topic, draft.queue_id]
