@@ -30,6 +30,8 @@ from typing import IO, Final
 READY_SECONDS: Final = 60.0
 """How long a start may take, recovery of a large store included."""
 STOP_SECONDS: Final = 30.0
+LOG_FILE_SIZE: Final = 64 << 20
+"""Bytes of a log file, which are reserved on disk at once: a test wants no whole gibibyte."""
 PORTS: Final = range(20_000, 32_000)
 """Below the ports that systems give to outgoing connections (Linux: from 32 768). From those, a
 port could be taken by anybody between a stop and the next start, even by a client that tries to
@@ -185,6 +187,7 @@ def broker_process(
         defaults = {
             "namesrvListenPort": "0",
             "storePathRootDir": str(path / "store"),
+            "mappedFileSizeCommitLog": str(LOG_FILE_SIZE),
         }
         broker = BrokerProcess(path, defaults | _texts(settings))
         broker.start()

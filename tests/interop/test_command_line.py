@@ -28,7 +28,13 @@ def _command(*arguments: object) -> list[str]:
 
 
 def _settings(root: Path, **settings: object) -> list[str]:
-    chosen = {"storePathRootDir": root, "listenPort": 0, "namesrvListenPort": 0, **settings}
+    chosen = {
+        "storePathRootDir": root,
+        "listenPort": 0,
+        "namesrvListenPort": 0,
+        "mappedFileSizeCommitLog": 1 << 20,
+        **settings,
+    }
     return [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
 
 
