@@ -147,7 +147,12 @@ class DeliveryBuffer:
         self._out.pop(delivery, None)  # no second time because of the ack timeout
         if not delivery.pending:
             return
-        if await self._send_back(delivery, delay_level):
+        try:
+            taken = await self._send_back(delivery, delay_level)
+        except BaseException:  # cancelled: the broker may have it or not; better twice than never
+            self._make_ready_later(delivery, self._config.retry_delay)
+            raise
+        if taken:
             self.finish(delivery)
             return
         seconds = (
@@ -187,6 +192,9 @@ class DeliveryBuffer:
             self._wake_taker()
 
     def _make_ready_later(self, delivery: Delivery, seconds: float) -> None:
+        if self._closed:
+            return
+
         def ready() -> None:
             self._again.discard(handle)
             if delivery.pending:

@@ -158,3 +158,42 @@ async def test_closing_leaves_no_timer_and_no_task() -> None:
 
     assert await buffer.take() is None
     assert window.commit_offset == 0
+
+
+async def test_giving_back_that_is_cancelled_delivers_the_message_again() -> None:
+    """Whether the broker has taken it nobody knows, and it must not be forgotten."""
+    asked = asyncio.Event()
+
+    async def hang(_delivery: Delivery, _level: int) -> bool:
+        asked.set()
+        await asyncio.sleep(60)
+        return True
+
+    buffer, window = new_buffer(send_back=hang)
+    buffer.offer(window, record(0))
+    message = await buffer.take()
+    assert message is not None
+    giving_back = asyncio.ensure_future(message.retry())
+    await asked.wait()
+    giving_back.cancel()
+
+    async with asyncio.timeout(5):
+        again = await buffer.take()
+
+    assert giving_back.cancelled()
+    assert again is not None
+    assert (again.queue_offset, again.delivery_attempt) == (0, 2)
+    await buffer.close()
+
+
+async def test_giving_back_after_the_end_leaves_no_timer() -> None:
+    """The program goes on, and the consumer is gone."""
+    buffer, window = new_buffer()
+    buffer.offer(window, record(0))
+    message = await buffer.take()
+    assert message is not None
+    await buffer.close()
+
+    await message.retry(delay_level=18)
+
+    assert not buffer._again
