@@ -377,19 +377,20 @@ class ConnectionPool:
             attempt = asyncio.create_task(self._open(address), name=f"connect {address}")
             self._attempts[address] = attempt
             attempt.add_done_callback(lambda done: self._attempt_done(address, done))
-        try:
-            async with asyncio.timeout(seconds):
-                return await asyncio.shield(attempt)  # others may wait for it too
-        except TimeoutError as error:
-            failure = self._failures.get(address)
-            reason = failure.reason if failure else f"no connection within {seconds:g} s"
-            raise ConnectError(address, reason) from error
+        # Others may wait for it too. When close() cancels it, its waiters are not cancelled.
+        await asyncio.wait([attempt], timeout=seconds)
+        if attempt.cancelled():
+            raise ClientClosedError("the client")
+        if attempt.done():
+            return attempt.result()
+        failure = self._failures.get(address)
+        raise ConnectError(
+            address, failure.reason if failure else f"no connection within {seconds:g} s"
+        )
 
     async def close(self) -> None:
         """Close every connection after what was written has left."""
-        self._closed = True
-        for attempt in list(self._attempts.values()):
-            attempt.cancel()
+        self._take_no_more()
         connections = list(self._open_sockets)
         for connection in connections:
             connection.end("the client was closed")
@@ -399,6 +400,17 @@ class ConnectionPool:
             for connection in connections:
                 connection.abort()
             await asyncio.wait(closing)
+
+    def abort(self) -> None:
+        """Close every connection at once; what was written may not leave."""
+        self._take_no_more()
+        for connection in list(self._open_sockets):
+            connection.abort()
+
+    def _take_no_more(self) -> None:
+        self._closed = True
+        for attempt in list(self._attempts.values()):
+            attempt.cancel()
 
     async def _open(self, address: str) -> Connection:
         failure = self._failures.get(address)
@@ -455,6 +467,8 @@ class ConnectionPool:
             raise ConnectError(address, f"no answer within {seconds}") from timeout
         except OSError as refused:
             raise ConnectError(address, _connect_reason(refused)) from refused
+        except (ValueError, OverflowError) as wrong:  # a label of a host name, or a port
+            raise ConnectError(address, f"this is no address ({wrong})") from wrong
 
     def _delay(self, failures: int) -> float:
         delay = self._config.reconnect_delay_min * 2.0 ** min(failures - 1, 30)

@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Self
@@ -145,7 +145,7 @@ class Consumer(Client):
             ClientClosedError: The consumer was never started.
         """
         if self._buffer is None:
-            raise ClientClosedError(f"Consumer {self.group}")
+            raise ClientClosedError(self._name)
         if timeout is None:
             return await self._buffer.take()
         with contextlib.suppress(TimeoutError):
@@ -161,23 +161,24 @@ class Consumer(Client):
         """
         session = self._session
         windows = [puller.window for puller, _ in self._pullers.values()]
-        results = await asyncio.gather(
-            *(self._commit_window(session, window) for window in windows), return_exceptions=True
-        )
-        await self._offsets.flush()
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        try:
+            await _all(self._commit_window(session, window) for window in windows)
+        finally:
+            await self._offsets.flush()
 
     async def close(self) -> None:
         """End the loops, write the offsets, hand the queues over; safe to call twice."""
-        if self._buffer is not None:
-            await self._buffer.close()
-        await _cancel(self._tasks)
-        if self._running is not None:
-            await self._lose(self._running, list(self._pullers))
-            await self._offsets.flush()
-        await super().close()
+        try:
+            if self._buffer is not None:
+                await self._buffer.close()
+            await _cancel(self._tasks)
+            if self._running is not None:
+                await self._lose(self._running, list(self._pullers))
+                await self._offsets.flush()
+        finally:  # cancelled half-way, it still leaves nothing running
+            for task in (*self._tasks, *(task for _, task in self._pullers.values())):
+                task.cancel()
+            await super().close()
 
     def __aiter__(self) -> Self:
         return self
@@ -255,7 +256,7 @@ class Consumer(Client):
             if share is None:  # only a broker that is away forgets a topic that we hold
                 return bool(held) or topic.startswith(RETRY_PREFIX)
             await self._lose(session, sorted(held.difference(share)))
-            await asyncio.gather(*(self._gain(session, q) for q in share if q not in held))
+            await _all(self._gain(session, queue) for queue in share if queue not in held)
         except ClientError as error:
             level = logging.DEBUG if str(error) == self._complaint else logging.WARNING
             self._complaint = str(error)
@@ -364,6 +365,13 @@ def _subscribe(subscriptions: Mapping[str, str]) -> dict[str, SubscriptionData]:
         except SubscriptionError as error:
             raise ConfigurationError("subscriptions", expression, 'tags or "*"') from error
     return made
+
+
+async def _all(works: Iterable[Coroutine[object, object, None]]) -> None:
+    """Do all of it, and only then raise the first failure: nothing is left under way."""
+    for result in await asyncio.gather(*works, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 async def _cancel(tasks: list[asyncio.Task[None]]) -> None:

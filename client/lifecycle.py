@@ -44,7 +44,7 @@ class Client:
             ConnectError: No name server can be reached; says which address, and why.
         """
         if self._used:
-            raise ClientClosedError(f"{type(self).__name__} {self.group}")
+            raise ClientClosedError(self._name)
         self._used = True
         session = self._new_session()
         try:
@@ -63,8 +63,13 @@ class Client:
     @property
     def _session(self) -> Session:
         if self._running is None:
-            raise ClientClosedError(f"{type(self).__name__} {self.group}")
+            raise ClientClosedError(self._name)
         return self._running
+
+    @property
+    def _name(self) -> str:
+        """How errors call this client."""
+        return f"{type(self).__name__} {self.group}"
 
     def _new_session(self) -> Session:
         raise NotImplementedError

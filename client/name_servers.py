@@ -59,6 +59,10 @@ class NameServers:
         """Close the connections; questions under way fail."""
         await self._pool.close()
 
+    def abort(self) -> None:
+        """Close the connections at once."""
+        self._pool.abort()
+
     def _ask_later(self, address: str) -> None:
         if self._addresses[0] == address:
             self._addresses.append(self._addresses.pop(0))

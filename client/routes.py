@@ -29,6 +29,7 @@ from .connection import ConnectionPool
 from .errors import (
     BadAnswerError,
     BrokerRefusedError,
+    ClientClosedError,
     ClientError,
     RouteNotFoundError,
 )
@@ -182,7 +183,10 @@ class RouteTable:
             task = asyncio.create_task(self._fetch(topic), name=f"route {topic}")
             self._fetches[topic] = task
             task.add_done_callback(lambda done: self._fetch_done(topic, done))
-        return await asyncio.shield(task)
+        await asyncio.wait([task])  # when close() cancels it, those who wait are not cancelled
+        if task.cancelled():
+            raise ClientClosedError("the client")
+        return task.result()
 
     async def refresh(self) -> None:
         """Ask again for all topics in use; keeps what it has when nobody answers."""
@@ -212,7 +216,7 @@ class RouteTable:
         for address in self._cluster.values():
             self._choose_header_type(address)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Give up the questions under way."""
         for task in list(self._fetches.values()):
             task.cancel()

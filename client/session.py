@@ -113,14 +113,20 @@ class Session:
         self._keeper = asyncio.create_task(self._keep_in_touch(), name=f"keep {self.client_id}")
 
     async def close(self) -> None:
-        """Take leave of the brokers and close all connections."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
-        await asyncio.gather(*(self._leave(address) for address in self.routes.addresses))
-        await self.routes.close()
-        await self.brokers.close()
-        await self._servers.close()
+        """Take leave of the brokers and close all connections; cancelled, close them at once."""
+        try:
+            if self._keeper is not None:
+                self._keeper.cancel()
+                await asyncio.wait([self._keeper])
+            await asyncio.gather(*(self._leave(address) for address in self.routes.addresses))
+            self.routes.close()
+            await self.brokers.close()
+            await self._servers.close()
+        except BaseException:  # nobody can close them later
+            self.routes.close()
+            self.brokers.abort()
+            self._servers.abort()
+            raise
 
     def new_key(self) -> str:
         """An id no other message has."""

@@ -48,6 +48,7 @@ from .encoding import draft_half
 from .errors import (
     BadAnswerError,
     BrokerRefusedError,
+    ClientClosedError,
     ClientError,
     ConfigurationError,
     ConnectError,
@@ -253,11 +254,15 @@ class TransactionProducer(Producer):
 
     async def close(self) -> None:
         """Wait a little for decisions and checks under way, then close; safe to call twice."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
-        for task in self._tasks:
-            task.cancel()
-        await super().close()
+        try:
+            clock = asyncio.get_running_loop().time
+            deadline = clock() + CLOSE_SECONDS
+            while self._tasks and (seconds := deadline - clock()) > 0:  # more may come meanwhile
+                await asyncio.wait(self._tasks, timeout=seconds)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await super().close()
 
     # -- half message and decision
 
@@ -273,10 +278,15 @@ class TransactionProducer(Producer):
         )
         self._open[transaction_id] = transaction
         try:
-            result = await asyncio.shield(sending)
+            await asyncio.wait([sending])
         except asyncio.CancelledError:
             self._spawn(self._abandon(transaction, transaction_id, sending))
             raise
+        if sending.cancelled():  # by close()
+            del self._open[transaction_id]
+            raise ClientClosedError(self._name)
+        try:
+            result = sending.result()
         except BaseException:
             del self._open[transaction_id]
             raise
@@ -294,7 +304,10 @@ class TransactionProducer(Producer):
             DecisionConflictError: The broker has decided otherwise before.
         """
         transaction.decision = decision
-        await asyncio.shield(self._spawn(self._deliver(transaction, decision)))
+        delivering = self._spawn(self._deliver(transaction, decision))
+        await asyncio.wait([delivering])
+        if not delivering.cancelled():  # before it began, by close()
+            delivering.result()
 
     async def _abandon(
         self, transaction: Transaction, transaction_id: str, sending: asyncio.Task[SendResult]
@@ -316,16 +329,23 @@ class TransactionProducer(Producer):
                 transaction.decided = True
         except DecisionConflictError:
             raise
+        except asyncio.CancelledError:  # close() did not wait for it any longer
+            self._note_undelivered(transaction, decision, ClientClosedError(self._name))
         except ClientError as error:
-            self._memory.note_undelivered(transaction.id, decision)
-            logger.warning(
-                "event=decision_not_delivered transaction=%s decision=%s reason=%s",
-                transaction.id,
-                decision.name,
-                error,
-            )
+            self._note_undelivered(transaction, decision, error)
         finally:
             self._open.pop(transaction.id, None)
+
+    def _note_undelivered(
+        self, transaction: Transaction, decision: Decision, reason: ClientError
+    ) -> None:
+        self._memory.note_undelivered(transaction.id, decision)
+        logger.warning(
+            "event=decision_not_delivered transaction=%s decision=%s reason=%s",
+            transaction.id,
+            decision.name,
+            reason,
+        )
 
     async def _tell(self, transaction: Transaction, decision: Decision) -> None:
         """Tell the broker until it confirms.

@@ -15,9 +15,12 @@ from halfmq.client import (
     ClientConfig,
     ConnectError,
     ConnectionLostError,
+    Consumer,
     Message,
     Producer,
     RequestTimeoutError,
+    TransactionProducer,
+    session,
 )
 from halfmq.client.connection import Connection, ConnectionPool, ServerRequestHandler
 from halfmq.remoting.admin_headers import GetConsumerRunningInfoRequestHeader
@@ -73,6 +76,14 @@ async def test_an_unknown_host_is_named() -> None:
     """A typing error in the address should not look like a broken network."""
     with pytest.raises(ConnectError, match=r"no\.such\.host\.invalid:9876: the host name"):
         await Producer("g", namesrv="no.such.host.invalid").start()
+
+
+@on_both_loops
+@pytest.mark.parametrize("host", ["a..b", "a" * 70])
+async def test_a_host_name_that_cannot_be_one_is_named(host: str) -> None:
+    """Such names fail in Python's own encoding, before any look-up."""
+    with pytest.raises(ConnectError, match=f"{host}:9876: this is no address"):
+        await Producer("g", namesrv=host).start()
 
 
 @on_both_loops
@@ -318,6 +329,53 @@ async def test_a_closed_pool_opens_nothing(broker: FakeBroker) -> None:
 
     with pytest.raises(ClientClosedError):
         await pool.get(broker.address, 1.0)
+
+
+@on_both_loops
+async def test_closing_tells_those_who_wait_for_a_broker_that_is_away(broker: FakeBroker) -> None:
+    """They were not cancelled, so they must not look as if they had been."""
+    config = ClientConfig(send_timeout=60, send_attempts_max=99, reconnect_delay_min=2.0)
+    producer = Producer("g", namesrv=broker.address, config=config)
+    await producer.start()
+    await producer.send(Message("orders", b"x"))
+    await broker.stop()
+    await until(lambda: producer._session.brokers.live(broker.address) is None)
+    topics = ("orders", "unknown")  # one waits for the broker, one for the name server
+    sends = [asyncio.ensure_future(producer.send(Message(topic, b"x"))) for topic in topics]
+    await asyncio.sleep(0.1)
+
+    await producer.close()
+    async with asyncio.timeout(5):
+        results = await asyncio.gather(*sends, return_exceptions=True)
+
+    assert all(isinstance(result, ClientClosedError | ConnectError) for result in results)
+    await broker.restart()
+
+
+@on_both_loops
+@pytest.mark.parametrize("kind", [Producer, TransactionProducer, Consumer])
+@pytest.mark.parametrize("silent", [False, True])
+async def test_a_close_that_is_cancelled_leaves_nothing_open(
+    broker: FakeBroker, kind: type[Any], silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An impatient program must not leak what nobody can close any more."""
+    monkeypatch.setattr(session, "FAREWELL_SECONDS", 0.1)
+    arguments = [{"orders": "*"}] if kind is Consumer else []
+    for steps in range(1, 7):
+        client = kind("g", *arguments, namesrv=broker.address, config=QUICK)
+        await client.start()
+        if silent:
+            broker.fail(RequestCode.UNREGISTER_CLIENT, Ignore())
+        closing = asyncio.ensure_future(client.close())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+
+        await until(lambda: not broker.peers)
+        await client.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        await until(lambda others=others: all(task.done() for task in others))  # type: ignore[misc]
 
 
 @on_both_loops

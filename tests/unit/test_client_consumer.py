@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,17 @@ from halfmq.client import (
     MessageView,
     Producer,
 )
+from halfmq.client.consumer import REBALANCE_RETRY
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.headers import ConsumerSendMsgBackRequestHeader, PullMessageRequestHeader
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.headers import (
+    ConsumerSendMsgBackRequestHeader,
+    PullMessageRequestHeader,
+    QueryConsumerOffsetRequestHeader,
+)
+from halfmq.remoting.replies import encode_reply
 from tests.support.client_loops import on_both_loops
-from tests.support.fake_broker import Cut, FakeBroker, Ignore, Refuse, fake_broker, until
+from tests.support.fake_broker import Cut, FakeBroker, Ignore, Peer, Refuse, fake_broker, until
 
 PULL = RequestCode.PULL_MESSAGE
 QUICK = ClientConfig(
@@ -623,3 +631,38 @@ async def test_a_failed_start_leaves_nothing_running() -> None:
 
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
+
+
+async def test_a_queue_is_pulled_once_although_another_could_not_be_taken() -> None:
+    """One queue is refused, the other answered late: the next attempt must not take it twice."""
+    late = asyncio.Event()
+    async with fake_broker() as broker:
+        broker.create_topic("orders", queues=2)
+        answer = broker._handlers[RequestCode.QUERY_CONSUMER_OFFSET]
+        asked = 0
+
+        def refuse_one_delay_one(command: RemotingCommand, peer: Peer) -> bytes | None:
+            nonlocal asked
+            header = command.header
+            assert isinstance(header, QueryConsumerOffsetRequestHeader)
+            asked += header.topic == "orders"
+            if header.topic == "orders" and asked == 1:
+                return encode_reply(command, ResponseCode.SYSTEM_ERROR, remark="scripted")
+            reply = answer(command, peer)
+            if header.topic == "orders" and asked == 2:
+                assert reply is not None
+                loop = asyncio.get_running_loop()
+                loop.call_later(REBALANCE_RETRY * 1.3, peer.transport.write, reply)
+                loop.call_later(REBALANCE_RETRY * 1.3, late.set)
+                return None
+            return reply
+
+        broker._handlers[RequestCode.QUERY_CONSUMER_OFFSET] = refuse_one_delay_one
+        config = replace(QUICK, request_timeout=5.0)
+        async with new_consumer(broker, config=config) as consumer:
+            await late.wait()
+            await until(lambda: [q.topic for q in consumer.assignment].count("orders") == 2)
+            names = sorted(task.get_name() for task in asyncio.all_tasks())
+            pulls = [name for name in names if name.startswith("pull orders")]
+
+    assert pulls == ["pull orders@broker-a:0", "pull orders@broker-a:1"]

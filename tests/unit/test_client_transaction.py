@@ -13,6 +13,7 @@ import pytest
 
 from halfmq.client import (
     BrokerRefusedError,
+    ClientClosedError,
     ClientConfig,
     ConfigurationError,
     DecisionConflictError,
@@ -24,6 +25,7 @@ from halfmq.client import (
     Transaction,
     TransactionListener,
     TransactionProducer,
+    transaction,
 )
 from halfmq.client.message import Decision
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -532,3 +534,40 @@ async def test_a_half_message_that_is_not_answered_is_a_timeout() -> None:
         with pytest.raises(SendTimeoutError):
             async with producer.transaction(MESSAGE):
                 raise AssertionError("the block must not run")
+
+
+async def test_closing_ends_a_transaction_that_waits_for_its_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its block has not run; and its task was not cancelled, so it must not look so."""
+    monkeypatch.setattr(transaction, "CLOSE_SECONDS", 0.1)
+    async with fake_broker() as broker:
+        producer = new_producer(broker, config=replace(QUICK, send_timeout=60.0))
+        await producer.start()
+        broker.fail(SEND, Ignore())
+        entering = asyncio.ensure_future(producer.transaction(MESSAGE).__aenter__())
+        await until(lambda: bool(broker.requests_of(SEND)))
+
+        await producer.close()
+        with pytest.raises(ClientClosedError):
+            await entering
+
+
+async def test_a_commit_that_closing_cuts_off_is_no_error_of_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The local transaction has committed; the checker will tell."""
+    monkeypatch.setattr(transaction, "CLOSE_SECONDS", 0.1)
+    async with fake_broker() as broker:
+        producer = new_producer(broker, config=replace(QUICK, request_timeout=30.0))
+        await producer.start()
+        tx = producer.transaction(MESSAGE)
+        await tx.__aenter__()
+        broker.fail(END, Ignore())
+        leaving = asyncio.ensure_future(tx.__aexit__(None, None, None))
+        await until(lambda: bool(broker.requests_of(END)))
+
+        await producer.close()
+        await leaving
+
+    assert (tx.decision, tx.decided) == (Decision.COMMIT, False)
