@@ -25,6 +25,7 @@ are called in worker threads.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import inspect
@@ -97,6 +98,20 @@ class _LoopThread:
             self._users += 1
             return self._loop
 
+    def submit(
+        self, work: Coroutine[Any, Any, R], loop: asyncio.AbstractEventLoop
+    ) -> concurrent.futures.Future[R]:
+        """Run a coroutine there; nothing that was taken in is left unfinished by the end.
+
+        Raises:
+            ClientClosedError: The loop has ended.
+        """
+        with self._lock:
+            if loop is self._loop:
+                return asyncio.run_coroutine_threadsafe(work, loop)
+        work.close()
+        raise ClientClosedError("the client")
+
     def leave(self) -> None:
         """Stop being a user; the last one ends the thread."""
         with self._lock:
@@ -110,11 +125,22 @@ class _LoopThread:
 
     @staticmethod
     def _run(loop: asyncio.AbstractEventLoop) -> None:
+        # Its own, for the loop's cannot be left without waiting for a checker that hangs.
+        workers = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="halfmq-worker")
+        loop.set_default_executor(workers)
         try:
             loop.run_forever()
-            loop.run_until_complete(loop.shutdown_default_executor())
+            loop.run_until_complete(_cancel_all(loop))  # or their callers would wait for ever
         finally:
+            workers.shutdown(wait=False)
             loop.close()
+
+
+async def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
+    tasks = asyncio.all_tasks(loop) - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -149,6 +175,7 @@ class _Facade(Generic[A]):
         self.asynchronous = client
         """The client that does the work; its methods belong to the background thread."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing = threading.Lock()
 
     @property
     def client_id(self) -> str:
@@ -157,34 +184,45 @@ class _Facade(Generic[A]):
 
     def start(self) -> None:
         """Connect and be ready; ``with`` does it. Raises what the async client raises."""
-        self._loop = _thread.enter()
+        loop = _thread.enter()
         try:
-            self.wait(self.asynchronous.start())
+            self._wait(self.asynchronous.start(), loop)
         except BaseException:
-            self._loop = None
             _thread.leave()
             raise
+        self._loop = loop
 
     def close(self) -> None:
-        """Take leave of the brokers; safe to call twice."""
-        if self._loop is not None:
-            try:
-                self.wait(self.asynchronous.close())
-            finally:
-                self._loop = None
-                _thread.leave()
+        """Take leave of the brokers; safe to call twice, from several threads too."""
+        with self._closing:
+            if self._loop is not None:
+                try:
+                    self.wait(self.asynchronous.close())
+                finally:
+                    self._loop = None
+                    _thread.leave()
 
     def wait(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine on the background thread and return its outcome.
 
         Interrupted (Ctrl-C), it is cancelled there.
+
+        Raises:
+            ClientClosedError: The client is not running, or another thread has closed it.
         """
-        if self._loop is None:
+        loop = self._loop
+        if loop is None:
             work.close()
             raise ClientClosedError(f"{type(self).__name__} {self.asynchronous.group}")
-        outcome = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return self._wait(work, loop)
+
+    @staticmethod
+    def _wait(work: Coroutine[Any, Any, R], loop: asyncio.AbstractEventLoop) -> R:
+        outcome = _thread.submit(work, loop)
         try:
             return outcome.result()
+        except concurrent.futures.CancelledError as error:  # the loop ended
+            raise ClientClosedError("the client") from error
         except BaseException:
             outcome.cancel()
             raise
@@ -286,9 +324,18 @@ class TransactionProducer(_Facade[aio_transaction.TransactionProducer]):
         try:
             yield transaction
         except BaseException as error:
-            self.wait(transaction.__aexit__(type(error), error, error.__traceback__))
+            self._decide(transaction, error)
             raise
-        self.wait(transaction.__aexit__(None, None, None))
+        self._decide(transaction, None)
+
+    def _decide(self, transaction: Transaction, error: BaseException | None) -> None:
+        try:
+            trace = error.__traceback__ if error else None
+            self.wait(transaction.__aexit__(type(error) if error else None, error, trace))
+        except ClientClosedError as closed:  # by another thread: the checker will tell
+            logger.warning(
+                "event=decision_not_delivered transaction=%s reason=%s", transaction.id, closed
+            )
 
 
 class MessageView(ReceivedMessage):
@@ -304,11 +351,15 @@ class MessageView(ReceivedMessage):
 
     def ack(self) -> bool:
         """Say that the message is dealt with; False when it came too late."""
-        return self._consumer.wait(self._view.ack())
+        try:
+            return self._consumer.wait(self._view.ack())
+        except ClientClosedError:  # another thread closed the consumer
+            return False
 
     def retry(self, delay_level: int = 0) -> None:
         """Say that the message could not be dealt with, and have it delivered again later."""
-        self._consumer.wait(self._view.retry(delay_level))
+        with contextlib.suppress(ClientClosedError):  # then it comes again anyway
+            self._consumer.wait(self._view.retry(delay_level))
 
 
 class Consumer(_Facade[aio_consumer.Consumer]):
@@ -329,8 +380,17 @@ class Consumer(_Facade[aio_consumer.Consumer]):
         return self.asynchronous.assignment
 
     def receive(self, timeout: float | None = None) -> MessageView | None:
-        """The next message; None when ``timeout`` seconds passed or the consumer was closed."""
-        view = self.wait(self.asynchronous.receive(timeout))
+        """The next message; None when ``timeout`` seconds passed or the consumer was closed.
+
+        Raises:
+            ClientClosedError: The consumer was never started.
+        """
+        try:
+            view = self.wait(self.asynchronous.receive(timeout))
+        except ClientClosedError:
+            if not self.client_id:
+                raise
+            return None
         return None if view is None else MessageView(view, self)
 
     def __iter__(self) -> Self:

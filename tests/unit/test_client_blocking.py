@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
@@ -14,12 +15,14 @@ import halfmq.client as aio
 from halfmq.client import (
     ClientClosedError,
     ClientConfig,
+    ClientError,
     ConnectError,
     Decision,
     DecisionConflictError,
     Message,
     blocking,
 )
+from halfmq.client import transaction as aio_transaction
 from tests.support.fake_broker import FakeBroker, until
 
 MESSAGE = Message("orders", b"o-2", keys="o-2")
@@ -268,3 +271,110 @@ def test_the_module_offers_the_names_of_the_async_one() -> None:
     errors = {name for name in aio.__all__ if name.endswith("Error")}
 
     assert set(aio.__all__) - errors == set(blocking.__all__)
+
+
+def test_closing_ends_the_waiting_of_other_threads(served: BrokerThread) -> None:
+    """A thread that waits for a loop that has ended would wait for ever."""
+    config = ClientConfig(send_timeout=60, send_attempts_max=99, reconnect_delay_min=2.0)
+    producer = blocking.Producer("g", namesrv=served.broker.address, config=config)
+    producer.start()
+    producer.send(MESSAGE)
+    served.run(served.broker.stop())
+    outcomes: list[object] = []
+
+    def work(topic: str) -> None:
+        try:
+            outcomes.append(producer.send(Message(topic, b"x")))
+        except ClientError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=work, args=[topic]) for topic in ("orders", "new") * 4]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.1)
+    producer.close()
+    for thread in threads:
+        thread.join(5)
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert all(isinstance(outcome, ClientError) for outcome in outcomes)
+    assert len(outcomes) == 8
+    served.run(served.broker.restart())
+
+
+def test_many_threads_may_close(served: BrokerThread) -> None:
+    """Also with another client beside, whose thread must not be taken away."""
+    with blocking.Producer("other", namesrv=served.broker.address) as other:
+        for _ in range(5):
+            producer = blocking.Producer("g", namesrv=served.broker.address)
+            producer.start()
+            threads = [threading.Thread(target=producer.close) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(5)
+            assert not any(thread.is_alive() for thread in threads)
+        other.send(MESSAGE)
+
+    assert "halfmq-client" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_second_start_does_no_harm(served: BrokerThread) -> None:
+    """It is refused, and the client that runs can still be used and closed."""
+    with blocking.Producer("g", namesrv=served.broker.address) as producer:
+        with pytest.raises(ClientClosedError):
+            producer.start()
+        producer.send(MESSAGE)
+
+    assert "halfmq-client" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_consumer_closed_in_mid_message_ends_its_loop(served: BrokerThread) -> None:
+    """The thread that holds the message hears that its ack came too late, and no exception."""
+    address = served.broker.address
+    with blocking.Producer("g", namesrv=address) as producer:
+        producer.send(MESSAGE)
+    acks: list[bool] = []
+    with blocking.Consumer("billing", {"orders": "*"}, namesrv=address) as consumer:
+        for message in consumer:
+            consumer.close()  # as another thread would
+            acks.append(message.ack())
+            message.retry()
+
+    assert acks == [False]
+
+
+def test_a_producer_closed_in_mid_transaction_spoils_nothing(served: BrokerThread) -> None:
+    """The local transaction has committed: that the decision was not sent is no error of it."""
+    producer = blocking.TransactionProducer("tx", _commit, namesrv=served.broker.address)
+    with producer, producer.transaction(MESSAGE) as tx:
+        producer.close()  # as another thread would
+
+    assert not tx.decided
+
+
+def test_a_checker_that_hangs_does_not_hang_the_end(
+    served: BrokerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be waiting for a database that is gone."""
+    monkeypatch.setattr(aio_transaction, "CLOSE_SECONDS", 0.1)
+    asked, release = threading.Event(), threading.Event()
+
+    def checker(_message: aio.MessageView) -> Decision:
+        asked.set()
+        release.wait(60)
+        return Decision.COMMIT
+
+    async def check() -> None:
+        served.broker.check(served.broker.half_of(tx.id))
+
+    with blocking.TransactionProducer("tx", checker, namesrv=served.broker.address) as producer:
+        with producer.transaction(MESSAGE) as tx:
+            tx.decide(Decision.UNKNOWN)
+        served.run(check())
+        assert asked.wait(5)
+        before = time.monotonic()
+    taken = time.monotonic() - before
+    release.set()
+
+    assert taken < 5
