@@ -102,7 +102,7 @@ class Broker:
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
         self._tables = self._make_tables()
         self.transactions = self._make_transactions()
-        self._asking = Ticker("transactions", self.transactions.tick)
+        self._asking = Ticker("transactions", self._transactions_tick)
         self._tables.registry.on_producer(self.transactions.on_producer)
         self._tables.registry.on_producer(lambda _group, _connection: self._asking.hurry())
         self._delay = DelayService(
@@ -307,6 +307,10 @@ class Broker:
 
     def _durable(self, offset: int) -> None:
         self._release.durable_from_thread(offset)  # the store must exist before the release does
+
+    def _transactions_tick(self) -> float:
+        self._group.append_staged()  # nobody is asked about what has just been decided
+        return self.transactions.tick()
 
     def _index_tick(self) -> float:
         return 0 if self._store.tick() else INDEX_TICK_S
