@@ -1,0 +1,291 @@
+"""Our client, unmodified, against the broker and name server of Apache RocketMQ 5.3.3.
+
+Its jars come from Maven Central; it speaks JSON headers, asks about undecided transactions, and
+gives unacked messages back by its own delay levels. One broker serves all tests, each of which
+uses topics and groups of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.rocketmq_peer import PeerMissingError, RocketMQPeer, fetch_jars
+from benchmarks.scenarios import FlushMode
+from halfmq.client import (
+    BrokerRefusedError,
+    ClientConfig,
+    Consumer,
+    Decision,
+    Message,
+    MessageView,
+    Producer,
+    RouteNotFoundError,
+    SendStatus,
+    TransactionProducer,
+    blocking,
+)
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.replies import encode_request
+from tests.support.fake_broker import until
+
+pytestmark = pytest.mark.campaign
+
+WAIT = 30.0
+"""Seconds after which a message that has not come will not come."""
+CHECK_WAIT = 70.0
+"""The broker looks for undecided transactions 30 s after its start for the first time."""
+QUICK_CHECKS = "transactionCheckInterval=5000\ntransactionTimeOut=1000\n"
+"""It notes decisions 3 s late (transactionOpBatchInterval); asking more often, it would ask about
+decided ones, and deliver once more for every COMMIT it gets."""
+REGISTERED = 15.0
+"""Seconds until a consumer that started before its topic has found it: routes are asked for again
+each second, and the broker tells its name server at once."""
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The name server of a running official broker."""
+    try:
+        fetch_jars()
+    except PeerMissingError as missing:
+        pytest.skip(f"{missing}; the client is NOT tested against Apache RocketMQ")
+    peer = RocketMQPeer(cores=None, warm_up=lambda _target: None)
+    with (
+        peer.session(FlushMode.ASYNC, tmp_path_factory.mktemp("rocketmq")) as session,
+        session.target() as target,
+    ):
+        assert ask(target.port, RequestCode.UPDATE_BROKER_CONFIG, QUICK_CHECKS) == 0
+        address = f"127.0.0.1:{target.namesrv_port}"
+        wait_until_registered(address)
+        yield address
+
+
+@pytest.fixture
+def topic() -> str:
+    return f"orders-{next(_numbers)}"
+
+
+class LocalError(Exception):
+    """What a local transaction may raise."""
+
+
+def ask(port: int, code: int, body: str) -> int:
+    """The code of the answer to an administrator's request."""
+    decoder = FrameDecoder()
+    with socket.create_connection(("127.0.0.1", port), WAIT) as connection:
+        connection.sendall(encode_request(code, opaque=1, body=body.encode()))
+        while True:
+            for answer in decoder.receive_data(connection.recv(1 << 16)):
+                return answer.code
+
+
+def wait_until_registered(namesrv: str) -> None:
+    """The broker listens before its name server knows that it creates topics."""
+    deadline = time.monotonic() + WAIT
+    with blocking.Producer("g", namesrv=namesrv) as producer:
+        while True:
+            try:
+                producer.send(Message("ready", b"x"))
+            except RouteNotFoundError:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            else:
+                return
+
+
+async def take(consumer: Consumer, count: int, *, seconds: float = WAIT) -> list[MessageView]:
+    messages: list[MessageView] = []
+    for _ in range(count):
+        message = await consumer.receive(timeout=seconds)
+        assert message is not None, f"only {len(messages)} of {count} came"
+        assert await message.ack()
+        messages.append(message)
+    return messages
+
+
+async def nothing_more(consumer: Consumer, seconds: float = 0.5) -> None:
+    assert await consumer.receive(timeout=seconds) is None
+
+
+async def test_what_was_sent_is_consumed_in_order(namesrv: str, topic: str) -> None:
+    """Single, batch, one-way, compressed and tagged messages of one key."""
+    long = b"long " * 2000
+    async with Producer("g", namesrv=namesrv) as producer:
+        message = Message(topic, b"hello", tags="created", keys="o-1", properties={"a": "ü"})
+        result = await producer.send(message, order_key="k")
+        await producer.send(Message(topic, b"filtered", tags="other"), order_key="k")
+        await producer.send(Message(topic, long, tags="paid"), order_key="k")
+        batch = [Message(topic, b"%d" % n, tags="paid") for n in range(3)]
+        ids = (await producer.send_batch(batch, order_key="k")).message_id.split(",")
+        await producer.send_oneway(Message(topic, b"one-way", tags="paid"), order_key="k")
+    async with Consumer(f"g-{topic}", {topic: "created || paid"}, namesrv=namesrv) as consumer:
+        messages = await take(consumer, 6)
+        await nothing_more(consumer)
+
+    first = messages[0]
+    assert [m.body for m in messages] == [b"hello", long, b"0", b"1", b"2", b"one-way"]
+    assert [m.message_id for m in messages[2:5]] == ids
+    assert (result.status, result.queue_offset) == (SendStatus.SEND_OK, 0)
+    assert first.message_id == result.message_id
+    assert first.offset_message_id == result.offset_message_id
+    assert (first.keys, first.tags, first.properties["a"]) == ("o-1", "created", "ü")
+
+
+async def test_many_tasks_and_keys_keep_their_order(namesrv: str, topic: str) -> None:
+    """A hundred tasks share a producer; each key's messages come as they were sent."""
+    async with Producer("g", namesrv=namesrv) as producer:
+        await producer.send(Message(topic, b"x 0"))
+
+        async def send(key: str) -> None:
+            for n in range(20):
+                await producer.send(Message(topic, f"{key} {n}".encode()), order_key=key)
+
+        await asyncio.gather(*(send(f"key-{n}") for n in range(100)))
+    async with Consumer(f"g-{topic}", {topic: "*"}, namesrv=namesrv) as consumer:
+        bodies = [message.body.decode().split() for message in await take(consumer, 2001)]
+
+    last: Counter[str] = Counter()
+    for key, number in bodies:
+        assert int(number) == last[key]
+        last[key] += 1
+
+
+async def test_members_share_the_queues_and_one_leaves(namesrv: str, topic: str) -> None:
+    """All is consumed, and what the one that left had not acked goes to the other."""
+    config = ClientConfig(rebalance_interval=1.0)
+
+    def member() -> Consumer:
+        return Consumer(f"g-{topic}", {topic: "*"}, namesrv=namesrv, config=config)
+
+    def queues(consumer: Consumer) -> int:
+        return [queue.topic for queue in consumer.assignment].count(topic)
+
+    async with Producer("g", namesrv=namesrv) as producer, member() as stays:
+        await producer.send(Message(topic, b"creates the topic"))
+        await take(stays, 1, seconds=REGISTERED)
+        async with member() as leaves:
+            await until(lambda: queues(stays) == queues(leaves) == 2, REGISTERED)
+            for n in range(40):
+                await producer.send(Message(topic, b"%d" % n))
+            taken = {message.body for message in await take(leaves, 5)}
+        await until(lambda: queues(stays) == 4, REGISTERED)
+        seen: set[bytes] = set()
+        while seen | taken != {b"%d" % n for n in range(40)}:
+            seen.add((await take(stays, 1))[0].body)
+
+    assert not seen & taken
+
+
+async def test_what_is_not_acked_comes_again(namesrv: str, topic: str) -> None:
+    """Given back by its reader after a second, or for lack of an ack after ten."""
+    async with Producer("g", namesrv=namesrv) as producer:
+        await producer.send(Message(topic, b"given back"), order_key="k")
+        sent = await producer.send(Message(topic, b"forgotten"), order_key="k")
+    async with Consumer(f"g-{topic}", {topic: "*"}, namesrv=namesrv, ack_timeout=0.5) as consumer:
+        for _ in range(2):
+            message = await consumer.receive(timeout=WAIT)
+            assert message is not None
+            if message.body == b"given back":
+                await message.retry(delay_level=1)
+        given_back, forgotten = await take(consumer, 2)
+        await nothing_more(consumer, 1.0)
+
+    assert (given_back.body, given_back.delivery_attempt) == (b"given back", 2)
+    assert (forgotten.body, forgotten.delivery_attempt) == (b"forgotten", 2)
+    assert forgotten.topic == topic
+    assert forgotten.message_id == sent.message_id
+
+
+async def test_every_member_of_a_broadcast_gets_everything(namesrv: str, topic: str) -> None:
+    """And starts at the beginning when told so."""
+    async with Producer("g", namesrv=namesrv) as producer:
+        for n in range(8):
+            await producer.send(Message(topic, b"%d" % n))
+
+    def member() -> Consumer:
+        return Consumer(
+            f"g-{topic}", {topic: "*"}, broadcasting=True, start_from="first", namesrv=namesrv
+        )
+
+    async with member() as first, member() as second:
+        for consumer in (first, second):
+            bodies = {message.body for message in await take(consumer, 8)}
+            assert bodies == {b"%d" % n for n in range(8)}
+            await nothing_more(consumer)
+
+
+def test_the_blocking_facade(namesrv: str, topic: str) -> None:
+    """The same without an event loop."""
+    with blocking.Producer("g", namesrv=namesrv) as producer:
+        producer.send_batch([Message(topic, b"0"), Message(topic, b"1")])
+    with blocking.TransactionProducer(
+        f"tx-{topic}", lambda _message: Decision.UNKNOWN, namesrv=namesrv
+    ) as transactions:
+        with transactions.transaction(Message(topic, b"2")) as tx:
+            pass
+        assert tx.decided
+    with blocking.Consumer(f"g-{topic}", {topic: "*"}, namesrv=namesrv) as consumer:
+        bodies = set()
+        for message in consumer:
+            assert message.ack()
+            bodies.add(message.body)
+            if len(bodies) == 3:
+                break
+
+    assert bodies == {b"0", b"1", b"2"}
+
+
+async def test_a_refusal_carries_the_brokers_words(namesrv: str, topic: str) -> None:
+    """Such as for a delay level that it does not have, or a topic nobody may write to."""
+    config = ClientConfig(send_attempts_max=1)
+    async with Producer("g", namesrv=namesrv, config=config) as producer:
+        with pytest.raises(BrokerRefusedError) as caught:
+            await producer.send(Message("SCHEDULE_TOPIC_XXXX", b"x"))
+
+    assert caught.value.code in {ResponseCode.NO_PERMISSION, ResponseCode.INVALID_PARAMETER}
+    assert "SCHEDULE_TOPIC_XXXX" in str(caught.value)
+
+
+async def test_a_transaction_is_delivered_if_and_only_if_it_commits(
+    namesrv: str, topic: str
+) -> None:
+    """Decided here, or by another producer of the group whom the broker asks."""
+    asked: list[MessageView] = []
+
+    async def unknown(_message: MessageView) -> Decision:
+        return Decision.UNKNOWN
+
+    async def checker(message: MessageView) -> Decision:
+        asked.append(message)
+        return Decision.COMMIT if message.keys == "found" else Decision.ROLLBACK
+
+    group = f"tx-{topic}"
+    async with Consumer(f"g-{topic}", {topic: "*"}, namesrv=namesrv) as consumer:
+        async with TransactionProducer(group, checker=unknown, namesrv=namesrv) as producer:
+            async with producer.transaction(Message(topic, b"yes", keys="o-1")) as tx:
+                pass
+            with pytest.raises(LocalError):
+                async with producer.transaction(Message(topic, b"no", keys="o-2")):
+                    raise LocalError
+            for keys in ("found", "lost"):
+                async with producer.transaction(Message(topic, b"open", keys=keys)) as left:
+                    left.decide(Decision.UNKNOWN)
+        (yes,) = await take(consumer, 1)
+        async with TransactionProducer(group, checker=checker, namesrv=namesrv):
+            (found,) = await take(consumer, 1, seconds=CHECK_WAIT)
+            await until(lambda: {m.keys for m in asked} >= {"found", "lost"}, CHECK_WAIT)
+            await nothing_more(consumer, 2.0)
+
+    assert (yes.body, yes.transaction_id, tx.decided) == (b"yes", tx.id, True)
+    assert (found.body, found.keys) == (b"open", "found")
+    assert {message.topic for message in asked} == {topic}
