@@ -80,6 +80,8 @@ class ClientConfig:
 
     check_concurrency: int = 16
     """Calls of a transaction checker at one time."""
+    check_timeout: float = 30.0
+    """How long one call may take; then it counts as UNKNOWN, and the broker asks again."""
     check_queue_max: int = 1000
     """Check requests waiting for their turn; further ones are dropped: the broker asks again."""
 

@@ -26,9 +26,10 @@ that a second send can store it twice.
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import Final
 
-from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.codes import RequestCode, ResponseCode
 
 # The codes on which the official client sends again. Source: DefaultMQProducerImpl and
 # DefaultMQProducer (retryResponseCodes), 5.3.1; SYSTEM_BUSY since 5.3.0, GO_AWAY since 5.3.1.
@@ -91,7 +92,7 @@ class ClientClosedError(ClientError):
         self.what = what
 
     def __str__(self) -> str:
-        return f"{self.what} is not running: enter it with `async with`, or call start() first"
+        return f"{self.what} is not running: it runs once, from `with` or start() to close()"
 
 
 class ConnectError(ClientError):
@@ -130,7 +131,8 @@ class RequestTimeoutError(ClientError):
         self.address, self.code, self.seconds = address, code, seconds
 
     def __str__(self) -> str:
-        return f"no answer from {self.address} to request {self.code} within {self.seconds:g} s"
+        request = code_name(self.code, RequestCode)
+        return f"no answer from {self.address} to {request} within {self.seconds:g} s"
 
 
 class SendTimeoutError(RequestTimeoutError):
@@ -223,9 +225,9 @@ class UnreadableBodyError(ClientError):
         return f"body of message {self.message_id}: {self.reason}"
 
 
-def code_name(code: int) -> str:
+def code_name(code: int, kind: type[IntEnum] = ResponseCode) -> str:
     """``17`` as ``TOPIC_NOT_EXIST (17)``; a number nobody knows stays a number."""
     try:
-        return f"{ResponseCode(code).name} ({code})"
+        return f"{kind(code).name} ({code})"
     except ValueError:
         return f"code {code}"

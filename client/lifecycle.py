@@ -42,6 +42,9 @@ class Client:
 
         Raises:
             ConnectError: No name server can be reached; says which address, and why.
+            RequestTimeoutError: The only name server is silent.
+            ConnectionLostError: The only name server hangs up, or speaks another protocol.
+            ClientClosedError: It was started before; make a new one.
         """
         if self._used:
             raise ClientClosedError(self._name)

@@ -60,7 +60,16 @@ class Producer(Client):
     def __init__(
         self, group: str, *, namesrv: str | None = None, config: ClientConfig | None = None
     ) -> None:
-        """``namesrv`` (``host:port``, several with ``;``) wins over the one in ``config``."""
+        """Take part in a producer group; brokers know producers by its name.
+
+        Args:
+            group: One name for all producers of one purpose, as ``orders-producer``.
+            namesrv: ``host:port``, several with ``;``; wins over the one in ``config``.
+            config: Everything else.
+
+        Raises:
+            ConfigurationError: An argument cannot be used; says which.
+        """
         super().__init__(group, namesrv, config)
 
     async def send(self, message: Message, *, order_key: str | None = None) -> SendResult:

@@ -189,11 +189,20 @@ class TransactionProducer(Producer):
         namesrv: str | None = None,
         config: ClientConfig | None = None,
     ) -> None:
-        """Take part in a producer group.
+        """Take part in a producer group, whose members answer for each other.
 
-        ``checker`` may be left out when every transaction goes through
-        :meth:`send_in_transaction`; checks then go to the listener used last. ``topics``: brokers
-        of these are greeted at start too, in clusters that tell clients nothing else.
+        Args:
+            group: The same name for all producers that share a database, also after a restart.
+            checker: Asked what became of a local transaction. It may be left out when every
+                transaction goes through :meth:`send_in_transaction`; checks then go to the
+                listener used last.
+            topics: Brokers of these are greeted at start too, in clusters that tell clients
+                nothing else.
+            namesrv: ``host:port``, several with ``;``; wins over the one in ``config``.
+            config: Everything else.
+
+        Raises:
+            ConfigurationError: An argument cannot be used; says which.
         """
         super().__init__(group, namesrv=namesrv, config=config)
         self._checker: Checker | None = (
@@ -490,7 +499,17 @@ class TransactionProducer(Producer):
         if self._checker is None:
             logger.warning("event=check_without_checker transaction=%s", message.transaction_id)
             return Decision.UNKNOWN
-        return await ask(self._checker, message)
+        seconds = self.config.check_timeout
+        try:
+            async with asyncio.timeout(seconds):  # or a few that hang would stop all checks
+                return await ask(self._checker, message)
+        except TimeoutError:
+            logger.error(  # noqa: TRY400 -- where it hangs is the user's to know
+                "event=check_timed_out transaction=%s seconds=%g counts_as=UNKNOWN",
+                message.transaction_id,
+                seconds,
+            )
+            return Decision.UNKNOWN
 
     # -- wiring
 

@@ -71,6 +71,21 @@ async def test_a_closed_port_fails_at_once_and_says_which() -> None:
     )
 
 
+async def test_a_server_that_never_answers_is_named_with_what_it_was_asked() -> None:
+    """Something listens there, but no name server."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(asyncio.Protocol, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    with pytest.raises(RequestTimeoutError) as caught:
+        await Producer("g", namesrv=address, config=QUICK).start()
+    server.close()
+
+    assert str(caught.value) == (
+        f"no answer from {address} to GET_ROUTEINFO_BY_TOPIC (105) within 0.5 s"
+    )
+
+
 @on_both_loops
 async def test_an_unknown_host_is_named() -> None:
     """A typing error in the address should not look like a broken network."""
@@ -133,7 +148,7 @@ async def test_a_slow_answer_times_out_and_the_connection_stays(broker: FakeBrok
         await until(lambda: len(broker.requests) == 1)
         await connection.request(ROUTE, FIELDS, seconds=1)
 
-        with pytest.raises(RequestTimeoutError, match=r"request 105 within 0\.1 s"):
+        with pytest.raises(RequestTimeoutError, match=r"\(105\) within 0\.1 s"):
             await slow
 
         assert pool.live(broker.address) is connection

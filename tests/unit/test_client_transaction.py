@@ -417,6 +417,29 @@ async def test_checks_are_bounded_and_the_rest_is_asked_again(
         await until(lambda: len(broker.messages("orders")) == 7)
 
 
+async def test_a_checker_that_hangs_stops_no_other_check() -> None:
+    """It counts as "not known yet", and its turn goes to the next."""
+    called = 0
+
+    async def checker(_message: MessageView) -> Decision:
+        nonlocal called
+        called += 1
+        if called == 1:
+            await asyncio.Event().wait()
+        return Decision.COMMIT
+
+    config = replace(QUICK, check_concurrency=1, check_timeout=0.1)
+    async with fake_broker() as broker, new_producer(broker, checker, config) as producer:
+        first, second = [await undecided(broker, producer) for _ in range(2)]
+        for identity in (first, second):
+            broker.check(broker.half_of(identity))
+
+        await until(lambda: len(broker.messages("orders")) == 1)
+
+        assert broker.half_of(first).decisions == [UNKNOWN]
+        assert broker.half_of(second).decisions == [COMMIT]
+
+
 async def test_checks_that_make_no_sense_are_logged_and_dropped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
