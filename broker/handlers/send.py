@@ -21,11 +21,10 @@ from halfmq.store.format import topics as topic_names
 from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK
 from halfmq.store.format.ids import UniqueKeyFactory, offset_message_id
 from halfmq.store.format.properties import (
-    BatchUnit,
-    decode_batch,
     decode_properties,
     encode_properties,
     get_property,
+    split_batch,
     tags_code,
 )
 
@@ -295,11 +294,17 @@ class SendHandler:
         born_timestamp, born_host = header.born_timestamp, connection.remote_host
         store_host, reconsume_times = connection.store_host, header.reconsume_times or 0
         drafts = []
+        # Units differ in their unique key and mean the same: what is around it is looked at once.
+        meanings: dict[tuple[bytes, bytes, bytes], tuple[bytes, int]] = {}
         for flag, body, raw in _units(request.body):
-            closed = raw if not raw or raw[-1] == 2 else raw + b"\x02"
-            properties = (
-                closed + suffix if b"WAIT\x01" in raw else b"%b%b%b" % (closed, waiting, suffix)
-            )
+            head, _, behind = raw.partition(b"UNIQ_KEY\x01")
+            around = head, behind.partition(b"\x02")[2], raw[-1:]
+            meaning = meanings.get(around)
+            if meaning is None:
+                closing = b"" if not raw or raw[-1] == 2 else b"\x02"
+                added = closing + (b"" if b"WAIT\x01" in raw else waiting) + suffix
+                meaning = meanings[around] = added, tags_code(raw + added)
+            properties = raw + meaning[0]
             if len(properties) > PROPERTIES_SIZE_MAX:
                 raise self._illegal(len(body), len(properties))
             drafts.append(
@@ -308,7 +313,7 @@ class SendHandler:
                     queue_id=queue_id,
                     body=body,
                     properties=properties,
-                    tags_code=tags_code(properties),
+                    tags_code=meaning[1],
                     flag=flag,
                     sys_flag=sys_flag,
                     born_timestamp=born_timestamp,
@@ -415,9 +420,9 @@ class SendHandler:
         )
 
 
-def _units(body: bytes) -> list[BatchUnit]:
+def _units(body: bytes) -> list[tuple[int, bytes, bytes]]:
     try:
-        return decode_batch(body)
+        return split_batch(body)
     except ValueError as error:
         raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
 

@@ -21,6 +21,7 @@ from halfmq.remoting.headers import SendMessageRequestHeaderV2
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import RecordTooLargeError
 from halfmq.store.format.ids import UniqueKeyFactory
+from halfmq.store.format.properties import BatchUnit, encode_batch
 from tests.support.broker_doubles import FakeConnection
 
 TOPIC = TopicConfig(name="T", read_queue_nums=4, write_queue_nums=4)
@@ -98,7 +99,7 @@ def _handler(
         delayed=lambda draft: draft,
         retried=lambda _header, draft, _version: draft,
         cluster_name="C",
-        max_message_size=1_000,
+        max_message_size=10_000,
         sync_flush=sync_flush,
         unique_keys=UniqueKeyFactory(
             bytes(4), process_id=1, token=bytes(4), now_ms=lambda: 1_700_000_000_000
@@ -169,6 +170,37 @@ def test_both_paths_store_the_same_record(properties: str) -> None:
 
         assert short_log.drafts == long_log.drafts
         assert short_halves.entered == long_halves.entered
+
+
+def _batch(units: Sequence[str]) -> RemotingCommand:
+    header = SendMessageRequestHeaderV2(
+        producer_group="g",
+        topic="T",
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=1,
+        sys_flag=0,
+        born_timestamp=5,
+        flag=0,
+        batch=True,
+        properties="WAIT\x01true\x02TAGS\x01of-the-batch\x02",
+    )
+    body = encode_batch([BatchUnit(0, b"body", unit.encode()) for unit in units])
+    return RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, header=header, body=body)
+
+
+@given(units=st.lists(_strings, min_size=1, max_size=4))
+@example(units=["A\x01b\x02UNIQ_KEY\x01k\x02", "A\x01b\x02UNIQ_KEY\x01k"])
+def test_a_unit_is_stored_the_same_in_any_company(units: list[str]) -> None:
+    """What is looked at once for a batch must hold for each of its units."""
+    together, alone = Log(), Log()
+    connection = FakeConnection()
+
+    _handler(together).send(_batch(units), connection)
+    for unit in units:
+        _handler(alone).send(_batch([unit]), connection)
+
+    assert together.drafts == alone.drafts
 
 
 async def test_messages_of_one_pass_are_one_group_in_order() -> None:
