@@ -19,7 +19,7 @@ from threading import Lock
 from typing import Final, NoReturn
 from zlib import crc32
 
-from .config import FlushMode, StoreConfig
+from .config import StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
 from .dispatch import delivery_time
 from .draft import Appended, Draft
@@ -39,7 +39,7 @@ from .format.record import (
     with_crc_tail,
 )
 from .format.topics import SCHEDULE_TOPIC
-from .mapped_file import MappedFile, create_file, sync_directory, zero_tail
+from .mapped_file import LogFile, create_file, sync_directory, zero_tail
 from .mapped_file_queue import MappedFileQueue
 
 logger = logging.getLogger(__name__)
@@ -71,12 +71,11 @@ class CommitLog:
             config.max_message_size + RECORD_OVERHEAD_MAX,
             config.commit_log_file_size - BLANK_SIZE,
         )
-        self._through_map = config.flush_mode is FlushMode.ASYNC_FLUSH
         self._append_property_crc = config.append_property_crc
         self._delay_levels_ms = config.delay_levels_ms
-        self._active: MappedFile | None = None  # None: the next append opens it
+        self._active: LogFile | None = None  # None: the next append opens it
         self._limit = 0  # physical offset that a record may reach without a look-up
-        self._spare: MappedFile | None = None  # the next file, made by the helper
+        self._spare: LogFile | None = None  # the next file, made by the helper
         self._files_lock = Lock()  # held while a file is created, by either thread
 
     def start(self, write_offset: int, last_store_timestamp: int) -> None:
@@ -281,20 +280,19 @@ class CommitLog:
         self._limit = min(active.base + active.ready_end - BLANK_SIZE, end + LOOK_UP_EVERY)
         return self._limit
 
-    def _open_active(self, offset: int) -> MappedFile:
+    def _open_active(self, offset: int) -> LogFile:
         base = self.files.base_of(offset)
         with self._files_lock:
             if base not in self.files.bases:
                 return self._take_next(base)
             return self._open(base, written_end=offset - base)
 
-    def _open(self, base: int, *, written_end: int) -> MappedFile:
-        return MappedFile(
+    def _open(self, base: int, *, written_end: int) -> LogFile:
+        return LogFile(
             self.files.path(base),
             base,
             self.files.file_size,
             written_end=written_end,
-            through_map=self._through_map,
         )
 
     def _roll(self, offset: int) -> int:
@@ -310,7 +308,7 @@ class CommitLog:
         full.close()
         return following
 
-    def _take_next(self, base: int) -> MappedFile:
+    def _take_next(self, base: int) -> LogFile:
         """Return the file that begins at ``base``, made by the helper or else now."""
         spare, self._spare = self._spare, None
         if spare is None:
@@ -319,7 +317,7 @@ class CommitLog:
         self.files.add(base)
         return spare
 
-    def _create(self, base: int) -> MappedFile:
+    def _create(self, base: int) -> LogFile:
         path = self.files.path(base)
         create_file(path, self.files.file_size)
         try:

@@ -1,21 +1,20 @@
-"""Files of fixed size, written through memory maps that can never fault on a full disk.
+"""Files of fixed size: created, reserved, zeroed ahead; and the one the log is appended to.
 
 A store into a mapped page that has no block behind it kills the process with SIGBUS when the
 disk is full. So space is reserved, or written, before a store through a map can reach it, and
-it is there that a full disk shows, as ``DiskFullError``.
+it is there that a full disk shows, as ``DiskFullError``. Queue and index files are mapped.
 
 Reserved but unwritten space is still slow: the first touch of each page goes through the file
-system, 2.8 us per 1 KiB record against 0.17 us on pages that hold written zeros. ``MappedFile``
+system, 2.8 us per 1 KiB record against 0.17 us on pages that hold written zeros. ``LogFile``
 therefore keeps a mark, ``ready_end``: up to it zeros were written, by pwrite in pieces of 1 MiB,
 which releases the interpreter where ``mmap.flush`` or ``madvise`` would stop it. A helper
 thread moves the mark ahead of the appender; an appender that reaches it moves it itself. Records
 are written only below the mark, so the two never touch the same bytes.
 
-A record gets into the file through the map or by pwrite; on the systems we run on both are
-views of the same pages. The map is the fastest way, unless each write is followed by a flush: a
-flush write-protects the pages of a map, and the fault of the next write costs more than pwrite
-does. One to sixteen durable producers gain a third to a half by pwrite (3.3 -> 4.4 k/s, 30 ->
-37 k/s), 256 none; what is not flushed at once loses 0.7 us a call.
+Records get into the log by pwrite and not through a map. A flush write-protects the pages of a
+map, and the fault of the next write costs more than pwrite does: durable producers gain a third
+by pwrite, transactions under ASYNC_FLUSH, whose records are flushed all the same, 40 % (13 -> 17
+k/s). A single record that nobody flushes loses 0.7 us; but appends come in groups when it matters.
 
 The zeros also end the log: behind the last record stand at least eight of them, so that a scan
 after a crash cannot run on into what an earlier life of the file left there.
@@ -23,7 +22,6 @@ after a crash cannot run on into what an earlier life of the file left there.
 
 import errno
 import fcntl
-import mmap
 import os
 import sys
 import time
@@ -187,17 +185,13 @@ def _seek(fd: int, position: int, size: int, *, data: bool) -> int:
         return position if data else size  # a file system without holes
 
 
-class MappedFile:
+class LogFile:
     """One file of the commit log, open for appending."""
 
-    __slots__ = ("_fd", "_lock", "_map", "_urgent", "base", "path", "ready_end", "size")
+    __slots__ = ("_fd", "_lock", "_urgent", "base", "path", "ready_end", "size")
 
-    def __init__(
-        self, path: Path, base: int, size: int, *, written_end: int, through_map: bool
-    ) -> None:
+    def __init__(self, path: Path, base: int, size: int, *, written_end: int) -> None:
         """Open an existing file; from ``written_end`` on it will be zeroed before it is used.
-
-        ``through_map`` is for files that are not flushed after every write.
 
         Raises:
             DiskFullError: Its holes could not be filled.
@@ -211,16 +205,12 @@ class MappedFile:
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             try_reserve(self._fd, 0, size, path)  # and make_ready writes it before it is used
-            self._map = mmap.mmap(self._fd, size) if through_map else None
         except BaseException:
             os.close(self._fd)
             raise
 
     def write(self, position: int, content: bytes) -> None:
         """Put bytes below ``ready_end`` into the file; they are in the page cache then."""
-        if self._map is not None:
-            self._map[position : position + len(content)] = content
-            return
         try:
             written = os.pwrite(self._fd, content, position)
         except OSError as error:
@@ -259,7 +249,5 @@ class MappedFile:
         """Unmap the file; what was written stays in the page cache until it is flushed."""
         with self._lock:
             if self._fd >= 0:
-                if self._map is not None:
-                    self._map.close()
                 os.close(self._fd)
                 self._fd = -1

@@ -14,7 +14,7 @@ from halfmq.store.consume_queue import ConsumeQueue, MapPool
 from halfmq.store.errors import DiskFullError, UnusableFileError
 from halfmq.store.format.queue_entry import ENTRY_SIZE, QueueEntry
 from halfmq.store.mapped_file import (
-    MappedFile,
+    LogFile,
     create_file,
     make_directory,
     reserve,
@@ -39,20 +39,19 @@ def no_space(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def opened(path: Path, *, written_end: int = 0, through_map: bool = True) -> MappedFile:
+def opened(path: Path, *, written_end: int = 0) -> LogFile:
     if not path.exists():
         create_file(path, SIZE)
-    return MappedFile(path, 0, SIZE, written_end=written_end, through_map=through_map)
+    return LogFile(path, 0, SIZE, written_end=written_end)
 
 
-@pytest.mark.parametrize("through_map", [False, True])
 def test_preparing_ahead_never_touches_what_was_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, through_map: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The helper's zeros and the appender's records race for the same file, and never meet."""
     monkeypatch.setattr(mapped_file, "READY_PIECE", 4096)
     for number in range(5):
-        file = opened(tmp_path / f"{number}", through_map=through_map)
+        file = opened(tmp_path / f"{number}")
         helper = Thread(target=file.make_ready_ahead, args=(SIZE,))
         helper.start()
         record = bytes(range(1, 252))
