@@ -33,7 +33,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from . import consumer as aio_consumer
 from . import producer as aio_producer
@@ -70,6 +70,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+_LAST_PASSES: Final = 3
+"""Of a loop that ends: a connection that is aborted closes its socket in the passes after that."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -141,6 +144,8 @@ async def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+    for _ in range(_LAST_PASSES):
+        await asyncio.sleep(0)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -184,11 +189,16 @@ class _Facade(Generic[A]):
 
     def start(self) -> None:
         """Connect and be ready; ``with`` does it. Raises what the async client raises."""
+        if self._loop is not None:
+            raise ClientClosedError(self._name)
         loop = _thread.enter()
         try:
             self._wait(self.asynchronous.start(), loop)
         except BaseException:
-            _thread.leave()
+            try:  # interrupted, it may be up by now
+                self._wait(self.asynchronous.close(), loop)
+            finally:
+                _thread.leave()
             raise
         self._loop = loop
 
@@ -213,8 +223,13 @@ class _Facade(Generic[A]):
         loop = self._loop
         if loop is None:
             work.close()
-            raise ClientClosedError(f"{type(self).__name__} {self.asynchronous.group}")
+            raise ClientClosedError(self._name)
         return self._wait(work, loop)
+
+    @property
+    def _name(self) -> str:
+        """How errors call this client."""
+        return f"{type(self).__name__} {self.asynchronous.group}"
 
     @staticmethod
     def _wait(work: Coroutine[Any, Any, R], loop: asyncio.AbstractEventLoop) -> R:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import signal
 import threading
 import time
 from collections.abc import Coroutine, Iterator
@@ -23,7 +25,9 @@ from halfmq.client import (
     blocking,
 )
 from halfmq.client import transaction as aio_transaction
-from tests.support.fake_broker import FakeBroker, until
+from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.command import RemotingCommand
+from tests.support.fake_broker import FakeBroker, Peer, until
 
 MESSAGE = Message("orders", b"o-2", keys="o-2")
 QUICK = ClientConfig(
@@ -378,3 +382,47 @@ def test_a_checker_that_hangs_does_not_hang_the_end(
     release.set()
 
     assert taken < 5
+
+
+def interrupt(_command: RemotingCommand, _peer: Peer) -> None:
+    """Ctrl-C, at the moment when the broker gets this request; it is not answered."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("code", [RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT])
+def test_an_interrupted_client_leaves_nothing_open(served: BrokerThread, code: RequestCode) -> None:
+    """While it starts, and while it says good-bye."""
+    served.broker._handlers[code] = interrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        blocking.Consumer("billing", {"orders": "*"}, namesrv=served.broker.address),
+    ):
+        pass
+
+    assert "halfmq-client" not in {thread.name for thread in threading.enumerate()}
+    served.run(until(lambda: not served.broker.peers))
+
+
+def test_a_client_interrupted_when_it_is_just_up_is_closed(
+    served: BrokerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody else could close it: the block of its `with` is never entered."""
+    wait = blocking._Facade._wait
+    codes: list[str] = []
+
+    def interrupted(work: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop) -> object:
+        name = getattr(work, "__name__", "")
+        codes.append(name)
+        outcome = wait(work, loop)
+        if name == "start":
+            raise KeyboardInterrupt
+        return outcome
+
+    monkeypatch.setattr(blocking._Facade, "_wait", staticmethod(interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        blocking.Producer("g", namesrv=served.broker.address).start()
+
+    assert codes == ["start", "close"]
+    assert served.broker.requests_of(RequestCode.UNREGISTER_CLIENT)
+    served.run(until(lambda: not served.broker.peers))
