@@ -33,7 +33,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from . import consumer as aio_consumer
 from . import producer as aio_producer
@@ -70,9 +70,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-_LAST_PASSES: Final = 3
-"""Of a loop that ends: a connection that is aborted closes its socket in the passes after that."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -144,8 +141,6 @@ async def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    for _ in range(_LAST_PASSES):
-        await asyncio.sleep(0)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
