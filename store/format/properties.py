@@ -204,10 +204,10 @@ def split_batch(batch: bytes) -> list[tuple[int, bytes, bytes]]:
     try:
         while position < end:
             flag, body_size = content(batch, position)
-            body_start = position + 20
+            body_start = position + _UNIT_CONTENT.size
             body_end = body_start + body_size
             (properties_size,) = length(batch, body_end)
-            properties_start = body_end + 2
+            properties_start = body_end + _LENGTH.size
             next_unit = properties_start + properties_size
             if body_size < 0 or properties_size < 0 or next_unit > end:
                 raise ValueError(f"batch unit at byte {position} has a length that does not fit")
