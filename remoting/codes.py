@@ -154,6 +154,11 @@ class RequestCode(IntEnum):
     NOTIFICATION = 200054
     POLLING_INFO = 200055
     BATCH_ACK_MESSAGE = 200151
+    QUERY_TRANSACTIONS = 9000
+    """This and the following are ours, see ``docs/wire.md``; official peers do not know them."""
+    END_TRANSACTIONS = 9001
+    PREPARE_TRANSACTION = 9002
+    DECIDE_TRANSACTION = 9003
 
 
 class ResponseCode(IntEnum):

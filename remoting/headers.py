@@ -55,6 +55,13 @@ from .codes import RequestCode
 from .command import RemotingCommand
 from .errors import HeaderError
 from .ext_fields import ARRAY_MARKS, FieldError, Header, Int32, Int64, array_twin, fit
+from .transaction_headers import (
+    DecideTransactionRequestHeader,
+    EndTransactionResponseHeader,
+    EndTransactionsRequestHeader,
+    PrepareTransactionRequestHeader,
+    QueryTransactionsRequestHeader,
+)
 
 H = TypeVar("H", bound=Header)
 
@@ -505,6 +512,10 @@ REQUEST_HEADERS: Final[dict[int, type[Header]]] = {
     RequestCode.RECALL_MESSAGE: RecallMessageRequestHeader,
     RequestCode.GET_BROKER_MEMBER_GROUP: GetBrokerMemberGroupRequestHeader,
     RequestCode.BROKER_HEARTBEAT: BrokerHeartbeatRequestHeader,
+    RequestCode.QUERY_TRANSACTIONS: QueryTransactionsRequestHeader,
+    RequestCode.END_TRANSACTIONS: EndTransactionsRequestHeader,
+    RequestCode.PREPARE_TRANSACTION: PrepareTransactionRequestHeader,
+    RequestCode.DECIDE_TRANSACTION: DecideTransactionRequestHeader,
 }
 """Request code to the class of its header."""
 
@@ -534,6 +545,7 @@ RESPONSE_HEADERS: Final[dict[int, type[Header]]] = {
     RequestCode.ADD_WRITE_PERM_OF_BROKER: AddWritePermOfBrokerResponseHeader,
     RequestCode.QUERY_DATA_VERSION: QueryDataVersionResponseHeader,
     RequestCode.RECALL_MESSAGE: RecallMessageResponseHeader,
+    RequestCode.END_TRANSACTION: EndTransactionResponseHeader,
 }
 """Request code to the class of its answer's header; the others answer without ext fields."""
 

@@ -13,7 +13,15 @@ from typing import Final
 import msgspec
 from msgspec.structs import astuple
 
-from .codes import FLAG_ONE_WAY, FLAG_RESPONSE, VERSION, HeaderType, LanguageCode, ResponseCode
+from .codes import (
+    FLAG_ONE_WAY,
+    FLAG_RESPONSE,
+    VERSION,
+    HeaderType,
+    LanguageCode,
+    RequestCode,
+    ResponseCode,
+)
 from .command import RemotingCommand
 from .ext_fields import Header
 from .headers import RESPONSE_HEADERS, PullMessageResponseHeader, SendMessageResponseHeader
@@ -33,6 +41,8 @@ _PULL_TEMPLATE: Final = (
     b'"opaque":%d,%b'
 ) + _JSON_TAIL
 _EMPTY: Final[Mapping[str, str]] = {}
+_HAVE_EXT_FIELDS: Final = frozenset(RESPONSE_HEADERS) - {RequestCode.END_TRANSACTION}
+"""Requests whose official answer has a header class. That of END_TRANSACTION is ours."""
 
 _encode_json: Final = msgspec.json.Encoder().encode
 _encode_msgpack: Final = msgspec.msgpack.Encoder().encode
@@ -185,7 +195,7 @@ def _reply_header(
     header: Header | Mapping[str, str] | None,
     remark: str | None,
 ) -> bytes:
-    if header is None and request.code in RESPONSE_HEADERS:
+    if header is None and request.code in _HAVE_EXT_FIELDS:
         header = _EMPTY
     if not header and remark is None:
         if request.header_type == _JSON:
