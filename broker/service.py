@@ -22,6 +22,7 @@ from halfmq.store.draft import Draft
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.recovery import RecoveryReport
+from halfmq.store.worker import ThreadWorker, WorkerFactory
 
 from .config import BrokerConfig
 from .connection import Handler
@@ -84,7 +85,9 @@ class Broker:
         config: BrokerConfig,
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        worker: WorkerFactory = ThreadWorker,
     ) -> None:
+        """Wire the parts; ``worker`` makes the store's helper threads."""
         self.config = config
         self._now_ms = now_ms
         self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
@@ -95,6 +98,7 @@ class Broker:
             on_durable=self._durable,
             on_failure=self._store_failed,
             on_append=self._appended,
+            worker=worker,
         )
         self._polling = LongPolling()
         self._release = ReplyRelease(self._store, on_released=self._polling.wake)

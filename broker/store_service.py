@@ -12,6 +12,7 @@ from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import StoreError
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery import RecoveryReport
+from halfmq.store.worker import ThreadWorker, WorkerFactory
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +31,11 @@ class ObservedStore(MessageStore):
         on_durable: Callable[[int], None],
         on_failure: Callable[[Exception], None],
         on_append: Callable[[Sequence[Draft]], None],
+        worker: WorkerFactory = ThreadWorker,
     ) -> None:
-        super().__init__(config, now_ms=now_ms, on_durable=on_durable, on_failure=on_failure)
+        super().__init__(
+            config, now_ms=now_ms, on_durable=on_durable, on_failure=on_failure, worker=worker
+        )
         self._on_append = on_append
 
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:

@@ -13,12 +13,12 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from threading import Event, Thread
 from typing import Protocol, TypeVar
 
 from .errors import FlushFailedError
 from .mapped_file import sync_data, sync_directory
 from .mapped_file_queue import MappedFileQueue
+from .worker import ThreadWorker, WorkerFactory
 
 logger = logging.getLogger(__name__)
 
@@ -44,8 +44,12 @@ class Flusher:
         on_durable: Callable[[int], None],
         on_failure: Callable[[Exception], None],
         fdatasync: Callable[[int], None] = sync_data,
+        worker: WorkerFactory = ThreadWorker,
     ) -> None:
-        """``on_durable`` and ``on_failure`` are called on the flusher's thread."""
+        """``on_durable`` and ``on_failure`` are called on the flusher's thread.
+
+        The last flush, at ``stop``, is made by the thread that stops it, and told there.
+        """
         self.durable_offset = 0  # below it everything is on disk
         self.durable_timestamp = 0  # ms, store time of a record that is
         self.failure: FlushFailedError | None = None
@@ -55,37 +59,27 @@ class Flusher:
         self._on_durable = on_durable
         self._on_failure = on_failure
         self._fdatasync = fdatasync
-        self._wake = Event()
-        self._stopping = False
         self._fd = -1
         self._fd_base = -1
-        self._thread = Thread(target=self._run, name="store-flush", daemon=True)
+        self._worker = worker("store-flush", self._round, self._interval)
+        self.request = self._worker.wake  # ask for a flush of what is written by now; any thread
 
     def start(self) -> None:
         """Start flushing; what is written by now is on disk already."""
         self.durable_timestamp = self._written.last_store_timestamp
         self.durable_offset = self._written.write_offset
-        self._thread.start()
-
-    def request(self) -> None:
-        """Ask for a flush of what is written by now; any thread, never waits."""
-        if not self._wake.is_set():
-            self._wake.set()
+        self._worker.start()
 
     def stop(self) -> None:
-        """Flush once more, then end the thread."""
-        self._stopping = True
-        self._wake.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        """End the thread, then flush once more."""
+        if self._worker.stop() and self.failure is None:
+            self._round(True)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
-    def _run(self) -> None:
+    def _round(self, _woken: bool) -> float | None:
         try:
-            while not self._stopping:
-                self._wake.wait(self._interval)
-                # Cleared before looking, so that what is written from here on wakes us again.
-                self._wake.clear()
-                self._flush()
             self._flush()
         except OSError as error:
             self.failure = FlushFailedError(self.durable_offset, str(error))
@@ -93,10 +87,8 @@ class Flusher:
                 "event=flush_failed durable_offset=%d error=%r", self.durable_offset, str(error)
             )
             self._tell(self._on_failure, self.failure)
-        finally:
-            if self._fd >= 0:
-                os.close(self._fd)
-                self._fd = -1
+            return None
+        return self._interval
 
     def _flush(self) -> None:
         timestamp = self._written.last_store_timestamp

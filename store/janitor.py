@@ -6,9 +6,9 @@ It only makes calls that release the interpreter, so the loop thread runs on bes
 import logging
 import time
 from collections.abc import Callable
-from threading import Event, Thread
 
 from .errors import StoreError
+from .worker import ThreadWorker, WorkerFactory
 
 logger = logging.getLogger(__name__)
 
@@ -17,44 +17,37 @@ class Janitor:
     """The thread: ``prepare`` whenever it is woken, ``maintain`` once per interval."""
 
     def __init__(
-        self, *, prepare: Callable[[], None], maintain: Callable[[], None], interval_ms: int
+        self,
+        *,
+        prepare: Callable[[], None],
+        maintain: Callable[[], None],
+        interval_ms: int,
+        worker: WorkerFactory = ThreadWorker,
     ) -> None:
         self._prepare = prepare
         self._maintain = maintain
         self._interval = interval_ms / 1000
-        self._wake = Event()
-        self._stopping = False
-        self._thread = Thread(target=self._run, name="store-janitor", daemon=True)
+        self._due = 0.0  # when to maintain next, by the monotonic clock
+        self._worker = worker("store-janitor", self._round, self._interval)
+        self.wake = self._worker.wake  # have ``prepare`` called soon; any thread, never waits
 
     def start(self) -> None:
         """Start the thread."""
-        self._wake.set()
-        self._thread.start()
-
-    def wake(self) -> None:
-        """Have ``prepare`` called soon; any thread, never waits."""
-        if not self._wake.is_set():
-            self._wake.set()
+        self._due = time.monotonic() + self._interval
+        self._worker.wake()
+        self._worker.start()
 
     def stop(self) -> None:
         """End the thread; its owner does the last maintenance itself."""
-        self._stopping = True
-        self._wake.set()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._worker.stop()
 
-    def _run(self) -> None:
-        due = time.monotonic() + self._interval
-        while True:
-            woken = self._wake.wait(max(0.0, due - time.monotonic()))
-            self._wake.clear()
-            if self._stopping:
-                return
-            if woken:
-                self._attempt(self._prepare)
-            if time.monotonic() >= due:
-                self._attempt(self._maintain)
-                due = time.monotonic() + self._interval
+    def _round(self, woken: bool) -> float:
+        if woken:
+            self._attempt(self._prepare)
+        if time.monotonic() >= self._due:
+            self._attempt(self._maintain)
+            self._due = time.monotonic() + self._interval
+        return max(0.0, self._due - time.monotonic())
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Do the work; a failure is told and tried again, since nobody waits for the result.

@@ -37,6 +37,7 @@ from .log_reader import LogReader, Range
 from .mapped_file import make_directory, sync_data, sync_directory
 from .recovery import Recovery, RecoveryReport
 from .selection import GetResult, GetStatus, select
+from .worker import ThreadWorker, WorkerFactory
 
 __all__ = ["GetResult", "GetStatus", "MessageStore", "RecoveryReport"]
 
@@ -64,11 +65,13 @@ class MessageStore:
         on_durable: Callable[[int], None] = lambda offset: None,
         on_failure: Callable[[Exception], None] = lambda error: None,
         fdatasync: Callable[[int], None] = sync_data,
+        worker: WorkerFactory = ThreadWorker,
     ) -> None:
         """``on_durable`` and ``on_failure`` are called on the flusher's thread.
 
         ``on_durable`` gets the offset below which everything is on disk. After ``on_failure``
         the store takes no more records. ``fdatasync`` flushes a file by its descriptor.
+        ``worker`` makes the helper threads.
         """
         self._config = config
         self._now_ms = now_ms
@@ -92,7 +95,9 @@ class MessageStore:
             on_durable=on_durable,
             on_failure=on_failure,
             fdatasync=fdatasync,
+            worker=worker,
         )
+        self._worker = worker
         self._keys: KeyIndexing | None = None
         self._janitor: Janitor | None = None
         self._checkpoint = Checkpoint()
@@ -159,6 +164,7 @@ class MessageStore:
             prepare=self._log.prepare_ahead,
             maintain=self._maintain,
             interval_ms=self._config.flush_interval_consume_queue_ms,
+            worker=self._worker,
         )
         self._log.wake_helper = self._janitor.wake
         self._flusher.start()
