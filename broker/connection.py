@@ -12,6 +12,8 @@ from typing import Protocol
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
 
+from .asks import OnAnswer
+
 
 class Connection(Protocol):
     """One client's TCP connection, as far as handlers are concerned."""
@@ -22,6 +24,7 @@ class Connection(Protocol):
     broker_address: str  # the same as text, "127.0.0.1:10911": what routes answer
     language: int  # LanguageCode of the peer's latest request
     version: int  # MQVersion ordinal of the peer's latest request
+    acknowledges: bool  # whether the peer answers requests of ours: it is a client of halfmq
 
     @property
     def closed(self) -> bool:
@@ -37,6 +40,24 @@ class Connection(Protocol):
         self, code: int, header: Header | Mapping[str, str] | None, body: bytes = b""
     ) -> bool:
         """Send a one-way request to the client; False when it was not written."""
+        ...
+
+    def ask(
+        self,
+        code: int,
+        header: Header | Mapping[str, str] | None,
+        body: bytes,
+        on_answer: OnAnswer,
+    ) -> bool:
+        """Send a request that the client answers; False when it was not written.
+
+        When it was, ``on_answer`` is called once, later and never from within this call: with the
+        answer, or with None when ``CHECK_ACK_S`` seconds have passed or the peer is gone.
+        """
+        ...
+
+    def answered(self, answer: RemotingCommand) -> None:
+        """Hand an answer of the peer to who asked; one to nothing is ignored."""
         ...
 
     def write(self, data: bytes) -> None:

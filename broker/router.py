@@ -55,7 +55,8 @@ class Router:
     def dispatch(self, command: RemotingCommand, connection: Connection) -> bytes | None:
         """Serve one command; return the reply to write now, if any."""
         if command.flag & FLAG_RESPONSE:
-            return None  # an answer to a one-way request of ours: nothing waits for it
+            connection.answered(command)
+            return None
         handler = self._handlers.get(command.code)
         if handler is None:
             reply: bytes | None = _not_supported(command)

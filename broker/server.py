@@ -23,6 +23,7 @@ from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.ids import pack_host
 
+from .asks import AskExpiry, Asks, OnAnswer
 from .connection import Connection
 from .errors import AddressTakenError
 from .release import ReplyRelease
@@ -75,6 +76,7 @@ class Shared:
         self.on_closed = on_closed
         self.connections: set[ClientConnection] = set()
         self.opaques = itertools.count(1)
+        self.ask_expiry = AskExpiry()
         self.unfinished_bytes = 0  # of frames of which only a part has come
         self.listen_port = 0  # known when the first listener is bound
         self.stopping = False
@@ -93,6 +95,8 @@ class ClientConnection(asyncio.Protocol):
         self._backlog: list[RemotingCommand] = []  # read, and not served while the peer is slow
         self._unfinished = 0  # bytes of this connection in `Shared.unfinished_bytes`
         self._request_header_type = HeaderType.JSON
+        self._asks: Asks | None = None  # most peers are never asked
+        self.acknowledges = False
         self.closed = False
         self.writable = True
         self.name = ""
@@ -200,6 +204,8 @@ class ClientConnection(asyncio.Protocol):
             self._shared.on_closed(self)
             logger.debug("event=disconnected peer=%s error=%r", self.name, exc)
         self.closed = True
+        if self._asks is not None:
+            self._asks.fail()
 
     def pause_writing(self) -> None:
         """Stop reading a peer that does not read its replies."""
@@ -232,6 +238,40 @@ class ClientConnection(asyncio.Protocol):
         )
         self.write(frame)
         return True
+
+    def ask(
+        self,
+        code: int,
+        header: Header | Mapping[str, str] | None,
+        body: bytes,
+        on_answer: OnAnswer,
+    ) -> bool:
+        """Send a request that the client answers; False when it was not written."""
+        if self.closed or not self.writable or self._shared.stopping:
+            return False
+        asks = self._asks
+        if asks is None:
+            asks = self._asks = Asks()
+        if asks.full:
+            return False
+        opaque = asks.register(on_answer, self._loop.time())
+        self.write(
+            encode_request(
+                code,
+                opaque=opaque,
+                header=header,
+                body=body,
+                header_type=self._request_header_type,
+            )
+        )
+        if len(asks) == 1:
+            self._shared.ask_expiry.watch(asks, self._loop)
+        return True
+
+    def answered(self, answer: RemotingCommand) -> None:
+        """Hand an answer of the peer to who asked; one to nothing is ignored."""
+        if self._asks is not None:
+            self._asks.answered(answer)
 
     def reply_when_durable(self, position: int, reply: bytes) -> None:
         """Send `reply` once the commit log is on disk up to `position`."""
@@ -278,6 +318,7 @@ class ClientConnection(asyncio.Protocol):
             self.version, self.language = command.version, command.language
         if command.header_type == HeaderType.MSGPACK:
             self._request_header_type = HeaderType.MSGPACK
+            self.acknowledges = True
 
     def _pause_reading(self) -> None:
         self._reading_paused += 1
@@ -409,6 +450,7 @@ class Server:
     def _close_listeners(self) -> None:
         if self._idle_scan is not None:
             self._idle_scan.cancel()
+        self._shared.ask_expiry.stop()
         for server in self._servers:
             server.close()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from halfmq.broker.asks import OnAnswer
 from halfmq.broker.config import TopicDefaults
 from halfmq.broker.connection import Connection, Handler
 from halfmq.remoting.codes import LanguageCode
@@ -49,7 +50,10 @@ class FakeConnection:
         self.version = version
         self.closed = False
         self.writable = True
+        self.acknowledges = False
         self.requests: list[tuple[int, object]] = []
+        self.asked: list[OnAnswer] = []
+        self.answers: list[RemotingCommand] = []
         self.written: list[bytes] = []
         self.held: list[tuple[int, bytes]] = []
 
@@ -59,6 +63,15 @@ class FakeConnection:
             return False
         self.requests.append((code, header))
         return True
+
+    def ask(self, code: int, header: object, body: bytes, on_answer: OnAnswer) -> bool:
+        if not self.send_request(code, header, body):
+            return False
+        self.asked.append(on_answer)
+        return True
+
+    def answered(self, answer: RemotingCommand) -> None:
+        self.answers.append(answer)
 
     def write(self, data: bytes) -> None:
         self.written.append(data)

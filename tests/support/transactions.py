@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from halfmq.broker.asks import OnAnswer
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction.pending import DECIDED_REMEMBERED, Event
 from halfmq.broker.transaction.service import TransactionService
+from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import StoreError
@@ -173,7 +175,13 @@ class MemoryLog:
 class Connected:
     """A connection that remembers what it was asked."""
 
-    def __init__(self, name: str = "127.0.0.1:54321", *, writable: bool = True) -> None:
+    def __init__(
+        self,
+        name: str = "127.0.0.1:54321",
+        *,
+        writable: bool = True,
+        acknowledges: bool = False,
+    ) -> None:
         self.name = name
         self.remote_host = PEER
         self.store_host = HOST
@@ -182,6 +190,8 @@ class Connected:
         self.version = 479
         self.closed = False
         self.writable = writable
+        self.acknowledges = acknowledges
+        self.open_asks: list[OnAnswer] = []  # questions that the test has to answer
         self.asked: list[tuple[int, CheckTransactionStateRequestHeader, bytes]] = []
         self.waiting: list[tuple[int, bytes]] = []
 
@@ -191,6 +201,24 @@ class Connected:
             return False
         self.asked.append((code, header, body))
         return True
+
+    def ask(self, code: int, header: object, body: bytes, on_answer: OnAnswer) -> bool:
+        if not self.send_request(code, header, body):
+            return False
+        self.open_asks.append(on_answer)
+        return True
+
+    def acknowledge(self, code: int | None = 0) -> None:
+        """Answer all open questions; None: no answer comes."""
+        waiting, self.open_asks = self.open_asks, []
+        for on_answer in waiting:
+            on_answer(None if code is None else RemotingCommand(code=code))
+
+    def answered(self, answer: RemotingCommand) -> None:
+        raise AssertionError("answers come through the test")
+
+    def write(self, data: bytes) -> None:
+        raise AssertionError("nothing is written directly")
 
     def reply_when_durable(self, position: int, reply: bytes) -> None:
         self.waiting.append((position, reply))

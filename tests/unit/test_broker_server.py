@@ -11,13 +11,14 @@ from unittest.mock import Mock
 
 import pytest
 
+from halfmq.broker import asks as asks_module
 from halfmq.broker import server as server_module
 from halfmq.broker.connection import Connection, Handler
 from halfmq.broker.errors import AddressTakenError, RequestRefusedError
 from halfmq.broker.release import ReplyRelease
 from halfmq.broker.router import Router
 from halfmq.broker.server import Server
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
@@ -353,3 +354,157 @@ async def test_a_peer_that_reads_slowly_is_not_silent() -> None:
         idle.append(connection.is_idle(connection.last_seen + 5))
 
     assert idle == [False, False, True]
+
+
+class Asked:
+    """A connection of the broker to one peer, and what the peer answered to each question."""
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+        self.answers: list[RemotingCommand | None] = []
+        self.came = asyncio.Event()
+
+    def remember(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+        self.connection = connection
+        return encode_reply(request)
+
+    def ask(self, body: bytes = b"") -> bool:
+        assert self.connection is not None
+        code = RequestCode.CHECK_TRANSACTION_STATE
+        return self.connection.ask(code, {"topic": "T"}, body, self._answered)
+
+    def _answered(self, answer: RemotingCommand | None) -> None:
+        self.answers.append(answer)
+        self.came.set()
+
+    async def wait_for(self, count: int) -> None:
+        while len(self.answers) < count:
+            self.came.clear()
+            await self.came.wait()
+
+
+async def _introduce(peer: Peer, header_type: int = HeaderType.MSGPACK) -> None:
+    peer.writer.write(encode_request(105, opaque=1, header=ROUTE, header_type=header_type))
+    await peer.answer()
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_a_question_gets_its_own_answer(loop_factory: LoopFactory) -> None:
+    """Answers come in any order, and only the opaque ties one to its question."""
+
+    async def main() -> None:
+        asked = Asked()
+        async with _serving(asked.remember) as (server, _), _peer(server) as peer:
+            await _introduce(peer)
+            assert [asked.ask(b"%d" % number) for number in range(3)] == [True] * 3
+            questions = [await peer.answer() for _ in range(3)]
+            assert not any(question.is_one_way for question in questions)
+
+            for question in reversed(questions):
+                peer.writer.write(encode_reply(question, int(question.body)))
+            await asked.wait_for(3)
+
+            assert [one and one.code for one in asked.answers] == [2, 1, 0]
+
+    run_on(loop_factory, main())
+
+
+@pytest.mark.parametrize(
+    ("header_type", "acknowledges"), [(HeaderType.JSON, False), (HeaderType.MSGPACK, True)]
+)
+async def test_only_a_client_of_ours_is_known_to_answer(
+    header_type: int, acknowledges: bool
+) -> None:
+    """Official clients never answer a check; ours shows itself by its header."""
+    asked = Asked()
+    async with _serving(asked.remember) as (server, _), _peer(server) as peer:
+        await _introduce(peer, header_type)
+        assert asked.connection is not None
+        assert asked.connection.acknowledges is acknowledges
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_a_lost_connection_answers_every_question(loop_factory: LoopFactory) -> None:
+    """Whoever asked must learn that no answer will come, and can ask another."""
+
+    async def main() -> None:
+        asked = Asked()
+        async with _serving(asked.remember) as (server, _):
+            async with _peer(server) as peer:
+                await _introduce(peer)
+                asked.ask()
+                asked.ask()
+            await asked.wait_for(2)
+
+            assert asked.answers == [None, None]
+            assert not asked.ask()
+
+    run_on(loop_factory, main())
+
+
+async def test_a_question_that_nobody_answers_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer that hangs while its connection lives holds nothing up; its late answer is ignored."""
+    monkeypatch.setattr(asks_module, "CHECK_ACK_S", 0.0)
+    monkeypatch.setattr(asks_module, "EXPIRE_SCAN_S", 0.01)
+    asked = Asked()
+    async with _serving(asked.remember) as (server, _), _peer(server) as peer:
+        for round_number in (1, 2):  # the timer rests in between, and wakes again
+            await _introduce(peer)
+            asked.ask()
+            question = await peer.answer()
+            await asked.wait_for(round_number)
+            peer.writer.write(encode_reply(question))
+
+        await _introduce(peer)
+        assert asked.answers == [None, None]
+
+
+async def test_questions_to_one_peer_are_bounded() -> None:
+    """A peer that answers nothing cannot fill the memory; its answers make room again."""
+    asked = Asked()
+    async with _serving(asked.remember) as (server, _), _peer(server) as peer:
+        await _introduce(peer)
+        while asked.ask():
+            pass
+        questions = [await peer.answer() for _ in range(asks_module.ASKS_MAX)]
+        peer.writer.write(encode_reply(questions[7]))
+        await asked.wait_for(1)
+
+        assert asked.ask()
+        assert not asked.ask()
+
+
+async def test_answers_to_nothing_hurt_nobody() -> None:
+    """Strange peers answer one-way requests, twice, or what was never asked."""
+    asked = Asked()
+    async with _serving(asked.remember) as (server, _), _peer(server) as peer:
+        nobody = RemotingCommand(code=105, opaque=-5, header_type=HeaderType.MSGPACK)
+        peer.writer.write(encode_reply(nobody, 77))
+        await _introduce(peer)
+        asked.ask()
+        question = await peer.answer()
+        stranger = RemotingCommand(code=39, opaque=question.opaque + 1)
+        for odd in (nobody, stranger, question, question):
+            peer.writer.write(encode_reply(odd, -1, remark="?" * 1_000, body=bytes(1_000)))
+        await _introduce(peer)
+
+        assert [one and one.code for one in asked.answers] == [-1]
+
+
+async def test_who_fails_at_an_answer_harms_no_other(caplog: pytest.LogCaptureFixture) -> None:
+    """A defect in one place is told in the log; the connection and the others go on."""
+    asked = Asked()
+    async with _serving(asked.remember) as (server, _), _peer(server) as peer:
+        await _introduce(peer)
+        assert asked.connection is not None
+
+        def fail(_answer: RemotingCommand | None) -> None:
+            raise ZeroDivisionError
+
+        asked.connection.ask(39, None, b"", fail)
+        asked.ask()
+        for _ in range(2):
+            peer.writer.write(encode_reply(await peer.answer()))
+        await asked.wait_for(1)
+
+        assert "event=answer_failed" in caplog.text
