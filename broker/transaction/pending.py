@@ -30,6 +30,8 @@ import msgspec
 
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
 
+from ..asks import OnAnswer
+
 DECIDED_REMEMBERED: Final = 100_000
 """Decided transactions kept per generation, of which there are two: at the rate of the fastest
 machine several seconds, in which a client repeats a request whose answer was lost. About 150 bytes
@@ -55,6 +57,21 @@ class Producer(Protocol):
         self, code: int, header: CheckTransactionStateRequestHeader, body: bytes = b""
     ) -> bool:
         """Send a one-way request; False when it was not written."""
+        ...
+
+    @property
+    def acknowledges(self) -> bool:
+        """Whether the peer answers a request at once: "I have it"."""
+        ...
+
+    def ask(
+        self,
+        code: int,
+        header: CheckTransactionStateRequestHeader,
+        body: bytes,
+        on_answer: OnAnswer,
+    ) -> bool:
+        """Send a request that the peer answers; False when it was not written."""
         ...
 
 
@@ -173,6 +190,10 @@ class Pending(msgspec.Struct, gc=False):
     checks: int = 0  # checks that reached a producer
     immunity_s: int = 0  # seconds without a check that the producer asked for; 0 means the default
     owner: Producer | None = None  # the connection that prepared it, while it lives
+    sent: int = 0  # checks written to a connection, received or not
+    answered: int = 0  # checks that a producer answered with "not known yet"
+    parked_reason: int = 0  # why it is PARKED
+    due: int = 0  # when it is asked about, or where it waits for that: the checker's
 
 
 class Copy(NamedTuple):

@@ -75,7 +75,7 @@ class Front:
 
 
 def _connection(connected: Connected) -> Connection:
-    return connected  # type: ignore[return-value]  # it has all that this handler uses
+    return connected
 
 
 def _end_frame(offset: int, queue_offset: int, bits: int, *, one_way: bool) -> bytes:
