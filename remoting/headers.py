@@ -57,10 +57,12 @@ from .errors import HeaderError
 from .ext_fields import ARRAY_MARKS, FieldError, Header, Int32, Int64, array_twin, fit
 from .transaction_headers import (
     DecideTransactionRequestHeader,
+    DecideTransactionResponseHeader,
     EndTransactionResponseHeader,
     EndTransactionsRequestHeader,
     PrepareTransactionRequestHeader,
     QueryTransactionsRequestHeader,
+    QueryTransactionsResponseHeader,
 )
 
 H = TypeVar("H", bound=Header)
@@ -546,6 +548,8 @@ RESPONSE_HEADERS: Final[dict[int, type[Header]]] = {
     RequestCode.QUERY_DATA_VERSION: QueryDataVersionResponseHeader,
     RequestCode.RECALL_MESSAGE: RecallMessageResponseHeader,
     RequestCode.END_TRANSACTION: EndTransactionResponseHeader,
+    RequestCode.QUERY_TRANSACTIONS: QueryTransactionsResponseHeader,
+    RequestCode.DECIDE_TRANSACTION: DecideTransactionResponseHeader,
 }
 """Request code to the class of its answer's header; the others answer without ext fields."""
 

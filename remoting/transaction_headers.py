@@ -29,6 +29,12 @@ class QueryTransactionsRequestHeader(Header, frozen=True, kw_only=True):
     broker_name: str | None = field(default=None, name="bname")
 
 
+class QueryTransactionsResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 9000: where the next page begins; the page itself may be shorter than allowed."""
+
+    next_after: Int64 | None = None  # for the next request's ``after``; None: that was all
+
+
 class EndTransactionsRequestHeader(Header, frozen=True, kw_only=True):
     """9001: many decisions at once; they are in the body."""
 
@@ -50,3 +56,9 @@ class DecideTransactionRequestHeader(Header, frozen=True, kw_only=True):
     action: str  # "commit", "rollback" or "resume"
     reason: str | None = None  # for the broker's log
     broker_name: str | None = field(default=None, name="bname")
+
+
+class DecideTransactionResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 9003."""
+
+    msg_id: str | None = None  # offset id of the final message; None unless committed
