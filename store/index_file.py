@@ -20,11 +20,12 @@ a crash and re-indexes only the end of the log; this keeps all keys.
 import logging
 import mmap
 import os
+import struct
 import sys
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +39,7 @@ from .format.index import (
     SECONDS_MAX,
     SLOT,
     SLOT_SIZE,
-    HashedKey,
+    HashedKeys,
     IndexHeader,
     IndexItem,
     KeyedRecord,
@@ -64,9 +65,36 @@ _READ_PIECE: Final = ITEM_SIZE * 65_536  # bytes read at once when all items are
 _PAGE: Final = 4096  # bytes of slots compared at once
 _NEVER_FLUSHED: Final = 0x7FFF_FFFF_FFFF_FFFF  # end timestamp of a file that is being repaired
 
-_pack_item = ITEM.pack
-_pack_slot = SLOT.pack_into
-_read_slot = SLOT.unpack_from
+
+def _swapped(values: Iterable[int]) -> "array[int]":
+    """Return big-endian 32-bit numbers of the file as native ones, or the other way round."""
+    swapped = array("i", values)
+    if sys.byteorder == "little":
+        swapped.byteswap()
+    return swapped
+
+
+def _previous_items(
+    slots: Sequence[int], newest: Sequence[int], first: int
+) -> tuple[Sequence[int], int]:
+    """Return what stands in each slot before its item comes, and how many slots were empty.
+
+    ``newest`` is what the file says. A slot that points nowhere was left by a crash, or the file
+    by another writer.
+    """
+    if len(set(slots)) == len(slots) and max(newest) < first and min(newest) >= 0:
+        return newest, newest.count(0)
+    previous: list[int] = []
+    latest: dict[int, int] = {}
+    taken = 0
+    for number, (slot, found) in enumerate(zip(slots, newest, strict=True), first):
+        before = latest.get(slot)
+        if before is None:
+            before = found if 0 < found < first else 0
+            taken += before == 0
+        previous.append(before)
+        latest[slot] = number
+    return previous, taken
 
 
 class IndexFile:
@@ -87,6 +115,7 @@ class IndexFile:
         # user closes it.
         self._closer = weakref.finalize(self, os.close, self._fd)
         self._map: mmap.mmap | None = None
+        self._slot_values: memoryview[int] | None = None
         self._reserved_end = 0
         self._unflushed = False
         try:
@@ -156,50 +185,47 @@ class IndexFile:
             self._reserved_end = reserved_end
         if self._map is None:
             self._map = mmap.mmap(self._fd, self._size)
+            slots = memoryview(self._map)[HEADER_SIZE : HEADER_SIZE + SLOT_SIZE * self.slots]
+            self._slot_values = slots.cast("i")  # in the byte order of the machine
 
-    def append(self, keys: Sequence[HashedKey]) -> None:
-        """Add items for which ``prepare`` made room."""
-        target = self._map
-        header = self.header
+    def append(self, keys: HashedKeys) -> None:
+        """Add items for which ``prepare`` made room; column by column, for speed."""
+        target, slot_values = self._map, self._slot_values
+        hashes, offsets, timestamps = keys
+        count = len(hashes)
         assert target is not None
-        assert len(keys) <= self.room
-        first = number = header.next_item
-        begin_timestamp = header.begin_timestamp
-        begin_offset = header.begin_physical_offset
-        slot_count = header.slot_count
-        slots = self.slots
-        changed: dict[int, int] = {}  # position of a slot: number of its newest item
-        items: list[bytes] = []
-        seconds_of, seconds = -1, 0
-        for key_hash, physical_offset, store_timestamp in keys:
-            position = HEADER_SIZE + SLOT_SIZE * (key_hash % slots)
-            previous = changed.get(position)
-            if previous is None:
-                (previous,) = _read_slot(target, position)
-                # A slot that points nowhere was left by a crash, or the file by another writer.
-                if not 0 < previous < first:
-                    previous = 0
-                    slot_count += 1
-            if store_timestamp != seconds_of:
-                seconds_of = store_timestamp
-                seconds = seconds_after(begin_timestamp, store_timestamp)
-            items.append(_pack_item(key_hash, physical_offset, seconds, previous))
-            if number == FIRST_ITEM:
-                begin_offset, begin_timestamp = physical_offset, store_timestamp
-                seconds_of = -1
-            changed[position] = number
-            number += 1
-        start = item_position(first, slots)
-        target[start : start + ITEM_SIZE * len(items)] = b"".join(items)
-        _, end_offset, end_timestamp = keys[-1]
+        assert slot_values is not None
+        assert 0 < count <= self.room
+        before = self.header
+        first = before.next_item
+        begin_offset, begin_timestamp = before.begin_physical_offset, before.begin_timestamp
+        if first == FIRST_ITEM:
+            begin_offset, begin_timestamp = offsets[0], timestamps[0]
+        seconds_of = {time: seconds_after(begin_timestamp, time) for time in set(timestamps)}
+        seconds = [seconds_of[time] for time in timestamps]
+        if first == FIRST_ITEM:
+            seconds[0] = seconds_after(before.begin_timestamp, timestamps[0])
+        slot_numbers = [key_hash % self.slots for key_hash in hashes]
+        newest = _swapped(map(slot_values.__getitem__, slot_numbers))
+        previous, slots_taken = _previous_items(slot_numbers, newest, first)
+        start = item_position(first, self.slots)
+        fields = chain.from_iterable(zip(hashes, offsets, seconds, previous, strict=True))
+        target[start : start + ITEM_SIZE * count] = struct.pack(">" + "iqii" * count, *fields)
         # Marked before and behind: a flush in between sees the header, but not yet the slots.
         self._unflushed = True
         self.header = IndexHeader(
-            begin_timestamp, end_timestamp, begin_offset, end_offset, slot_count, number
+            begin_timestamp,
+            timestamps[-1],
+            begin_offset,
+            offsets[-1],
+            before.slot_count + slots_taken,
+            first + count,
         )
         HEADER.pack_into(target, 0, *self.header)
-        for position, newest in changed.items():
-            _pack_slot(target, position, newest)
+        numbers = _swapped(range(first, first + count))
+        # Of a slot only its newest item: what lies between was never the end of a group.
+        for slot, number in dict(zip(slot_numbers, numbers, strict=True)).items():
+            slot_values[slot] = number
         self._unflushed = True
 
     def offsets(self, key_hash: int, begin_ms: int, end_ms: int, count_max: int) -> list[int]:
@@ -358,6 +384,9 @@ class IndexFile:
     def unmap(self) -> None:
         """Give the mapping back once no more is appended; the file can still be read."""
         if self._map is not None:
+            assert self._slot_values is not None
+            self._slot_values.release()  # the map cannot be closed while a view of it lives
+            self._slot_values = None
             self._map.close()
             self._map = None
 
@@ -474,8 +503,9 @@ class IndexService:
             DiskFullError: Nothing was indexed; put it again later.
         """
         if physical_offset > self._end_offset:
-            hashes = (index_key_hash(index_key(topic, key)) for key in keys)
-            self._append([(key, physical_offset, store_timestamp) for key in hashes])
+            hashes = [index_key_hash(index_key(topic, key)) for key in keys]
+            count = len(hashes)
+            self._append(HashedKeys(hashes, [physical_offset] * count, [store_timestamp] * count))
 
     def put_group(self, records: Sequence[KeyedRecord]) -> None:
         """Index records under their ``UNIQ_KEY`` and ``KEYS``, in log order.
@@ -488,20 +518,20 @@ class IndexService:
         """
         self._append(self._hasher.hash_records(records, after=self._end_offset))
 
-    def _append(self, keys: list[HashedKey]) -> None:
+    def _append(self, keys: HashedKeys) -> None:
         """Append to the newest file and as many new ones as it takes; all or nothing."""
-        if not keys:
+        if not keys.hashes:
             return
-        plan = self._plan(len(keys))
+        plan = self._plan(len(keys.hashes))
         start = 0
         for file, count in plan:
             if not self._files or file is not self._files[-1]:
                 if self._files:
                     file.begin_behind(self._files[-1].header)
                 self._files.append(file)
-            file.append(keys[start : start + count])
+            file.append(keys.part(start, start + count))
             start += count
-        self._end_offset = keys[-1][1]
+        self._end_offset = keys.physical_offsets[-1]
 
     def _plan(self, count: int) -> list[tuple[IndexFile, int]]:
         """Return which files take how many of so many items, with space for them reserved."""

@@ -8,11 +8,11 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 from typing import Final
 
 from .draft import Appended, Draft
 from .errors import StoreError
+from .format.index import KeyedRecord
 from .index_file import IndexService
 from .log_scan import LogScan, store_timestamp
 from .mapped_file_queue import MappedFileQueue
@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 
 Group = tuple[Sequence[Draft], Sequence[Appended]]
 
-PENDING_BYTES_MAX: Final = 32 << 20  # bytes of log not indexed yet: bounds what groups keep alive
-GROUPS_PER_PUT: Final = 128  # groups indexed at once: a fraction of a millisecond for single sends
+# Bytes of log not indexed yet: bounds what groups keep alive. Beyond it, each append indexes some.
+PENDING_BYTES_MAX: Final = 32 << 20
+RECORDS_PER_PUT: Final = 1024  # indexed at once, in about a millisecond; more only in one group
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
 FAILURE_TOLD_EVERY: Final = 60.0  # seconds
 # Seconds between two flushes. Slots are hit at random, so each flush writes all pages of them;
@@ -81,40 +82,58 @@ class KeyIndexing:
         if self._stopped:
             return
         self._pending.append((tuple(group), done))
-        if done[-1].end - self._indexed_offset > PENDING_BYTES_MAX and self.work():
-            # The disk is full, but the records are stored and their sender must not be told
-            # otherwise. No later key may get in either: the next start goes on from the last one.
-            self._stopped = True
-            self._pending.clear()
-            logger.error("event=index_stopped offset=%d", self._indexed_offset)
+        if done[-1].end - self._indexed_offset > PENDING_BYTES_MAX:
+            try:
+                self._put_next()
+            except StoreError:
+                # The disk is full, but the records are stored and their sender must not be told
+                # otherwise. No later key may get in either: a start goes on from the last one.
+                self._stopped = True
+                self._pending.clear()
+                logger.exception("event=index_stopped offset=%d", self._indexed_offset)
 
     def work(self, budget_ms: float | None = None) -> bool:
         """Index what waits, all of it or for ``budget_ms``; return whether some still does."""
         deadline = None if budget_ms is None else time.monotonic() + budget_ms / 1000
         while self._pending:
-            groups = list(islice(self._pending, GROUPS_PER_PUT))
-            records = [
-                (
-                    draft.topic,
-                    draft.properties,
-                    appended.physical_offset,
-                    appended.store_timestamp,
-                    draft.sys_flag,
-                )
-                for group, done in groups
-                for draft, appended in zip(group, done, strict=True)
-            ]
             try:
-                self.index.put_group(records)
+                self._put_next()
             except StoreError as error:
                 self._tell(error)
                 return True
-            self._indexed_offset = groups[-1][1][-1].end
-            for _ in groups:
-                self._pending.popleft()
             if deadline is not None and time.monotonic() >= deadline:
                 break
         return bool(self._pending)
+
+    def _put_next(self) -> None:
+        """Index the next groups.
+
+        Raises:
+            DiskFullError: They still wait.
+        """
+        taken, records = self._next_records()
+        self.index.put_group(records)
+        for _ in range(taken):
+            _, done = self._pending.popleft()
+            self._indexed_offset = done[-1].end
+
+    def _next_records(self) -> tuple[int, list[KeyedRecord]]:
+        """Return how many groups are to be indexed next, and what the index needs of them."""
+        records: list[KeyedRecord] = []
+        taken = 0
+        for group, done in self._pending:
+            records += zip(
+                [draft.topic for draft in group],
+                [draft.properties for draft in group],
+                [appended.physical_offset for appended in done],
+                [appended.store_timestamp for appended in done],
+                [draft.sys_flag for draft in group],
+                strict=True,
+            )
+            taken += 1
+            if len(records) >= RECORDS_PER_PUT:
+                break
+        return taken, records
 
     def _tell(self, error: StoreError) -> None:
         if time.monotonic() - self._told >= FAILURE_TOLD_EVERY:

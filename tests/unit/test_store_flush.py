@@ -263,3 +263,20 @@ def test_the_checkpoint_follows(tmp_path: Path, disk: Disk) -> None:
     assert not report.queues_rebuilt
     assert len(everything(reopened)) == 20
     reopened.close()
+
+
+def test_much_that_is_not_flushed_is_flushed_before_its_time(
+    tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that fast producers need not wait for the interval of ASYNC_FLUSH to end."""
+    monkeypatch.setattr("halfmq.store.message_store.FLUSH_BYTES", 2_000)
+    monkeypatch.setattr("halfmq.store.commit_log.LOOK_UP_EVERY", 1_000)
+    flushed = Event()
+    store = open_store(
+        tmp_path, disk, mode=FlushMode.ASYNC_FLUSH, on_durable=lambda offset: flushed.set()
+    )
+    while store.write_offset < 10_000:
+        store.append([draft()])
+
+    assert flushed.wait(PATIENCE)
+    store.close()

@@ -307,7 +307,7 @@ def test_the_index_catches_up_in_slices(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tick takes about its budget and says whether to come again."""
-    monkeypatch.setattr("halfmq.store.key_indexing.GROUPS_PER_PUT", 1)
+    monkeypatch.setattr("halfmq.store.key_indexing.RECORDS_PER_PUT", 1)
     for _ in range(5):
         store.append([draft(properties={"UNIQ_KEY": "u"})])
 
