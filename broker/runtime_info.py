@@ -1,0 +1,180 @@
+"""What GET_BROKER_RUNTIME_INFO (28) tells: RocketMQ's table for its tools, and our own metrics.
+
+Tools print columns of RocketMQ's keys, and some stop at the first that is missing, so all keys are
+here. What has no meaning in this broker (queues of thread pools, a transient store) is 0. Rates and
+daily totals are not measured and have the form they have on a broker that has just started.
+
+Our own keys begin with ``halfmq.``; every value is a whole number as text.
+
+Source: RocketMQ ``AdminBrokerProcessor#prepareRuntimeInfo``, ``StoreStatsService#getRuntimeInfo``,
+``DefaultMessageStore#getRuntimeInfo``; recorded answers of 5.3.3.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Final, Protocol
+
+from halfmq.remoting.codes import VERSION
+from halfmq.store.format.record import Record
+
+VERSION_NAME: Final = "V5_3_3"
+"""The name of the version that we report in every header."""
+
+_NO_RATE: Final = "  "  # three numbers, joined by blanks, none of which is known yet
+_POOLS: Final = ("send", "pull", "litePull", "query", "ack")
+_NOT_MEASURED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("putTps", "getFoundTps", "getMissTps", "getTotalTps", "getTransferredTps"), _NO_RATE
+    ),
+    "getTransferedTps": _NO_RATE,  # the spelling that tools of 4.9 read
+    **{
+        f"msg{kind}Total{when}": "0"
+        for kind in ("Put", "Get")
+        for when in ("YesterdayMorning", "TodayMorning", "TodayNow")
+    },
+    "putMessageAverageSize": "0.0",
+    "putMessageDistributeTime": "null",
+    "putMessageEntireTimeMax": "0",
+    "putMessageFailedTimes": "0",
+    "putMessageSizeTotal": "0",
+    "putMessageTimesTotal": "1",
+    "getMessageEntireTimeMax": "0",
+    "putLatency99": "0.00",
+    "putLatency999": "0.00",
+}
+_WITHOUT_MEANING: Final[Mapping[str, str]] = {
+    **{f"{pool}ThreadPoolQueueSize": "0" for pool in _POOLS},
+    **{f"{pool}ThreadPoolQueueCapacity": "0" for pool in _POOLS},
+    **{f"{pool}ThreadPoolQueueHeadWaitTimeMills": "0" for pool in _POOLS},
+    "EndTransactionQueueSize": "0",
+    "EndTransactionThreadPoolQueueCapacity": "0",
+    "dispatchBehindBytes": "0",
+    "dispatchMaxBuffer": "0",
+    "pageCacheLockTimeMills": "0",
+    "remainTransientStoreBufferNumbs": "0",
+    "startAcceptSendRequestTimeStamp": "0",
+    "timerReadBehind": "0",
+    "timerOffsetBehind": "0",
+    "timerCongestNum": "0",
+    "timerEnqueueTps": "0.0",
+    "timerDequeueTps": "0.0",
+}
+
+
+class Log(Protocol):
+    """What this needs of the store."""
+
+    @property
+    def min_offset(self) -> int: ...
+
+    @property
+    def write_offset(self) -> int: ...
+
+    @property
+    def durable_offset(self) -> int: ...
+
+    def record_at(self, physical_offset: int) -> Record | None: ...
+
+
+class RuntimeInfo:
+    """Collects the table; calling it makes one."""
+
+    def __init__(
+        self,
+        log: Log,
+        transactions: Callable[[], Mapping[str, object]],
+        connections: Callable[[], int],
+        *,
+        root: Path,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Wire it; ``transactions`` gives the metrics of transactions, maps of maps of numbers."""
+        self._log = log
+        self._transactions = transactions
+        self._connections = connections
+        self._root = root
+        self._now_ms = now_ms
+        self._boot_ms = now_ms()
+
+    def __call__(self) -> dict[str, str]:
+        """Return every key with its value as text."""
+        return {
+            **_NOT_MEASURED,
+            **_WITHOUT_MEANING,
+            **self._life(),
+            **self._disk(),
+            **self._offsets(),
+            **self._ours(),
+        }
+
+    def _life(self) -> dict[str, str]:
+        return {
+            "brokerActive": "true",
+            "brokerVersion": str(VERSION),
+            "brokerVersionDesc": VERSION_NAME,
+            "bootTimestamp": str(self._boot_ms),
+            "runtime": _in_words((self._now_ms() - self._boot_ms) // 1000),
+        }
+
+    def _disk(self) -> dict[str, str]:
+        usage = shutil.disk_usage(self._root)
+        ratio = f"{1 - usage.free / usage.total:.2f}" if usage.total else "-1"
+        return {
+            "commitLogDiskRatio": ratio,
+            f"commitLogDiskRatio_{self._root / 'commitlog'}": ratio,
+            "consumeQueueDiskRatio": ratio,
+            "commitLogDirCapacity": f"Total : {_size(usage.total)}, Free : {_size(usage.free)}.",
+        }
+
+    def _offsets(self) -> dict[str, str]:
+        log = self._log
+        oldest = log.record_at(log.min_offset) if log.write_offset > log.min_offset else None
+        return {
+            "commitLogMinOffset": str(log.min_offset),
+            "commitLogMaxOffset": str(log.write_offset),
+            "earliestMessageTimeStamp": "-1" if oldest is None else str(oldest.store_timestamp),
+            "remainHowManyDataToFlush": _size(log.write_offset - log.durable_offset),
+        }
+
+    def _ours(self) -> dict[str, str]:
+        log = self._log
+        numbers: dict[str, object] = {
+            "connections": self._connections(),
+            "store": {
+                "min_offset": log.min_offset,
+                "durable_offset": log.durable_offset,
+                "write_offset": log.write_offset,
+            },
+            "transactions": self._transactions(),
+        }
+        return dict(_flat("halfmq", numbers))
+
+
+def _flat(prefix: str, numbers: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for name, value in numbers.items():
+        if isinstance(value, Mapping):
+            yield from _flat(f"{prefix}.{name}", value)
+        else:
+            yield f"{prefix}.{name}", str(value)
+
+
+def _in_words(seconds: int) -> str:
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
+
+
+def _size(count: int) -> str:
+    """Return bytes as RocketMQ writes them. Source: MixAll#humanReadableByteCount."""
+    if count < 1024:
+        return f"{count} B"
+    power, prefix = 1024, ""
+    for prefix in "KMGTPE":
+        if count < power * 1024 or prefix == "E":
+            break
+        power *= 1024
+    return f"{count / power:.1f} {prefix}iB"
