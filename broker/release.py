@@ -90,6 +90,10 @@ class ReplyRelease:
     def _flush(self) -> None:
         self._flush_asked = False
         self._log.request_flush()
+        # The answer to a repeated request may wait for what has been on disk for long. Then there
+        # is nothing to flush, and nobody would come back with it.
+        if self._waiting and self._waiting[0][0] <= self._log.durable_offset:
+            self.release()
 
     def durable_from_thread(self, _offset: int) -> None:
         """Take the flush thread's word that the log is on disk; called on that thread."""

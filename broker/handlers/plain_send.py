@@ -25,6 +25,7 @@ from halfmq.store.format.topics import CLIENTS_MAY_NOT_SEND
 from ..connection import Connection, Handler
 from ..group_append import GroupAppend
 from ..topics import TopicConfig
+from ..transaction.twins import Twins, twin_key
 
 PROPERTIES_SIZE_MAX: Final = 32_767
 """Bytes of all properties of a record, whose length field is an int16."""
@@ -87,12 +88,15 @@ class StagedHalf(msgspec.Struct, gc=False):
     unique_key: str
     message: Draft  # as the producer sent it
     producer_group: str
+    twin_key: str
     transactions: Transactions
 
     def appended(self, one: Appended) -> bytes | None:
         """Enter the transaction; its answer waits for the disk in every flush mode."""
         request, connection, message = self.request, self.connection, self.message
-        self.transactions.prepared(message, self.draft, one, self.producer_group, connection)
+        self.transactions.prepared(
+            message, self.draft, one, self.producer_group, self.twin_key, connection
+        )
         if not request.flag & FLAG_ONE_WAY:
             reply = encode_send_reply(
                 request,
@@ -105,7 +109,8 @@ class StagedHalf(msgspec.Struct, gc=False):
         return None
 
     def refused(self) -> None:
-        """Nothing was changed yet."""
+        """Have the same half sent again taken for a new one."""
+        self.transactions.twins.forget(self.twin_key)
 
 
 class Topics(Protocol):
@@ -120,6 +125,9 @@ class Transactions(Protocol):
     @property
     def reject(self) -> bool: ...
 
+    @property
+    def twins(self) -> Twins: ...
+
     def half_of(self, message: Draft, unique_key: str) -> Draft: ...
 
     def prepared(
@@ -128,6 +136,7 @@ class Transactions(Protocol):
         half: Draft,
         appended: Appended,
         producer_group: str,
+        key: str,
         connection: Connection,
     ) -> None: ...
 
@@ -150,6 +159,7 @@ class PlainSends:
         self._group = group
         self._get_topic = topics.get
         self._transactions = transactions
+        self._twins = transactions.twins
         self._broker_properties = broker_properties
         self._max_message_size = max_message_size
         self._sync_flush = sync_flush
@@ -217,6 +227,9 @@ class PlainSends:
             waits = shape.waits and self._sync_flush
             return StagedMessage(draft, request, connection, unique_key, waits)
         half = self._transactions.half_of(draft, unique_key)
+        key = twin_key(shape.producer_group, unique_key)
+        if not self._twins.expect(key):
+            return None
         return StagedHalf(
             half,
             request,
@@ -224,6 +237,7 @@ class PlainSends:
             unique_key,
             draft,
             shape.producer_group,
+            key,
             self._transactions,
         )
 

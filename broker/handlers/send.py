@@ -34,6 +34,7 @@ from ..errors import RequestRefusedError
 from ..group_append import GroupAppend
 from ..router import answer
 from ..topics import TopicConfig
+from ..transaction.twins import FirstHalf
 from . import plain_send
 from .plain_send import PROPERTIES_SIZE_MAX, PlainSends
 
@@ -62,6 +63,8 @@ class Transactions(plain_send.Transactions, Protocol):
     def prepare(
         self, message: Draft, producer_group: str, unique_key: str, connection: Connection
     ) -> Appended: ...
+
+    def twin(self, message: Draft, producer_group: str, unique_key: str) -> FirstHalf | None: ...
 
 
 Delay = Callable[[Draft], Draft]
@@ -260,17 +263,23 @@ class SendHandler:
                 "a half message needs the property PGROUP: nobody could be asked about it",
                 _REFUSAL_FIELDS,
             )
-        appended = self._transactions.prepare(draft, group, unique_key, connection)
+        first = self._transactions.twin(draft, group, unique_key)
+        if first is None:
+            appended = self._transactions.prepare(draft, group, unique_key, connection)
+            first = FirstHalf(
+                appended.physical_offset, appended.queue_offset, draft.queue_id, draft.store_host
+            )
         if request.flag & FLAG_ONE_WAY:
             return None
         reply = encode_send_reply(
             request,
-            offset_message_id(draft.store_host, appended.physical_offset),
-            header.queue_id if header.queue_id >= 0 else draft.queue_id,
-            appended.queue_offset,
+            offset_message_id(first.store_host, first.physical_offset),
+            first.queue_id,
+            first.queue_offset,
             unique_key,
         )
-        connection.reply_when_durable(appended.physical_offset + appended.size, reply)
+        # A flush covers whole records: what is durable beyond its first byte is durable.
+        connection.reply_when_durable(first.physical_offset + 1, reply)
         return None
 
     def _send_batch(

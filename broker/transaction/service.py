@@ -67,6 +67,7 @@ from .pending import (
 from .recent import RecentFinals
 from .replay import ReplayLog, replay
 from .snapshot import LOG_BYTES_MIN, Snapshots
+from .twins import FirstHalf, HalfLog, Twins, twin_key
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +85,7 @@ _DECIDE: Final = Verdict.DECIDE
 _DECISION_NAMES: Final = {State.COMMITTED: "committed", State.ROLLED_BACK: "rolled back"}
 
 
-class TransactionLog(ReplayLog, Protocol):
+class TransactionLog(ReplayLog, HalfLog, Protocol):
     """What transactions need of the store."""
 
     @property
@@ -111,6 +112,7 @@ class Counters:
     refused: int = 0  # decisions opposite to the first one
     parked: int = 0
     expired: int = 0  # undecided when the log deleted them by age
+    twins: int = 0  # halves that came again and were answered with the ids of the first
 
 
 class PlannedDecision(NamedTuple):
@@ -149,6 +151,7 @@ class TransactionService:
         self._table = PendingTable(decided_remembered)
         self._find = self._table.get
         self._recent = RecentFinals()
+        self.twins = self._twins = Twins()
         self._min_offset = 0
         self._ops = OpWriter(log.append, config, store_host)
         self._checker = Checker(
@@ -183,6 +186,7 @@ class TransactionService:
             if entry.state is State.PREPARED:
                 self._checker.schedule_first(entry, not_before_ms)
         self._snapshots.covered(position)
+        self._twins.refill(self._log)
         logger.info(
             "event=transactions_rebuilt pending=%d parked=%d expired=%d without_op=%d from=%d "
             "to=%d elapsed_ms=%d",
@@ -218,7 +222,8 @@ class TransactionService:
         """
         half = self.half_of(message, unique_key)
         (appended,) = self._append((half,))
-        self.prepared(message, half, appended, producer_group, connection)
+        key = twin_key(producer_group, unique_key)
+        self.prepared(message, half, appended, producer_group, key, connection)
         return appended
 
     def half_of(self, message: Draft, unique_key: str) -> Draft:
@@ -240,9 +245,10 @@ class TransactionService:
         half: Draft,
         appended: Appended,
         producer_group: str,
+        key: str,
         connection: Producer,
     ) -> None:
-        """Enter a transaction whose half has been appended."""
+        """Enter a transaction whose half has been appended; ``key`` is its ``twin_key``."""
         properties = half.properties
         offset = appended.physical_offset
         entry = self._table.add(
@@ -255,7 +261,51 @@ class TransactionService:
         )
         self._recent.add(offset, prepared_final(message, half, offset))
         self._checker.schedule_first(entry)
+        self._twins.note(key, offset)
         self._counters.prepared += 1
+
+    def twin(self, message: Draft, producer_group: str, unique_key: str) -> FirstHalf | None:
+        """Return the half that this message repeats; None when it begins a new transaction.
+
+        It does when the first one was rolled back: the producer has not run its local transaction
+        yet, and must not be told ids that will be refused. Where the end of the first cannot be
+        told any more it does as well: a duplicate is better than a message that never comes.
+        """
+        offset = self._twins.find(twin_key(producer_group, unique_key))
+        if offset is None:
+            return None
+        half = self._stored_half(offset)
+        if half is None or self._state_of(offset, half) is State.ROLLED_BACK:
+            return None
+        queue_id = get_property(half.properties, b"REAL_QID") or b"0"
+        if real_topic(half) != message.topic or half.body != message.body:
+            logger.warning(
+                "event=unique_key_reused half_offset=%d group=%s unique_key=%s topic=%s",
+                offset,
+                producer_group,
+                unique_key,
+                message.topic,
+            )
+            return None
+        self._counters.twins += 1
+        return FirstHalf(offset, half.queue_offset, int(queue_id), half.store_host)
+
+    def _stored_half(self, offset: int) -> StoredHalf | None:
+        """Read a half that may not be durable yet, so that a look at the log would not find it."""
+        try:
+            size = int.from_bytes(self._log.read_cold(((offset, 4),)), "big")
+            return parse_half(self._log.read_cold(((offset, size),)), offset)
+        except OSError:  # its file has been deleted
+            return None
+
+    def _state_of(self, offset: int, half: StoredHalf) -> State:
+        """Say where a transaction stands; ROLLED_BACK when that cannot be told."""
+        first = self._table.first_of(offset)
+        entry = self._find(first)
+        if entry is not None:
+            return entry.state
+        decision = self._table.decided.find(first) or self._decision_in_log(first, half)
+        return State.ROLLED_BACK if decision is None else decision.state
 
     # --- decisions
 

@@ -14,6 +14,7 @@ from halfmq.broker.group_append import GroupAppend
 from halfmq.broker.handlers.send import SendHandler
 from halfmq.broker.topics import TopicConfig
 from halfmq.broker.transaction.half import half_draft
+from halfmq.broker.transaction.twins import FirstHalf, Twins, twin_key
 from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
@@ -65,13 +66,19 @@ class Halves:
     def __init__(self, log: Log) -> None:
         self._log = log
         self.entered: list[tuple[Draft, Draft, int, str]] = []
+        self.twins = Twins()
+
+    def twin(self, message: Draft, producer_group: str, unique_key: str) -> FirstHalf | None:
+        offset = self.twins.find(twin_key(producer_group, unique_key))
+        return None if offset is None else FirstHalf(offset, 0, 1, message.store_host)
 
     def prepare(
         self, message: Draft, producer_group: str, unique_key: str, connection: Connection
     ) -> Appended:
         half = self.half_of(message, unique_key)
         (appended,) = self._log.append([half])
-        self.prepared(message, half, appended, producer_group, connection)
+        key = twin_key(producer_group, unique_key)
+        self.prepared(message, half, appended, producer_group, key, connection)
         return appended
 
     def half_of(self, message: Draft, unique_key: str) -> Draft:
@@ -83,8 +90,10 @@ class Halves:
         half: Draft,
         appended: Appended,
         producer_group: str,
+        key: str,
         _connection: Connection,
     ) -> None:
+        self.twins.note(key, appended.physical_offset)
         self.entered.append((message, half, appended.physical_offset, producer_group))
 
 

@@ -58,6 +58,19 @@ async def test_a_reply_waits_for_its_position() -> None:
     assert not release.idle
 
 
+async def test_a_reply_that_has_nothing_to_wait_for_leaves_at_once() -> None:
+    """The answer to a repeated request may name a position that was flushed long ago."""
+    log, peer = Log(), Peer()
+    log.durable_offset = 200
+    release = _release(log)
+
+    release.hold(100, peer, b"again")
+    await _loop_pass()
+
+    assert peer.written == [b"again"]
+    assert release.idle
+
+
 async def test_replies_of_one_peer_leave_in_one_write() -> None:
     """A group commit costs each connection one system call."""
     log, peer, other = Log(), Peer(), Peer()

@@ -1,0 +1,181 @@
+"""Halves that were sent twice: a producer got no answer, and sends the same message again.
+
+Official clients do that by themselves, up to three times within some seconds. The second half would
+be a transaction of its own, which nobody decides: the producer knows the ids of one only. It is
+asked about, its row is there, so it is committed as well, and the message is delivered twice.
+
+A twin is known by its group and unique key. What is kept is the log position of the first half, for
+the latest prepares, in two generations, so that forgetting costs nothing per prepare. What became
+of the first half is asked of the table of transactions, which knows it anyway.
+
+A half that is staged is in no table yet. Its key is here all the same, without a position, so that
+a twin in the same pass of the event loop is told from a new message.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import Final, NamedTuple, Protocol
+
+from halfmq.store.errors import CorruptRecordError
+from halfmq.store.format.properties import get_property
+from halfmq.store.format.record import decode_record
+from halfmq.store.format.topics import HALF_TOPIC
+
+logger = logging.getLogger(__name__)
+
+TWINS_REMEMBERED: Final = 100_000
+"""Prepares kept per generation, of which there are two, at about 220 bytes each. Official clients
+repeat a send for 9 s at most (3 attempts of 3 s), in which the fastest machine takes fewer."""
+
+REFILL_COUNT_MAX: Final = 20_000
+"""Halves looked at when the broker starts: those of the last seconds before it ended."""
+
+REFILL_BYTES_MAX: Final = 64 << 20
+"""Bytes of them that are read for it: half a second of a slow disk."""
+
+_REFILL_STEP: Final = 256  # queue entries looked at at once
+_STAGED: Final = -1  # in place of a position: the half is about to be appended
+
+
+class FirstHalf(NamedTuple):
+    """The half that a twin repeats, as its sender should have been told."""
+
+    physical_offset: int
+    queue_offset: int  # in the half topic
+    queue_id: int  # of the real topic
+    store_host: bytes
+
+
+class Found(Protocol):
+    """What `HalfLog.get` returns, as far as twins are concerned."""
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+class HalfLog(Protocol):
+    """What filling the memory at a start needs of the store."""
+
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
+
+    def get(
+        self, topic: str, queue_id: int, offset: int, *, max_count: int = ..., max_bytes: int = ...
+    ) -> Found: ...
+
+    def read_cold(self, ranges: Iterable[tuple[int, int]]) -> bytes: ...
+
+
+def twin_key(group: str, unique_key: str) -> str:
+    """Return what two halves have in common if one repeats the other."""
+    return group + "\x02" + unique_key  # a byte that neither can hold
+
+
+class Twins:
+    """The latest halves by `twin_key`."""
+
+    def __init__(self, limit: int = TWINS_REMEMBERED) -> None:
+        self._limit = limit
+        self._young: dict[str, int] = {}
+        self._old: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def expect(self, key: str) -> bool:
+        """Say that such a half will be appended next; False when there is one, or may be."""
+        young = self._young
+        if key in young or key in self._old:
+            return False
+        young[key] = _STAGED
+        return True
+
+    def note(self, key: str, position: int) -> None:
+        """Remember a half that has been appended."""
+        young = self._young
+        young[key] = position
+        if len(young) >= self._limit:
+            self._old, self._young = young, {}
+
+    def forget(self, key: str) -> None:
+        """Take back what `expect` was told: the half could not be appended."""
+        for known in (self._young, self._old):
+            if known.get(key) == _STAGED:
+                del known[key]
+
+    def find(self, key: str) -> int | None:
+        """Return the physical offset of the latest such half; None when none is known."""
+        position = self._young.get(key, _STAGED)
+        if position == _STAGED:
+            position = self._old.get(key, _STAGED)
+        return None if position == _STAGED else position
+
+    def refill(
+        self,
+        log: HalfLog,
+        *,
+        count_max: int = REFILL_COUNT_MAX,
+        bytes_max: int = REFILL_BYTES_MAX,
+    ) -> None:
+        """Fill an empty memory with the newest halves of the log.
+
+        A client that got no answer because the broker was killed sends again to the broker that
+        was started in its place.
+        """
+        found: list[tuple[str, int]] = []  # newest first
+        first, end = log.queue_bounds(HALF_TOPIC, 0)
+        first = max(first, end - count_max)
+        while end > first and bytes_max > 0:
+            start = max(first, end - _REFILL_STEP)
+            try:
+                halves, size = _halves_between(log, start, end, bytes_max)
+            except OSError:
+                logger.exception("event=halves_unreadable queue_offset=%d", start)
+                break
+            found += halves
+            bytes_max -= size
+            end = start
+        for key, position in reversed(found):
+            self.note(key, position)
+
+
+def _halves_between(
+    log: HalfLog, start: int, end: int, bytes_max: int
+) -> tuple[list[tuple[str, int]], int]:
+    """Return the halves of some queue entries, newest first, and the bytes that were read.
+
+    All or none are read: of a part, the newest would be missing.
+    """
+    wanted = log.get(HALF_TOPIC, 0, start, max_count=end - start, max_bytes=1 << 62)
+    if wanted.size > bytes_max:
+        return [], wanted.size
+    found: list[tuple[str, int]] = []
+    for one in wanted.ranges:  # each by itself: what is damaged in one hides nothing of the next
+        found += _halves_of(log.read_cold([one]))
+    found.reverse()
+    return found, wanted.size
+
+
+def _halves_of(data: bytes) -> list[tuple[str, int]]:
+    """Return key and position of each half in `data`, up to the first damage."""
+    found: list[tuple[str, int]] = []
+    position = 0
+    while position < len(data):
+        try:
+            record = decode_record(data, position)
+        except CorruptRecordError as error:
+            logger.warning("event=half_unreadable offset=%d reason=%r", error.offset, error.reason)
+            break
+        group = get_property(record.properties, b"PGROUP")
+        unique_key = get_property(record.properties, b"UNIQ_KEY")
+        member = get_property(record.properties, b"TRANSACTION_GROUP")
+        follows = member is not None and b",0," not in member  # a twin is known by its leader
+        if group is not None and unique_key is not None and not follows:
+            key = twin_key(group.decode(errors="replace"), unique_key.decode(errors="replace"))
+            found.append((key, record.physical_offset))
+        position += record.total_size
+    return found

@@ -1,0 +1,149 @@
+"""The send handler over a transaction service in memory: prepares as clients send them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from halfmq.broker.group_append import GroupAppend
+from halfmq.broker.handlers.send import SendHandler
+from halfmq.broker.router import Router
+from halfmq.broker.topics import TopicConfig
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.headers import (
+    SendMessageRequestHeaderV2,
+    SendMessageResponseHeader,
+    response_header,
+)
+from halfmq.remoting.replies import encode_request
+from halfmq.store.format.ids import UniqueKeyFactory
+from halfmq.store.format.properties import encode_properties
+from tests.support.broker_doubles import FakeConnection
+from tests.support.transactions import START_MS, Broker
+
+BODY_MAX = 10_000
+
+
+class Topics:
+    """Topics of four queues each, made when they are asked for."""
+
+    def __init__(self, *missing: str) -> None:
+        self._missing = missing
+
+    def get(self, name: str) -> TopicConfig | None:
+        if name in self._missing:
+            return None
+        return TopicConfig(name=name, read_queue_nums=4, write_queue_nums=4)
+
+    def create_on_send(
+        self, topic: str, default_topic: str, queue_nums: int, remote: str
+    ) -> TopicConfig | None:
+        return None
+
+
+class Prepares:
+    """A broker's sending side, pass by pass of its event loop."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        self.broker = Broker(directory, **settings)
+        self._opaques = itertools.count(1)
+        self._wire()
+
+    def _wire(self) -> None:
+        log = self.broker.log
+        self._due: list[Callable[[], None]] = []
+        self.group = GroupAppend(log, call_soon=self._due.append)
+        self.connection = FakeConnection()
+        self.handler = SendHandler(
+            log,
+            self.group,
+            Topics("absent"),
+            self.broker.service,
+            delayed=lambda draft: draft,
+            retried=lambda _header, draft, _version: draft,
+            cluster_name="C",
+            max_message_size=BODY_MAX,
+            sync_flush=True,
+            unique_keys=UniqueKeyFactory(
+                bytes(4), process_id=1, token=bytes(4), now_ms=lambda: START_MS
+            ),
+        )
+        self._router = Router(self.handler.handlers())
+
+    def restart(self, *, survivors: int = 0, drained: bool = False) -> None:
+        """Stop in order, or crash; then start again."""
+        self.broker.restart(survivors=survivors, drained=drained)
+        self._wire()
+
+    def request(
+        self,
+        key: str,
+        body: bytes = b"row 1",
+        *,
+        group: str = "pg",
+        topic: str = "orders",
+        queue_id: int = 1,
+        sys_flag: int = 4,
+        batch: bool = False,
+        **properties: str,
+    ) -> RemotingCommand:
+        """Return the request that prepares a transaction; an empty property is left out."""
+        marks = {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": key}
+        header = SendMessageRequestHeaderV2(
+            producer_group=group or "pg",
+            topic=topic,
+            default_topic="TBW102",
+            default_topic_queue_nums=4,
+            queue_id=queue_id,
+            sys_flag=sys_flag,
+            born_timestamp=START_MS,
+            flag=0,
+            batch=batch,
+            properties=encode_properties(marks | properties).decode(),
+        )
+        frame = encode_request(
+            RequestCode.SEND_MESSAGE_V2, opaque=next(self._opaques), header=header, body=body
+        )
+        (command,) = FrameDecoder().receive_data(frame)
+        return command
+
+    def arrive(self, *requests: RemotingCommand) -> list[RemotingCommand]:
+        """Serve requests that come in one pass of the loop; return the answers, in order."""
+        connection = self.connection
+        for request in requests:
+            reply = self._router.dispatch(request, connection)
+            if reply is not None:
+                connection.write(reply)
+        while self._due:
+            self._due.pop()()
+        self.broker.log.flush()
+        frames = [reply for _, reply in connection.held] + connection.written
+        connection.held.clear()
+        connection.written.clear()
+        answers = FrameDecoder(responses_first=True).receive_data(b"".join(frames))
+        by_opaque = {answer.opaque: answer for answer in answers}
+        assert len(by_opaque) == len(answers) == len(requests)
+        return [by_opaque[request.opaque] for request in requests]
+
+    def prepare(self, key: str, body: bytes = b"row 1", **how: Any) -> SendMessageResponseHeader:
+        """Prepare one transaction; return what its producer is told."""
+        (answer,) = self.arrive(self.request(key, body, **how))
+        return accepted(answer)
+
+    def refusal(self, key: str = "K", body: bytes = b"row 1", **how: Any) -> tuple[int, str]:
+        """Send what is refused; return code and remark."""
+        before = self.broker.log.write_offset
+        (answer,) = self.arrive(self.request(key, body, **how))
+        assert answer.code != ResponseCode.SUCCESS
+        assert self.broker.log.write_offset == before, "what is refused is not stored"
+        return answer.code, answer.remark or ""
+
+
+def accepted(answer: RemotingCommand) -> SendMessageResponseHeader:
+    """Return what the answer to a stored message says."""
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    return response_header(answer, SendMessageResponseHeader)

@@ -1,0 +1,187 @@
+"""Halves that come twice: recognised, answered with the ids of the first, stored once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.transaction.pending import Event, State
+from halfmq.broker.transaction.twins import Twins, twin_key
+from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.headers import SendMessageResponseHeader
+from halfmq.store.format.ids import parse_offset_message_id
+from halfmq.store.format.topics import HALF_TOPIC
+from tests.support.prepares import Prepares, accepted
+
+
+@pytest.fixture
+def sends(tmp_path: Path) -> Prepares:
+    """A broker without messages."""
+    return Prepares(tmp_path)
+
+
+def _decide(sends: Prepares, half: SendMessageResponseHeader, event: Event) -> None:
+    offset = parse_offset_message_id(half.msg_id).physical_offset
+    sends.broker.service.end(offset, half.queue_offset, "pg", event)
+    sends.broker.log.flush()
+
+
+def _halves(sends: Prepares) -> int:
+    return len([one for one in sends.broker.records_of(HALF_TOPIC) if not one.sys_flag & 0xC])
+
+
+def test_a_half_sent_twice_is_stored_once(sends: Prepares) -> None:
+    """The retry after a lost answer gets the ids of the first, and no second transaction begins."""
+    first = sends.prepare("K", queue_id=1)
+    again = sends.prepare("K", queue_id=2)  # a client that tries again takes the next queue
+
+    assert again == first
+    assert (_halves(sends), sends.broker.service.pending) == (1, 1)
+    assert sends.broker.service.metrics()["twins"] == 1
+
+
+def test_twins_that_arrive_together_are_one(sends: Prepares) -> None:
+    """Also when the first is staged only, or the twin comes by the long path."""
+    one, two = sends.request("K"), sends.request("K")
+    long = sends.request("K", reconsume="1")
+    answers = [accepted(answer) for answer in sends.arrive(one, sends.request("L"), two, long)]
+
+    assert answers[0] == answers[2] == answers[3] != answers[1]
+    assert _halves(sends) == 2
+
+
+def test_a_twin_is_answered_when_the_first_is_on_disk(sends: Prepares) -> None:
+    """Its sender may rely on the half just as that of the first may."""
+    first = sends.prepare("K")
+    held = []
+    sends.connection.reply_when_durable = (  # type: ignore[method-assign]
+        lambda position, reply: held.append((position, reply))
+    )
+
+    sends.handler.send(sends.request("K"), sends.connection)
+
+    ((position, _),) = held
+    (half,) = sends.broker.log.records()
+    assert half.physical_offset == parse_offset_message_id(first.msg_id).physical_offset
+    assert half.physical_offset < position <= half.end  # a flush covers whole records
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_twin_of_a_committed_half_gets_its_ids(sends: Prepares, large: bool) -> None:
+    """The message is out; a second one would be a duplicate."""
+    body = b"x" * 9_000 if large else b"row 1"
+    first = sends.prepare("K", body)
+    _decide(sends, first, Event.COMMIT)
+
+    assert sends.prepare("K", body) == first
+    assert len(sends.broker.records_of("orders")) == 1
+
+
+def test_a_twin_of_a_parked_half_gets_its_ids(sends: Prepares) -> None:
+    """It can still be decided, by whoever finds it."""
+    first = sends.prepare("K")
+    (entry,) = sends.broker.service._table
+    entry.state = State.PARKED
+
+    assert sends.prepare("K") == first
+
+
+def test_after_a_rollback_the_same_half_is_a_new_transaction(sends: Prepares) -> None:
+    """Its producer has not run the local transaction yet, and its commit must count."""
+    first = sends.prepare("K")
+    _decide(sends, first, Event.ROLLBACK)
+    again = sends.prepare("K")
+    third = sends.prepare("K")
+    _decide(sends, again, Event.COMMIT)
+
+    assert again.msg_id != first.msg_id
+    assert third == again  # the latest of that key is the one that counts
+    assert len(sends.broker.records_of("orders")) == 1
+
+
+def test_other_groups_and_other_contents_are_no_twins(sends: Prepares) -> None:
+    """A key used twice by mistake must not swallow a message."""
+    ids = {
+        sends.prepare("K").msg_id,
+        sends.prepare("K", group="pg2").msg_id,
+        sends.prepare("K", b"row 2").msg_id,
+        sends.prepare("K", topic="payments").msg_id,
+    }
+
+    assert len(ids) == 4
+
+
+@pytest.mark.parametrize("drained", [False, True])
+def test_a_twin_is_recognised_after_a_restart(sends: Prepares, drained: bool) -> None:
+    """The broker was killed between the half and its answer, and the client tries again."""
+    undecided, decided, refused = (sends.prepare(key) for key in ("K1", "K2", "K3"))
+    _decide(sends, decided, Event.COMMIT)
+    _decide(sends, refused, Event.ROLLBACK)
+    sends.restart(drained=drained)
+
+    assert sends.prepare("K1") == undecided
+    assert sends.prepare("K2") == decided
+    assert sends.prepare("K3") != refused
+
+
+def test_a_twin_whose_decision_is_forgotten_is_looked_up(tmp_path: Path) -> None:
+    """The memory of decisions is bounded, and the index knows what it has forgotten."""
+    sends = Prepares(tmp_path, decided=1)
+    committed, rolled_back = sends.prepare("K1"), sends.prepare("K2")
+    _decide(sends, committed, Event.COMMIT)
+    _decide(sends, rolled_back, Event.ROLLBACK)
+    for key in "abcd":
+        _decide(sends, sends.prepare(key), Event.COMMIT)
+
+    assert sends.prepare("K1") == committed
+    assert sends.prepare("K2") != rolled_back
+
+
+def test_a_group_that_could_not_be_appended_leaves_no_trace(sends: Prepares) -> None:
+    """The same half sent again, when the disk has room, is a new one."""
+    sends.broker.log.failing = True
+    (answer,) = sends.arrive(sends.request("K"))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    sends.broker.log.failing = False
+
+    assert sends.prepare("K").queue_offset == 0
+    assert sends.broker.service.metrics()["twins"] == 0
+
+
+def test_a_first_half_that_retention_has_deleted_has_no_twin(sends: Prepares) -> None:
+    """What cannot be read cannot be answered for."""
+    first = sends.prepare("K")
+    _decide(sends, first, Event.COMMIT)
+    sends.broker.log.delete_before(sends.broker.log.write_offset)
+
+    assert sends.prepare("K") != first
+
+
+def test_the_memory_is_bounded() -> None:
+    """Two generations: the latest are known, those before the latest two are not."""
+    twins = Twins(limit=10)
+    for number in range(35):
+        assert twins.expect(str(number))
+        twins.note(str(number), number)
+
+    assert len(twins) <= 20
+    assert twins.find("34") == 34
+    assert twins.find("20") == 20
+    assert twins.find("19") is None
+
+
+def test_a_start_reads_the_newest_halves_within_its_limits(sends: Prepares) -> None:
+    """Neither many nor large halves make a start long."""
+    for number in range(600):
+        sends.prepare(f"K{number}", b"x" * 10)
+    log = sends.broker.log
+    size = log.records()[0].total_size
+
+    by_count, by_bytes, all_of_them = Twins(), Twins(), Twins()
+    by_count.refill(log, count_max=300)
+    by_bytes.refill(log, bytes_max=300 * size)
+    all_of_them.refill(log)
+
+    assert (len(by_count), len(by_bytes), len(all_of_them)) == (300, 256, 600)
+    assert by_bytes.find(twin_key("pg", "K599")) == log.records()[-1].physical_offset
