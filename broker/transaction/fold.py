@@ -29,7 +29,7 @@ from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
 from .half import immunity_s
-from .pending import Event, Pending, PendingTable, State, Verdict, outcome
+from .pending import Event, Pending, PendingTable, State, Verdict, outcome, parked_reason_of
 
 KEYS_OF_DECIDED: Final = 500_000
 """How many keys beyond those of undecided transactions are kept for late copies, at about 250 bytes
@@ -188,7 +188,7 @@ class Fold:
         if entry is not None:
             state, verdict = outcome(entry.state, event)
             if verdict is Verdict.NOTE:
-                self._enter_state(entry, state, record.physical_offset)
+                self._enter_state(entry, state, record)
             return
         decided = table.decided.find(first)
         if decided is not None:
@@ -200,16 +200,17 @@ class Fold:
         elif event is Event.ROLLBACK_FOUND:
             table.decided.remember(first, State.ROLLED_BACK, record.physical_offset)
 
-    def _enter_state(self, entry: Pending, state: State, position: int) -> None:
+    def _enter_state(self, entry: Pending, state: State, record: Record) -> None:
         if state is State.PARKED:
-            self._table.park(entry)
+            reason = get_property(record.properties, b"TRANSACTION_PARKED")
+            self._table.park(entry, parked_reason_of(reason))
         elif state is State.PREPARED:
             self._table.resume(entry)
         else:
             for queue_offset in self._table.names_of(entry):
                 if self._first_by_queue_offset.pop(queue_offset, None) is not None:
                     self.unmirrored[queue_offset] = None
-            self._table.decide(entry, state, position)
+            self._table.decide(entry, state, record.physical_offset)
 
     def _find_by_key(self, record: Record) -> int | None:
         if self._first_by_key is None:

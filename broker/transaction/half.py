@@ -51,6 +51,8 @@ from halfmq.store.format.record import (
 )
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
+from .pending import ParkedReason
+
 IMMUNITY_S_MAX: Final = 259_200
 """Longest time without a check that a message can ask for, in seconds: three days, RocketMQ's
 ``fileReservedTime``. A later first check would find that the half has been deleted by age."""
@@ -281,9 +283,12 @@ def rollback_draft(final: Draft) -> Draft:
     )
 
 
-def parked_draft(half: StoredHalf) -> Draft:
+def parked_draft(half: StoredHalf, reason: ParkedReason) -> Draft:
     """Return the copy for operators of a message that no producer could decide about."""
     parked = final_draft(half)
+    if reason.text is not None:
+        text = b"TRANSACTION_PARKED\x01%b\x02" % reason.text.encode()
+        parked.properties = terminated(parked.properties) + text
     parked.topic = TRANS_CHECK_MAX_TIME_TOPIC
     parked.queue_id = 0
     parked.sys_flag &= _KEPT_FLAGS

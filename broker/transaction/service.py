@@ -55,8 +55,10 @@ from .half import (
 from .op_writer import OpWriter
 from .pending import (
     DECIDED_REMEMBERED,
+    PARKING_REASONS,
     Decision,
     Event,
+    ParkedReason,
     Pending,
     PendingTable,
     Producer,
@@ -170,6 +172,7 @@ class TransactionService:
             log_bytes_min=snapshot_log_bytes,
         )
         self._counters = Counters()
+        self._parked_by = dict.fromkeys(PARKING_REASONS, 0)
         self._planned: set[int] = set()  # halves whose decision waits for its group
 
     # --- start and stop
@@ -508,27 +511,35 @@ class TransactionService:
         """Have a group asked at the next tick about what is due; a producer of it connected."""
         self._checker.on_producer(group)
 
-    def _park(self, entry: Pending) -> bool:
+    def _park(self, entry: Pending, event: Event = Event.GIVE_UP) -> bool:
         """Give up asking; False when that could not be recorded, and must be tried again."""
+        reason = ParkedReason.UNKNOWN if entry.answered else ParkedReason.NO_ANSWER
+        if event is Event.EXPIRED:
+            reason = ParkedReason.EXPIRED
         half = self._half_at(entry.offset)
         if half is None:
             logger.error("event=half_unreadable half_offset=%d", entry.offset)
             return False
         try:
             self._before_parking()
-            self._append((parked_draft(half),))
+            self._append((parked_draft(half, reason),))
         except StoreError as error:
             logger.warning("event=not_parked half_offset=%d error=%r", entry.offset, str(error))
             return False
-        self._table.park(entry)
+        self._table.park(entry, reason)
         self._counters.parked += 1
+        self._parked_by[reason] += 1
         logger.warning(
-            "event=transaction_parked half_offset=%d group=%s unique_key=%s topic=%s checks=%d",
+            "event=transaction_parked half_offset=%d group=%s unique_key=%s topic=%s reason=%s "
+            "checks_sent=%d checks=%d answered=%d",
             entry.offset,
             entry.group,
             unique_key(half),
             real_topic(half),
+            reason.text,
+            entry.sent,
             entry.checks,
+            entry.answered,
         )
         return True
 
@@ -562,6 +573,7 @@ class TransactionService:
             **asdict(self._counters),
             "pending": len(self._table),
             "pending_parked": self._table.parked,
+            **{f"parked_{reason.name.lower()}": count for reason, count in self._parked_by.items()},
             "pending_oldest_age_ms": (
                 0 if oldest is None else max(self._now_ms() - oldest.store_timestamp, 0)
             ),

@@ -33,13 +33,13 @@ from zlib import crc32
 import msgpack
 import msgspec
 
-from .pending import Pending, PendingTable, State
+from .pending import Asking, Member, ParkedReason, Pending, PendingTable, State, shared
 
 logger = logging.getLogger(__name__)
 
 FILE_NAME: Final = "halfmqTransactions"
 MAGIC: Final = "halfmq-transactions"
-VERSION: Final = 1
+VERSION: Final = 2
 
 INTERVAL_MS: Final = 30_000
 """Shortest time between two snapshots."""
@@ -60,6 +60,7 @@ _FOOTER: Final = Struct(">qqIqI")
 _CRC_SIZE: Final = 4
 
 PENDING: Final = "pending"
+GROUPS: Final = "groups"
 COPIES: Final = "copies"
 OPS: Final = "ops"
 
@@ -90,6 +91,16 @@ class PendingRow(NamedTuple):
     state: int
     checks: int
     immunity_s: int
+    sent: int
+    answered: int
+    parked_reason: int
+
+
+class GroupRow(NamedTuple):
+    """The further halves of one undecided transaction."""
+
+    leader: int
+    members: tuple[Member, ...]
 
 
 class CopyRow(NamedTuple):
@@ -226,17 +237,11 @@ def _fill(rows: _Rows, table: PendingTable, ops: list[int]) -> None:
         count += len(members)
         if kind == PENDING:
             for row in msgspec.convert(members, list[PendingRow]):
-                table.restore(
-                    Pending(
-                        row.offset,
-                        row.queue_offset,
-                        row.store_timestamp,
-                        row.group,
-                        State(row.state),
-                        row.checks,
-                        row.immunity_s,
-                    )
-                )
+                table.restore(_entry(row))
+        elif kind == GROUPS:
+            for leader, halves in msgspec.convert(members, list[GroupRow]):
+                for member in halves:
+                    table.add_member(leader, member)
         elif kind == COPIES:
             for copy in msgspec.convert(members, list[CopyRow]):
                 table.add_copy(copy.offset, copy.first, copy.queue_offset)
@@ -246,6 +251,18 @@ def _fill(rows: _Rows, table: PendingTable, ops: list[int]) -> None:
             raise _DefectError(f"rows of an unknown kind {kind!r}")
     if count != rows.total:
         raise _DefectError(f"{count} rows instead of {rows.total}")
+
+
+def _entry(row: PendingRow) -> Pending:
+    reason = ParkedReason(row.parked_reason)
+    return Pending(
+        row.offset,
+        row.queue_offset,
+        row.store_timestamp,
+        row.group,
+        State(row.state),
+        shared(Asking(row.sent, row.checks, row.answered, reason, row.immunity_s)),
+    )
 
 
 # --- writing
@@ -312,6 +329,9 @@ def _pending_rows(entries: Iterable[Pending]) -> list[PendingRow]:
             int(entry.state),
             entry.checks,
             entry.immunity_s,
+            entry.sent,
+            entry.answered,
+            int(entry.parked_reason),
         )
         for entry in entries
     ]
@@ -399,8 +419,12 @@ class Snapshots:
         table = self._table
         offsets = table.offsets()
         for start in range(0, len(offsets), ROWS_PER_SLICE):
-            entries = map(table.get, offsets[start : start + ROWS_PER_SLICE])
+            part = offsets[start : start + ROWS_PER_SLICE]
+            entries = map(table.get, part)
             writer.add(PENDING, _pending_rows(entry for entry in entries if entry is not None))
+            if table.groups:
+                leaders = [leader for leader in part if leader in table.groups]
+                writer.add(GROUPS, [GroupRow(leader, table.groups[leader]) for leader in leaders])
             yield
         copies = [CopyRow(at, copy.first, copy.queue_offset) for at, copy in table.copies.items()]
         for start in range(0, len(copies), ROWS_PER_SLICE):

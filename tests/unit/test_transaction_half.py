@@ -15,6 +15,7 @@ from halfmq.broker.transaction.half import (
     prepared_final,
     rollback_draft,
 )
+from halfmq.broker.transaction.pending import ParkedReason
 from halfmq.store.draft import Draft
 from halfmq.store.format.flags import COMPRESSED, has_queue_entry, is_indexed
 from halfmq.store.format.ids import pack_host
@@ -197,9 +198,10 @@ def test_a_parked_copy_is_a_visible_message_that_links_to_its_half() -> None:
     parsed = parse_half(stored(half), OFFSET)
 
     assert parsed is not None
-    parked = parked_draft(parsed)
+    parked = parked_draft(parsed, ParkedReason.NO_ANSWER)
     assert (parked.topic, parked.queue_id, parked.sys_flag) == (TRANS_CHECK_MAX_TIME_TOPIC, 0, 0)
-    assert (parked.body, parked.properties) == (half.body, half.properties)
+    assert parked.body == half.body
+    assert parked.properties == half.properties + b"TRANSACTION_PARKED\x01no-answer\x02"
     assert (parked.flag, parked.prepared_transaction_offset) == (7, 73_400_320)
     assert parked.tags_code == half.tags_code
 

@@ -1,55 +1,112 @@
 """The state machine, and the memory of decisions."""
 
-import sys
+import tracemalloc
 from itertools import product
 
 import pytest
 
 from halfmq.broker.transaction.pending import (
+    NOT_ASKED,
     Copy,
     DecidedMemory,
     Decision,
     Event,
+    Member,
+    ParkedReason,
     PendingTable,
     State,
     Verdict,
     outcome,
+    parked_reason_of,
 )
 
+UNDECIDED = (State.PREPARED, State.PARKED)
 DECIDED = (State.COMMITTED, State.ROLLED_BACK)
-REQUESTS = (Event.COMMIT, Event.ROLLBACK, Event.UNKNOWN, Event.GIVE_UP, Event.RESUME)
+FOUND = tuple(event for event in Event if event.name.endswith("_FOUND"))
+REQUESTS = tuple(event for event in Event if event not in FOUND)
+COMMITS = (Event.COMMIT, Event.OPERATOR_COMMIT)
+ROLLBACKS = (Event.ROLLBACK, Event.OPERATOR_ROLLBACK)
 
 
-def test_every_state_has_a_rule_for_every_event() -> None:
-    """Nothing a client, the checker or the log can bring is undefined."""
-    for state, event in product(State, Event):
-        result = outcome(state, event)
-        assert isinstance(result.state, State)
-        assert isinstance(result.verdict, Verdict)
+@pytest.mark.parametrize(("state", "event"), list(product(State, Event)))
+def test_every_state_has_a_rule_for_every_event(state: State, event: Event) -> None:
+    """Nothing a client, an operator, the checker or the log can bring is undefined."""
+    result = outcome(state, event)
+    assert isinstance(result.state, State)
+    assert isinstance(result.verdict, Verdict)
+
+
+@pytest.mark.parametrize(("state", "event"), list(product(State, Event)))
+def test_the_state_changes_only_where_the_verdict_says_so(state: State, event: Event) -> None:
+    """Whoever acts on the verdict alone must not miss a change."""
+    result = outcome(state, event)
+    assert (result.state is not state) == (result.verdict in {Verdict.DECIDE, Verdict.NOTE})
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(DECIDED, REQUESTS)))
 def test_no_request_changes_a_decision(state: State, event: Event) -> None:
-    """First decision wins."""
+    """First decision wins, over producers, operators and the checker alike."""
     result = outcome(state, event)
     assert result.state is state
-    assert result.verdict not in {Verdict.DECIDE, Verdict.NOTE}
+    assert result.verdict in {Verdict.REPEAT, Verdict.REFUSE, Verdict.IGNORE}
 
 
-@pytest.mark.parametrize("state", [State.PREPARED, State.PARKED])
+@pytest.mark.parametrize("state", UNDECIDED)
+def test_only_a_request_to_decide_is_decided(state: State) -> None:
+    """No step of the asking writes a decision."""
+    decided = {event for event in Event if outcome(state, event).verdict is Verdict.DECIDE}
+    assert decided == {*COMMITS, *ROLLBACKS}
+
+
+def test_only_a_prepared_transaction_is_asked_about() -> None:
+    """A parked one waits for an operator, a decided one for nobody."""
+    asked = {state for state in State if outcome(state, Event.DUE).verdict is Verdict.ASK}
+    assert asked == {State.PREPARED}
+    for event in (Event.GIVE_UP, Event.EXPIRED):
+        assert outcome(State.PREPARED, event) == (State.PARKED, Verdict.NOTE)
+        assert outcome(State.PARKED, event) == (State.PARKED, Verdict.IGNORE)
+
+
+@pytest.mark.parametrize("event", [Event.DELIVERED, Event.ANSWERED])
+def test_checks_are_counted_while_undecided(event: Event) -> None:
+    """A late acknowledgement of a parked transaction's check as well: operators see it."""
+    counted = {state for state in State if outcome(state, event).verdict is Verdict.COUNT}
+    assert counted == set(UNDECIDED)
+
+
+def test_a_resumed_transaction_is_asked_again() -> None:
+    """A decided one is not: the operator is told what was decided."""
+    for event in (Event.RESUME, Event.RESUMED_FOUND):
+        assert outcome(State.PARKED, event) == (State.PREPARED, Verdict.NOTE)
+        assert outcome(State.PREPARED, event) == (State.PREPARED, Verdict.IGNORE)
+    assert all(outcome(state, Event.RESUME).verdict is Verdict.REFUSE for state in DECIDED)
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_a_deleted_half_is_forgotten_while_undecided(state: State) -> None:
+    """What was decided before its half was deleted stays remembered."""
+    forgotten = outcome(state, Event.DELETED_FOUND).verdict is Verdict.FORGET
+    assert forgotten is (state in UNDECIDED)
+
+
+@pytest.mark.parametrize("state", UNDECIDED)
 def test_the_first_decision_is_taken(state: State) -> None:
     """However late it comes: a parked transaction is decided like any other."""
-    assert outcome(state, Event.COMMIT) == (State.COMMITTED, Verdict.DECIDE)
-    assert outcome(state, Event.ROLLBACK) == (State.ROLLED_BACK, Verdict.DECIDE)
+    for event in COMMITS:
+        assert outcome(state, event) == (State.COMMITTED, Verdict.DECIDE)
+    for event in ROLLBACKS:
+        assert outcome(state, event) == (State.ROLLED_BACK, Verdict.DECIDE)
     assert outcome(state, Event.UNKNOWN) == (state, Verdict.IGNORE)
 
 
 def test_the_same_again_is_repeated_and_the_opposite_refused() -> None:
     """A client that did not get its answer asks again, and gets it."""
-    assert outcome(State.COMMITTED, Event.COMMIT).verdict is Verdict.REPEAT
-    assert outcome(State.ROLLED_BACK, Event.ROLLBACK).verdict is Verdict.REPEAT
-    assert outcome(State.COMMITTED, Event.ROLLBACK).verdict is Verdict.REFUSE
-    assert outcome(State.ROLLED_BACK, Event.COMMIT).verdict is Verdict.REFUSE
+    for event in COMMITS:
+        assert outcome(State.COMMITTED, event).verdict is Verdict.REPEAT
+        assert outcome(State.ROLLED_BACK, event).verdict is Verdict.REFUSE
+    for event in ROLLBACKS:
+        assert outcome(State.ROLLED_BACK, event).verdict is Verdict.REPEAT
+        assert outcome(State.COMMITTED, event).verdict is Verdict.REFUSE
 
 
 @pytest.mark.parametrize("state", list(State))
@@ -74,15 +131,16 @@ def test_parked_transactions_are_counted_and_can_be_resumed() -> None:
     """Parking ends the questions, not the transaction."""
     table = PendingTable()
     first, second = table.add(0, 0, 1, "pg"), table.add(100, 1, 1, "pg")
-    first.checks = 15
-    table.park(first)
-    table.park(second)
-    assert table.parked == 2
+    first.sent, first.checks, first.answered = 17, 15, 2
+    table.park(first, ParkedReason.UNKNOWN)
+    table.park(second, ParkedReason.NO_ANSWER)
+    assert (table.parked, first.parked_reason) == (2, ParkedReason.UNKNOWN)
 
     table.resume(first)
     table.decide(second, State.ROLLED_BACK, 200)
 
-    assert (table.parked, first.state, first.checks) == (0, State.PREPARED, 0)
+    assert (table.parked, first.state) == (0, State.PREPARED)
+    assert first.asking == NOT_ASKED
 
 
 def test_a_copy_is_another_name() -> None:
@@ -102,7 +160,7 @@ def test_deleted_halves_leave_the_table() -> None:
     """A half below the log's minimum can be neither read nor delivered."""
     table = PendingTable()
     old, kept = table.add(100, 1, 1, "pg"), table.add(200, 2, 1, "pg")
-    table.park(old)
+    table.park(old, ParkedReason.EXPIRED)
 
     assert table.drop_before(200) == [old]
     assert (list(table), table.oldest, table.parked) == ([kept], kept, 0)
@@ -133,19 +191,77 @@ def test_a_correction_replaces_what_was_remembered() -> None:
     assert memory.find(1) == Decision(State.COMMITTED, 30)
 
 
-def test_an_undecided_transaction_takes_little_memory() -> None:
+def test_the_halves_of_a_group_lead_to_their_leader() -> None:
+    """A member is no transaction; whoever names it means the one that its leader stands for."""
+    table = PendingTable()
+    leader, other = table.add(100, 1, 1, "pg"), table.add(500, 9, 1, "pg")
+    table.add_member(100, Member(200, 2))
+    table.add_member(100, Member(300, 3))
+    table.add_copy(400, 200, 4)
+
+    assert (table.get(200), len(table)) == (None, 2)
+    assert [table.first_of(offset) for offset in (100, 200, 300, 400, 500)] == [100] * 4 + [500]
+    assert list(table.names_of(leader)) == [1, 2, 4, 3]
+    assert list(table.names_of(other)) == [9]
+
+
+def test_a_decision_is_one_for_the_whole_group() -> None:
+    """Whichever half a repeated request names, it gets the same answer."""
+    table = PendingTable()
+    leader = table.add(100, 1, 1, "pg")
+    table.add_member(100, Member(200, 2))
+
+    table.decide(leader, State.COMMITTED, 900)
+
+    assert table.groups == {}
+    assert table.decided.find(200) == table.decided.find(100) == Decision(State.COMMITTED, 900)
+
+
+def test_a_member_that_another_broker_decided_leaves_its_group() -> None:
+    """Apache RocketMQ knows no groups; what it delivered is not delivered again."""
+    table = PendingTable()
+    leader = table.add(100, 1, 1, "pg")
+    table.add_member(100, Member(200, 2))
+    table.add_member(100, Member(300, 3))
+
+    assert table.settle_member(200, State.COMMITTED, 700) == Member(200, 2)
+
+    assert table.groups == {100: (Member(300, 3),)}
+    assert table.settle_member(200, State.COMMITTED, 700) is None
+    table.decide(leader, State.ROLLED_BACK, 900)
+    assert table.decided.find(200) == Decision(State.COMMITTED, 700)
+
+
+@pytest.mark.parametrize("text", ["no-answer", "unknown", "expired"])
+def test_the_reason_of_parking_can_be_read_back(text: str) -> None:
+    """It is a property of the parked copy."""
+    assert parked_reason_of(text.encode()).text == text
+
+
+def test_rocketmq_does_not_say_why_it_parks() -> None:
+    """Neither do we then."""
+    assert parked_reason_of(None).text is None
+    assert parked_reason_of(b"something else") is ParkedReason.UNSAID
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_an_undecided_transaction_takes_little_memory(asked: bool) -> None:
     """A million of them must fit beside a broker's other work."""
     table = PendingTable()
-    count = 10_000
+    count = 100_000
     base = 1 << 40  # offsets of a large log are not small integers
-    for number in range(count):
-        table.add(base + 1_000 * number, (1 << 31) + number, 1_700_000_000_000 + number, "pg")
-    entries = sum(
-        sys.getsizeof(entry)
-        + sys.getsizeof(entry.offset)
-        + sys.getsizeof(entry.queue_offset)
-        + sys.getsizeof(entry.store_timestamp)
-        for entry in table
-    )
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number in range(count):
+            entry = table.add(
+                base + 1_000 * number, (1 << 31) + number, 1_700_000_000_000 + number, "pg"
+            )
+            if asked:
+                entry.sent, entry.checks, entry.answered = number % 17, number % 15, number % 3
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
 
-    assert (entries + sys.getsizeof(table._pending)) / count < 250
+    assert len(table) == count
+    assert (after - before) / count <= 250

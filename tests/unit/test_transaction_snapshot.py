@@ -59,6 +59,8 @@ def state_of(broker: Broker) -> list[object]:
             entry.group,
             entry.state,
             entry.immunity_s,
+            entry.parked_reason,
+            broker.service._table.groups.get(entry.offset),
         )
         for entry in broker.service._table
     ]
@@ -85,14 +87,15 @@ def test_a_start_reads_the_log_from_the_snapshot_on(
     take(broker)
     position = broker.log.write_offset
     before = state_of(broker)
-    checks = [entry.checks for entry in broker.service._table]
+    asking = [entry.asking for entry in broker.service._table]
+    assert asking[0].delivered
     starts = spy_on_scan(broker, monkeypatch)
 
     broker.restart(drained=drained)
 
-    assert starts[-1] >= position - 1_000 > 0
+    assert starts[0] >= position - 1_000 > 0
     assert state_of(broker) == before
-    assert [entry.checks for entry in broker.service._table] == checks
+    assert [entry.asking for entry in broker.service._table] == asking
 
 
 def test_what_happens_behind_the_snapshot_is_read_from_the_log(broker: Broker) -> None:
@@ -234,10 +237,10 @@ def test_a_damaged_snapshot_is_passed_over(broker: Broker, damage: str, position
     ("header", "anchor", "reason"),
     [
         (Header("something else", 1, 0, 0), Anchor(-1, 0), "something else of version 1"),
-        (Header("halfmq-transactions", 2, 0, 0), Anchor(-1, 0), "of version 2"),
-        (Header("halfmq-transactions", 1, 7, 0), Anchor(-1, 0), "no record begins at 7"),
-        (Header("halfmq-transactions", 1, 0, 0), Anchor(0, 1), "another record stands at 0"),
-        (Header("halfmq-transactions", 1, 0, 0), Anchor(7, 1), "another record stands at 7"),
+        (Header("halfmq-transactions", 1, 0, 0), Anchor(-1, 0), "of version 1"),
+        (Header("halfmq-transactions", 2, 7, 0), Anchor(-1, 0), "no record begins at 7"),
+        (Header("halfmq-transactions", 2, 0, 0), Anchor(0, 1), "another record stands at 0"),
+        (Header("halfmq-transactions", 2, 0, 0), Anchor(7, 1), "another record stands at 7"),
     ],
 )
 def test_a_snapshot_of_another_log_is_passed_over(
@@ -246,7 +249,7 @@ def test_a_snapshot_of_another_log_is_passed_over(
     """Rows of another log would be asked about and delivered out of nowhere."""
     broker.prepare()
     writer = SnapshotWriter(broker.snapshot_path, header)
-    writer.add(PENDING, [(0, 0, 1, "pg", 0, 0, 0)])
+    writer.add(PENDING, [(0, 0, 1, "pg", 0, 0, 0, 0, 0, 0)])
     writer.finish(0, anchor)
     writer.publish()
     table, ops = PendingTable(), [1]
@@ -260,7 +263,7 @@ def test_a_snapshot_of_another_log_is_passed_over(
 def test_a_snapshot_beyond_the_logs_end_is_passed_over(broker: Broker) -> None:
     """Even if its position and its anchor are still there: what it saw behind them is not."""
     broker.prepare()
-    writer = SnapshotWriter(broker.snapshot_path, Header("halfmq-transactions", 1, 0, 0))
+    writer = SnapshotWriter(broker.snapshot_path, Header("halfmq-transactions", 2, 0, 0))
     writer.finish(broker.log.write_offset + 1, Anchor(-1, 0))
     writer.publish()
 
@@ -269,13 +272,19 @@ def test_a_snapshot_beyond_the_logs_end_is_passed_over(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize(
-    "rows", [[(1, 2)], [(0, 0, 1, "pg", 9, 0, 0)], [("a", 0, 1, "pg", 0, 0, 0)], ["no row"]]
+    "rows",
+    [
+        [(1, 2)],
+        [(0, 0, 1, "pg", 9, 0, 0, 0, 0, 0)],
+        [("a", 0, 1, "pg", 0, 0, 0, 0, 0, 0)],
+        ["no row"],
+    ],
 )
 def test_rows_that_make_no_sense_fill_nothing(broker: Broker, rows: list[object]) -> None:
     """A whole file with wrong content is as useless as a broken one."""
     broker.prepare()
-    writer = SnapshotWriter(broker.snapshot_path, Header("halfmq-transactions", 1, 0, 0))
-    writer.add(PENDING, [(0, 0, 1, "pg", 0, 0, 0)])
+    writer = SnapshotWriter(broker.snapshot_path, Header("halfmq-transactions", 2, 0, 0))
+    writer.add(PENDING, [(0, 0, 1, "pg", 0, 0, 0, 0, 0, 0)])
     writer.add(PENDING, rows)
     writer.finish(0, Anchor(-1, 0))
     writer.publish()
