@@ -18,6 +18,7 @@ a broker for tests. What can go wrong is drawn in ``halfmq.client.errors``. It s
 with JSON headers, to Apache RocketMQ.
 """
 
+from .check_back import Checker
 from .config import ClientConfig
 from .consumer import Consumer
 from .errors import (
@@ -39,7 +40,7 @@ from .errors import (
 )
 from .message import Decision, Message, MessageQueue, MessageView, SendResult, SendStatus
 from .producer import Producer
-from .transaction import Checker, Transaction, TransactionListener, TransactionProducer
+from .transaction import Transaction, TransactionListener, TransactionProducer
 
 __all__ = [
     "BadAnswerError",

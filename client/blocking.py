@@ -38,6 +38,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 from . import consumer as aio_consumer
 from . import producer as aio_producer
 from . import transaction as aio_transaction
+from .check_back import Checker, as_decision, ask
 from .config import ClientConfig
 from .errors import ClientClosedError
 from .message import (
@@ -51,7 +52,7 @@ from .message import (
 from .message import (
     MessageView as AsyncMessageView,
 )
-from .transaction import Checker, Transaction, TransactionListener, as_decision, ask
+from .transaction import Transaction, TransactionListener
 
 __all__ = [
     "Checker",

@@ -136,6 +136,16 @@ class Connection(asyncio.Protocol):
             )
         )
 
+    def reply(
+        self,
+        request: RemotingCommand,
+        code: int = ResponseCode.SUCCESS,
+        remark: str | None = None,
+    ) -> None:
+        """Answer a request of the peer; nothing happens when the connection has ended."""
+        if self._end_reason is None:
+            self._write(encode_reply(request, code, remark=remark))
+
     async def drained(self) -> None:
         """Wait until the peer takes more bytes; for senders of one-way requests."""
         while self._choked and self._end_reason is None:
@@ -229,13 +239,8 @@ class Connection(asyncio.Protocol):
         if handler is not None:
             handler(command, self)
         elif not command.is_one_way:
-            self._write(
-                encode_reply(
-                    command,
-                    ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                    remark=f" request type {command.code} not supported",
-                )
-            )
+            unknown = f" request type {command.code} not supported"
+            self.reply(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, unknown)
 
     @property
     def _choked(self) -> bool:

@@ -15,43 +15,32 @@ What that means for a checker:
   answer UNKNOWN while in doubt, and set ``transactionTimeOut`` at the broker above the longest
   local transaction.
 
-A decision is sent as a request that the broker confirms, and repeated until it is: a halfmq broker
-answers the same decision the same way. An official broker would deliver a message again for each
-COMMIT it gets, so there a COMMIT whose answer was lost is not repeated; the check settles it.
+How decisions travel stands in ``decisions``, how checks are answered in ``check_back``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Coroutine
+from functools import partial
 from types import TracebackType
-from typing import Final, Self, TypeAlias, TypeVar
+from typing import Any, Final, Self, TypeVar
 
-from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.headers import (
-    CheckTransactionStateRequestHeader,
-    EndTransactionRequestHeader,
-)
-from halfmq.store.format import properties as names
-from halfmq.store.format.errors import CorruptRecordError
+from halfmq.remoting.codes import RequestCode
 from halfmq.store.format.ids import parse_offset_message_id
-from halfmq.store.format.record import decode_record
 
+from .check_back import CheckBack, Checker, Memory, ask
 from .config import ClientConfig
-from .connection import Connection, ServerRequestHandler
+from .connection import ServerRequestHandler
+from .decisions import Decisions, Ending, Settled
 from .encoding import draft_half
 from .errors import (
     BadAnswerError,
-    BrokerRefusedError,
     ClientClosedError,
     ClientError,
     ConfigurationError,
-    ConnectError,
     DecisionConflictError,
     HalfNotDurableError,
 )
@@ -63,15 +52,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS: Final = 5.0
 """How long closing waits for decisions and checks under way; what is cut off, the check settles."""
-RETRY_PAUSE: Final = 0.1
-"""Seconds between attempts to deliver a decision."""
-REMEMBERED_MAX: Final = 10_000
-"""Unsettled transactions remembered for the case that the broker asks, about 200 bytes each."""
 
 T = TypeVar("T")
-
-Checker: TypeAlias = Callable[[MessageView], Decision | Awaitable[Decision]]
-"""Says what became of a local transaction. A plain function runs in a worker thread."""
 
 
 class TransactionListener(ABC):
@@ -109,9 +91,13 @@ class Transaction:
         """What the broker was told, or would have been; None while the block runs."""
         self.decided = False
         """Whether the broker confirmed the decision."""
+        self.final_message_id: str | None = None
+        """The offset id of the message that consumers get; None unless the broker confirmed a
+        COMMIT and, as a halfmq broker does, said where it lies."""
         self._producer = producer
         self._id: str | None = None
         self._result: SendResult | None = None
+        self._half_offset = -1
         self._explicit: Decision | None = None
         self._entered = False
 
@@ -133,8 +119,29 @@ class Transaction:
         return self.result.offset_message_id
 
     def stored(self, transaction_id: str, result: SendResult) -> None:
-        """The half message is stored; called by the producer."""
-        self._id, self._result = transaction_id, result
+        """The half message is stored; called by the producer.
+
+        Raises:
+            BadAnswerError: The broker does not say where, so that it could not be told either.
+        """
+        try:
+            half = parse_offset_message_id(result.offset_message_id)
+        except ValueError as error:
+            raise BadAnswerError(result.queue.broker_name, str(error)) from error
+        self._id, self._result, self._half_offset = transaction_id, result, half.physical_offset
+
+    def ending(self, decision: Decision, on_settled: Settled) -> Ending:
+        """The decision as it is delivered; called by the producer."""
+        result = self.result
+        return Ending(
+            self.id,
+            decision,
+            result.queue.broker_name,
+            self._half_offset,
+            result.queue_offset,
+            result.queue.topic,
+            on_settled,
+        )
 
     def decide(self, decision: Decision) -> None:
         """Fix the decision, however the block is left. UNKNOWN leaves it to the checker."""
@@ -205,16 +212,18 @@ class TransactionProducer(Producer):
             ConfigurationError: An argument cannot be used; says which.
         """
         super().__init__(group, namesrv=namesrv, config=config)
-        self._checker: Checker | None = (
-            checker.check_local_transaction if isinstance(checker, TransactionListener) else checker
-        )
-        self._listener = checker if isinstance(checker, TransactionListener) else None
         self._topics = topics
         self._open: dict[str, Transaction] = {}
-        self._memory = _Memory()
-        self._under_check: set[str] = set()
-        self._turns = asyncio.Semaphore(self.config.check_concurrency)
-        self._tasks: set[asyncio.Task[object]] = set()
+        self._memory = Memory()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._decisions = Decisions(group, self.config, lambda: self._session, self._spawn)
+        self._check_back = CheckBack(
+            group, self.config, self._decisions, self._known_decision, self._spawn
+        )
+        self._listener = checker if isinstance(checker, TransactionListener) else None
+        self._check_back.checker = (
+            checker.check_local_transaction if isinstance(checker, TransactionListener) else checker
+        )
 
     def transaction(self, message: Message) -> Transaction:
         """The context of one local transaction; see :class:`Transaction`.
@@ -225,7 +234,7 @@ class TransactionProducer(Producer):
         Raises:
             ConfigurationError: The producer has no checker, and somebody has to know.
         """
-        if self._checker is None:
+        if self._check_back.checker is None:
             raise ConfigurationError("checker", None, "a function: the broker may ask")
         return Transaction(self, message)
 
@@ -257,8 +266,9 @@ class TransactionProducer(Producer):
         listener = listener or self._listener
         if listener is None:
             raise ConfigurationError("listener", None, "a TransactionListener")
-        if self._checker is None or self._listener is not None:
-            self._listener, self._checker = listener, listener.check_local_transaction
+        if self._check_back.checker is None or self._listener is not None:
+            self._listener = listener
+            self._check_back.checker = listener.check_local_transaction
         return listener
 
     async def close(self) -> None:
@@ -278,33 +288,39 @@ class TransactionProducer(Producer):
     async def prepare(self, transaction: Transaction) -> None:
         """Store the half message; called by :class:`Transaction`."""
         session = self._session
-        draft = draft_half(
-            transaction.message, transaction_id := session.new_key(), self.group, self.config
-        )
+        transaction_id = session.new_key()
+        draft = draft_half(transaction.message, transaction_id, self.group, self.config)
         failures: list[ClientError] = []
         sending = self._spawn(
             self._transmit(session, RequestCode.SEND_MESSAGE_V2, draft, None, failures)
         )
         self._open[transaction_id] = transaction
+        # What asyncio.wait does, at a third of its cost: the caller may be cancelled, the task not.
+        stored = asyncio.get_running_loop().create_future()
+        sending.add_done_callback(partial(_wake, stored))
         try:
-            await asyncio.wait([sending])
+            await stored
         except asyncio.CancelledError:
             self._spawn(self._abandon(transaction, transaction_id, sending))
             raise
-        if sending.cancelled():  # by close()
-            del self._open[transaction_id]
-            raise ClientClosedError(self._name)
         try:
-            result = sending.result()
+            result = self._result_of(sending)
+            transaction.stored(transaction_id, result)
         except BaseException:
             del self._open[transaction_id]
+            if any(map(leaves_doubt, failures)):  # it may be stored, and its block will never run
+                self._memory.note_undelivered(transaction_id, Decision.ROLLBACK)
             raise
-        transaction.stored(transaction_id, result)
         if any(map(leaves_doubt, failures)):
             self._memory.note_doubt(transaction_id, result.offset_message_id)
         if result.status is not SendStatus.SEND_OK:
             await self.finish(transaction, Decision.ROLLBACK)
             raise HalfNotDurableError(transaction_id, result.status.name)
+
+    def _result_of(self, sending: asyncio.Task[SendResult]) -> SendResult:
+        if sending.cancelled():  # by close()
+            raise ClientClosedError(self._name)
+        return sending.result()
 
     async def finish(self, transaction: Transaction, decision: Decision) -> None:
         """Deliver the decision, also when the caller is cancelled meanwhile.
@@ -313,10 +329,16 @@ class TransactionProducer(Producer):
             DecisionConflictError: The broker has decided otherwise before.
         """
         transaction.decision = decision
-        delivering = self._spawn(self._deliver(transaction, decision))
-        await asyncio.wait([delivering])
-        if not delivering.cancelled():  # before it began, by close()
-            delivering.result()
+        if decision is Decision.UNKNOWN:  # which a broker learns when it asks
+            self._open.pop(transaction.id, None)
+            return
+        ending = transaction.ending(decision, self._settled)
+        waiter = ending.waiter = asyncio.get_running_loop().create_future()
+        try:
+            self._decisions.tell(ending)
+        except ClientClosedError as error:
+            self._settled(ending, None, error)
+        await waiter
 
     async def _abandon(
         self, transaction: Transaction, transaction_id: str, sending: asyncio.Task[SendResult]
@@ -330,160 +352,31 @@ class TransactionProducer(Producer):
                 "event=half_message_abandoned transaction=%s reason=%s", transaction_id, error
             )
             self._open.pop(transaction_id, None)
+            self._memory.note_undelivered(transaction_id, Decision.ROLLBACK)
 
-    async def _deliver(self, transaction: Transaction, decision: Decision) -> None:
-        try:
-            if decision is not Decision.UNKNOWN:  # which a broker does not even answer
-                await self._tell(transaction, decision)
-                transaction.decided = True
-        except DecisionConflictError:
-            raise
-        except asyncio.CancelledError:  # close() did not wait for it any longer
-            self._note_undelivered(transaction, decision, ClientClosedError(self._name))
-        except ClientError as error:
-            self._note_undelivered(transaction, decision, error)
-        finally:
-            self._open.pop(transaction.id, None)
-
-    def _note_undelivered(
-        self, transaction: Transaction, decision: Decision, reason: ClientError
-    ) -> None:
-        self._memory.note_undelivered(transaction.id, decision)
-        logger.warning(
-            "event=decision_not_delivered transaction=%s decision=%s reason=%s",
-            transaction.id,
-            decision.name,
-            reason,
-        )
-
-    async def _tell(self, transaction: Transaction, decision: Decision) -> None:
-        """Tell the broker until it confirms.
-
-        Raises:
-            ClientError: It did not in time, or refuses.
-        """
-        clock = asyncio.get_running_loop().time
-        deadline = clock() + self.config.send_timeout
-        header = self._decision_header(transaction, decision)
-        while True:
-            try:
-                await self._tell_once(transaction, header, max(deadline - clock(), RETRY_PAUSE))
-            except ClientError as error:
-                if clock() + RETRY_PAUSE >= deadline or not self._may_repeat(error, decision):
-                    raise
-                logger.info("event=decision_again transaction=%s reason=%s", transaction.id, error)
-                await asyncio.sleep(RETRY_PAUSE)
-            else:
-                return
-
-    async def _tell_once(
-        self, transaction: Transaction, header: EndTransactionRequestHeader, seconds: float
-    ) -> None:
-        session = self._session
-        broker_name = transaction.result.queue.broker_name
-        address = session.routes.address_of(broker_name)
-        if address is None:
-            raise ConnectError(broker_name, "no name server knows this broker any more")
-        seconds = min(seconds, self.config.request_timeout)
-        answer = await session.call(address, RequestCode.END_TRANSACTION, header, seconds=seconds)
-        if answer.code == ResponseCode.SUCCESS:
-            return
-        remark = answer.remark or ""
-        if answer.code == ResponseCode.ILLEGAL_OPERATION and session.routes.halfmq:
-            wanted = Decision(header.commit_or_rollback).name
-            raise DecisionConflictError(answer.code, remark, transaction.id, wanted)
-        raise BrokerRefusedError(answer.code, remark)
-
-    def _may_repeat(self, error: ClientError, decision: Decision) -> bool:
-        """An official broker delivers once per COMMIT it gets; ours takes it as one decision."""
-        harmless = decision is Decision.ROLLBACK or self._session.routes.halfmq
-        return error.retriable and (harmless or not leaves_doubt(error))
-
-    def _decision_header(
-        self, transaction: Transaction, decision: Decision
-    ) -> EndTransactionRequestHeader:
-        result = transaction.result
-        try:
-            half = parse_offset_message_id(result.offset_message_id)
-        except ValueError as error:
-            raise BadAnswerError(result.queue.broker_name, str(error)) from error
-        return EndTransactionRequestHeader(
-            producer_group=self.group,
-            tran_state_table_offset=result.queue_offset,
-            commit_log_offset=half.physical_offset,
-            commit_or_rollback=decision,
-            msg_id=transaction.id,
-            topic=transaction.message.topic,
-            transaction_id=transaction.id,
-            broker_name=result.queue.broker_name,
-        )
-
-    # -- check-back
-
-    def _check_requested(self, command: RemotingCommand, connection: Connection) -> None:
-        """A broker asks about a half message; the answer follows in a task."""
-        header = command.header
-        if not isinstance(header, CheckTransactionStateRequestHeader):
+    def _settled(self, ending: Ending, final: str | None, error: BaseException | None) -> None:
+        """A decision is confirmed, refused, or could not be delivered."""
+        transaction = self._open.pop(ending.transaction_id)
+        told: BaseException | None = None
+        if error is None:
+            transaction.decided = True
+            transaction.final_message_id = final
+        elif isinstance(error, ClientError) and not isinstance(error, DecisionConflictError):
+            self._memory.note_undelivered(ending.transaction_id, ending.decision)
             logger.warning(
-                "event=check_not_understood broker=%s reason=%s",
-                connection.address,
-                command.header_error,
+                "event=decision_not_delivered transaction=%s decision=%s reason=%s",
+                ending.transaction_id,
+                ending.decision.name,
+                error,
             )
-            return
-        try:
-            message = MessageView(decode_record(command.body), header.broker_name or "")
-        except CorruptRecordError as error:
-            logger.warning(
-                "event=check_not_understood broker=%s reason=%s", connection.address, error
-            )
-            return
-        group = message.properties.get(names.PROPERTY_PGROUP)
-        transaction_id = header.transaction_id or message.message_id
-        if group != self.group:
-            logger.warning(
-                "event=check_for_another_group group=%s transaction=%s", group, transaction_id
-            )
-        elif transaction_id in self._under_check:
-            logger.debug("event=check_repeated transaction=%s", transaction_id)
-        elif len(self._under_check) >= self.config.check_queue_max:
-            logger.warning("event=check_dropped transaction=%s", transaction_id)
         else:
-            self._under_check.add(transaction_id)
-            self._spawn(self._check(header, message, transaction_id, connection))
-
-    async def _check(
-        self,
-        header: CheckTransactionStateRequestHeader,
-        message: MessageView,
-        transaction_id: str,
-        connection: Connection,
-    ) -> None:
-        try:
-            decision = self._known_decision(transaction_id, message)
-            if decision is None:
-                async with self._turns:
-                    decision = await self._ask_checker(message)
-            answer = EndTransactionRequestHeader(
-                producer_group=self.group,
-                tran_state_table_offset=header.tran_state_table_offset,
-                commit_log_offset=header.commit_log_offset,
-                commit_or_rollback=decision,
-                msg_id=header.msg_id or transaction_id,
-                # The real topic, not the half topic that the official client sends back: under
-                # access control a producer has no rights on that, and would never be heard.
-                topic=message.topic,
-                from_transaction_check=True,
-                transaction_id=transaction_id,
-                broker_name=header.broker_name,
-            )
-            connection.send_one_way(RequestCode.END_TRANSACTION, answer)
-            logger.info(
-                "event=check_answered transaction=%s decision=%s", transaction_id, decision.name
-            )
-        except ClientError as error:
-            logger.info("event=check_not_answered transaction=%s reason=%s", transaction_id, error)
-        finally:
-            self._under_check.discard(transaction_id)
+            told = error
+        if ending.waiter is None or ending.waiter.done():
+            return  # its caller was cancelled
+        if told is None:
+            ending.waiter.set_result(None)
+        else:
+            ending.waiter.set_exception(told)
 
     def _known_decision(self, transaction_id: str, message: MessageView) -> Decision | None:
         """What this producer knows without asking its checker."""
@@ -495,26 +388,10 @@ class TransactionProducer(Producer):
             return transaction.decision or Decision.UNKNOWN
         return self._memory.undelivered(transaction_id)
 
-    async def _ask_checker(self, message: MessageView) -> Decision:
-        if self._checker is None:
-            logger.warning("event=check_without_checker transaction=%s", message.transaction_id)
-            return Decision.UNKNOWN
-        seconds = self.config.check_timeout
-        try:
-            async with asyncio.timeout(seconds):  # or a few that hang would stop all checks
-                return await ask(self._checker, message)
-        except TimeoutError:
-            logger.error(  # noqa: TRY400 -- where it hangs is the user's to know
-                "event=check_timed_out transaction=%s seconds=%g counts_as=UNKNOWN",
-                message.transaction_id,
-                seconds,
-            )
-            return Decision.UNKNOWN
-
     # -- wiring
 
     def _handlers(self) -> dict[int, ServerRequestHandler]:
-        return {RequestCode.CHECK_TRANSACTION_STATE: self._check_requested}
+        return {RequestCode.CHECK_TRANSACTION_STATE: self._check_back.requested}
 
     async def _start_session(self, session: Session) -> None:
         await session.start(whole_cluster=True, topics=self._topics)
@@ -531,56 +408,6 @@ class TransactionProducer(Producer):
             task.exception()  # a caller that was cancelled would leave it unread
 
 
-class _Memory:
-    """What a producer remembers of transactions that are over; bounded, the oldest go first."""
-
-    def __init__(self) -> None:
-        self._doubts: OrderedDict[str, str] = OrderedDict()
-        self._undelivered: OrderedDict[str, Decision] = OrderedDict()
-
-    def note_doubt(self, transaction_id: str, message_id: str) -> None:
-        """An attempt before the successful one may have stored the half message too."""
-        _remember(self._doubts, transaction_id, message_id)
-
-    def is_stray(self, transaction_id: str, message: MessageView) -> bool:
-        """Whether this half message is not the one that the decision was about."""
-        used = self._doubts.get(transaction_id)
-        return used is not None and used != message.offset_message_id
-
-    def note_undelivered(self, transaction_id: str, decision: Decision) -> None:
-        _remember(self._undelivered, transaction_id, decision)
-
-    def undelivered(self, transaction_id: str) -> Decision | None:
-        return self._undelivered.get(transaction_id)
-
-
-def _remember(memory: OrderedDict[str, T], transaction_id: str, value: T) -> None:
-    memory[transaction_id] = value
-    if len(memory) > REMEMBERED_MAX:
-        memory.popitem(last=False)
-
-
-async def ask(function: Callable[..., Decision | Awaitable[Decision]], *args: object) -> Decision:
-    """A user function's decision; a plain function runs in a worker thread, for it may block.
-
-    An exception, or anything that is no Decision, is logged and counts as UNKNOWN.
-    """
-    try:
-        if inspect.iscoroutinefunction(function):
-            decision = await function(*args)
-        else:
-            decision = await asyncio.to_thread(function, *args)
-            if inspect.isawaitable(decision):
-                decision = await decision
-    except Exception:
-        logger.exception("event=user_function_failed function=%s counts_as=UNKNOWN", function)
-        return Decision.UNKNOWN
-    return as_decision(decision, function)
-
-
-def as_decision(answer: object, function: object) -> Decision:
-    """What a user function returned; anything that is no Decision is logged and is UNKNOWN."""
-    if isinstance(answer, Decision):
-        return answer
-    logger.error("event=no_decision function=%s returned=%r counts_as=UNKNOWN", function, answer)
-    return Decision.UNKNOWN
+def _wake(waiter: asyncio.Future[None], _task: asyncio.Task[Any]) -> None:
+    if not waiter.done():  # its caller was cancelled
+        waiter.set_result(None)

@@ -54,6 +54,11 @@ from halfmq.remoting.replies import (
     encode_request,
     encode_send_reply,
 )
+from halfmq.remoting.transaction_headers import (
+    EndTransactionResponseHeader,
+    EndTransactionsRequestHeader,
+)
+from halfmq.remoting.transactions import EndResult, decode_ends, encode_entries
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import decode_batch, decode_properties, tags_code
@@ -91,7 +96,14 @@ class Cut:
     for_good: bool = False
 
 
-Fault = Refuse | Ignore | Cut
+@dataclass(frozen=True)
+class Answer:
+    """Answer 0 with this body, and do nothing."""
+
+    body: bytes
+
+
+Fault = Refuse | Ignore | Cut | Answer
 
 
 @dataclass
@@ -102,6 +114,7 @@ class Half:
     real_topic: str
     real_queue: int
     decisions: list[int] = field(default_factory=list)
+    final_id: str | None = None
 
 
 class Peer(asyncio.Protocol):
@@ -139,14 +152,17 @@ class Peer(asyncio.Protocol):
     def producer_groups(self) -> list[str]:
         return [data.group_name for data in self.heartbeat.producer_data_set]
 
-    def send(self, code: int, header: object, body: bytes = b"") -> None:
+    def send(
+        self, code: int, header: object, body: bytes = b"", *, opaque: int | None = None
+    ) -> None:
+        """Send a request; one-way without an ``opaque``."""
         self.transport.write(
             encode_request(
                 code,
-                opaque=9999,
+                opaque=9999 if opaque is None else opaque,
                 header=header,  # type: ignore[arg-type]
                 body=body,
-                one_way=True,
+                one_way=opaque is None,
                 header_type=self.header_type,
             )
         )
@@ -160,6 +176,8 @@ class FakeBroker:
         self.auto_create = auto_create
         self.default_queues = queues
         self.send_back_supported = True
+        self.batches = True
+        """Whether END_TRANSACTIONS is known here."""
         self.pull_max = PULL_MAX
         self.send_status: int = ResponseCode.SUCCESS
         self.broker_name = "broker-a"
@@ -169,6 +187,10 @@ class FakeBroker:
         self.queues: dict[str, list[list[Record]]] = {}
         self.offsets: dict[tuple[str, str, int], int] = {}
         self.halves: dict[int, Half] = {}
+        self.asked: dict[int, str] = {}
+        """Transaction ids of the checks that are to be acknowledged, by opaque."""
+        self.acknowledged: list[tuple[str, int, str | None]] = []
+        """Transaction id, code and remark of each acknowledgement."""
         self.now_ms = 1_700_000_000_000
         self._log_end = 0
         self._faults: dict[int, deque[Fault]] = defaultdict(deque)
@@ -190,6 +212,7 @@ class FakeBroker:
             RequestCode.GET_MIN_OFFSET: self._min_offset,
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search_offset,
             RequestCode.END_TRANSACTION: self._end_transaction,
+            RequestCode.END_TRANSACTIONS: self._end_transactions,
             RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back,
         }
 
@@ -257,7 +280,13 @@ class FakeBroker:
             offset_msg_id=half.record.msg_id,
             broker_name=self.broker_name,
         )
-        live[0].send(RequestCode.CHECK_TRANSACTION_STATE, header, encode_record(shown))
+        opaque = None
+        if self.halfmq and live[0].header_type == HeaderType.MSGPACK:
+            opaque = len(self.asked)
+            self.asked[opaque] = properties["UNIQ_KEY"]
+        live[0].send(
+            RequestCode.CHECK_TRANSACTION_STATE, header, encode_record(shown), opaque=opaque
+        )
         return True
 
     def notify_members(self, group: str) -> None:
@@ -269,11 +298,18 @@ class FakeBroker:
     # -- serving
 
     def receive(self, command: RemotingCommand, peer: Peer) -> None:
+        if command.is_response and command.opaque in self.asked:
+            asked = self.asked[command.opaque]
+            self.acknowledged.append((asked, command.code, command.remark))
+            return
         self.requests.append(command)
         peer.header_type = command.header_type
         fault = self._faults[command.code].popleft() if self._faults[command.code] else None
         if isinstance(fault, Refuse):
             peer.transport.write(encode_reply(command, fault.code, remark=fault.remark))
+            return
+        if isinstance(fault, Answer):
+            peer.transport.write(encode_reply(command, body=fault.body))
             return
         reply: bytes | None = None
         if fault is None or fault.after_doing:
@@ -412,21 +448,42 @@ class FakeBroker:
 
     def _end_transaction(self, command: RemotingCommand, _peer: Peer) -> bytes | None:
         header = cast("EndTransactionRequestHeader", command.header)
-        half = self.halves.get(header.commit_log_offset)
-        if half is None or half.record.property_map["PGROUP"] != header.producer_group:
-            return encode_reply(command, ResponseCode.SYSTEM_ERROR, remark="no such half message")
-        decision = header.commit_or_rollback
-        if decision == 0:
-            half.decisions.append(0)
+        result = self._end(
+            header.commit_log_offset, header.producer_group, header.commit_or_rollback
+        )
+        if header.commit_or_rollback == 0 and not self.halfmq:
             return None  # as the official broker: not answered
+        made = None
+        if command.header_type == HeaderType.MSGPACK:
+            made = EndTransactionResponseHeader(msg_id=result.message_id)
+        return encode_reply(command, result.code, header=made, remark=result.remark)
+
+    def _end_transactions(self, command: RemotingCommand, _peer: Peer) -> bytes | None:
+        if not self.halfmq or not self.batches:
+            code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+            return encode_reply(command, code, remark=" request type 9001 not supported")
+        header = cast("EndTransactionsRequestHeader", command.header)
+        results = [
+            self._end(end.commit_log_offset, header.producer_group, end.decision)
+            for end in decode_ends(command.body)
+        ]
+        return encode_reply(command, body=encode_entries(results))
+
+    def _end(self, offset: int, group: str, decision: int) -> EndResult:
+        """Decide one half message, once; an official broker takes every decision."""
+        half = self.halves.get(offset)
+        if half is None or half.record.property_map["PGROUP"] != group:
+            return EndResult(ResponseCode.SYSTEM_ERROR, "no such half message")
         final = [made for made in half.decisions if made]
         half.decisions.append(decision)
+        if decision == 0:
+            return EndResult(ResponseCode.SUCCESS)
         if self.halfmq and final:
-            same = final[0] == decision
-            code = ResponseCode.SUCCESS if same else ResponseCode.ILLEGAL_OPERATION
-            return encode_reply(command, code, remark=None if same else "decided before")
+            if final[0] == decision:
+                return EndResult(ResponseCode.SUCCESS, None, half.final_id)
+            return EndResult(ResponseCode.ILLEGAL_OPERATION, "decided before")
         if decision == TransactionType.COMMIT:
-            self._store(
+            stored = self._store(
                 half.record._replace(
                     topic=half.real_topic,
                     queue_id=half.real_queue,
@@ -435,7 +492,8 @@ class FakeBroker:
                     prepared_transaction_offset=half.record.physical_offset,
                 )
             )
-        return encode_reply(command)
+            half.final_id = stored.msg_id
+        return EndResult(ResponseCode.SUCCESS, None, half.final_id)
 
     def _send_back(self, command: RemotingCommand, _peer: Peer) -> bytes:
         header = cast("ConsumerSendMsgBackRequestHeader", command.header)

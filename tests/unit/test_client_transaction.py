@@ -19,7 +19,6 @@ from halfmq.client import (
     DecisionConflictError,
     HalfNotDurableError,
     InvalidMessageError,
-    Message,
     MessageView,
     SendTimeoutError,
     Transaction,
@@ -29,29 +28,22 @@ from halfmq.client import (
 )
 from halfmq.client.message import Decision
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.headers import EndTransactionRequestHeader
 from tests.support.client_loops import on_both_loops
-from tests.support.fake_broker import Cut, FakeBroker, Ignore, Refuse, fake_broker, until
-
-SEND = RequestCode.SEND_MESSAGE_V2
-END = RequestCode.END_TRANSACTION
-COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
-MESSAGE = Message("orders", b"o-2", keys="o-2", tags="created")
-QUICK = ClientConfig(
-    send_timeout=0.3, request_timeout=0.1, reconnect_delay_min=0.01, reconnect_delay_max=0.02
+from tests.support.client_transactions import (
+    COMMIT,
+    END,
+    MESSAGE,
+    QUICK,
+    ROLLBACK,
+    SEND,
+    UNKNOWN,
+    LocalError,
+    commits,
+    ends,
+    new_producer,
+    undecided,
 )
-
-
-class LocalError(Exception):
-    """What a local transaction may raise."""
-
-
-async def commits(_message: MessageView) -> Decision:
-    return Decision.COMMIT
-
-
-async def never(_message: MessageView) -> Decision:
-    raise AssertionError("nobody should have asked")
+from tests.support.fake_broker import Cut, FakeBroker, Ignore, Refuse, fake_broker, until
 
 
 class AsyncCallable:
@@ -64,24 +56,6 @@ class AsyncCallable:
 async def fail_after(action: Callable[[], object]) -> None:
     action()
     raise LocalError
-
-
-def ends(broker: FakeBroker) -> list[EndTransactionRequestHeader]:
-    headers = [request.header for request in broker.requests_of(END)]
-    return [header for header in headers if isinstance(header, EndTransactionRequestHeader)]
-
-
-def new_producer(
-    broker: FakeBroker,
-    checker: Callable[[MessageView], object] | None = never,
-    config: ClientConfig = QUICK,
-) -> TransactionProducer:
-    return TransactionProducer(
-        "orders-tx",
-        checker=checker,  # type: ignore[arg-type] # some checkers here are wrong on purpose
-        namesrv=broker.address,
-        config=config,
-    )
 
 
 @on_both_loops
@@ -313,13 +287,8 @@ async def test_a_restarted_producer_is_asked_without_having_sent(broker: FakeBro
     answer = ends(broker)[-1]
     assert (answer.from_transaction_check, answer.commit_or_rollback) == (True, COMMIT)
     assert (answer.topic, answer.transaction_id) == ("orders", tx.id)
-    assert broker.requests_of(END)[-1].is_one_way
-
-
-async def undecided(broker: FakeBroker, producer: TransactionProducer) -> str:
-    async with producer.transaction(MESSAGE) as tx:
-        tx.decide(Decision.UNKNOWN)
-    return tx.id
+    assert not broker.requests_of(END)[-1].is_one_way
+    assert broker.acknowledged == [(tx.id, ResponseCode.SUCCESS, None)]
 
 
 def blocking_checker(_message: MessageView) -> Decision:
@@ -349,7 +318,7 @@ async def test_checkers_may_be_plain_or_async_and_may_fail(
 ) -> None:
     """A plain one runs in a thread; what is no answer counts as "not known yet"."""
     async with new_producer(broker, checker) as producer:
-        identity = await undecided(broker, producer)
+        identity = await undecided(producer)
 
         broker.check(broker.half_of(identity))
         await until(lambda: bool(broker.half_of(identity).decisions))
@@ -402,7 +371,7 @@ async def test_checks_are_bounded_and_the_rest_is_asked_again(
 
     config = replace(QUICK, check_concurrency=2, check_queue_max=5, send_timeout=2.0)
     async with fake_broker() as broker, new_producer(broker, checker, config) as producer:
-        identities = [await undecided(broker, producer) for _ in range(7)]
+        identities = [await undecided(producer) for _ in range(7)]
         for identity in identities + identities:
             broker.check(broker.half_of(identity))
         await until(lambda: running == 2)
@@ -430,7 +399,7 @@ async def test_a_checker_that_hangs_stops_no_other_check() -> None:
 
     config = replace(QUICK, check_concurrency=1, check_timeout=0.1)
     async with fake_broker() as broker, new_producer(broker, checker, config) as producer:
-        first, second = [await undecided(broker, producer) for _ in range(2)]
+        first, second = [await undecided(producer) for _ in range(2)]
         for identity in (first, second):
             broker.check(broker.half_of(identity))
 
@@ -446,7 +415,7 @@ async def test_checks_that_make_no_sense_are_logged_and_dropped(
     """A broker's mistake must not end the connection or the producer."""
     caplog.set_level(logging.WARNING)
     async with fake_broker() as broker, new_producer(broker) as producer:
-        identity = await undecided(broker, producer)
+        identity = await undecided(producer)
         half = broker.half_of(identity)
         peer = broker.producers("orders-tx")[0]
         peer.send(RequestCode.CHECK_TRANSACTION_STATE, {"topic": "x"})
