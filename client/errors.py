@@ -15,6 +15,8 @@
     ├── RouteNotFoundError         nobody serves this topic
     ├── BrokerRefusedError         the broker answered with an error code         by code
     │   └── DecisionConflictError  the transaction was decided the other way before
+    ├── UnsupportedRequestError    the broker does not know the request: it is not halfmq's
+    ├── TransactionNotFoundError   no broker knows the transaction
     ├── HalfNotDurableError        the half message may not be on disk            retriable
     └── UnreadableBodyError        the body of a received message cannot be unpacked
 
@@ -199,6 +201,29 @@ class DecisionConflictError(BrokerRefusedError):
 
     def __str__(self) -> str:
         return f"{self.wanted} of transaction {self.transaction_id} comes too late: {self.remark}"
+
+
+class UnsupportedRequestError(ClientError):
+    """The broker at ``address`` does not know request ``code``, which is halfmq's own."""
+
+    def __init__(self, address: str, code: int) -> None:
+        super().__init__(address, code)
+        self.address, self.code = address, code
+
+    def __str__(self) -> str:
+        request = code_name(self.code, RequestCode)
+        return f"the broker at {self.address} does not know {request}: it is not halfmq's"
+
+
+class TransactionNotFoundError(ClientError):
+    """No broker knows a transaction with this id; ``reason`` says what was looked at."""
+
+    def __init__(self, transaction_id: str, reason: str) -> None:
+        super().__init__(transaction_id, reason)
+        self.transaction_id, self.reason = transaction_id, reason
+
+    def __str__(self) -> str:
+        return f"no transaction {self.transaction_id}: {self.reason}"
 
 
 class HalfNotDurableError(ClientError):

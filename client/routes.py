@@ -126,6 +126,14 @@ class RouteTable:
             found.update(route.addresses.values())
         return found
 
+    @property
+    def brokers(self) -> dict[str, str]:
+        """The name of every broker this client knows of, and the address of its master."""
+        found = dict(self._cluster)
+        for route in self._all_routes():
+            found.update(route.addresses)
+        return found
+
     def known(self, topic: str) -> Route | None:
         """The route of an existing topic if it has been fetched."""
         return self._routes.get(topic)

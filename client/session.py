@@ -146,7 +146,7 @@ class Session:
         self,
         address: str,
         code: int,
-        header: Header,
+        header: Header | None,
         body: bytes = b"",
         *,
         seconds: float | None = None,

@@ -1,0 +1,364 @@
+"""For operators: which transactions are undecided, and deciding about one.
+
+::
+
+    async with Admin() as admin:
+        async for transaction in admin.transactions(state="parked"):
+            print(transaction.id, transaction.age, transaction.parked_reason)
+        await admin.commit(transaction.id, reason="the order is in the database")
+
+A transaction is named by the offset id of its half, which consumers see as transaction id, or by
+its unique key, which its producer knows. All brokers of the cluster are asked.
+
+The requests are halfmq's own. A broker of Apache RocketMQ keeps no list of undecided transactions
+and takes no decision from anybody but a producer; of it one can have a parked message asked about
+again (``resume``) and the metrics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Literal, TypeAlias
+
+from halfmq.remoting.bodies import HeartbeatData, decode_table
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.errors import ProtocolError
+from halfmq.remoting.ext_fields import Header
+from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
+from halfmq.remoting.transaction_headers import (
+    DecideTransactionRequestHeader,
+    DecideTransactionResponseHeader,
+    QueryTransactionsRequestHeader,
+    QueryTransactionsResponseHeader,
+)
+from halfmq.remoting.transactions import TransactionInfo, decode_transactions
+from halfmq.store.format.ids import parse_offset_message_id, unpack_host
+
+from .config import ClientConfig, join_address
+from .errors import (
+    BadAnswerError,
+    ConfigurationError,
+    ConnectError,
+    DecisionConflictError,
+    TransactionNotFoundError,
+    UnsupportedRequestError,
+)
+from .lifecycle import Client
+from .session import Session, expect_success, typed
+
+PAGE_SIZE: Final = 500
+"""Transactions asked for at once, about 150 kB of answer."""
+
+GROUP: Final = "halfmq-admin"
+"""How errors call this client; no broker hears of it."""
+
+State: TypeAlias = Literal["prepared", "parked"]
+Action: TypeAlias = Literal["commit", "rollback", "resume"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingTransaction:
+    """One transaction that nobody has decided, as its broker sees it when asked."""
+
+    id: str
+    """Offset id of its half: the transaction id of the message that a commit delivers."""
+    unique_key: str
+    """By which its producer knows it."""
+    group: str
+    """Whose producers are asked about it."""
+    topic: str
+    """Where a commit delivers it."""
+    keys: str
+    state: str
+    """``prepared``: its producers are asked; ``parked``: they were asked in vain."""
+    age: float
+    """Seconds since it was stored, by the broker's clock."""
+    prepared_at: datetime
+    owner: str | None
+    """``host:port`` of the producer that prepared it, while it is connected."""
+    checks_sent: int
+    checks_delivered: int
+    """Of those sent, how many reached a producer; only these count towards parking."""
+    checks_answered: int
+    next_check: float | None
+    """Seconds until the next check; None: none is planned."""
+    parked_reason: str | None
+    messages: int
+    """How many messages a commit delivers."""
+    broker_name: str
+    offset: int
+    """Physical offset of the half in its broker's log."""
+
+
+def _pending(info: TransactionInfo, broker_name: str) -> PendingTransaction:
+    return PendingTransaction(
+        id=info.message_id,
+        unique_key=info.transaction_id,
+        group=info.producer_group,
+        topic=info.topic,
+        keys=info.keys,
+        state=info.state,
+        age=info.age_ms / 1000,
+        prepared_at=datetime.fromtimestamp(info.store_timestamp / 1000, UTC),
+        owner=info.owner,
+        checks_sent=info.checks_sent,
+        checks_delivered=info.checks_delivered,
+        checks_answered=info.checks_answered,
+        next_check=None if info.next_check_ms is None else info.next_check_ms / 1000,
+        parked_reason=info.parked_reason,
+        messages=info.messages,
+        broker_name=broker_name,
+        offset=info.offset,
+    )
+
+
+async def pending_pages(
+    session: Session,
+    *,
+    group: str | None = None,
+    state: State | None = None,
+    after: PendingTransaction | None = None,
+    limit: int | None = None,
+) -> AsyncIterator[list[PendingTransaction]]:
+    """Give the undecided transactions of all brokers that a session knows, a page at a time.
+
+    By broker name, then by age, the oldest first. A page may be empty.
+
+    Raises:
+        UnsupportedRequestError: A broker is not halfmq's.
+        ClientError: A broker does not answer, or refuses.
+    """
+    if state not in {None, "prepared", "parked"}:
+        raise ConfigurationError("state", state, "prepared or parked")
+    left = limit
+    for broker_name, address in sorted(session.routes.brokers.items()):
+        position: int | None = -1
+        if after is not None:
+            if broker_name < after.broker_name:
+                continue
+            if broker_name == after.broker_name:
+                position = after.offset
+        while position is not None and left != 0:
+            header = QueryTransactionsRequestHeader(
+                producer_group=group,
+                state=state,
+                after=position,
+                max_count=PAGE_SIZE if left is None else min(PAGE_SIZE, left),
+                broker_name=broker_name,
+            )
+            infos, position = await _query(session, address, header)
+            if left is not None:
+                left -= len(infos)
+            yield [_pending(info, broker_name) for info in infos]
+
+
+async def pending_transactions(
+    session: Session,
+    *,
+    group: str | None = None,
+    state: State | None = None,
+    after: PendingTransaction | None = None,
+    limit: int | None = None,
+) -> AsyncIterator[PendingTransaction]:
+    """Give the same, one at a time."""
+    async for page in pending_pages(session, group=group, state=state, after=after, limit=limit):
+        for transaction in page:
+            yield transaction
+
+
+class Admin(Client):
+    """Looks at the transactions of a cluster, and decides in their producers' place."""
+
+    def __init__(self, *, namesrv: str | None = None, config: ClientConfig | None = None) -> None:
+        super().__init__(GROUP, namesrv, config)
+
+    def transactions(
+        self,
+        group: str | None = None,
+        state: State | None = None,
+        after: PendingTransaction | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[PendingTransaction]:
+        """Give undecided transactions, by broker name, then the oldest first.
+
+        They are fetched as the loop goes on: what is decided meanwhile may be among them or not.
+
+        Args:
+            group: Of this producer group only.
+            state: ``prepared`` or ``parked``; None: both.
+            after: Begin behind this one.
+            limit: As many at most; None: all.
+
+        Raises:
+            UnsupportedRequestError: A broker is not halfmq's.
+            ClientError: A broker does not answer, or refuses.
+        """
+        return pending_transactions(
+            self._session, group=group, state=state, after=after, limit=limit
+        )
+
+    async def page(
+        self,
+        group: str | None = None,
+        state: State | None = None,
+        after: PendingTransaction | None = None,
+        limit: int = PAGE_SIZE,
+    ) -> list[PendingTransaction]:
+        """The first that ``transactions`` would give, at most ``limit``; empty: that was all."""
+        transactions = self.transactions(group, state, after, limit)
+        return [transaction async for transaction in transactions]
+
+    async def transaction(self, transaction_id: str) -> PendingTransaction | None:
+        """The undecided transaction with this id, or None when there is none (any more).
+
+        Raises:
+            UnsupportedRequestError: A broker is not halfmq's.
+            ClientError: A broker does not answer, or refuses.
+        """
+        session = self._session
+        wanted = transaction_id.upper()
+        for broker_name, address in sorted(session.routes.brokers.items()):
+            header = QueryTransactionsRequestHeader(
+                transaction_id=transaction_id, broker_name=broker_name
+            )
+            infos, _ = await _query(session, address, header)
+            for info in infos:
+                # An offset of one broker may be that of another transaction on the next.
+                if wanted in {info.message_id.upper(), info.transaction_id.upper()}:
+                    return _pending(info, broker_name)
+        return None
+
+    async def commit(self, transaction_id: str, *, reason: str | None = None) -> str | None:
+        """Have the message delivered; return its offset message id.
+
+        Of a transaction that was committed before it is the same id again. ``reason`` goes to the
+        broker's log.
+
+        Raises:
+            DecisionConflictError: It was rolled back before.
+            TransactionNotFoundError: No broker knows it.
+            UnsupportedRequestError: The broker is not halfmq's.
+            ClientError: The broker does not answer, or refuses; the same call may be made again.
+        """
+        return await self._decide(transaction_id, "commit", reason)
+
+    async def rollback(self, transaction_id: str, *, reason: str | None = None) -> None:
+        """Have the message dropped. Raises what ``commit`` raises."""
+        await self._decide(transaction_id, "rollback", reason)
+
+    async def resume(self, transaction_id: str, *, reason: str | None = None) -> None:
+        """Have the producers of a parked transaction asked again.
+
+        An official broker does the same for the offset id of a message in
+        ``TRANS_CHECK_MAX_TIME_TOPIC``, as often as it is told. Raises what ``commit`` raises, but
+        for ``UnsupportedRequestError``.
+        """
+        try:
+            await self._decide(transaction_id, "resume", reason)
+        except (UnsupportedRequestError, TransactionNotFoundError):
+            if self._address_in(transaction_id) is None:
+                raise
+            await self._resume_parked(transaction_id)
+
+    async def metrics(self) -> dict[str, dict[str, str]]:
+        """What each broker tells about itself, by broker name: RocketMQ's keys and our own.
+
+        Raises:
+            ClientError: A broker does not answer, or refuses.
+        """
+        session = self._session
+        code = RequestCode.GET_BROKER_RUNTIME_INFO
+        found: dict[str, dict[str, str]] = {}
+        for broker_name, address in sorted(session.routes.brokers.items()):
+            answer = expect_success(await _ask(session, address, code, None))
+            try:
+                found[broker_name] = decode_table(answer.body)
+            except ProtocolError as error:
+                raise BadAnswerError(address, str(error)) from error
+        return found
+
+    # -- inside
+
+    async def _decide(self, transaction_id: str, action: Action, reason: str | None) -> str | None:
+        address, offset, listed = await self._locate(transaction_id)
+        header = DecideTransactionRequestHeader(
+            transaction_offset=offset, action=action, reason=reason
+        )
+        answer = await _ask(self._session, address, RequestCode.DECIDE_TRANSACTION, header)
+        if answer.code == ResponseCode.ILLEGAL_OPERATION:
+            remark = answer.remark or ""
+            raise DecisionConflictError(answer.code, remark, transaction_id, action.upper())
+        if answer.code == ResponseCode.SYSTEM_ERROR and not listed:
+            raise TransactionNotFoundError(transaction_id, answer.remark or "")
+        expect_success(answer)
+        return typed(answer, DecideTransactionResponseHeader, address).msg_id
+
+    async def _locate(self, transaction_id: str) -> tuple[str, int, bool]:
+        """Return the broker's address, the half's physical offset, and whether it is undecided.
+
+        Of what is decided only the broker that the offset id names can tell. No other is asked:
+        there the same offset may be that of somebody else's transaction.
+        """
+        found = await self.transaction(transaction_id)
+        if found is not None:
+            return self._session.routes.brokers[found.broker_name], found.offset, True
+        address = self._address_in(transaction_id)
+        if address is None:
+            raise TransactionNotFoundError(transaction_id, "nothing undecided has this id")
+        return address, parse_offset_message_id(transaction_id).physical_offset, False
+
+    def _address_in(self, transaction_id: str) -> str | None:
+        """Return the address of the broker that an offset id names; None when it names none."""
+        try:
+            host, port = unpack_host(parse_offset_message_id(transaction_id).store_host)
+        except ValueError:
+            return None
+        address = join_address(host, port)
+        return address if address in self._session.routes.addresses else None
+
+    async def _resume_parked(self, message_id: str) -> None:
+        """Name the parked copy instead of the half, as RocketMQ's tools do."""
+        address = self._address_in(message_id)
+        assert address is not None
+        header = ResumeCheckHalfMessageRequestHeader(msg_id=message_id)
+        code = RequestCode.RESUME_CHECK_HALF_MESSAGE
+        answer = await _ask(self._session, address, code, header)
+        if answer.code != ResponseCode.SUCCESS:
+            raise TransactionNotFoundError(message_id, answer.remark or "")
+
+    def _new_session(self) -> Session:
+        return Session(self.config, _announce, {}, {})
+
+    async def _start_session(self, session: Session) -> None:
+        await session.start(whole_cluster=True)
+        if not session.routes.brokers:
+            raise ConnectError(";".join(self.config.namesrv_addresses), "it knows no broker")
+
+
+def _announce(client_id: str) -> HeartbeatData:
+    return HeartbeatData(client_id=client_id)
+
+
+async def _query(
+    session: Session, address: str, header: QueryTransactionsRequestHeader
+) -> tuple[list[TransactionInfo], int | None]:
+    """Return a page, and behind which offset the next one begins."""
+    code = RequestCode.QUERY_TRANSACTIONS
+    answer = expect_success(await _ask(session, address, code, header))
+    following = typed(answer, QueryTransactionsResponseHeader, address).next_after
+    try:
+        return decode_transactions(answer.body), following
+    except ProtocolError as error:
+        raise BadAnswerError(address, str(error)) from error
+
+
+async def _ask(
+    session: Session, address: str, code: RequestCode, header: Header | None
+) -> RemotingCommand:
+    answer = await session.call(address, code, header)
+    if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+        raise UnsupportedRequestError(address, code)
+    return answer
