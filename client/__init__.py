@@ -13,11 +13,15 @@
         async for message in consumer:
             await message.ack()
 
+    async with Admin() as admin:
+        undecided = [transaction async for transaction in admin.transactions()]
+
 ``halfmq.client.blocking`` offers the same names without ``await``; ``halfmq.client.testing`` starts
 a broker for tests. What can go wrong is drawn in ``halfmq.client.errors``. It speaks to halfmq and,
 with JSON headers, to Apache RocketMQ.
 """
 
+from .admin import Admin, PendingTransaction
 from .check_back import Checker
 from .config import ClientConfig
 from .consumer import Consumer
@@ -36,13 +40,16 @@ from .errors import (
     RequestTimeoutError,
     RouteNotFoundError,
     SendTimeoutError,
+    TransactionNotFoundError,
     UnreadableBodyError,
+    UnsupportedRequestError,
 )
 from .message import Decision, Message, MessageQueue, MessageView, SendResult, SendStatus
 from .producer import Producer
 from .transaction import Transaction, TransactionListener, TransactionProducer
 
 __all__ = [
+    "Admin",
     "BadAnswerError",
     "BrokerRefusedError",
     "Checker",
@@ -61,6 +68,7 @@ __all__ = [
     "MessageQueue",
     "MessageTooLargeError",
     "MessageView",
+    "PendingTransaction",
     "Producer",
     "RequestTimeoutError",
     "RouteNotFoundError",
@@ -69,6 +77,8 @@ __all__ = [
     "SendTimeoutError",
     "Transaction",
     "TransactionListener",
+    "TransactionNotFoundError",
     "TransactionProducer",
     "UnreadableBodyError",
+    "UnsupportedRequestError",
 ]

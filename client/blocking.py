@@ -35,9 +35,11 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
+from . import admin as aio_admin
 from . import consumer as aio_consumer
 from . import producer as aio_producer
 from . import transaction as aio_transaction
+from .admin import PAGE_SIZE, PendingTransaction, State
 from .check_back import Checker, as_decision, ask
 from .config import ClientConfig
 from .errors import ClientClosedError
@@ -55,6 +57,7 @@ from .message import (
 from .transaction import Transaction, TransactionListener
 
 __all__ = [
+    "Admin",
     "Checker",
     "ClientConfig",
     "Consumer",
@@ -62,6 +65,7 @@ __all__ = [
     "Message",
     "MessageQueue",
     "MessageView",
+    "PendingTransaction",
     "Producer",
     "SendResult",
     "SendStatus",
@@ -412,3 +416,35 @@ class Consumer(_Facade[aio_consumer.Consumer]):
         if message is None:
             raise StopIteration
         return message
+
+
+class Admin(_Facade[aio_admin.Admin]):
+    """Looks at undecided transactions and decides about them; see ``halfmq.client.Admin``."""
+
+    @_made_like(aio_admin.Admin)
+    def __init__(self, client: aio_admin.Admin) -> None:
+        super().__init__(client)
+
+    page = _Waiting(aio_admin.Admin.page)
+    transaction = _Waiting(aio_admin.Admin.transaction)
+    commit = _Waiting(aio_admin.Admin.commit)
+    rollback = _Waiting(aio_admin.Admin.rollback)
+    resume = _Waiting(aio_admin.Admin.resume)
+    metrics = _Waiting(aio_admin.Admin.metrics)
+
+    def transactions(
+        self,
+        group: str | None = None,
+        state: State | None = None,
+        after: PendingTransaction | None = None,
+        limit: int | None = None,
+    ) -> Iterator[PendingTransaction]:
+        """Give undecided transactions, by broker name, then the oldest first."""
+        while limit is None or limit > 0:
+            wanted = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit)
+            page = self.page(group, state, after, wanted)
+            yield from page
+            if len(page) < wanted:
+                return
+            after = page[-1]
+            limit = None if limit is None else limit - len(page)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from halfmq.client import (
+    Admin,
     BrokerRefusedError,
     ClientConfig,
     ClientError,
@@ -17,6 +18,7 @@ from halfmq.client import (
     Message,
     MessageQueue,
     MessageView,
+    PendingTransaction,
     Producer,
     SendResult,
     SendStatus,
@@ -104,6 +106,19 @@ async def consuming() -> None:
         await consumer.commit()
 
 
+async def operating() -> None:
+    async with Admin(namesrv="127.0.0.1:9876") as admin:
+        async for transaction in admin.transactions(group="orders-tx", state="parked", limit=10):
+            age: float = transaction.age
+            planned: float | None = transaction.next_check
+            show(age, planned, transaction.parked_reason, transaction.owner)
+            message_id: str | None = await admin.commit(transaction.id, reason="the row is there")
+            show(message_id)
+        one: PendingTransaction | None = await admin.transaction("unique key")
+        metrics: dict[str, dict[str, str]] = await admin.metrics()
+        show(one, metrics)
+
+
 def without_await(directory: Path) -> None:
     with broker_process(directory, transactionTimeOut=1000) as broker:
         address: str = broker.address
@@ -121,5 +136,8 @@ def without_await(directory: Path) -> None:
                 show(identity, taken, result.queue, message.body)
             one: blocking.MessageView | None = consumer.receive(0.1)
             show(one)
+        with blocking.Admin(namesrv=address) as admin:
+            for transaction in admin.transactions(state="prepared"):
+                admin.resume(transaction.unique_key)
         broker.kill()
         broker.restart()

@@ -25,9 +25,11 @@ from halfmq.client import (
     blocking,
 )
 from halfmq.client import transaction as aio_transaction
+from halfmq.client.admin import PAGE_SIZE
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from tests.support.fake_broker import FakeBroker, Peer, until
+from tests.support.operated import Operated
 
 MESSAGE = Message("orders", b"o-2", keys="o-2")
 QUICK = ClientConfig(
@@ -426,3 +428,17 @@ def test_a_client_interrupted_when_it_is_just_up_is_closed(
     assert codes == ["start", "close"]
     assert served.broker.requests_of(RequestCode.UNREGISTER_CLIENT)
     served.run(until(lambda: not served.broker.peers))
+
+
+def test_an_operator_needs_no_event_loop(served: BrokerThread) -> None:
+    """The same listing and the same decisions, page by page from a plain loop."""
+    operated = Operated(served.broker, *range(100, 100 + 2 * PAGE_SIZE))
+    operated.page_max = PAGE_SIZE
+    with blocking.Admin(namesrv=served.broker.address) as admin:
+        everything = [one.offset for one in admin.transactions()]
+        few = [one.offset for one in admin.transactions(limit=3)]
+        admin.rollback("Key101", reason="no such order")
+
+    assert everything == list(range(100, 100 + 2 * PAGE_SIZE))
+    assert few == [100, 101, 102]
+    assert operated.decided == [(101, "rollback", "no such order")]
