@@ -31,7 +31,7 @@ import functools
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
@@ -310,17 +310,22 @@ class TransactionProducer(_Facade[aio_transaction.TransactionProducer]):
     send_batch = _Waiting(aio_producer.Producer.send_batch)
     send_oneway = _Waiting(aio_producer.Producer.send_oneway)
 
-    def transaction(self, message: Message) -> contextlib.AbstractContextManager[Transaction]:
+    def transaction(
+        self, messages: Message | Sequence[Message]
+    ) -> contextlib.AbstractContextManager[Transaction]:
         """The context of one local transaction, whose block runs in this thread."""
-        return self._entered(self.asynchronous.transaction(message))
+        return self._entered(self.asynchronous.transaction(messages))
 
     def send_in_transaction(
-        self, message: Message, listener: TransactionListener | None = None, arg: object = None
+        self,
+        messages: Message | Sequence[Message],
+        listener: TransactionListener | None = None,
+        arg: object = None,
     ) -> Transaction:
         """RocketMQ's form; the listener runs in this thread, if it is a plain function."""
         listener = self.asynchronous.use_listener(listener)
         execute = listener.execute_local_transaction
-        with self._entered(Transaction(self.asynchronous, message)) as transaction:
+        with self._entered(Transaction(self.asynchronous, messages)) as transaction:
             transaction.decide(Decision.UNKNOWN)
             if inspect.iscoroutinefunction(execute):
                 transaction.decide(self.wait(ask(execute, transaction, arg)))

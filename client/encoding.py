@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from halfmq.store.format import properties as names
@@ -11,11 +12,13 @@ from halfmq.store.format.flags import COMPRESSED, TransactionType
 from halfmq.store.format.properties import PROPERTIES_SIZE_MAX, BatchUnit, encode_batch
 
 from .config import ClientConfig
-from .errors import InvalidMessageError, MessageTooLargeError
+from .errors import ConfigurationError, InvalidMessageError, MessageTooLargeError
 from .message import Message, join_keys
 
 COMPRESSION_LEVEL: Final = 5  # the official clients' rocketmq.message.compressLevel
 _WIDEST_CHARACTER: Final = 4  # bytes of UTF-8
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Draft(NamedTuple):
@@ -32,8 +35,11 @@ def draft_message(message: Message, unique_key: str, config: ClientConfig) -> Dr
     """Prepare one ordinary message.
 
     Raises:
+        ConfigurationError: It has a time of delivery, which only a transaction can keep.
         MessageTooLargeError: Body or properties are above their limit.
     """
+    if message.deliver_after is not None or message.deliver_at is not None:
+        raise _not_in_a_transaction(message)
     properties = _property_text(message, unique_key)
     _check_sizes(message.body, properties, config)
     body, sys_flag = _packed(message.body, config.compress_over)
@@ -47,18 +53,41 @@ def draft_half(message: Message, unique_key: str, group: str, config: ClientConf
     consumer ever sees.
 
     Raises:
-        InvalidMessageError: It is to be delayed, which a transaction cannot be.
+        InvalidMessageError: It has a delay level, which would delay the half and not the message.
         MessageTooLargeError: Body or properties are above their limit.
     """
     if message.delay_level:
-        raise InvalidMessageError("a message of a transaction cannot have a delay level")
+        raise InvalidMessageError(
+            "a message of a transaction cannot have a delay level: deliver_after counts from its "
+            "commit"
+        )
     properties = (
-        f"{_property_text(message, unique_key)}"
+        f"{_property_text(message, unique_key)}{_delivery_text(message)}"
         f"{names.PROPERTY_TRAN_MSG}\x01true\x02{names.PROPERTY_PGROUP}\x01{group}\x02"
     )
     _check_sizes(message.body, properties, config)
     body, sys_flag = _packed(message.body, config.compress_over)
     return Draft(message, unique_key, properties, sys_flag | TransactionType.PREPARED, body)
+
+
+def _delivery_text(message: Message) -> str:
+    """The property that says when a committed message is delivered, if not at once."""
+    if message.deliver_after is not None:
+        ms = -(-message.deliver_after // _MILLISECOND)  # never early
+        return f"{names.PROPERTY_TRANSACTION_DELAY_MS}\x01{ms}\x02"
+    if message.deliver_at is not None:
+        # Before 1970 is the past as well; the property holds no sign.
+        ms = max(1, -((_EPOCH - message.deliver_at) // _MILLISECOND))
+        return f"{names.PROPERTY_TRANSACTION_DELIVER_MS}\x01{ms}\x02"
+    return ""
+
+
+def _not_in_a_transaction(message: Message) -> ConfigurationError:
+    name = "deliver_at" if message.deliver_after is None else "deliver_after"
+    value = message.deliver_at if message.deliver_after is None else message.deliver_after
+    return ConfigurationError(
+        name, value, "None outside a transaction, where delay_level delays a message"
+    )
 
 
 def draft_batch(
@@ -68,6 +97,7 @@ def draft_batch(
 
     Raises:
         InvalidMessageError: None at all, several topics, mixed ``wait_durable`` or a delay level.
+        ConfigurationError: One has a time of delivery, which only a transaction can keep.
         MessageTooLargeError: The batch, or the properties of a message, are above their limit.
     """
     first = _check_batch(messages)
@@ -96,6 +126,8 @@ def _check_batch(messages: Sequence[Message]) -> Message:
             )
         if message.delay_level:
             raise InvalidMessageError("a message in a batch cannot have a delay level")
+        if message.deliver_after is not None or message.deliver_at is not None:
+            raise _not_in_a_transaction(message)
         if message.wait_durable != first.wait_durable:
             raise InvalidMessageError("wait_durable must be the same for a whole batch")
     return first

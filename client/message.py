@@ -10,14 +10,20 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import IntEnum
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from halfmq.store.format import properties as names
-from halfmq.store.format.flags import CompressionType, compression_type
+from halfmq.store.format.flags import (
+    TRANSACTION_MASK,
+    CompressionType,
+    TransactionType,
+    compression_type,
+)
+from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import RETRY_PREFIX, validate_topic
@@ -25,6 +31,8 @@ from halfmq.store.format.topics import RETRY_PREFIX, validate_topic
 from .errors import ClientError, InvalidMessageError, UnreadableBodyError
 
 DELAY_LEVEL_MAX: Final = 18  # RocketMQ's default messageDelayLevel has 18 entries, 1 s to 2 h
+DELIVER_AFTER_MAX: Final = timedelta(days=40)
+"""The longest delay that a broker takes: it looks at a delayed message at least so often."""
 INFLATED_SIZE_MAX: Final = 64 << 20
 """Bytes a compressed body may grow to; 16 times the largest body a broker takes by default."""
 
@@ -43,6 +51,12 @@ RESERVED_NAMES: Final = frozenset(
         names.PROPERTY_TRANSACTION_ID,
         names.PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
         names.PROPERTY_TRANSACTION_CHECK_TIMES,
+        names.PROPERTY_TRANSACTION_DELAY_MS,
+        names.PROPERTY_TRANSACTION_DELIVER_MS,
+        names.PROPERTY_TRANSACTION_GROUP,
+        names.PROPERTY_TRANSACTION_HALVES,
+        names.PROPERTY_TRANSACTION_HALF_ID,
+        names.PROPERTY_TRANSACTION_PARKED,
         names.PROPERTY_REAL_TOPIC,
         names.PROPERTY_REAL_QID,
         names.PROPERTY_RETRY_TOPIC,
@@ -144,6 +158,10 @@ class Message:
     """The application's own names and values; names of RocketMQ's are reserved."""
     delay_level: int = field(default=0, kw_only=True)
     """1 to 18: delivered after 1s 5s 10s 30s 1m … 10m 20m 30m 1h 2h; 0: at once."""
+    deliver_after: timedelta | None = field(default=None, kw_only=True)
+    """In a transaction on a halfmq broker: delivered so long after the commit."""
+    deliver_at: datetime | None = field(default=None, kw_only=True)
+    """In a transaction on a halfmq broker: delivered at this time, at the earliest on commit."""
     wait_durable: bool = field(default=True, kw_only=True)
     """False: the broker may answer before the message is on disk."""
     flag: int = field(default=0, kw_only=True)
@@ -159,6 +177,8 @@ class Message:
             raise InvalidMessageError("the body is empty; RocketMQ clients refuse such messages")
         if self.delay_level and not 0 <= self.delay_level <= DELAY_LEVEL_MAX:
             raise InvalidMessageError(f"delay_level is {self.delay_level}, expected 0 to 18")
+        if self.deliver_after is not None or self.deliver_at is not None:
+            check_delivery(self)
         if self.tags is not None:
             check_tag(self.tags)
         if self.keys is not None:
@@ -169,6 +189,18 @@ class Message:
 
 topic_fault: Callable[[str], str | None] = lru_cache(maxsize=1024)(validate_topic)
 """Why a topic cannot be named so, or None; cached, because senders repeat their topics."""
+
+
+def check_delivery(message: Message) -> None:
+    """Raise InvalidMessageError unless ``deliver_after`` or ``deliver_at`` says when."""
+    after, at = message.deliver_after, message.deliver_at
+    if message.delay_level or (after is not None and at is not None):
+        raise InvalidMessageError("one of delay_level, deliver_after and deliver_at, not two")
+    if after is not None and not timedelta() < after <= DELIVER_AFTER_MAX:
+        days = DELIVER_AFTER_MAX.days
+        raise InvalidMessageError(f"deliver_after is {after}, expected up to {days} days, above 0")
+    if at is not None and at.tzinfo is None:
+        raise InvalidMessageError(f"deliver_at is {at}, without a time zone: give it one")
 
 
 @lru_cache(maxsize=1024)
@@ -284,6 +316,23 @@ class ReceivedMessage:
         if self.properties.get(names.PROPERTY_TRAN_MSG, "").lower() != "true":
             return None
         return self.message_id
+
+    @property
+    def half_message_id(self) -> str | None:
+        """Where the half of a committed message lies; None for an ordinary message.
+
+        The same in every redelivery, whatever becomes of offsets and however often a producer
+        sent: no two committed messages share it. So it is the key for a consumer's table of what
+        it has dealt with. Its producer knows it as ``transaction.results[n].offset_message_id``.
+        """
+        stable = self.properties.get(names.PROPERTY_TRANSACTION_HALF_ID)
+        if stable is not None:
+            return stable
+        record = self._record
+        if record.sys_flag & TRANSACTION_MASK != TransactionType.COMMIT:
+            return None
+        # Committed by RocketMQ, whose redeliveries from a retry topic carry no link any more.
+        return offset_message_id(record.store_host, record.prepared_transaction_offset)
 
     @property
     def queue_offset(self) -> int:

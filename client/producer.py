@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 
 STATUSES: Final = {int(status): status for status in SendStatus}
 """By response code: the message is stored."""
-# The broker that answers so has lost the topic, or takes no messages for it any more.
-_ROUTE_IS_OLD: Final = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION})
+ROUTE_IS_OLD: Final = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION})
+"""The broker that answers so has lost the topic, or takes no messages for it any more."""
 
 
 class Producer(Client):
@@ -178,7 +178,7 @@ class Producer(Client):
             ):
                 raise final_error(failures, code, self.config.send_timeout)
             logger.info("event=send_again topic=%s reason=%s", topic, failure)
-            if isinstance(failure, BrokerRefusedError) and failure.code in _ROUTE_IS_OLD:
+            if isinstance(failure, BrokerRefusedError) and failure.code in ROUTE_IS_OLD:
                 session.routes.forget(topic)
 
     def _header(

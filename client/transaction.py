@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -35,7 +35,7 @@ from .check_back import CheckBack, Checker, Memory, ask
 from .config import ClientConfig
 from .connection import ServerRequestHandler
 from .decisions import Decisions, Ending, Settled
-from .encoding import draft_half
+from .encoding import Draft, draft_half
 from .errors import (
     BadAnswerError,
     ClientClosedError,
@@ -47,6 +47,7 @@ from .errors import (
 from .message import Decision, Message, MessageView, SendResult, SendStatus
 from .producer import Producer, leaves_doubt
 from .session import Session
+from .several import check_messages, check_supported, prepare_several
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +75,11 @@ class TransactionListener(ABC):
 
 
 class Transaction:
-    """One half message and its decision; made by :meth:`TransactionProducer.transaction`.
+    """One local transaction: its half messages and its decision.
 
-    ``async with`` stores the half message, runs the block, and decides by how the block is left:
+    Made by :meth:`TransactionProducer.transaction`.
+
+    ``async with`` stores the half messages, runs the block, and decides by how the block is left:
     normally is COMMIT, by an exception (cancellation too) is ROLLBACK. :meth:`decide` overrules
     that, for a block that knows better.
 
@@ -85,18 +88,26 @@ class Transaction:
     will ask the checker.
     """
 
-    def __init__(self, producer: TransactionProducer, message: Message) -> None:
-        self.message = message
+    def __init__(
+        self, producer: TransactionProducer, messages: Message | Sequence[Message]
+    ) -> None:
+        """Prepare; what can be wrong with the messages by themselves shows here.
+
+        Raises:
+            InvalidMessageError: No message, or more than one transaction can have.
+        """
+        self.messages = check_messages(messages)
+        """What a commit delivers, all or none; the first one leads and is what checkers see."""
         self.decision: Decision | None = None
         """What the broker was told, or would have been; None while the block runs."""
         self.decided = False
         """Whether the broker confirmed the decision."""
         self.final_message_id: str | None = None
-        """The offset id of the message that consumers get; None unless the broker confirmed a
-        COMMIT and, as a halfmq broker does, said where it lies."""
+        """The offset id of the message that consumers get, of several the first one's; None unless
+        the broker confirmed a COMMIT and, as a halfmq broker does, said where it lies."""
         self._producer = producer
         self._id: str | None = None
-        self._result: SendResult | None = None
+        self._results: Sequence[SendResult] = ()
         self._half_offset = -1
         self._explicit: Decision | None = None
         self._entered = False
@@ -108,27 +119,37 @@ class Transaction:
         return self._id
 
     @property
+    def message(self) -> Message:
+        """The message, of several the first one."""
+        return self.messages[0]
+
+    @property
+    def results(self) -> Sequence[SendResult]:
+        """How the half messages were stored, in the order of ``messages``."""
+        assert self._results, "the half messages are stored when the block is entered"
+        return self._results
+
+    @property
     def result(self) -> SendResult:
-        """How the half message was stored."""
-        assert self._result is not None, "the half message is stored when the block is entered"
-        return self._result
+        """How the half message was stored, of several the first one."""
+        return self.results[0]
 
     @property
     def message_id(self) -> str:
-        """The offset id of the half message: broker address and commit-log offset."""
+        """The offset id of the half message: what consumers see as ``half_message_id``."""
         return self.result.offset_message_id
 
-    def stored(self, transaction_id: str, result: SendResult) -> None:
-        """The half message is stored; called by the producer.
+    def stored(self, transaction_id: str, results: Sequence[SendResult]) -> None:
+        """The half messages are stored; called by the producer.
 
         Raises:
             BadAnswerError: The broker does not say where, so that it could not be told either.
         """
         try:
-            half = parse_offset_message_id(result.offset_message_id)
+            half = parse_offset_message_id(results[0].offset_message_id)
         except ValueError as error:
-            raise BadAnswerError(result.queue.broker_name, str(error)) from error
-        self._id, self._result, self._half_offset = transaction_id, result, half.physical_offset
+            raise BadAnswerError(results[0].queue.broker_name, str(error)) from error
+        self._id, self._results, self._half_offset = transaction_id, results, half.physical_offset
 
     def ending(self, decision: Decision, on_settled: Settled) -> Ending:
         """The decision as it is delivered; called by the producer."""
@@ -225,23 +246,31 @@ class TransactionProducer(Producer):
             checker.check_local_transaction if isinstance(checker, TransactionListener) else checker
         )
 
-    def transaction(self, message: Message) -> Transaction:
+    def transaction(self, messages: Message | Sequence[Message]) -> Transaction:
         """The context of one local transaction; see :class:`Transaction`.
+
+        Several messages, to several topics if need be, are delivered all or none. They must go to
+        one halfmq broker, there can be 64 of them, and together they must fit into 16 MiB.
 
         Entering raises what :meth:`send` raises, and :class:`HalfNotDurableError` when the broker
         cannot vouch for the half message: then the block has not run, and nothing is delivered.
 
         Raises:
-            ConfigurationError: The producer has no checker, and somebody has to know.
+            ConfigurationError: The producer has no checker, and somebody has to know. When
+                entered: the broker is not halfmq's, and cannot do what was asked for.
+            InvalidMessageError: No message, or too many.
         """
         if self._check_back.checker is None:
             raise ConfigurationError("checker", None, "a function: the broker may ask")
-        return Transaction(self, message)
+        return Transaction(self, messages)
 
     async def send_in_transaction(
-        self, message: Message, listener: TransactionListener | None = None, arg: object = None
+        self,
+        messages: Message | Sequence[Message],
+        listener: TransactionListener | None = None,
+        arg: object = None,
     ) -> Transaction:
-        """RocketMQ's form: store the half message, let the listener run and decide.
+        """RocketMQ's form: store the half message or messages, let the listener run and decide.
 
         An exception or anything but a Decision from the listener is logged and counts as UNKNOWN.
         The transaction returned is over; its ``decision`` and ``decided`` say how.
@@ -250,7 +279,7 @@ class TransactionProducer(Producer):
             ClientError: The half message could not be stored; the listener did not run.
         """
         listener = self.use_listener(listener)
-        async with Transaction(self, message) as transaction:
+        async with Transaction(self, messages) as transaction:
             # Cancelled in mid-call, its worker thread runs on: only the checker can tell then.
             transaction.decide(Decision.UNKNOWN)
             outcome = await ask(listener.execute_local_transaction, transaction, arg)
@@ -286,14 +315,16 @@ class TransactionProducer(Producer):
     # -- half message and decision
 
     async def prepare(self, transaction: Transaction) -> None:
-        """Store the half message; called by :class:`Transaction`."""
+        """Store the half messages; called by :class:`Transaction`."""
         session = self._session
-        transaction_id = session.new_key()
-        draft = draft_half(transaction.message, transaction_id, self.group, self.config)
+        check_supported(transaction.messages, halfmq=session.routes.halfmq)
+        drafts = [
+            draft_half(message, session.new_key(), self.group, self.config)
+            for message in transaction.messages
+        ]
+        transaction_id = drafts[0].unique_key
         failures: list[ClientError] = []
-        sending = self._spawn(
-            self._transmit(session, RequestCode.SEND_MESSAGE_V2, draft, None, failures)
-        )
+        sending = self._spawn(self._store(session, drafts, failures))
         self._open[transaction_id] = transaction
         # What asyncio.wait does, at a third of its cost: the caller may be cancelled, the task not.
         stored = asyncio.get_running_loop().create_future()
@@ -304,20 +335,29 @@ class TransactionProducer(Producer):
             self._spawn(self._abandon(transaction, transaction_id, sending))
             raise
         try:
-            result = self._result_of(sending)
-            transaction.stored(transaction_id, result)
+            results = self._results_of(sending)
+            transaction.stored(transaction_id, results)
         except BaseException:
             del self._open[transaction_id]
             if any(map(leaves_doubt, failures)):  # it may be stored, and its block will never run
                 self._memory.note_undelivered(transaction_id, Decision.ROLLBACK)
             raise
         if any(map(leaves_doubt, failures)):
-            self._memory.note_doubt(transaction_id, result.offset_message_id)
-        if result.status is not SendStatus.SEND_OK:
+            self._memory.note_doubt(transaction_id, transaction.message_id)
+        status = results[0].status
+        if status is not SendStatus.SEND_OK:
             await self.finish(transaction, Decision.ROLLBACK)
-            raise HalfNotDurableError(transaction_id, result.status.name)
+            raise HalfNotDurableError(transaction_id, status.name)
 
-    def _result_of(self, sending: asyncio.Task[SendResult]) -> SendResult:
+    async def _store(
+        self, session: Session, drafts: Sequence[Draft], failures: list[ClientError]
+    ) -> Sequence[SendResult]:
+        if len(drafts) > 1:
+            return await prepare_several(session, self.config, self.group, drafts, failures)
+        code = RequestCode.SEND_MESSAGE_V2
+        return [await self._transmit(session, code, drafts[0], None, failures)]
+
+    def _results_of(self, sending: asyncio.Task[Sequence[SendResult]]) -> Sequence[SendResult]:
         if sending.cancelled():  # by close()
             raise ClientClosedError(self._name)
         return sending.result()
@@ -341,7 +381,10 @@ class TransactionProducer(Producer):
         await waiter
 
     async def _abandon(
-        self, transaction: Transaction, transaction_id: str, sending: asyncio.Task[SendResult]
+        self,
+        transaction: Transaction,
+        transaction_id: str,
+        sending: asyncio.Task[Sequence[SendResult]],
     ) -> None:
         """Roll back a half message whose sender was cancelled before it was stored."""
         try:

@@ -57,8 +57,15 @@ from halfmq.remoting.replies import (
 from halfmq.remoting.transaction_headers import (
     EndTransactionResponseHeader,
     EndTransactionsRequestHeader,
+    PrepareTransactionRequestHeader,
 )
-from halfmq.remoting.transactions import EndResult, decode_ends, encode_entries
+from halfmq.remoting.transactions import (
+    EndResult,
+    PreparedResult,
+    decode_ends,
+    decode_prepared_messages,
+    encode_entries,
+)
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import decode_batch, decode_properties, tags_code
@@ -115,6 +122,8 @@ class Half:
     real_queue: int
     decisions: list[int] = field(default_factory=list)
     final_id: str | None = None
+    others: list[Half] = field(default_factory=list)
+    """The other halves of its transaction, which it decides about."""
 
 
 class Peer(asyncio.Protocol):
@@ -176,6 +185,8 @@ class FakeBroker:
         self.auto_create = auto_create
         self.default_queues = queues
         self.send_back_supported = True
+        self.twins = True
+        """Whether a half message that comes twice is recognised (by a halfmq broker)."""
         self.batches = True
         """Whether END_TRANSACTIONS is known here."""
         self.pull_max = PULL_MAX
@@ -213,6 +224,7 @@ class FakeBroker:
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search_offset,
             RequestCode.END_TRANSACTION: self._end_transaction,
             RequestCode.END_TRANSACTIONS: self._end_transactions,
+            RequestCode.PREPARE_TRANSACTION: self._prepare_transaction,
             RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back,
         }
 
@@ -424,7 +436,10 @@ class FakeBroker:
         )
 
     def _store_one(self, header: SendMessageRequestHeader, body: bytes, raw: bytes) -> Record:
-        half = decode_properties(raw).get("TRAN_MSG") == "true"
+        properties = decode_properties(raw)
+        half = properties.get("TRAN_MSG") == "true"
+        if half and self.halfmq and (first := self._twin(properties["UNIQ_KEY"])) is not None:
+            return first.record
         topic, queue_id = (HALF_TOPIC, 0) if half else (header.topic, header.queue_id)
         self.create_topic(topic, 1)
         host, _, port = self.address.rpartition(":")
@@ -445,6 +460,40 @@ class FakeBroker:
         if half:
             self.halves[stored.physical_offset] = Half(stored, header.topic, header.queue_id)
         return stored
+
+    def _twin(self, unique_key: str) -> Half | None:
+        """The half that was stored for this message before, unless that was refused since."""
+        if not self.twins:
+            return None
+        for half in self.halves.values():
+            if half.record.property_map["UNIQ_KEY"] == unique_key:
+                return None if TransactionType.ROLLBACK in half.decisions else half
+        return None
+
+    def _prepare_transaction(self, command: RemotingCommand, _peer: Peer) -> bytes:
+        header = cast("PrepareTransactionRequestHeader", command.header)
+        messages = decode_prepared_messages(command.body)
+        stored = []
+        for message in messages:
+            self.create_topic(message.topic)
+            single = SendMessageRequestHeader(
+                producer_group=header.producer_group,
+                topic=message.topic,
+                default_topic=DEFAULT_TOPIC,
+                default_topic_queue_nums=4,
+                queue_id=message.queue_id,
+                sys_flag=message.sys_flag,
+                born_timestamp=message.born_timestamp,
+                flag=message.flag,
+            )
+            stored.append(self._store_one(single, message.body, message.properties.encode()))
+        halves = [self.halves[record.physical_offset] for record in stored]
+        halves[0].others = halves[1:]
+        results = [
+            PreparedResult(message.queue_id, record.queue_offset, record.msg_id)
+            for message, record in zip(messages, stored, strict=True)
+        ]
+        return encode_reply(command, body=encode_entries(results))
 
     def _end_transaction(self, command: RemotingCommand, _peer: Peer) -> bytes | None:
         header = cast("EndTransactionRequestHeader", command.header)
@@ -483,17 +532,21 @@ class FakeBroker:
                 return EndResult(ResponseCode.SUCCESS, None, half.final_id)
             return EndResult(ResponseCode.ILLEGAL_OPERATION, "decided before")
         if decision == TransactionType.COMMIT:
-            stored = self._store(
-                half.record._replace(
-                    topic=half.real_topic,
-                    queue_id=half.real_queue,
-                    total_size=half.record.total_size + len(half.real_topic) - len(HALF_TOPIC),
-                    sys_flag=half.record.sys_flag | TransactionType.COMMIT,
-                    prepared_transaction_offset=half.record.physical_offset,
-                )
-            )
-            half.final_id = stored.msg_id
+            for one in (half, *half.others):
+                self._commit(one)
         return EndResult(ResponseCode.SUCCESS, None, half.final_id)
+
+    def _commit(self, half: Half) -> None:
+        stored = self._store(
+            half.record._replace(
+                topic=half.real_topic,
+                queue_id=half.real_queue,
+                total_size=half.record.total_size + len(half.real_topic) - len(HALF_TOPIC),
+                sys_flag=half.record.sys_flag | TransactionType.COMMIT,
+                prepared_transaction_offset=half.record.physical_offset,
+            )
+        )
+        half.final_id = stored.msg_id
 
     def _send_back(self, command: RemotingCommand, _peer: Peer) -> bytes:
         header = cast("ConsumerSendMsgBackRequestHeader", command.header)

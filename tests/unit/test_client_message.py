@@ -216,6 +216,19 @@ def test_a_transactional_message_knows_its_transaction() -> None:
     assert view.transaction_id == "ID"
 
 
+def test_a_committed_message_has_a_stable_id() -> None:
+    """Where its half lies: told by the broker, or found in the record that RocketMQ wrote."""
+    told = MessageView(record(b"x", b"TRANSACTION_HALF_ID\x01HALF\x02"), "broker-a")
+    committed = record(b"x", b"TRAN_MSG\x01true\x02", sys_flag=0x8)
+    found = MessageView(committed._replace(prepared_transaction_offset=0x77), "broker-a")
+    plain = MessageView(record(), "broker-a")
+    retried = MessageView(record(b"x", b"TRAN_MSG\x01true\x02", "%RETRY%g"), "broker-a")
+
+    assert told.half_message_id == "HALF"
+    assert found.half_message_id == "0A00000500002A9F0000000000000077"
+    assert (plain.half_message_id, retried.half_message_id) == (None, None)
+
+
 @pytest.mark.parametrize("sys_flag", [0x001, 0x301])
 def test_both_marks_of_zlib_are_unpacked(sys_flag: int) -> None:
     """Old clients leave the compression type open, new ones name it."""

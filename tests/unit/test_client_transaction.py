@@ -337,8 +337,23 @@ async def test_a_running_transaction_is_not_given_to_the_checker(broker: FakeBro
 
 
 @on_both_loops
+async def test_a_half_message_sent_again_is_one_transaction(broker: FakeBroker) -> None:
+    """A retry after a lost answer carries the same id, by which the broker knows it."""
+    async with new_producer(broker) as producer:
+        broker.fail(SEND, Cut(after_doing=True))
+        async with producer.transaction(MESSAGE) as tx:
+            (half,) = broker.halves.values()
+            assert half.record.msg_id == tx.message_id
+
+    assert len(broker.requests_of(SEND)) == 2
+    assert half.decisions == [COMMIT]
+    assert len(broker.messages("orders")) == 1
+
+
+@on_both_loops
 async def test_a_second_copy_of_a_half_message_is_rolled_back(broker: FakeBroker) -> None:
-    """A retry after a lost answer may store two halves; only one was decided."""
+    """A broker forgets in the end which messages it has seen; only one half was decided."""
+    broker.twins = False
     async with new_producer(broker) as producer:
         broker.fail(SEND, Cut(after_doing=True))
         async with producer.transaction(MESSAGE) as tx:
@@ -352,6 +367,21 @@ async def test_a_second_copy_of_a_half_message_is_rolled_back(broker: FakeBroker
     assert stray.decisions == [ROLLBACK]
     assert len(broker.messages("orders")) == 1
     assert tx.message_id == used.record.msg_id
+
+
+@on_both_loops
+async def test_a_half_message_whose_block_never_ran_is_rolled_back_by_its_check(
+    broker: FakeBroker,
+) -> None:
+    """No attempt was answered, one was stored; the checker need not be asked."""
+    async with new_producer(broker) as producer:
+        broker.fail(SEND, *[Ignore(after_doing=True)] * 9)
+        with pytest.raises(SendTimeoutError):
+            await producer.transaction(MESSAGE).__aenter__()
+        (half,) = broker.halves.values()
+        await until(lambda: broker.check(half) and bool(half.decisions))
+
+    assert half.decisions[0] == ROLLBACK
 
 
 async def test_checks_are_bounded_and_the_rest_is_asked_again(

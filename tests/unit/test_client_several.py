@@ -1,0 +1,261 @@
+"""Several messages in one transaction, and messages delivered some time after their commit."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from halfmq.client import (
+    BrokerRefusedError,
+    ConfigurationError,
+    Decision,
+    InvalidMessageError,
+    Message,
+    MessageTooLargeError,
+    MessageView,
+    SendTimeoutError,
+    Transaction,
+    TransactionListener,
+)
+from halfmq.client.message import MessageQueue
+from halfmq.client.routes import Route
+from halfmq.client.several import choose_queues
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from tests.support.client_loops import on_both_loops
+from tests.support.client_transactions import (
+    COMMIT,
+    MESSAGE,
+    QUICK,
+    ROLLBACK,
+    SEND,
+    LocalError,
+    new_producer,
+)
+from tests.support.fake_broker import Answer, Cut, FakeBroker, Ignore, Refuse, fake_broker, until
+
+PREPARE = RequestCode.PREPARE_TRANSACTION
+SEVERAL = [
+    Message("orders", b"o-7", keys="o-7"),
+    Message("invoices", b"i-7", tags="new"),
+    Message("orders", b"o-7 again", properties={"a": "b"}),
+]
+
+
+@on_both_loops
+async def test_several_messages_are_delivered_all_or_none(broker: FakeBroker) -> None:
+    """One request prepares them, one decision delivers them, to several topics."""
+    async with new_producer(broker) as producer:
+        async with producer.transaction(SEVERAL) as committed:
+            assert broker.messages("orders") == broker.messages("invoices") == []
+        with pytest.raises(LocalError):
+            async with producer.transaction(SEVERAL) as rolled_back:
+                raise LocalError
+
+    orders, invoices = broker.messages("orders"), broker.messages("invoices")
+    assert [record.body for record in orders] == [b"o-7", b"o-7 again"]
+    assert [record.body for record in invoices] == [b"i-7"]
+    assert (len(broker.requests_of(PREPARE)), broker.requests_of(SEND)) == (2, [])
+    assert (committed.decided, rolled_back.decided) == (True, True)
+    assert committed.final_message_id == orders[0].msg_id
+    assert committed.message is SEVERAL[0]
+    assert committed.id == orders[0].property_map["UNIQ_KEY"]
+    views = [MessageView(record, "broker-a") for record in (orders[0], invoices[0], orders[1])]
+    assert [view.half_message_id for view in views] == [
+        result.offset_message_id for result in committed.results
+    ]
+    assert [view.message_id for view in views] == [r.message_id for r in committed.results]
+    assert [view.queue for view in views] == [result.queue for result in committed.results]
+    assert {result.transaction_id for result in committed.results} == {committed.id}
+
+
+@on_both_loops
+async def test_a_list_of_one_is_a_single_message(broker: FakeBroker) -> None:
+    """It needs nothing that an official broker does not have."""
+    async with new_producer(broker) as producer, producer.transaction([MESSAGE]) as tx:
+        assert (tx.message, tx.result) == (MESSAGE, tx.results[0])
+
+    assert (broker.requests_of(PREPARE), len(broker.requests_of(SEND))) == ([], 1)
+    assert len(broker.messages("orders")) == 1
+
+
+async def test_the_checker_sees_the_first_message() -> None:
+    """It names the transaction."""
+    asked: list[MessageView] = []
+
+    async def checker(message: MessageView) -> Decision:
+        asked.append(message)
+        return Decision.COMMIT
+
+    async with fake_broker() as broker, new_producer(broker, checker) as producer:
+        async with producer.transaction(SEVERAL) as tx:
+            tx.decide(Decision.UNKNOWN)
+        broker.check(broker.half_of(tx.id))
+        await until(lambda: len(broker.messages("orders")) == 2)
+
+    (message,) = asked
+    assert (message.transaction_id, message.keys) == (tx.id, "o-7")
+    assert len(broker.messages("invoices")) == 1
+
+
+@on_both_loops
+async def test_a_lost_answer_prepares_nothing_twice(broker: FakeBroker) -> None:
+    """The same ids come again."""
+    broker.fail(PREPARE, Refuse(ResponseCode.SYSTEM_BUSY), Cut(after_doing=True))
+    async with new_producer(broker) as producer, producer.transaction(SEVERAL):
+        pass
+
+    assert len(broker.requests_of(PREPARE)) == 3
+    assert len(broker.halves) == 3
+    assert len(broker.messages("orders")) == 2
+
+
+async def test_what_is_never_answered_is_rolled_back_by_its_check() -> None:
+    """Its block will not run, whatever is stored."""
+    async with fake_broker() as broker, new_producer(broker) as producer:
+        broker.fail(PREPARE, *[Ignore(after_doing=True)] * 9)
+        with pytest.raises(SendTimeoutError):
+            await producer.transaction(SEVERAL).__aenter__()
+        leader = next(iter(broker.halves.values()))
+        await until(lambda: broker.check(leader) and bool(leader.decisions))
+
+    assert leader.decisions[0] == ROLLBACK
+
+
+async def test_a_refusal_is_the_callers() -> None:
+    """Nothing is stored and the block does not run."""
+    async with fake_broker() as broker, new_producer(broker) as producer:
+        broker.fail(PREPARE, Refuse(ResponseCode.MESSAGE_ILLEGAL))
+        with pytest.raises(BrokerRefusedError, match="MESSAGE_ILLEGAL"):
+            await producer.transaction(SEVERAL).__aenter__()
+        for nonsense in (b"\x91\x93\x00\x00\xa1x", b"?"):
+            broker.fail(PREPARE, Answer(nonsense))
+            with pytest.raises(Exception, match="breaks the protocol"):
+                await producer.transaction(SEVERAL).__aenter__()
+        assert producer._open == {}
+
+
+async def test_an_official_broker_cannot_do_it() -> None:
+    """Neither several messages nor a delay from the commit on, and the error says who can."""
+    async with fake_broker(halfmq=False) as broker, new_producer(broker) as producer:
+        with pytest.raises(ConfigurationError, match="only halfmq brokers take several"):
+            await producer.transaction(SEVERAL).__aenter__()
+        late = Message("orders", b"x", deliver_after=timedelta(seconds=1))
+        with pytest.raises(ConfigurationError, match="only halfmq brokers delay"):
+            await producer.transaction(late).__aenter__()
+        async with producer.transaction([MESSAGE]):
+            pass
+
+    assert len(broker.messages("orders")) == 1
+
+
+class Commits(TransactionListener):
+    """A listener whose local transaction always works."""
+
+    def execute_local_transaction(self, transaction: Transaction, arg: object) -> Decision:
+        assert len(transaction.messages) == 3
+        return Decision.COMMIT
+
+    def check_local_transaction(self, message: MessageView) -> Decision:
+        raise AssertionError
+
+
+async def test_a_listener_may_decide_about_several() -> None:
+    """RocketMQ's form takes lists as well."""
+    async with fake_broker() as broker, new_producer(broker, None) as producer:
+        tx = await producer.send_in_transaction(SEVERAL, Commits())
+
+    assert tx.decided
+    assert broker.half_of(tx.id).decisions == [COMMIT]
+
+
+@pytest.mark.parametrize("count", [0, 65])
+async def test_the_number_of_messages_is_limited(count: int) -> None:
+    """The error comes before anything is sent."""
+    async with fake_broker() as broker, new_producer(broker) as producer:
+        with pytest.raises(InvalidMessageError, match=f"{count} messages"):
+            producer.transaction([MESSAGE] * count)
+
+
+async def test_together_they_fit_into_a_frame() -> None:
+    """A broker closes the connection of whoever sends a longer one."""
+    large = Message("orders", bytes(4_000_000))
+    config = QUICK.__class__(compress_over=None)
+    async with (
+        fake_broker() as broker,
+        new_producer(broker, config=config) as producer,
+    ):
+        with pytest.raises(MessageTooLargeError, match="transaction of 2"):
+            await producer.transaction([large] * 5).__aenter__()
+        assert broker.halves == {}
+
+
+def _route(topic: str, *brokers: str) -> Route:
+    queues = tuple(MessageQueue(topic, name, n) for name in brokers for n in range(2))
+    return Route(topic, queues, queues, dict.fromkeys(brokers, "127.0.0.1:1"))
+
+
+def test_all_messages_go_to_one_broker() -> None:
+    """To one that serves all the topics, another than the one that failed if there is any."""
+    orders, invoices = _route("orders", "a", "b", "c"), _route("invoices", "c", "b")
+    for avoided in (None, "a", "b", "c"):
+        for _ in range(7):
+            queues = choose_queues([orders, invoices, orders], avoided)
+            assert [queue.topic for queue in queues] == ["orders", "invoices", "orders"]
+            assert len({queue.broker_name for queue in queues}) == 1
+            assert queues[0].broker_name in {"b", "c"} - {avoided}
+    assert choose_queues([_route("x", "a")], "a")[0].broker_name == "a"
+    with pytest.raises(ConfigurationError, match="invoices"):
+        choose_queues([_route("orders", "a"), invoices])
+
+
+@on_both_loops
+async def test_a_delay_from_the_commit_on_is_a_property(broker: FakeBroker) -> None:
+    """Milliseconds, and never early; a time is the same in every time zone."""
+    noon = datetime(2030, 1, 1, 12, 0, 0, 1, tzinfo=UTC)
+    messages = [
+        Message("orders", b"x", deliver_after=timedelta(milliseconds=1, microseconds=1)),
+        Message("orders", b"x", deliver_at=noon),
+        Message("orders", b"x", deliver_at=noon.astimezone(timezone(timedelta(hours=-7)))),
+        Message("orders", b"x", deliver_at=datetime(1960, 1, 1, tzinfo=UTC)),
+    ]
+    async with new_producer(broker) as producer:
+        for message in messages:
+            async with producer.transaction(message):
+                pass
+
+    found = [record.property_map for record in broker.messages("orders")]
+    assert [p.get("TRANSACTION_DELAY_MS") for p in found] == ["2", None, None, None]
+    at = str(int(noon.timestamp()) * 1000 + 1)
+    assert [p.get("TRANSACTION_DELIVER_MS") for p in found] == [None, at, at, "1"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        ({"deliver_after": timedelta()}, "above 0"),
+        ({"deliver_after": timedelta(days=40, microseconds=1)}, "40 days"),
+        ({"deliver_after": timedelta(1), "deliver_at": datetime.now(UTC)}, "not two"),
+        ({"deliver_after": timedelta(1), "delay_level": 3}, "not two"),
+        ({"deliver_at": datetime(2030, 1, 1)}, "time zone"),  # noqa: DTZ001 -- that is the fault
+    ],
+)
+def test_a_time_of_delivery_is_one_and_clear(wrong: dict[str, object], reason: str) -> None:
+    """What a broker would refuse, or would mean something else there, shows at once."""
+    with pytest.raises(InvalidMessageError, match=reason):
+        Message("orders", b"x", **wrong)  # type: ignore[arg-type]
+
+
+async def test_outside_a_transaction_there_is_no_time_of_delivery() -> None:
+    """A broker would deliver such a message at once."""
+    message = Message("orders", b"x", deliver_after=timedelta(seconds=1))
+    at = Message("orders", b"x", deliver_at=datetime.now(UTC))
+    async with fake_broker() as broker, new_producer(broker) as producer:
+        for one, name in ((message, "deliver_after"), (at, "deliver_at")):
+            with pytest.raises(ConfigurationError, match=name):
+                await producer.send(one)
+            with pytest.raises(ConfigurationError, match=name):
+                await producer.send_batch([one])
+            with pytest.raises(ConfigurationError, match=name):
+                await producer.send_oneway(one)
+        assert broker.requests_of(SEND) == []
