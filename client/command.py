@@ -1,0 +1,339 @@
+"""The command ``halfmq``: what an operator does without writing a program.
+
+Nouns, then verbs: ``halfmq tx list``, ``halfmq tx commit ID``, ``halfmq broker metrics``. Tables
+are for people; with ``--json`` the same is for programs, and its keys stay.
+
+Exit codes: 0 done · 1 refused, not found or not reached · 2 usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import asdict
+from typing import Any, Final, TypeAlias
+
+from .admin import Admin, PendingTransaction
+from .errors import ClientError, ConfigurationError
+
+DONE: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+INTERRUPTED: Final = 130  # what a shell reports for Ctrl-C
+
+LIST_LIMIT: Final = 1_000
+"""Transactions listed unless told otherwise: more than anybody reads, and an answer at once."""
+
+KEYS_SHOWN: Final = 24  # characters of the keys in a table
+
+TITLES: Final = (
+    *("ID", "STATE", "GROUP", "TOPIC", "KEYS", "AGE", "OWNER"),
+    *("SENT", "DELIVERED", "ANSWERED", "NEXT CHECK"),
+)
+
+Verb: TypeAlias = Callable[[Admin, argparse.Namespace], Awaitable[int]]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.ERROR, format="halfmq: %(message)s")
+    try:
+        code = asyncio.run(_run(options))
+        sys.stdout.flush()
+    except ConfigurationError as error:
+        return _failed(error, USAGE)
+    except ClientError as error:
+        return _failed(error, FAILED)
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit complains too
+        return DONE
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return code
+
+
+async def _run(options: argparse.Namespace) -> int:
+    verb: Verb = options.verb
+    async with Admin(namesrv=options.namesrv) as admin:
+        return await verb(admin, options)
+
+
+# -- arguments ---------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="halfmq",
+        description="Look at a halfmq broker, and decide what its producers could not.",
+        epilog="exit codes: 0 done, 1 refused, not found or not reached, 2 usage",
+    )
+    nouns = parser.add_subparsers(metavar="NOUN", required=True)
+    transactions = nouns.add_parser("tx", help="transactions that nobody has decided")
+    _add_transaction_verbs(transactions.add_subparsers(metavar="VERB", required=True))
+    broker = nouns.add_parser("broker", help="the broker itself")
+    verbs = broker.add_subparsers(metavar="VERB", required=True)
+    metrics = _verb(verbs, "metrics", _metrics, "what the broker counts and measures")
+    metrics.add_argument(
+        "--all", action="store_true", help="RocketMQ's keys too, and not only halfmq's own"
+    )
+    return parser
+
+
+def _add_transaction_verbs(verbs: Any) -> None:
+    listing = _verb(verbs, "list", _list, "list them, the oldest first")
+    listing.add_argument("--group", metavar="G", help="of this producer group only")
+    listing.add_argument("--state", choices=("prepared", "parked"), help="of this state only")
+    listing.add_argument(
+        "--limit",
+        type=_count,
+        default=LIST_LIMIT,
+        metavar="N",
+        help=f"as many at most; 0: all (default {LIST_LIMIT})",
+    )
+    show = _verb(verbs, "show", _show, "show one")
+    commit = _verb(verbs, "commit", _commit, "have its message delivered")
+    rollback = _verb(verbs, "rollback", _rollback, "have its message dropped")
+    resume = _verb(verbs, "resume", _resume, "have its producers asked again")
+    for parser in (show, commit, rollback, resume):
+        parser.add_argument(
+            "id", metavar="ID", help="offset id of its half, or the unique key of its message"
+        )
+    for parser in (commit, rollback, resume):
+        parser.add_argument("--reason", metavar="TEXT", help="for the broker's log")
+
+
+def _verb(verbs: Any, name: str, verb: Verb, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}."
+    )
+    parser.add_argument(
+        "--namesrv",
+        metavar="HOST:PORT",
+        help="name server or halfmq broker (default: NAMESRV_ADDR, else 127.0.0.1:9876)",
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(verb=verb)
+    return parser
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no count")
+    return int(text)
+
+
+# -- verbs -------------------------------------------------------------------------------------
+
+
+async def _list(admin: Admin, options: argparse.Namespace) -> int:
+    limit: int | None = options.limit or None
+    # One more is asked for, to know whether there is one.
+    found = admin.transactions(
+        options.group, options.state, limit=None if limit is None else limit + 1
+    )
+    show = _JsonList() if options.json else _Table()
+    count = 0
+    async for transaction in found:
+        if count == limit:
+            _complain(f"only the first {limit} are listed; --limit 0 lists all")
+            break
+        count += 1
+        show.add(transaction)
+    show.end()
+    return DONE
+
+
+async def _show(admin: Admin, options: argparse.Namespace) -> int:
+    transaction = await admin.transaction(options.id)
+    if transaction is None:
+        _complain(f"nothing undecided has the id {options.id}")
+        return FAILED
+    if options.json:
+        _say(json.dumps(_fields(transaction), indent=2))
+        return DONE
+    checks = (
+        f"{transaction.checks_sent} sent, {transaction.checks_delivered} delivered, "
+        f"{transaction.checks_answered} answered"
+    )
+    _say_pairs(
+        {
+            "id": transaction.id,
+            "unique key": transaction.unique_key,
+            "state": _state(transaction),
+            "group": transaction.group,
+            "topic": transaction.topic,
+            "keys": transaction.keys,
+            "messages": str(transaction.messages),
+            "prepared": transaction.prepared_at.isoformat(timespec="milliseconds"),
+            "age": in_words(transaction.age),
+            "owner": transaction.owner or "not connected",
+            "checks": checks,
+            "next check": _next_check(transaction),
+            "broker": transaction.broker_name,
+            "log offset": str(transaction.offset),
+        }
+    )
+    return DONE
+
+
+async def _commit(admin: Admin, options: argparse.Namespace) -> int:
+    message_id = await admin.commit(options.id, reason=options.reason)
+    text = f"committed {options.id}; its message is {message_id}"
+    return _done(options, {"id": options.id, "action": "commit", "message_id": message_id}, text)
+
+
+async def _rollback(admin: Admin, options: argparse.Namespace) -> int:
+    await admin.rollback(options.id, reason=options.reason)
+    return _done(options, {"id": options.id, "action": "rollback"}, f"rolled back {options.id}")
+
+
+async def _resume(admin: Admin, options: argparse.Namespace) -> int:
+    await admin.resume(options.id, reason=options.reason)
+    return _done(options, {"id": options.id, "action": "resume"}, f"resumed {options.id}")
+
+
+async def _metrics(admin: Admin, options: argparse.Namespace) -> int:
+    found = await admin.metrics()
+    if options.json:
+        _say(json.dumps(found, indent=2, sort_keys=True))
+        return DONE
+    for broker_name, table in sorted(found.items()):
+        ours = {key: value for key, value in table.items() if key.startswith("halfmq.")}
+        shown = table if options.all or not ours else ours
+        _say(broker_name)
+        _say_pairs({f"  {key}": value for key, value in sorted(shown.items())})
+    return DONE
+
+
+# -- output ------------------------------------------------------------------------------------
+
+
+class _Table:
+    """Rows under titles. Columns are as wide as the first rows need, so that it can stream."""
+
+    _FIRST_ROWS: Final = 500
+
+    def __init__(self) -> None:
+        self._rows: list[Sequence[str]] = [TITLES]
+        self._widths: list[int] = []
+
+    def add(self, transaction: PendingTransaction) -> None:
+        self._rows.append(_row(transaction))
+        if len(self._rows) > self._FIRST_ROWS:
+            self._flush()
+
+    def end(self) -> None:
+        if not self._widths and len(self._rows) == 1:
+            _say("no transaction is undecided")
+        else:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._widths:
+            self._widths = [max(map(len, column)) for column in zip(*self._rows, strict=True)]
+        for row in self._rows:
+            cells = (cell.ljust(width) for cell, width in zip(row, self._widths, strict=True))
+            _say("  ".join(cells).rstrip())
+        self._rows.clear()
+
+
+class _JsonList:
+    """A JSON array, an element per line as it comes."""
+
+    def __init__(self) -> None:
+        self._lead = "["
+
+    def add(self, transaction: PendingTransaction) -> None:
+        sys.stdout.write(self._lead + "\n" + json.dumps(_fields(transaction)))
+        self._lead = ","
+
+    def end(self) -> None:
+        _say("[]" if self._lead == "[" else "\n]")
+
+
+def _row(transaction: PendingTransaction) -> Sequence[str]:
+    keys = transaction.keys
+    cells: Iterable[str] = (
+        transaction.id,
+        _state(transaction),
+        transaction.group,
+        transaction.topic,
+        keys if len(keys) <= KEYS_SHOWN else keys[: KEYS_SHOWN - 1] + "…",
+        in_words(transaction.age),
+        transaction.owner or "-",
+        str(transaction.checks_sent),
+        str(transaction.checks_delivered),
+        str(transaction.checks_answered),
+        _next_check(transaction),
+    )
+    return [_printable(cell) for cell in cells]
+
+
+def _fields(transaction: PendingTransaction) -> dict[str, Any]:
+    return asdict(transaction) | {"prepared_at": transaction.prepared_at.isoformat()}
+
+
+def _state(transaction: PendingTransaction) -> str:
+    reason = transaction.parked_reason
+    return transaction.state if reason is None else f"{transaction.state} ({reason})"
+
+
+def _next_check(transaction: PendingTransaction) -> str:
+    if transaction.next_check is None:
+        return "-"
+    return "now" if transaction.next_check <= 0 else f"in {in_words(transaction.next_check)}"
+
+
+def in_words(seconds: float) -> str:
+    """A duration as people say it: ``42 s``, ``12 min``, ``5 h 12 min``, ``3 d 4 h``."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes = whole // 60
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h"
+
+
+def _printable(text: str) -> str:
+    """Keep what others chose, such as keys, from steering the terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _done(options: argparse.Namespace, fields: dict[str, Any], text: str) -> int:
+    _say(json.dumps(fields) if options.json else text)
+    return DONE
+
+
+def _say_pairs(pairs: dict[str, str]) -> None:
+    width = max(map(len, pairs), default=0)
+    for name, value in pairs.items():
+        _say(f"{name.ljust(width)}  {_printable(value)}".rstrip())
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _complain(text: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(f"halfmq: {text}\n")
+
+
+def _failed(error: ClientError, code: int) -> int:
+    _complain(str(error))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
