@@ -5,6 +5,13 @@ and queue in two properties. All messages of one queue wait equally long, so the
 order of due times and only its head must be watched. When the head is due it is appended again,
 under its true topic, and the level's position moves on.
 
+A committed message may ask for any time of delivery (`TRANSACTION_DELAY_MS` after its commit, or
+`TRANSACTION_DELIVER_MS`). It waits in the longest level that is not too long; when that is due and
+the time has not come, it is appended again for the next one, and so on. The last wait is one of the
+shortest level, so it is delivered up to that much late (a second by default), and never early. The
+record that waits first is the final message of its transaction, and thereby the decision, whatever
+becomes of it; those that follow are copies of it, and link to no half.
+
 Positions are kept in `delayOffset.json`, and only as far as the copies are on disk: a crash between
 a delivery and the next write repeats that delivery, and loses none. Delivery is at least once.
 
@@ -34,6 +41,8 @@ from halfmq.store.format.properties import (
     PROPERTY_DELAY,
     PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
+    PROPERTY_TRANSACTION_DELAY_MS,
+    PROPERTY_TRANSACTION_DELIVER_MS,
     get_property,
     tags_code,
     without_properties,
@@ -81,6 +90,8 @@ COLD_TRIES_MAX: Final = 500
 PERSIST_INTERVAL_MS: Final = 1_000
 """Milliseconds between two writes of the positions: what a crash may repeat. RocketMQ's is 10 s."""
 
+_DELIVER_MARK: Final = PROPERTY_TRANSACTION_DELIVER_MS.encode() + b"\x01"
+_DIGITS_MAX: Final = 18  # of a number in a property; the largest has room in 64 bits
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
@@ -123,8 +134,9 @@ class DelayLevels:
         Without a positive level it is returned as it is. A level beyond the last becomes the last.
         """
         level = min(delay_level(draft.properties), len(self.levels_ms))
-        if level <= 0:
-            return draft
+        return draft if level <= 0 else self._in_level(draft, level)
+
+    def _in_level(self, draft: Draft, level: int) -> Draft:
         return replace(
             draft,
             topic=SCHEDULE_TOPIC,
@@ -140,6 +152,46 @@ class DelayLevels:
             # The queue entry of a waiting message holds its due time instead of a tag.
             tags_code=self._now_ms() + self.delay_ms(level),
         )
+
+    def after_commit(self, final: Draft, now_ms: int) -> Draft:
+        """Return the final message of a transaction as its commit, now, must store it.
+
+        It stays the record that decides, wherever it is stored. Without a delay, or when its time
+        has come, it is returned as it is.
+        """
+        deliver_ms = delivery_ms(final.properties, now_ms)
+        if deliver_ms is None or deliver_ms <= now_ms:
+            return final
+        properties = without_properties(final.properties, (PROPERTY_TRANSACTION_DELAY_MS,))
+        settled = ((PROPERTY_TRANSACTION_DELIVER_MS, str(deliver_ms)),)
+        draft = replace(final, properties=with_properties(properties, settled))
+        return self.waiting(draft, deliver_ms - now_ms)
+
+    def waiting(self, draft: Draft, remaining_ms: int) -> Draft:
+        """Return the draft as it must be stored to wait once, for not too long if possible."""
+        fitting = [ms for ms in self.levels_ms if ms <= remaining_ms]
+        level = self.levels_ms.index(max(fitting) if fitting else min(self.levels_ms)) + 1
+        return self._in_level(draft, level)
+
+
+def delivery_ms(properties: bytes, commit_ms: int) -> int | None:
+    """Return when a message that is committed at `commit_ms` is to be delivered; None: at once.
+
+    Both in ms since 1970. What is no number of a reasonable size counts as absent: prepares with
+    that are refused, so another broker wrote the half.
+    """
+    deliver = get_property(properties, PROPERTY_TRANSACTION_DELIVER_MS.encode())
+    if deliver is not None:
+        return int(deliver) if is_milliseconds(deliver) else None
+    delay = get_property(properties, PROPERTY_TRANSACTION_DELAY_MS.encode())
+    if delay is None or not is_milliseconds(delay):
+        return None
+    return commit_ms + min(int(delay), DELAY_MS_MAX)
+
+
+def is_milliseconds(value: bytes) -> bool:
+    """Tell whether a property is a time or a span in ms: decimal digits, not too many."""
+    return len(value) <= _DIGITS_MAX and value.isdigit()
 
 
 def delay_level(properties: bytes) -> int:
@@ -349,7 +401,7 @@ class DelayService:
         return data
 
     def _deliver_batch(self, queue: _Level, data: bytes, now: int) -> float:
-        batch = _due_of(queue, data, now)
+        batch = _due_of(queue, data, now, self._levels)
         if batch.next_offset != queue.next_offset:
             try:
                 log_end = self._append_fitting(batch.drafts)
@@ -424,7 +476,7 @@ class DelayService:
         return self._store.queue_bounds(SCHEDULE_TOPIC, queue.level - 1)[1]
 
 
-def _due_of(queue: _Level, data: bytes, now_ms: int) -> _Batch:
+def _due_of(queue: _Level, data: bytes, now_ms: int, levels: DelayLevels) -> _Batch:
     """Return what is due of the records in `data`, which begins with the queue's head."""
     drafts: list[Draft] = []
     next_offset = queue.next_offset
@@ -450,10 +502,19 @@ def _due_of(queue: _Level, data: bytes, now_ms: int) -> _Batch:
         if draft is None:
             logger.warning("event=delayed_record_without_target message=%s", record.msg_id)
         else:
-            drafts.append(draft)
+            drafts.append(_delivered_or_waiting(draft, now_ms, levels))
         next_offset = record.queue_offset + 1
         position += record.total_size
     return _Batch(drafts, next_offset, None)
+
+
+def _delivered_or_waiting(draft: Draft, now_ms: int, levels: DelayLevels) -> Draft:
+    """Return the draft, or the same for another level if its own time has not come yet."""
+    if _DELIVER_MARK not in draft.properties:
+        return draft
+    remaining_ms = (delivery_ms(draft.properties, now_ms) or 0) - now_ms
+    # More than the longest delay can only mean that the clock was set back by days: due at once.
+    return levels.waiting(draft, remaining_ms) if 0 < remaining_ms <= DELAY_MS_MAX else draft
 
 
 def _due_in_ms(due_ms: int | None, delay_ms: int, now_ms: int) -> int:

@@ -175,6 +175,7 @@ class Broker:
             now_ms=self._now_ms,
             snapshot_path=self._table_path("halfmqTransactions"),
             before_parking=lambda: self._tables.topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC),
+            delayed=self._levels.after_commit,
         )
 
     def _make_store_service(self) -> StoreService:

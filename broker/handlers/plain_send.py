@@ -25,6 +25,8 @@ from halfmq.store.format.topics import CLIENTS_MAY_NOT_SEND
 from ..connection import Connection, Handler
 from ..group_append import GroupAppend
 from ..topics import TopicConfig
+from ..transaction.admission import FINAL_RESERVE
+from ..transaction.half import half_draft
 from ..transaction.twins import Twins, twin_key
 
 PROPERTIES_SIZE_MAX: Final = 32_767
@@ -35,7 +37,7 @@ SHAPES_MAX: Final = 4_096
 own into every message, and remembering serves nobody."""
 
 _UNIQUE_KEY: Final = "UNIQ_KEY\x01"
-_NOT_PLAIN: Final = (b"DELAY\x01", b"TIMER_", _UNIQUE_KEY.encode())
+_NOT_PLAIN: Final = (b"DELAY\x01", b"TIMER_", b"TRANSACTION_", _UNIQUE_KEY.encode())
 
 
 class Shape(NamedTuple):
@@ -128,8 +130,6 @@ class Transactions(Protocol):
     @property
     def twins(self) -> Twins: ...
 
-    def half_of(self, message: Draft, unique_key: str) -> Draft: ...
-
     def prepared(
         self,
         message: Draft,
@@ -207,7 +207,7 @@ class PlainSends:
         if (
             not shape.plain
             or len(raw) > PROPERTIES_SIZE_MAX
-            or (transactional and not self._may_prepare(header, shape))
+            or (transactional and not self._may_prepare(header, shape, len(raw)))
         ):
             return None
         draft = Draft(
@@ -226,12 +226,11 @@ class PlainSends:
         if not transactional:
             waits = shape.waits and self._sync_flush
             return StagedMessage(draft, request, connection, unique_key, waits)
-        half = self._transactions.half_of(draft, unique_key)
         key = twin_key(shape.producer_group, unique_key)
         if not self._twins.expect(key):
             return None
         return StagedHalf(
-            half,
+            half_draft(draft, unique_key),
             request,
             connection,
             unique_key,
@@ -241,10 +240,13 @@ class PlainSends:
             self._transactions,
         )
 
-    def _may_prepare(self, header: SendMessageRequestHeader, shape: Shape) -> bool:
+    def _may_prepare(
+        self, header: SendMessageRequestHeader, shape: Shape, properties_size: int
+    ) -> bool:
         """Tell whether a message with marks of a transaction is certainly a half message."""
         return (
             shape.producer_group != ""
+            and properties_size <= PROPERTIES_SIZE_MAX - FINAL_RESERVE
             and not header.reconsume_times
             and not self._transactions.reject
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Protocol
 
 from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -34,11 +34,10 @@ from ..errors import RequestRefusedError
 from ..group_append import GroupAppend
 from ..router import answer
 from ..topics import TopicConfig
+from ..transaction.admission import REFUSAL_FIELDS
 from ..transaction.twins import FirstHalf
 from . import plain_send
 from .plain_send import PROPERTIES_SIZE_MAX, PlainSends
-
-_REFUSAL_FIELDS: Final = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
 
 
 class Topics(Protocol):
@@ -217,8 +216,9 @@ class SendHandler:
         if header.sys_flag & TRANSACTION_MASK:
             raise RequestRefusedError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                "the message has transaction bits in sysFlag without the property TRAN_MSG=true",
-                _REFUSAL_FIELDS,
+                "the message has transaction bits in sysFlag without the property TRAN_MSG=true: "
+                "set it to prepare a transaction, or clear the bits (0xC)",
+                REFUSAL_FIELDS,
             )
         _refuse_timer(properties)
         answered = draft
@@ -235,7 +235,7 @@ class SendHandler:
         try:
             return self._retried(header, draft, version)
         except RequestRefusedError as refusal:
-            raise RequestRefusedError(refusal.code, refusal.remark, _REFUSAL_FIELDS) from refusal
+            raise RequestRefusedError(refusal.code, refusal.remark, REFUSAL_FIELDS) from refusal
 
     def _prepare(
         self,
@@ -253,15 +253,15 @@ class SendHandler:
                 ResponseCode.NO_PERMISSION,
                 f"the broker[{host}] sending transaction message is forbidden "
                 "(rejectTransactionMessage=true)",
-                _REFUSAL_FIELDS,
+                REFUSAL_FIELDS,
             )
-        _refuse_timer(properties)
         group = properties.get("PGROUP")
         if not group:
             raise RequestRefusedError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                "a half message needs the property PGROUP: nobody could be asked about it",
-                _REFUSAL_FIELDS,
+                "a transactional message without the property PGROUP: set it to the producer "
+                "group, or nobody could be asked about the transaction",
+                REFUSAL_FIELDS,
             )
         first = self._transactions.twin(draft, group, unique_key)
         if first is None:
@@ -333,7 +333,7 @@ class SendHandler:
             )
         if not drafts:
             raise RequestRefusedError(
-                ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message", _REFUSAL_FIELDS
+                ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message", REFUSAL_FIELDS
             )
         appended = self._append(drafts, contiguous=True)
         if request.flag & FLAG_ONE_WAY:
@@ -361,7 +361,7 @@ class SendHandler:
             raise RequestRefusedError(
                 ResponseCode.NO_PERMISSION,
                 f"Sending message to topic[{header.topic}] is forbidden.",
-                _REFUSAL_FIELDS,
+                REFUSAL_FIELDS,
             )
         queues = max(topic.read_queue_nums, topic.write_queue_nums)
         if header.queue_id < 0:
@@ -371,7 +371,7 @@ class SendHandler:
                 ResponseCode.INVALID_PARAMETER,
                 f"request queueId[{header.queue_id}] is illegal, {topic} "
                 f"Producer: {connection.name}",
-                _REFUSAL_FIELDS,
+                REFUSAL_FIELDS,
             )
         return header.queue_id
 
@@ -381,13 +381,13 @@ class SendHandler:
                 header.topic, header.default_topic, header.default_topic_queue_nums, connection.name
             )
         except RequestRefusedError as refusal:
-            raise RequestRefusedError(refusal.code, refusal.remark, _REFUSAL_FIELDS) from refusal
+            raise RequestRefusedError(refusal.code, refusal.remark, REFUSAL_FIELDS) from refusal
         if topic is None:
             raise RequestRefusedError(
                 ResponseCode.TOPIC_NOT_EXIST,
                 f"topic[{header.topic}] not exist, apply first please! create it, or set "
                 "autoCreateTopicEnable=true",
-                _REFUSAL_FIELDS,
+                REFUSAL_FIELDS,
             )
         return topic
 
@@ -396,7 +396,10 @@ class SendHandler:
         if header.topic.startswith(topic_names.RETRY_PREFIX):
             illegal = f"batch request does not support retry group {header.topic}"
         elif header.sys_flag & TRANSACTION_MASK:
-            illegal = f"{self._illegal_remark()} A batch cannot be transactional."
+            illegal = (
+                f"{self._illegal_remark()} A batch cannot be transactional: send its messages one "
+                "by one."
+            )
         elif "DELAY\x01" in (header.properties or ""):
             illegal = f"{self._illegal_remark()} A batch cannot be delayed."
         elif len(request.body) > self._max_message_size:
@@ -404,10 +407,10 @@ class SendHandler:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"message body size exceeded, msg body size: {len(request.body)}, "
                 f"maxMessageSize: {self._max_message_size}",
-                _REFUSAL_FIELDS,
+                REFUSAL_FIELDS,
             )
         if illegal is not None:
-            raise RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, illegal, _REFUSAL_FIELDS)
+            raise RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, illegal, REFUSAL_FIELDS)
 
     def _body_refusal(self, body: bytes) -> RequestRefusedError:
         if not body:  # RocketMQ 5.3.3 fails with a null pointer and answers the same code
@@ -418,7 +421,7 @@ class SendHandler:
         return RequestRefusedError(
             ResponseCode.MESSAGE_ILLEGAL,
             f"{self._illegal_remark()} Sent: body {body_size}B, properties {properties_size}B",
-            _REFUSAL_FIELDS,
+            REFUSAL_FIELDS,
         )
 
     def _illegal_remark(self) -> str:
@@ -443,5 +446,5 @@ def _refuse_timer(properties: dict[str, str]) -> None:
             raise RequestRefusedError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"delivery at a chosen time ({name}) is not offered; use a delay level (DELAY)",
-                _REFUSAL_FIELDS,
+                REFUSAL_FIELDS,
             )

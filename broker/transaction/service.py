@@ -23,15 +23,16 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final, NamedTuple, Protocol
 
-from halfmq.remoting.codes import ResponseCode
+from msgspec.structs import replace
+
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import StoreError
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.properties import get_property
-from halfmq.store.format.topics import HALF_TOPIC
+from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 from ..config import TransactionConfig
-from ..errors import RequestRefusedError
+from .admission import admitted
 from .checker import RESTART_GRACE_MS, Checker, ProducerDirectory
 from .errors import (
     DecidedOtherwiseError,
@@ -79,9 +80,18 @@ IDLE_TICK_MS: Final = 250
 FIRST_READ: Final = 2_048
 """Bytes read of a half at first; larger ones are read once more, at their size."""
 
+ODD_IMMUNITIES_LOGGED_MAX: Final = 100
+"""Values of CHECK_IMMUNITY_TIME_IN_SECONDS that are no number and logged once each; a producer that
+sends ever new ones is logged each time."""
+
 INDEX_HITS_MAX: Final = 64
 """Records looked at to find an old decision: those with the same unique key, in practice one."""
 
+WAITS_INDEXED_MAX: Final = 1_000
+"""Records looked at to find a decision whose message was delayed: it is stored once per level it
+waited in, 480 times for the longest delay under the default levels."""
+
+_ASKS_DELAY: Final = b"TRANSACTION_DEL"  # how the names of both properties begin
 _COMMITTED: Final = State.COMMITTED  # looking a member up in its class is a tenth of a microsecond
 _DECIDE: Final = Verdict.DECIDE
 _DECISION_NAMES: Final = {State.COMMITTED: "committed", State.ROLLED_BACK: "rolled back"}
@@ -139,10 +149,15 @@ class TransactionService:
         now_ms: Callable[[], int],
         snapshot_path: Path,
         before_parking: Callable[[], object] = lambda: None,
+        delayed: Callable[[Draft, int], Draft] = lambda final, _now_ms: final,
         snapshot_log_bytes: int = LOG_BYTES_MIN,
         decided_remembered: int = DECIDED_REMEMBERED,
     ) -> None:
-        """Wire the parts; ``before_parking`` has the topic of parked messages created."""
+        """Wire the parts.
+
+        ``before_parking`` has the topic of parked messages created; ``delayed`` turns a final
+        message that asks for a delay into what its commit stores, now.
+        """
         self._log = log
         self._append = log.append
         self._read = log.read
@@ -150,10 +165,12 @@ class TransactionService:
         self._now_ms = now_ms
         self._snapshot_path = snapshot_path
         self._before_parking = before_parking
+        self._delayed = delayed
         self._table = PendingTable(decided_remembered)
         self._find = self._table.get
         self._recent = RecentFinals()
         self.twins = self._twins = Twins()
+        self._odd_immunities: set[bytes] = set()
         self._min_offset = 0
         self._ops = OpWriter(log.append, config, store_host)
         self._checker = Checker(
@@ -220,7 +237,7 @@ class TransactionService:
         """Store a transactional message as half; answer its sender when that is durable.
 
         Raises:
-            RequestRefusedError: The message asks for delayed delivery.
+            RequestRefusedError: It asks for what halves cannot have, or leaves no room for more.
             StoreError: It could not be appended; nothing has changed.
         """
         half = self.half_of(message, unique_key)
@@ -233,13 +250,11 @@ class TransactionService:
         """Return what is to be appended for a transactional message.
 
         Raises:
-            RequestRefusedError: The message asks for delayed delivery.
+            RequestRefusedError: It asks for what halves cannot have, or leaves no room for more.
         """
-        if b"DELAY\x01" in message.properties and get_property(message.properties, b"DELAY"):
-            # RocketMQ delays the half, and loses it. Source: HookUtils#handleScheduleMessage.
-            raise RequestRefusedError(
-                ResponseCode.MESSAGE_ILLEGAL, "a transactional message cannot be delayed"
-            )
+        properties = admitted(message.properties, self._now_ms())
+        if properties is not message.properties:
+            message = replace(message, properties=properties)
         return half_draft(message, unique_key)
 
     def prepared(
@@ -259,13 +274,26 @@ class TransactionService:
             appended.queue_offset,
             appended.store_timestamp,
             producer_group,
-            immunity_s=immunity_s(properties) if b"CHECK_IMMUNITY" in properties else 0,
+            immunity_s=self._immunity_s(half) if b"CHECK_IMMUNITY" in properties else 0,
             owner=connection,
         )
         self._recent.add(offset, prepared_final(message, half, offset))
         self._checker.schedule_first(entry)
         self._twins.note(key, offset)
         self._counters.prepared += 1
+
+    def _immunity_s(self, half: Draft) -> int:
+        """Return for how long the producer asked not to be checked; log a wish that is none."""
+        value = get_property(half.properties, b"CHECK_IMMUNITY_TIME_IN_SECONDS")
+        if value is not None and not value.isdigit() and value not in self._odd_immunities:
+            if len(self._odd_immunities) < ODD_IMMUNITIES_LOGGED_MAX:
+                self._odd_immunities.add(value)
+            # RocketMQ takes its default as well, and says nothing.
+            logger.warning(
+                "event=immunity_ignored CHECK_IMMUNITY_TIME_IN_SECONDS=%r expected='whole seconds'",
+                value[:40],
+            )
+        return immunity_s(half.properties)
 
     def twin(self, message: Draft, producer_group: str, unique_key: str) -> FirstHalf | None:
         """Return the half that this message repeats; None when it begins a new transaction.
@@ -345,7 +373,9 @@ class TransactionService:
 
     def _decision_draft(self, entry: Pending, state: State) -> Draft:
         final = self._recent.take(entry.offset) or self._final_of(entry)
-        return final if state is _COMMITTED else rollback_draft(final)
+        if state is not _COMMITTED:
+            return rollback_draft(final)
+        return self._delayed(final, self._now_ms()) if _ASKS_DELAY in final.properties else final
 
     def _decided(self, entry: Pending, state: State, appended: Appended) -> int:
         """Take note of a decision that has been appended; return where its record ends."""
@@ -458,11 +488,11 @@ class TransactionService:
         topic, key = real_topic(half), unique_key(half)
         if topic is None or key is None:
             return None
-        for position in self._indexed(topic, key, half.store_timestamp):
+        for position in self._finals_indexed(topic, key, half):
             final = self._log.record_at(position)
             if (
                 final is not None
-                and final.topic == topic
+                and final.topic in {topic, SCHEDULE_TOPIC}
                 and final.sys_flag & TRANSACTION_MASK == TransactionType.COMMIT
                 and self._is_link_to(first, final.prepared_transaction_offset, half, key)
             ):
@@ -475,10 +505,20 @@ class TransactionService:
             return Decision(State.ROLLED_BACK, -1)
         return None
 
-    def _indexed(self, topic: str, key: str, since_ms: int) -> list[int]:
+    def _finals_indexed(self, topic: str, key: str, half: StoredHalf) -> list[int]:
+        """Return where the index has records among which is the final message of a half."""
+        found = self._indexed(topic, key, half.store_timestamp)
+        if _ASKS_DELAY in half.properties:
+            # The first of the records that waited is the one that decided.
+            found += self._indexed(SCHEDULE_TOPIC, key, half.store_timestamp, WAITS_INDEXED_MAX)
+        return found
+
+    def _indexed(
+        self, topic: str, key: str, since_ms: int, hits_max: int = INDEX_HITS_MAX
+    ) -> list[int]:
         # Index times are whole seconds from the file's first entry, and clocks may step.
         begin_ms = since_ms - 60_000
-        return self._log.query_index(topic, key, INDEX_HITS_MAX, begin_ms, self._now_ms() + 60_000)
+        return self._log.query_index(topic, key, hits_max, begin_ms, self._now_ms() + 60_000)
 
     def _is_link_to(self, first: int, linked_offset: int, half: StoredHalf, key: str) -> bool:
         """Tell whether a final's link leads to a transaction, of which ``half`` is one name.

@@ -75,14 +75,11 @@ class Halves:
     def prepare(
         self, message: Draft, producer_group: str, unique_key: str, connection: Connection
     ) -> Appended:
-        half = self.half_of(message, unique_key)
+        half = half_draft(message, unique_key)
         (appended,) = self._log.append([half])
         key = twin_key(producer_group, unique_key)
         self.prepared(message, half, appended, producer_group, key, connection)
         return appended
-
-    def half_of(self, message: Draft, unique_key: str) -> Draft:
-        return half_draft(message, unique_key)
 
     def prepared(
         self,

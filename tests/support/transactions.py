@@ -7,6 +7,7 @@ from pathlib import Path
 
 from halfmq.broker.asks import OnAnswer
 from halfmq.broker.config import TransactionConfig
+from halfmq.broker.delay import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
 from halfmq.broker.transaction.pending import DECIDED_REMEMBERED, Event
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.remoting.command import RemotingCommand
@@ -340,6 +341,7 @@ class Broker:
             store_host=HOST,
             now_ms=self.clock,
             snapshot_path=self.snapshot_path,
+            delayed=DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=self.clock).after_commit,
             snapshot_log_bytes=self.snapshot_log_bytes,
             decided_remembered=self._decided,
         )

@@ -13,6 +13,7 @@ from halfmq.broker import delay
 from halfmq.broker.delay import (
     COLD_TRIES_MAX,
     DEFAULT_LEVELS,
+    DELAY_MS_MAX,
     PERSIST_INTERVAL_MS,
     RETRY_AFTER_ERROR_MS,
     DelayLevels,
@@ -388,6 +389,125 @@ def test_a_long_queue_is_delivered_in_batches(tmp_path: Path) -> None:
     delays.tick()
 
     assert len(log.queue("orders", 3)) == count
+
+
+# --- delays that count from a commit
+
+
+def final(delay: str, properties: str = "") -> Draft:
+    """The final message of a half at 77 that asks for a delay."""
+    made = draft(
+        "orders", 3, b"late", f"TAGS\x01x\x02{delay}\x02{properties}".encode(), sys_flag=0x8
+    )
+    made.prepared_transaction_offset = 77
+    return made
+
+
+@pytest.mark.parametrize(
+    ("delay_ms", "level"),
+    [(1, 1), (999, 1), (1_000, 1), (4_999, 1), (5_000, 2), (3_600_000, 17), (DELAY_MS_MAX, 18)],
+)
+def test_a_commit_waits_in_the_longest_level_that_is_not_too_long(
+    delay_ms: int, level: int
+) -> None:
+    """Or in the shortest one; it stays the record that decides, and knows its time."""
+    clock = Clock()
+    levels = DelayLevels(LEVELS, now_ms=clock)
+    waiting = levels.after_commit(final(f"TRANSACTION_DELAY_MS\x01{delay_ms}"), clock.now)
+
+    assert (waiting.topic, waiting.queue_id) == (SCHEDULE_TOPIC, level - 1)
+    assert (waiting.sys_flag, waiting.prepared_transaction_offset) == (0x8, 77)
+    assert decode_properties(waiting.properties) == {
+        "TAGS": "x",
+        "DELAY": str(level),
+        "REAL_TOPIC": "orders",
+        "REAL_QID": "3",
+        "TRANSACTION_DELIVER_MS": str(clock.now + delay_ms),
+    }
+
+
+@pytest.mark.parametrize(
+    "delay",
+    [
+        "TRANSACTION_DELAY_MS\x010",
+        f"TRANSACTION_DELIVER_MS\x01{START_MS}",
+        "TRANSACTION_DELIVER_MS\x0112",
+        "TRANSACTION_DELAY_MS\x01soon",
+        "TRANSACTION_DELAY_MS\x01" + "9" * 5_000,
+        "OTHER\x01x",
+    ],
+)
+def test_a_commit_whose_time_has_come_is_delivered_at_once(delay: str) -> None:
+    """So is one that asks for what no prepare of ours would have let pass."""
+    message = final(delay)
+
+    assert DelayLevels(LEVELS, now_ms=Clock()).after_commit(message, START_MS) is message
+
+
+def test_levels_need_not_ascend() -> None:
+    """The setting may name them in any order."""
+    levels = DelayLevels((60_000, 1_000, 5_000), now_ms=Clock())
+
+    assert levels.waiting(draft(), 7_000).queue_id == 2
+    assert levels.waiting(draft(), 10).queue_id == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    delays_ms=st.lists(
+        st.one_of(st.integers(1, 20_000), st.integers(1, 50_000_000)), min_size=1, max_size=4
+    ),
+    restart_every=st.integers(1, 40),
+)
+def test_a_commit_is_delivered_once_never_early_and_at_most_the_shortest_level_late(
+    delays_ms: list[int], restart_every: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Whatever time it asks for, and across orderly restarts; its copies link to no half."""
+    root = tmp_path_factory.mktemp("commit")
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(root, log, clock)
+    levels = DelayLevels(LEVELS, now_ms=clock)
+    due = {}
+    for number, delay_ms in enumerate(delays_ms):
+        message = final(f"TRANSACTION_DELAY_MS\x01{delay_ms}")
+        message.body = b"%d" % number
+        due[message.body] = clock.now + delay_ms
+        log.append([levels.after_commit(message, clock.now)])
+    steps = 0
+    while clock.now <= max(due.values()) + LEVELS[0]:
+        steps += 1
+        if steps % restart_every == 0:
+            delays.persist()
+            delays = service(root, log, clock)
+        wait_s = delays.tick()
+        waiting = [one for one in delays._queues if delays._end(one) > one.next_offset]
+        heads = [one.head_due_ms for one in waiting]
+        # Hours pass at once while each level knows what it waits for.
+        clock.now += int(wait_s * 1_000)
+        clock.now = max(clock.now, min((head or 0 for head in heads), default=0))
+
+    arrived = log.queue("orders", 3)
+    assert sorted(one.body for one in arrived) == sorted(due)
+    for record in arrived:
+        late_ms = record.store_timestamp - due[record.body]
+        assert 0 <= late_ms <= LEVELS[0] + 1_000 * delay.LOOK_S_MIN
+        assert (record.sys_flag, record.prepared_transaction_offset) == (0, 0)
+    linked = [one for one in log.records.values() if one.prepared_transaction_offset]
+    assert len(linked) == len(due)
+
+
+def test_a_clock_set_back_by_more_than_any_delay_delivers(tmp_path: Path) -> None:
+    """A message must not wait for a time that no prepare could have asked for."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    message = final("TRANSACTION_DELAY_MS\x015000")
+    log.append([DelayLevels(LEVELS, now_ms=clock).after_commit(message, clock.now)])
+    clock.now -= DELAY_MS_MAX + 5_000
+    delays.tick()
+
+    assert len(log.queue("orders", 3)) == 1
 
 
 @settings(max_examples=50, deadline=None)

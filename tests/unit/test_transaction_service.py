@@ -149,7 +149,7 @@ def test_a_late_decision_is_taken_whatever_immunity_says(broker: Broker) -> None
 
 def test_a_delayed_half_is_refused(broker: Broker) -> None:
     """Neither RocketMQ nor this broker can delay it; RocketMQ loses it."""
-    with pytest.raises(RequestRefusedError, match="cannot be delayed") as caught:
+    with pytest.raises(RequestRefusedError, match="TRANSACTION_DELAY_MS") as caught:
         broker.prepare(DELAY="3")
     assert caught.value.code is ResponseCode.MESSAGE_ILLEGAL
     assert broker.log.write_offset == 0

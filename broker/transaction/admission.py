@@ -1,0 +1,104 @@
+"""What a message must be like to be prepared.
+
+What is refused here would be found out too late otherwise: a half that waits in the schedule topic
+is lost to its transaction (RocketMQ does that), and one whose final message has no room for its
+properties can be prepared and never committed. Each refusal says how to mend it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from halfmq.remoting.codes import ResponseCode
+from halfmq.store.format.properties import (
+    PROPERTIES_SIZE_MAX,
+    PROPERTY_TIMER_DELAY_MS,
+    PROPERTY_TIMER_DELAY_SEC,
+    PROPERTY_TIMER_DELIVER_MS,
+    get_property,
+    without_properties,
+)
+
+from ..delay import DELAY_MS_MAX, is_milliseconds
+from ..errors import RequestRefusedError
+
+REFUSAL_FIELDS: Final[Mapping[str, str]] = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+"""Ext fields of every refusal of a message. Source: RocketMQ ``SendMessageProcessor``."""
+
+FINAL_RESERVE: Final = 512
+"""Bytes of properties that a half leaves free for what decisions and checks add to it: ids, the
+delay level and the time of delivery, the reason of parking, the number of the check."""
+
+GROUP_RESERVE: Final = 2_048
+"""The same for a message of a group, whose final may name 63 other halves of 20 digits each."""
+
+_OURS: Final = (
+    "TRANSACTION_GROUP",
+    "TRANSACTION_HALVES",
+    "TRANSACTION_HALF_ID",
+    "TRANSACTION_PARKED",
+)
+_TIMERS: Final = (PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS)
+_INSTEAD: Final = (
+    "a transactional message is delayed from its commit on: set TRANSACTION_DELAY_MS "
+    "(milliseconds after the commit) or TRANSACTION_DELIVER_MS (milliseconds since 1970) instead"
+)
+
+
+def admitted(properties: bytes, now_ms: int, *, reserve: int = FINAL_RESERVE) -> bytes:
+    """Return the properties with which a message may be prepared: without what is ours to set.
+
+    Raises:
+        RequestRefusedError: It asks for a delay that halves cannot have, or is too large.
+    """
+    if b"DELAY\x01" in properties or b"TIMER_" in properties:
+        _refuse_delays(properties)
+    if b"TRANSACTION_" in properties:
+        _check_delivery(properties, now_ms)
+        # A consumed message that is sent on brings them; they speak of another transaction.
+        if any(get_property(properties, name.encode()) is not None for name in _OURS):
+            properties = without_properties(properties, _OURS)
+    if len(properties) > PROPERTIES_SIZE_MAX - reserve:
+        raise refusal(
+            f"properties of {len(properties)} bytes exceed {PROPERTIES_SIZE_MAX - reserve}, the "
+            "limit for a transactional message, whose commit needs room for some more: send fewer"
+        )
+    return properties
+
+
+def refusal(remark: str) -> RequestRefusedError:
+    """Return the refusal of a message that must be sent otherwise."""
+    return RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, remark, REFUSAL_FIELDS)
+
+
+def _refuse_delays(properties: bytes) -> None:
+    # RocketMQ delays the half, and loses it. Source: HookUtils#handleScheduleMessage.
+    if get_property(properties, b"DELAY") not in {None, b"0"}:
+        raise refusal(f"DELAY: {_INSTEAD}")
+    for name in _TIMERS:
+        if get_property(properties, name.encode()) is not None:
+            raise refusal(f"{name}: {_INSTEAD}")
+
+
+def _check_delivery(properties: bytes, now_ms: int) -> None:
+    delay = get_property(properties, b"TRANSACTION_DELAY_MS")
+    deliver = get_property(properties, b"TRANSACTION_DELIVER_MS")
+    if delay is not None and deliver is not None:
+        raise refusal("TRANSACTION_DELAY_MS and TRANSACTION_DELIVER_MS: set one of them")
+    if delay is not None and not (is_milliseconds(delay) and int(delay) <= DELAY_MS_MAX):
+        raise refusal(
+            f"TRANSACTION_DELAY_MS={_shown(delay)}: expected whole milliseconds after the commit, "
+            f"at most {DELAY_MS_MAX} (40 days)"
+        )
+    if deliver is not None and not (
+        is_milliseconds(deliver) and int(deliver) <= now_ms + DELAY_MS_MAX
+    ):
+        raise refusal(
+            f"TRANSACTION_DELIVER_MS={_shown(deliver)}: expected whole milliseconds since 1970, "
+            "at most 40 days from now"
+        )
+
+
+def _shown(value: bytes) -> str:
+    return value[:40].decode(errors="replace")

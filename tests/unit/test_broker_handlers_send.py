@@ -1,0 +1,158 @@
+"""What a prepare may not ask for, and how the refusal says what to do instead."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfmq.broker.config import TransactionConfig
+from halfmq.broker.delay import DELAY_MS_MAX
+from halfmq.broker.transaction.admission import FINAL_RESERVE
+from halfmq.broker.transaction.pending import Event
+from halfmq.remoting.codes import ResponseCode
+from halfmq.store.format.ids import parse_offset_message_id
+from halfmq.store.format.properties import PROPERTIES_SIZE_MAX
+from halfmq.store.format.topics import HALF_TOPIC
+from tests.support.prepares import Prepares
+from tests.support.transactions import START_MS
+
+ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
+
+
+@pytest.fixture
+def sends(tmp_path: Path) -> Prepares:
+    """A broker without messages."""
+    return Prepares(tmp_path)
+
+
+def test_transaction_bits_without_the_property_are_refused(sends: Prepares) -> None:
+    """RocketMQ stores such a message where nobody ever sees it."""
+    code, remark = sends.refusal(TRAN_MSG="false")
+
+    assert code == ILLEGAL
+    assert "set it to prepare a transaction, or clear the bits" in remark
+
+
+def test_a_batch_cannot_be_transactional(sends: Prepares) -> None:
+    """Its messages would be visible before anything is decided."""
+    code, remark = sends.refusal(batch=True)
+
+    assert code == ILLEGAL
+    assert "one by one" in remark
+
+
+@pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])
+def test_a_half_cannot_be_delayed(sends: Prepares, name: str) -> None:
+    """The refusal names what counts from the commit instead."""
+    asked: dict[str, Any] = {name: "3"}
+    code, remark = sends.refusal(**asked)
+
+    assert code == ILLEGAL
+    assert remark.startswith(f"{name}: ")
+    assert "set TRANSACTION_DELAY_MS" in remark
+    assert "TRANSACTION_DELIVER_MS" in remark
+
+
+def test_delay_level_zero_delays_nothing(sends: Prepares) -> None:
+    """Clients write it for "no delay"."""
+    sends.prepare("K", DELAY="0")
+
+
+@pytest.mark.parametrize(
+    ("properties", "told"),
+    [
+        ({"TRANSACTION_DELAY_MS": "soon"}, "whole milliseconds after the commit"),
+        ({"TRANSACTION_DELAY_MS": "-1"}, "whole milliseconds after the commit"),
+        ({"TRANSACTION_DELAY_MS": "1.5"}, "whole milliseconds after the commit"),
+        ({"TRANSACTION_DELAY_MS": str(DELAY_MS_MAX + 1)}, "40 days"),
+        ({"TRANSACTION_DELAY_MS": "9" * 5_000}, "40 days"),
+        ({"TRANSACTION_DELIVER_MS": "tomorrow"}, "milliseconds since 1970"),
+        ({"TRANSACTION_DELIVER_MS": str(START_MS + DELAY_MS_MAX + 1)}, "40 days from now"),
+        ({"TRANSACTION_DELAY_MS": "1", "TRANSACTION_DELIVER_MS": "1"}, "set one of them"),
+    ],
+)
+def test_a_delivery_time_that_is_none_is_refused(
+    sends: Prepares, properties: dict[str, Any], told: str
+) -> None:
+    """With what was expected; a message delivered at the wrong time would tell nobody."""
+    code, remark = sends.refusal(**properties)
+
+    assert code == ILLEGAL
+    assert told in remark
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        {"TRANSACTION_DELAY_MS": str(DELAY_MS_MAX)},
+        {"TRANSACTION_DELIVER_MS": "1"},
+        {"TRANSACTION_DELIVER_MS": str(START_MS + DELAY_MS_MAX)},
+    ],
+)
+def test_delivery_times_up_to_the_limit_are_taken(
+    sends: Prepares, properties: dict[str, Any]
+) -> None:
+    """A time that has passed means: at once."""
+    sends.prepare("K", **properties)
+
+
+def test_a_half_without_a_group_is_refused(sends: Prepares) -> None:
+    """Nobody could be asked about it."""
+    code, remark = sends.refusal(group="")
+
+    assert code == ILLEGAL
+    assert "PGROUP: set it to the producer group" in remark
+
+
+def test_transactions_can_be_forbidden(tmp_path: Path) -> None:
+    """As RocketMQ answers it."""
+    sends = Prepares(tmp_path, config=TransactionConfig(reject=True))
+    code, remark = sends.refusal()
+
+    assert code == ResponseCode.NO_PERMISSION
+    assert "rejectTransactionMessage=true" in remark
+
+
+def test_an_immunity_that_is_no_number_is_the_default_and_logged(
+    sends: Prepares, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RocketMQ takes it so; the one who wonders finds why in the log, once."""
+    caplog.set_level(logging.WARNING)
+    for key in ("K1", "K2", "K3"):
+        sends.prepare(key, CHECK_IMMUNITY_TIME_IN_SECONDS="soon")
+    sends.prepare("K4", CHECK_IMMUNITY_TIME_IN_SECONDS="0")
+
+    assert [entry.immunity_s for entry in sends.broker.service._table] == [0] * 4
+    assert caplog.text.count("event=immunity_ignored") == 1
+    assert "'soon'" in caplog.text
+
+
+@pytest.mark.parametrize("long_path", [False, True])
+def test_a_half_leaves_room_for_its_decision(sends: Prepares, long_path: bool) -> None:
+    """A message that can be prepared can be committed, whatever the commit adds to it."""
+    extra: dict[str, Any] = {"TRANSACTION_DELAY_MS": "60000"} if long_path else {}
+    stored = sends.prepare("K0", X="x", **extra)
+    offset = parse_offset_message_id(stored.msg_id).physical_offset
+    record = sends.broker.log.record_at(offset)
+    assert record is not None
+    added = len(b"REAL_TOPIC\x01orders\x02REAL_QID\x011\x02__transactionId__\x01K0\x02")
+    room = PROPERTIES_SIZE_MAX - FINAL_RESERVE - (len(record.properties) - added)
+
+    largest = sends.prepare("K1", X="x" * (room + 1), **extra)
+    code, remark = sends.refusal("K2", X="x" * (room + 2), **extra)
+
+    assert code == ILLEGAL
+    assert "send fewer" in remark
+    offset = parse_offset_message_id(largest.msg_id).physical_offset
+    sends.broker.service.end(offset, largest.queue_offset, "pg", Event.COMMIT)
+
+
+def test_what_is_ours_to_set_is_left_out_of_a_prepare(sends: Prepares) -> None:
+    """A consumed message that is sent on must not look like part of another transaction."""
+    sends.prepare("K", TRANSACTION_GROUP="X,1,3", TRANSACTION_HALVES="1", TRANSACTION_HALF_ID="A")
+
+    (half,) = sends.broker.records_of(HALF_TOPIC)
+    assert not {name for name in half.property_map if name.startswith("TRANSACTION_")}

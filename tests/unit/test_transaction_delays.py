@@ -1,0 +1,66 @@
+"""Delivery some time after the commit: the decision stands at once, the message comes later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.transaction.errors import DecidedOtherwiseError
+from halfmq.broker.transaction.pending import Event
+from halfmq.store.draft import Appended
+from halfmq.store.format.topics import SCHEDULE_TOPIC
+from tests.support.transactions import Broker
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Broker:
+    """A broker without messages, that remembers one decision."""
+    return Broker(tmp_path, decided=1)
+
+
+def _committed(broker: Broker, delay_ms: int) -> Appended:
+    half = broker.prepare(TRANSACTION_DELAY_MS=str(delay_ms))
+    broker.wait(2_000)  # the local transaction takes its time, and none of the delay
+    broker.end(half, Event.COMMIT)
+    return half
+
+
+def test_a_delay_counts_from_the_commit(broker: Broker) -> None:
+    """The final message waits in the schedule topic, and is the decision all the same."""
+    half = _committed(broker, 7_000)
+
+    (waiting,) = broker.finals_of(half)
+    assert (waiting.topic, waiting.queue_id) == (SCHEDULE_TOPIC, 1)  # five seconds
+    assert int(waiting.property_map["TRANSACTION_DELIVER_MS"]) == broker.clock() + 7_000
+    assert broker.service.pending == 0
+    assert broker.records_of("orders") == []
+
+
+def test_a_rollback_of_a_delayed_message_delivers_nothing(broker: Broker) -> None:
+    """Only a commit has a message to wait for."""
+    half = broker.prepare(TRANSACTION_DELAY_MS="7000")
+    broker.end(half, Event.ROLLBACK)
+
+    assert broker.records_of(SCHEDULE_TOPIC) == broker.records_of("orders") == []
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_delayed_decision_is_found_again(broker: Broker, restarted: bool) -> None:
+    """By memory, by the log after a crash, and by the index when the memory has forgotten it."""
+    half = _committed(broker, 60_000)
+    (final,) = broker.finals_of(half)
+    broker.log.flush()
+    for _ in range(4):
+        broker.end(broker.prepare(), Event.COMMIT)
+        if restarted:
+            broker.log.flush()
+            broker.restart()
+        end = broker.log.write_offset
+
+        broker.end(half, Event.COMMIT)
+        with pytest.raises(DecidedOtherwiseError):
+            broker.end(half, Event.ROLLBACK)
+
+        assert broker.log.write_offset == end
+    assert broker.finals_of(half) == [final]
