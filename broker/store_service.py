@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from halfmq.store.config import StoreConfig
-from halfmq.store.draft import Appended, Draft
+from halfmq.store.draft import Appended, AppendedBatch, Batch, Draft
 from halfmq.store.errors import StoreError
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery import RecoveryReport
@@ -30,7 +30,7 @@ class ObservedStore(MessageStore):
         now_ms: Callable[[], int],
         on_durable: Callable[[int], None],
         on_failure: Callable[[Exception], None],
-        on_append: Callable[[Sequence[Draft]], None],
+        on_append: Callable[[Sequence[Draft | Batch]], None],
         worker: WorkerFactory = ThreadWorker,
     ) -> None:
         super().__init__(
@@ -42,6 +42,12 @@ class ObservedStore(MessageStore):
         """Append records; see `MessageStore.append`."""
         appended = super().append(group, contiguous=contiguous)
         self._on_append(group)
+        return appended
+
+    def append_batch(self, batch: Batch) -> AppendedBatch:
+        """Append a batch; see `MessageStore.append_batch`."""
+        appended = super().append_batch(batch)
+        self._on_append((batch,))
         return appended
 
 

@@ -1,4 +1,6 @@
-"""What goes into ``MessageStore.append``, and what comes back."""
+"""What goes into ``MessageStore.append`` and ``append_batch``, and what comes back."""
+
+from collections.abc import Sequence
 
 import msgspec
 
@@ -37,3 +39,53 @@ class Appended(msgspec.Struct, gc=False):
     def end(self) -> int:
         """The record is on disk once ``durable_offset`` has reached this."""
         return self.physical_offset + self.size
+
+
+class Batch(msgspec.Struct, gc=False, kw_only=True):
+    """Messages for one queue that have everything in common but their content, in columns.
+
+    What holds for a draft holds for it; the columns have one length, which is not 0.
+    """
+
+    topic: str
+    queue_id: int
+    flags: Sequence[int]
+    bodies: Sequence[bytes]
+    properties: Sequence[bytes]
+    tags_codes: Sequence[int]
+    unique_keys: Sequence[bytes] | None = None
+    """Of each message, if that is all there is to index; spares the index to look for them."""
+    sys_flag: int
+    born_timestamp: int
+    born_host: bytes
+    store_host: bytes
+    reconsume_times: int = 0
+
+    def drafts(self) -> list[Draft]:
+        """Return the messages one by one."""
+        columns = zip(self.flags, self.bodies, self.properties, self.tags_codes, strict=True)
+        return [
+            Draft(
+                topic=self.topic,
+                queue_id=self.queue_id,
+                body=body,
+                properties=properties,
+                tags_code=tags_code,
+                flag=flag,
+                sys_flag=self.sys_flag,
+                born_timestamp=self.born_timestamp,
+                born_host=self.born_host,
+                store_host=self.store_host,
+                reconsume_times=self.reconsume_times,
+            )
+            for flag, body, properties, tags_code in columns
+        ]
+
+
+class AppendedBatch(msgspec.Struct, gc=False):
+    """Where a batch lies now."""
+
+    physical_offsets: list[int]
+    end: int  # it is on disk once ``durable_offset`` has reached this
+    queue_offset: int  # of its first message; the others follow
+    store_timestamp: int  # ms

@@ -44,6 +44,7 @@ from .format.index import (
     IndexItem,
     KeyedRecord,
     KeyHasher,
+    UniqueKeys,
     index_file_name,
     index_file_size,
     index_key,
@@ -517,6 +518,20 @@ class IndexService:
             DiskFullError: Nothing of the group was indexed; put it again later.
         """
         self._append(self._hasher.hash_records(records, after=self._end_offset))
+
+    def put_unique_keys(self, groups: Sequence[UniqueKeys]) -> None:
+        """Index records under the unique keys given, in log order; none is there already.
+
+        Raises:
+            DiskFullError: Nothing was indexed; put it again later.
+        """
+        all_keys = HashedKeys([], [], [])
+        for group in groups:
+            keys = self._hasher.hash_unique_keys(group)
+            all_keys.hashes.extend(keys.hashes)
+            all_keys.physical_offsets.extend(keys.physical_offsets)
+            all_keys.store_timestamps.extend(keys.store_timestamps)
+        self._append(all_keys)
 
     def _append(self, keys: HashedKeys) -> None:
         """Append to the newest file and as many new ones as it takes; all or nothing."""

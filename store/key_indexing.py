@@ -10,16 +10,18 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
-from .draft import Appended, Draft
+from .draft import Appended, AppendedBatch, Batch, Draft
 from .errors import StoreError
-from .format.index import KeyedRecord
+from .format.index import KeyedRecord, UniqueKeys
 from .index_file import IndexService
 from .log_scan import LogScan, store_timestamp
 from .mapped_file_queue import MappedFileQueue
 
 logger = logging.getLogger(__name__)
 
-Group = tuple[Sequence[Draft], Sequence[Appended]]
+# What waits for the index, with the physical offset behind it.
+Waiting = tuple[int, Sequence[Draft], Sequence[Appended]]
+WaitingKeys = tuple[int, UniqueKeys]
 
 # Bytes of log not indexed yet: bounds what groups keep alive. Beyond it, each append indexes some.
 PENDING_BYTES_MAX: Final = 32 << 20
@@ -37,7 +39,7 @@ class KeyIndexing:
     def __init__(self, index: IndexService, files: MappedFileQueue) -> None:
         self.index = index
         self._files = files
-        self._pending: deque[Group] = deque()
+        self._pending: deque[Waiting | WaitingKeys] = deque()
         self._stopped = False  # after a full disk, for the rest of this run
         self._told = -FAILURE_TOLD_EVERY  # when the last failure was logged
         self._flush_due = time.monotonic() + FLUSH_EVERY
@@ -79,10 +81,22 @@ class KeyIndexing:
 
     def add(self, group: Sequence[Draft], done: Sequence[Appended]) -> None:
         """Note an appended group."""
+        self._add((done[-1].end, tuple(group), done))
+
+    def add_batch(self, batch: Batch, done: AppendedBatch) -> None:
+        """Note an appended batch."""
+        offsets, time_ms = done.physical_offsets, done.store_timestamp
+        if batch.unique_keys is not None:
+            self._add((done.end, UniqueKeys(batch.topic, batch.unique_keys, offsets, time_ms)))
+        else:
+            places = [Appended(offset, 0, 0, time_ms) for offset in offsets]
+            self._add((done.end, batch.drafts(), places))
+
+    def _add(self, waiting: Waiting | WaitingKeys) -> None:
         if self._stopped:
             return
-        self._pending.append((tuple(group), done))
-        if done[-1].end - self._indexed_offset > PENDING_BYTES_MAX:
+        self._pending.append(waiting)
+        if waiting[0] - self._indexed_offset > PENDING_BYTES_MAX:
             try:
                 self._put_next()
             except StoreError:
@@ -111,29 +125,27 @@ class KeyIndexing:
         Raises:
             DiskFullError: They still wait.
         """
-        taken, records = self._next_records()
+        keys: list[UniqueKeys] = []
+        records: list[KeyedRecord] = []
+        taken = count = 0
+        for waiting in self._pending:
+            if len(waiting) == 2:
+                if records:
+                    break
+                keys.append(waiting[1])
+                count += len(waiting[1].keys)
+            else:
+                if keys:
+                    break
+                records += _records(waiting[1], waiting[2])
+                count = len(records)
+            taken += 1
+            if count >= RECORDS_PER_PUT:
+                break
+        self.index.put_unique_keys(keys)
         self.index.put_group(records)
         for _ in range(taken):
-            _, done = self._pending.popleft()
-            self._indexed_offset = done[-1].end
-
-    def _next_records(self) -> tuple[int, list[KeyedRecord]]:
-        """Return how many groups are to be indexed next, and what the index needs of them."""
-        records: list[KeyedRecord] = []
-        taken = 0
-        for group, done in self._pending:
-            records += zip(
-                [draft.topic for draft in group],
-                [draft.properties for draft in group],
-                [appended.physical_offset for appended in done],
-                [appended.store_timestamp for appended in done],
-                [draft.sys_flag for draft in group],
-                strict=True,
-            )
-            taken += 1
-            if len(records) >= RECORDS_PER_PUT:
-                break
-        return taken, records
+            self._indexed_offset = self._pending.popleft()[0]
 
     def _tell(self, error: StoreError) -> None:
         if time.monotonic() - self._told >= FAILURE_TOLD_EVERY:
@@ -166,3 +178,17 @@ class KeyIndexing:
     def close(self) -> None:
         """Flush and release the files."""
         self.index.close()
+
+
+def _records(group: Sequence[Draft], done: Sequence[Appended]) -> list[KeyedRecord]:
+    """Return what the index needs of each record of a group."""
+    return [
+        (
+            draft.topic,
+            draft.properties,
+            appended.physical_offset,
+            appended.store_timestamp,
+            draft.sys_flag,
+        )
+        for draft, appended in zip(group, done, strict=True)
+    ]

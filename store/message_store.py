@@ -23,7 +23,7 @@ from .checkpoint import AbortMarker, Checkpoint, load_checkpoint
 from .commit_log import CommitLog
 from .config import FlushMode, StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
-from .draft import Appended, Draft
+from .draft import Appended, AppendedBatch, Batch, Draft
 from .errors import StoreClosedError, StoreError, UnusableFileError
 from .flush import Flusher
 from .format.queue_entry import PRE_BLANK
@@ -263,14 +263,29 @@ class MessageStore:
             FlushFailedError: The disk has failed; the store takes nothing any more.
             StoreClosedError: The store is not open.
         """
-        if not self._opened:
-            raise StoreClosedError
-        if self._flusher.failure is not None:
-            raise self._flusher.failure
+        self._check_usable()
         done = self._log.append(group, contiguous=contiguous)
         if self._keys is not None and done:
             self._keys.add(group, done)
         return done
+
+    def append_batch(self, batch: Batch) -> AppendedBatch:
+        """Store the messages of a batch side by side; otherwise as ``append``.
+
+        Raises:
+            StoreError: As ``append``.
+        """
+        self._check_usable()
+        done = self._log.append_batch(batch)
+        if self._keys is not None:
+            self._keys.add_batch(batch, done)
+        return done
+
+    def _check_usable(self) -> None:
+        if not self._opened:
+            raise StoreClosedError
+        if self._flusher.failure is not None:
+            raise self._flusher.failure
 
     def _look_ahead(self) -> None:
         """Have done in time what the appender will need; it calls this every few MiB."""

@@ -12,7 +12,7 @@ Source: RocketMQ ``MessageDecoder.java``, ``MessageClientIDSetter.java``, ``Util
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from operator import mul
 from typing import Final, NamedTuple
@@ -98,6 +98,12 @@ def _host_hex(packed_host: bytes) -> str:
 def offset_message_id(packed_host: bytes, physical_offset: int) -> str:
     """Return the id that tells clients where a record lies."""
     return f"{_host_hex(packed_host)}{physical_offset:016X}"
+
+
+def offset_message_ids(packed_host: bytes, physical_offsets: Iterable[int]) -> list[str]:
+    """Return the ids of many records of one host."""
+    host = _host_hex(packed_host)
+    return [f"{host}{physical_offset:016X}" for physical_offset in physical_offsets]
 
 
 class OffsetMessageId(NamedTuple):

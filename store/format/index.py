@@ -13,7 +13,7 @@ Source: RocketMQ ``IndexFile.java``, ``IndexHeader.java``, ``IndexService.java``
 
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -168,19 +168,37 @@ class HashedKeys(NamedTuple):
         return HashedKeys(*(column[start:end] for column in self))
 
 
-def _tail_hashes(tails: list[bytes]) -> tuple[int, ...]:
-    """Hash texts of ``_TAIL_SIZE`` ASCII characters, without the cut to 32 bits.
+class UniqueKeys(NamedTuple):
+    """Records of one topic and time with a unique key each, and nothing else to index."""
+
+    topic: str
+    keys: Sequence[bytes]
+    physical_offsets: list[int]  # rising
+    store_timestamp: int  # ms
+
+
+def _tail_hashes(tails: bytes) -> tuple[int, ...]:
+    """Hash texts of ``_TAIL_SIZE`` ASCII characters each, without the cut to 32 bits.
 
     All at once, in arithmetic on two large numbers: every text has a lane of 64 bits, which its
     hash cannot leave, since 127 * (31**12 - 1) / 30 < 2**62. A fifth of a microsecond each.
     """
-    characters = b"".join(tails)
-    lanes = bytearray(8 * len(tails))
+    count = len(tails) // _TAIL_SIZE
+    lanes = bytearray(8 * count)
     total = 0
     for position in range(_TAIL_SIZE):
-        lanes[::8] = characters[position::_TAIL_SIZE]
+        lanes[::8] = tails[position::_TAIL_SIZE]
         total = total * 31 + int.from_bytes(lanes, "little")
-    return struct.unpack(f"<{len(tails)}Q", total.to_bytes(len(lanes), "little"))
+    return struct.unpack(f"<{count}Q", total.to_bytes(len(lanes), "little"))
+
+
+def _item_hashes(beginnings: Iterable[int], tails: bytes) -> list[int]:
+    """Return what items store: sums of the two parts, cut to 32 bits, without their sign."""
+    return [
+        value if value < 0x8000_0000 else (0x1_0000_0000 - value) & 0x7FFF_FFFF  # _absolute
+        for beginning, tail in zip(beginnings, _tail_hashes(tails), strict=True)
+        for value in ((beginning + tail) & 0xFFFF_FFFF,)
+    ]
 
 
 class KeyHasher:
@@ -238,12 +256,25 @@ class KeyHasher:
                     tails.append(_NO_TAIL)
                     physical_offsets.append(physical_offset)
                     store_timestamps.append(store_timestamp)
-        hashes = [
-            value if value < 0x8000_0000 else (0x1_0000_0000 - value) & 0x7FFF_FFFF  # _absolute
-            for beginning, tail in zip(beginnings, _tail_hashes(tails), strict=True)
-            for value in ((beginning + tail) & 0xFFFF_FFFF,)
-        ]
+        hashes = _item_hashes(beginnings, b"".join(tails))
         return HashedKeys(hashes, physical_offsets, store_timestamps)
+
+    def hash_unique_keys(self, group: UniqueKeys) -> HashedKeys:
+        """Return the hashed keys of a group whose keys need not be looked for."""
+        topic, keys, physical_offsets, store_timestamp = group
+        characters = b"".join(keys)
+        if set(map(len, keys)) == {_UNIQUE_KEY_SIZE} and characters.isascii():
+            topic_part = self._topic_part(topic)
+            parts = {
+                client: topic_part + (self._clients.get(client) or self._remember_client(client))
+                for client in {key[:_CLIENT_SIZE] for key in keys}
+            }
+            beginnings = [parts[key[:_CLIENT_SIZE]] for key in keys]
+            hashes = _item_hashes(beginnings, b"".join([key[_CLIENT_SIZE:] for key in keys]))
+        else:
+            texts = [index_key(topic, key.decode(errors="replace")) for key in keys]
+            hashes = list(map(index_key_hash, texts))
+        return HashedKeys(hashes, physical_offsets, [store_timestamp] * len(hashes))
 
     def _topic_part(self, topic: str) -> int:
         part = self._topics.get(topic)

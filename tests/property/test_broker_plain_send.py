@@ -19,7 +19,7 @@ from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import SendMessageRequestHeaderV2
-from halfmq.store.draft import Appended, Draft
+from halfmq.store.draft import Appended, AppendedBatch, Batch, Draft
 from halfmq.store.errors import RecordTooLargeError
 from halfmq.store.format.ids import UniqueKeyFactory
 from halfmq.store.format.properties import BatchUnit, encode_batch
@@ -45,6 +45,10 @@ class Log:
         self.drafts += group
         return [Appended(100 * n, 100, n, 1) for n in range(start, len(self.drafts))]
 
+    def append_batch(self, batch: Batch) -> AppendedBatch:
+        done = self.append(batch.drafts(), contiguous=True)
+        return AppendedBatch([one.physical_offset for one in done], done[-1].end, 0, 1)
+
 
 class Topics:
     """One topic."""
@@ -68,9 +72,12 @@ class Halves:
         self.entered: list[tuple[Draft, Draft, int, str]] = []
         self.twins = Twins()
 
-    def twin(self, message: Draft, producer_group: str, unique_key: str) -> FirstHalf | None:
+    def twin(
+        self, messages: Sequence[tuple[Draft, str]], producer_group: str
+    ) -> list[FirstHalf] | None:
+        ((message, unique_key),) = messages
         offset = self.twins.find(twin_key(producer_group, unique_key))
-        return None if offset is None else FirstHalf(offset, 0, 1, message.store_host)
+        return None if offset is None else [FirstHalf(offset, 0, 1, message.store_host)]
 
     def prepare(
         self, message: Draft, producer_group: str, unique_key: str, connection: Connection

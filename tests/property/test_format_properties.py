@@ -11,7 +11,13 @@ from halfmq.store.format.ids import (
     parse_offset_message_id,
     unpack_host,
 )
-from halfmq.store.format.index import KeyHasher, index_key, index_key_hash, index_keys
+from halfmq.store.format.index import (
+    KeyHasher,
+    UniqueKeys,
+    index_key,
+    index_key_hash,
+    index_keys,
+)
 from halfmq.store.format.properties import (
     BatchUnit,
     decode_batch,
@@ -129,6 +135,22 @@ def test_the_hasher_that_remembers_hashes_like_the_one_that_does_not(
         hashed = hasher.hash_records([(topic, properties, 7, 8, 0)], after=6)
         assert hashed == (expected, [7] * len(expected), [8] * len(expected))
         assert [key.decode() for key in index_keys(properties)] == [unique_key, *keys]
+
+
+@given(
+    topic=st.text("ab中", max_size=3),
+    keys=st.lists(
+        st.one_of(KEYS, st.text("0123456789ABCDEF", min_size=32, max_size=32)), max_size=5
+    ),
+)
+def test_unique_keys_are_hashed_together_as_one_by_one(topic: str, keys: list[str]) -> None:
+    """Also when they are of several clients, of other sizes, or not ASCII."""
+    group = UniqueKeys(topic, [key.encode() for key in keys], list(range(len(keys))), 8)
+    expected = [index_key_hash(index_key(topic, key)) for key in keys]
+
+    hashed = KeyHasher().hash_unique_keys(group)
+
+    assert hashed == (expected, group.physical_offsets, [8] * len(keys))
 
 
 @given(

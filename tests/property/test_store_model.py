@@ -18,8 +18,10 @@ from hypothesis.stateful import (
 )
 
 from halfmq.store.config import FlushMode
-from halfmq.store.draft import Draft
+from halfmq.store.draft import Batch, Draft
 from halfmq.store.errors import CorruptRecordError, RecordTooLargeError
+from halfmq.store.format.flags import TRANSACTION_MASK
+from halfmq.store.format.index import index_keys
 from halfmq.store.format.properties import encode_properties, tag_hash, tags_code
 from halfmq.store.format.record import Record, decode_record, decode_records
 from halfmq.store.message_store import GetStatus, MessageStore
@@ -58,6 +60,12 @@ def is_whole(encoded: bytes) -> bool:
         return decode_record(encoded).total_size == len(encoded)
     except CorruptRecordError:
         return False
+
+
+def unique_keys(group: list[Draft]) -> list[bytes] | None:
+    """The keys of messages that have one each."""
+    keys = [index_keys(one.properties) for one in group]
+    return [each[0] for each in keys] if all(len(each) == 1 for each in keys) else None
 
 
 class StoreModel(RuleBasedStateMachine):
@@ -114,6 +122,38 @@ class StoreModel(RuleBasedStateMachine):
         assert [appended.end for appended in done[:-1]] == [
             appended.physical_offset for appended in done[1:]
         ] or not contiguous
+        flush(self.store)
+
+    @rule(group=st.lists(drafts, min_size=1, max_size=12))
+    def append_batch(self, group: list[Draft]) -> None:
+        """A batch is what its messages would be, one by one and side by side."""
+        first = group[0]
+        batch = Batch(
+            topic=first.topic,
+            queue_id=first.queue_id,
+            flags=[one.flag for one in group],
+            bodies=[one.body for one in group],
+            properties=[one.properties for one in group],
+            tags_codes=[one.tags_code for one in group],
+            unique_keys=unique_keys(group),
+            sys_flag=first.sys_flag & ~TRANSACTION_MASK,
+            born_timestamp=first.born_timestamp,
+            born_host=first.born_host,
+            store_host=first.store_host,
+            reconsume_times=first.reconsume_times,
+        )
+        before = self.store.write_offset
+        try:
+            done = self.store.append_batch(batch)
+        except RecordTooLargeError:
+            assert self.store.write_offset == before
+            return
+        queue = self.queues.setdefault((batch.topic, batch.queue_id), [])
+        assert done.queue_offset == len(queue)
+        assert done.end == self.store.write_offset
+        for draft, offset in zip(batch.drafts(), done.physical_offsets, strict=True):
+            self.log.append((offset, draft, len(queue)))
+            queue.append(offset)
         flush(self.store)
 
     @rule()

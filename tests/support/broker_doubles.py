@@ -15,7 +15,7 @@ from halfmq.remoting.codes import LanguageCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_request
-from halfmq.store.draft import Appended, Draft
+from halfmq.store.draft import Appended, AppendedBatch, Batch, Draft
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record, decode_record, encode_record, new_record
@@ -111,6 +111,11 @@ class FakeLog:
         if self.failure is not None:
             raise self.failure
         return [self._append(draft) for draft in group]
+
+    def append_batch(self, batch: Batch) -> AppendedBatch:
+        done = self.append(batch.drafts())
+        offsets = [one.physical_offset for one in done]
+        return AppendedBatch(offsets, done[-1].end, done[0].queue_offset, done[0].store_timestamp)
 
     def _append(self, draft: Draft) -> Appended:
         queue = self._queues.setdefault((draft.topic, draft.queue_id), [])

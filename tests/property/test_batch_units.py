@@ -1,0 +1,66 @@
+"""What the units of a batch mean is worked out once, and comes out as if it were for each."""
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from halfmq.broker.handlers.batch_units import read_units
+from halfmq.store.format.index import index_keys
+from halfmq.store.format.properties import BatchUnit, encode_batch, get_property, tags_code
+
+WAIT = b"WAIT\x01true\x02"
+SUFFIX = b"CLUSTER\x01c\x02"
+
+properties = st.lists(
+    st.sampled_from(
+        [
+            b"UNIQ_KEY\x01" + b"0" * 32,
+            b"UNIQ_KEY\x01" + b"1" * 32,
+            b"UNIQ_KEY\x01short",
+            b"UNIQ_KEY\x01",
+            b"MY_UNIQ_KEY\x01" + b"2" * 32,
+            b"KEYS\x01a b",
+            b"TAGS\x01x",
+            b"TAGS\x01y",
+            b"WAIT\x01false",
+            b"",
+        ]
+    ),
+    max_size=4,
+).map(b"\x02".join)
+units = st.lists(
+    st.builds(
+        BatchUnit,
+        flag=st.integers(0, 3),
+        body=st.binary(max_size=3),
+        properties=st.one_of(properties, properties.map(lambda raw: raw + b"\x02")),
+    ),
+    max_size=6,
+)
+
+
+@given(units)
+def test_units_mean_the_same_together_as_each_alone(batch: list[BatchUnit]) -> None:
+    """Stored properties, tag codes and keys, whatever came before."""
+    read = read_units(encode_batch(batch), missing_wait=WAIT, suffix=SUFFIX)
+
+    assert list(zip(read.flags, read.bodies, strict=True)) == [unit[:2] for unit in batch]
+    for unit, stored, code in zip(batch, read.properties, read.tags_codes, strict=True):
+        raw = unit.properties
+        closing = b"" if not raw or raw.endswith(b"\x02") else b"\x02"
+        assert stored == raw + closing + (b"" if b"WAIT\x01" in raw else WAIT) + SUFFIX
+        assert code == tags_code(stored)
+    if read.unique_keys is not None:
+        assert [[key] for key in read.unique_keys] == [index_keys(raw) for raw in read.properties]
+
+
+@given(st.lists(st.integers(0, 2**48 - 1), min_size=1))
+def test_the_keys_of_a_usual_batch_need_not_be_looked_for(counters: list[int]) -> None:
+    """Units of an official client, without KEYS."""
+    batch = [
+        BatchUnit(0, b"b", b"UNIQ_KEY\x017F0000015A3B4E0E2F2A%012X\x02TAGS\x01t\x02" % counter)
+        for counter in counters
+    ]
+
+    read = read_units(encode_batch(batch), missing_wait=WAIT, suffix=SUFFIX)
+
+    assert read.unique_keys == [get_property(unit.properties, b"UNIQ_KEY") for unit in batch]
