@@ -9,7 +9,7 @@ Where the system cannot tell (macOS, some file systems), ``read`` reads in any c
 import errno
 import os
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Final
 
@@ -43,31 +43,34 @@ class LogReader:
         self._scratch = memoryview(bytearray(SCRATCH_SIZE))
         self._no_wait = getattr(os, "RWF_NOWAIT", 0)
 
-    def read(self, ranges: Iterable[Range]) -> bytes | None:
-        """Return the bytes of all ranges joined, or None if some are not in the page cache."""
-        pieces: list[bytes] = []
-        for physical_offset, length in ranges:
-            piece = self._read_cached(physical_offset, length)
-            if piece is None:
-                return None
-            pieces.append(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    def read(self, ranges: Sequence[Range], *, behind: bytes = b"") -> bytes | None:
+        """Return the bytes of all ranges joined, or None if some are not in the page cache.
 
-    def _read_cached(self, physical_offset: int, length: int) -> bytes | None:
+        They come ``behind`` what is given: joining the two later would copy everything once more.
+        """
+        end = len(behind) + sum([length for _, length in ranges])
+        scratch = self._scratch if end <= SCRATCH_SIZE else memoryview(bytearray(end))
+        at = len(behind)
+        scratch[:at] = behind
+        for physical_offset, length in ranges:
+            if not self._read_cached(physical_offset, scratch[at : at + length]):
+                return None
+            at += length
+        return bytes(scratch[:end])
+
+    def _read_cached(self, physical_offset: int, target: memoryview) -> bool:
         position = physical_offset % self._files.file_size
         fd = self._descriptor(physical_offset - position)
-        scratch = self._scratch if length <= SCRATCH_SIZE else memoryview(bytearray(length))
-        target = scratch[:length]
         try:
             got = os.preadv(fd, (target,), position, self._no_wait)
         except BlockingIOError:
-            return None
+            return False
         except OSError as error:
             if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL} or not self._no_wait:
                 raise
             self._no_wait = 0
             got = os.preadv(fd, (target,), position)
-        return bytes(target) if got == length else None
+        return got == len(target)
 
     def _descriptor(self, base: int) -> int:
         fd = self._descriptors.get(base)

@@ -362,9 +362,12 @@ class MessageStore:
             tag_codes=tag_codes,
         )
 
-    def read(self, ranges: Iterable[Range]) -> bytes | None:
-        """Return the bytes of all ranges joined, or None if some would have to come from disk."""
-        return self._reader.read(ranges)
+    def read(self, ranges: Sequence[Range], *, behind: bytes = b"") -> bytes | None:
+        """Return the bytes of all ranges joined, or None if some would have to come from disk.
+
+        They come ``behind`` what is given, such as the head of an answer.
+        """
+        return self._reader.read(ranges, behind=behind)
 
     def read_cold(self, ranges: Iterable[Range]) -> bytes:
         """Return the same, waiting for the disk where needed; any thread may call it."""

@@ -91,7 +91,9 @@ class Store(Protocol):
         tag_codes: frozenset[int] | None = ...,
     ) -> GetResult: ...
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> bytes | None: ...
+    def read(
+        self, ranges: Sequence[tuple[int, int]], *, behind: bytes = ...
+    ) -> bytes | None: ...
 
     def read_cold(self, ranges: Sequence[tuple[int, int]]) -> bytes: ...
 
@@ -208,9 +210,9 @@ class PullHandler:
     def _found(
         self, request: RemotingCommand, connection: Connection, result: GetResult
     ) -> bytes | None:
-        body = self._store.read(result.ranges)
-        if body is not None:
-            return _full(request, result) + body
+        answer = self._store.read(result.ranges, behind=_full(request, result))
+        if answer is not None:
+            return answer
         if self._cold_reads >= COLD_READS_MAX:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_BUSY, "[PCBUSY_CLEAN_QUEUE]too many reads wait for the disk"
@@ -256,13 +258,9 @@ class PullHandler:
             tag_codes=held.tag_codes,
         )
         if result.status is GetStatus.FOUND:
-            body = self._store.read(result.ranges)
+            answer = self._store.read(result.ranges, behind=_full(request, result))
             # Just written, so cached; if it is cold all the same, the client comes again at once.
-            return (
-                _retry(request, result, held.next_offset)
-                if body is None
-                else _full(request, result) + body
-            )
+            return _retry(request, result, held.next_offset) if answer is None else answer
         if result.status is GetStatus.NO_MATCHED_MESSAGE:
             held.next_offset = result.next_offset
         if not timed_out:
@@ -372,6 +370,7 @@ def _not_found(result: GetResult, asked_offset: int) -> tuple[ResponseCode, int]
 
 
 def _full(request: RemotingCommand, result: GetResult) -> bytes:
+    """Return the answer with messages, up to them."""
     return encode_pull_reply(
         request,
         ResponseCode.SUCCESS,

@@ -191,8 +191,8 @@ class FakeLog:
             ranges.append((physical, record_size))
         return FakeFound(ranges=ranges, count=len(ranges), next_offset=offset + len(ranges))
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> bytes | None:
-        return None if self.cold else self._bytes(ranges)
+    def read(self, ranges: Sequence[tuple[int, int]], *, behind: bytes = b"") -> bytes | None:
+        return None if self.cold else behind + self._bytes(ranges)
 
     def read_cold(self, ranges: Sequence[tuple[int, int]]) -> bytes:
         self.cold_reads += 1
