@@ -40,10 +40,12 @@ from .errors import (
     RequestTimeoutError,
     RouteNotFoundError,
     SendTimeoutError,
+    TransactionFencedError,
     TransactionNotFoundError,
     UnreadableBodyError,
     UnsupportedRequestError,
 )
+from .ledger import TransactionLedger
 from .message import Decision, Message, MessageQueue, MessageView, SendResult, SendStatus
 from .producer import Producer
 from .transaction import Transaction, TransactionListener, TransactionProducer
@@ -76,6 +78,8 @@ __all__ = [
     "SendStatus",
     "SendTimeoutError",
     "Transaction",
+    "TransactionFencedError",
+    "TransactionLedger",
     "TransactionListener",
     "TransactionNotFoundError",
     "TransactionProducer",

@@ -43,6 +43,7 @@ from .admin import PAGE_SIZE, PendingTransaction, State
 from .check_back import Checker, as_decision, ask
 from .config import ClientConfig
 from .errors import ClientClosedError
+from .ledger import TransactionLedger
 from .message import (
     Decision,
     Message,
@@ -70,6 +71,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "Transaction",
+    "TransactionLedger",
     "TransactionListener",
     "TransactionProducer",
 ]
@@ -309,6 +311,7 @@ class TransactionProducer(_Facade[aio_transaction.TransactionProducer]):
     send = _Waiting(aio_producer.Producer.send)
     send_batch = _Waiting(aio_producer.Producer.send_batch)
     send_oneway = _Waiting(aio_producer.Producer.send_oneway)
+    pending = _Waiting(aio_transaction.TransactionProducer.pending)
 
     def transaction(
         self, messages: Message | Sequence[Message]

@@ -17,6 +17,7 @@
     │   └── DecisionConflictError  the transaction was decided the other way before
     ├── UnsupportedRequestError    the broker does not know the request: it is not halfmq's
     ├── TransactionNotFoundError   no broker knows the transaction
+    ├── TransactionFencedError     a check came before the local transaction's row in the ledger
     ├── HalfNotDurableError        the half message may not be on disk            retriable
     └── UnreadableBodyError        the body of a received message cannot be unpacked
 
@@ -224,6 +225,24 @@ class TransactionNotFoundError(ClientError):
 
     def __str__(self) -> str:
         return f"no transaction {self.transaction_id}: {self.reason}"
+
+
+class TransactionFencedError(ClientError):
+    """The ledger has an entry of this transaction already: roll the local transaction back.
+
+    A check was answered ROLLBACK while the local transaction was running, so its message will not
+    be delivered; or it was recorded twice.
+    """
+
+    def __init__(self, transaction_id: str) -> None:
+        super().__init__(transaction_id)
+        self.transaction_id = transaction_id
+
+    def __str__(self) -> str:
+        return (
+            f"transaction {self.transaction_id} cannot be recorded: a check of it was answered "
+            "ROLLBACK before, or it was recorded before"
+        )
 
 
 class HalfNotDurableError(ClientError):

@@ -31,6 +31,7 @@ from typing import Any, Final, Self, TypeVar
 from halfmq.remoting.codes import RequestCode
 from halfmq.store.format.ids import parse_offset_message_id
 
+from .admin import PendingTransaction, pending_pages
 from .check_back import CheckBack, Checker, Memory, ask
 from .config import ClientConfig
 from .connection import ServerRequestHandler
@@ -299,6 +300,18 @@ class TransactionProducer(Producer):
             self._listener = listener
             self._check_back.checker = listener.check_local_transaction
         return listener
+
+    async def pending(self) -> list[PendingTransaction]:
+        """What nobody has decided yet of this group's transactions, on all brokers.
+
+        By broker, the oldest first; whichever producer prepared them, this one or another.
+
+        Raises:
+            UnsupportedRequestError: A broker is not halfmq's.
+            ClientError: A broker does not answer, or refuses.
+        """
+        pages = pending_pages(self._session, group=self.group)
+        return [transaction async for page in pages for transaction in page]
 
     async def close(self) -> None:
         """Wait a little for decisions and checks under way, then close; safe to call twice."""

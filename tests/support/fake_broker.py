@@ -58,10 +58,13 @@ from halfmq.remoting.transaction_headers import (
     EndTransactionResponseHeader,
     EndTransactionsRequestHeader,
     PrepareTransactionRequestHeader,
+    QueryTransactionsRequestHeader,
+    QueryTransactionsResponseHeader,
 )
 from halfmq.remoting.transactions import (
     EndResult,
     PreparedResult,
+    TransactionInfo,
     decode_ends,
     decode_prepared_messages,
     encode_entries,
@@ -225,6 +228,7 @@ class FakeBroker:
             RequestCode.END_TRANSACTION: self._end_transaction,
             RequestCode.END_TRANSACTIONS: self._end_transactions,
             RequestCode.PREPARE_TRANSACTION: self._prepare_transaction,
+            RequestCode.QUERY_TRANSACTIONS: self._query_transactions,
             RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back,
         }
 
@@ -276,12 +280,13 @@ class FakeBroker:
     def producers(self, group: str) -> list[Peer]:
         return [peer for peer in self.peers if group in peer.producer_groups]
 
-    def check(self, half: Half, *, group: str | None = None) -> bool:
-        """Ask a producer of the half's group; False when there is none."""
+    def check(self, half: Half, *, group: str | None = None, asked: Peer | None = None) -> bool:
+        """Ask a producer of the half's group, or this one; False when there is none."""
         properties = half.record.property_map
         live = self.producers(group or properties["PGROUP"])
-        if not live:
+        if asked is None and not live:
             return False
+        peer = asked or live[0]
         shown = half.record._replace(topic=half.real_topic, queue_id=half.real_queue)
         header = CheckTransactionStateRequestHeader(
             topic=HALF_TOPIC,
@@ -293,12 +298,10 @@ class FakeBroker:
             broker_name=self.broker_name,
         )
         opaque = None
-        if self.halfmq and live[0].header_type == HeaderType.MSGPACK:
+        if self.halfmq and peer.header_type == HeaderType.MSGPACK:
             opaque = len(self.asked)
             self.asked[opaque] = properties["UNIQ_KEY"]
-        live[0].send(
-            RequestCode.CHECK_TRANSACTION_STATE, header, encode_record(shown), opaque=opaque
-        )
+        peer.send(RequestCode.CHECK_TRANSACTION_STATE, header, encode_record(shown), opaque=opaque)
         return True
 
     def notify_members(self, group: str) -> None:
@@ -494,6 +497,48 @@ class FakeBroker:
             for message, record in zip(messages, stored, strict=True)
         ]
         return encode_reply(command, body=encode_entries(results))
+
+    def _query_transactions(self, command: RemotingCommand, _peer: Peer) -> bytes:
+        """A page of two undecided transactions at most; nobody owns them or was asked."""
+        if not self.halfmq:
+            code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+            return encode_reply(command, code, remark=" request type 9000 not supported")
+        header = cast("QueryTransactionsRequestHeader", command.header)
+        members = {id(other) for half in self.halves.values() for other in half.others}
+        found = [
+            self._info(half)
+            for offset, half in self.halves.items()
+            if offset > header.after
+            and not any(half.decisions)
+            and id(half) not in members
+            and half.record.property_map["PGROUP"] == header.producer_group
+        ]
+        page, more = found[:2], len(found) > 2
+        next_after = page[-1].offset if more else None
+        fields = QueryTransactionsResponseHeader(next_after=next_after)
+        return encode_reply(command, header=fields, body=encode_entries(page))
+
+    def _info(self, half: Half) -> TransactionInfo:
+        properties = half.record.property_map
+        return TransactionInfo(
+            offset=half.record.physical_offset,
+            queue_offset=half.record.queue_offset,
+            message_id=half.record.msg_id,
+            transaction_id=properties["UNIQ_KEY"],
+            producer_group=properties["PGROUP"],
+            topic=half.real_topic,
+            keys=properties.get("KEYS", ""),
+            state="prepared",
+            age_ms=self.now_ms - half.record.store_timestamp,
+            store_timestamp=half.record.store_timestamp,
+            owner=None,
+            checks_sent=len(half.decisions),
+            checks_delivered=len(half.decisions),
+            checks_answered=len(half.decisions),
+            next_check_ms=None,
+            parked_reason=None,
+            messages=1 + len(half.others),
+        )
 
     def _end_transaction(self, command: RemotingCommand, _peer: Peer) -> bytes | None:
         header = cast("EndTransactionRequestHeader", command.header)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Coroutine, Iterator
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +123,52 @@ def test_a_transaction_runs_in_the_callers_thread(served: BrokerThread) -> None:
 
     assert len(broker.messages("orders")) == 2
     assert threads[0] not in {threading.main_thread(), served.thread}
+
+
+def test_several_messages_and_delays_without_await(served: BrokerThread) -> None:
+    """What is new in transactions is here as well."""
+    broker = served.broker
+    messages = [MESSAGE, Message("invoices", b"i-2", deliver_after=timedelta(seconds=1))]
+    with blocking.TransactionProducer("orders-tx", _commit, namesrv=broker.address) as producer:
+        with producer.transaction(messages) as tx:
+            (pending,) = producer.pending()
+        done = producer.send_in_transaction(messages, Listener(Decision.COMMIT))
+        assert producer.pending() == []
+
+    assert (pending.unique_key, pending.messages) == (tx.id, 2)
+    assert [len(one.results) for one in (tx, done)] == [2, 2]
+    assert tx.final_message_id == broker.messages("orders")[0].msg_id
+    assert len(broker.messages("invoices")) == 2
+
+
+def test_a_ledger_answers_checks_of_blocking_producers(
+    served: BrokerThread, tmp_path: Path
+) -> None:
+    """The row and its database connection belong to this thread, the check to another."""
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "orders.db")
+
+    broker = served.broker
+    ledger = blocking.TransactionLedger()
+    with (
+        contextlib.closing(connect()) as database,
+        blocking.TransactionProducer(
+            "orders-tx", ledger.checker(connect), namesrv=broker.address
+        ) as producer,
+    ):
+        ledger.create_table(database)
+        with producer.transaction(MESSAGE) as tx, database:
+            ledger.record(database.cursor(), tx.id)
+            tx.decide(Decision.UNKNOWN)
+        with producer.transaction(MESSAGE) as nothing:
+            nothing.decide(Decision.UNKNOWN)
+        for one in (tx, nothing):
+            served.loop.call_soon_threadsafe(broker.check, broker.half_of(one.id))
+        served.run(until(lambda: all(any(half.decisions) for half in broker.halves.values())))
+
+    assert broker.half_of(tx.id).decisions == [Decision.COMMIT]
+    assert broker.half_of(nothing.id).decisions == [Decision.ROLLBACK]
 
 
 def test_a_late_commit_is_an_error_here_too(served: BrokerThread) -> None:

@@ -24,6 +24,7 @@ from halfmq.client import (
     Transaction,
     TransactionListener,
     TransactionProducer,
+    UnsupportedRequestError,
     transaction,
 )
 from halfmq.client.message import Decision
@@ -593,3 +594,31 @@ async def test_a_commit_that_closing_cuts_off_is_no_error_of_the_block(
         await leaving
 
     assert (tx.decision, tx.decided) == (Decision.COMMIT, False)
+
+
+@on_both_loops
+async def test_pending_are_the_groups_undecided_transactions(broker: FakeBroker) -> None:
+    """Those of every producer of the group, and of no other, however many pages they fill."""
+    other = TransactionProducer("others-tx", commits, namesrv=broker.address, config=QUICK)
+    async with new_producer(broker) as producer, other:
+        assert await producer.pending() == []
+        await undecided(other)
+        identities = [await undecided(producer) for _ in range(4)]
+        async with producer.transaction([MESSAGE, MESSAGE]) as tx:
+            pending = await producer.pending()
+        after = await producer.pending()
+
+    assert [one.unique_key for one in pending] == [*identities, tx.id]
+    assert [one.unique_key for one in after] == identities
+    last = pending[-1]
+    assert (last.id, last.group, last.state) == (tx.message_id, "orders-tx", "prepared")
+    assert (last.topic, last.keys, last.messages) == ("orders", "o-2", 2)
+    assert (last.checks_sent, last.checks_delivered, last.checks_answered) == (0, 0, 0)
+    assert pending[0].age > last.age >= 0
+
+
+async def test_an_official_broker_does_not_tell_what_is_pending() -> None:
+    """It keeps no list."""
+    async with fake_broker(halfmq=False) as broker, new_producer(broker) as producer:
+        with pytest.raises(UnsupportedRequestError, match="QUERY_TRANSACTIONS"):
+            await producer.pending()
