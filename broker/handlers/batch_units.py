@@ -7,6 +7,7 @@ unique key means the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from halfmq.store.format.properties import split_batch, tags_code
@@ -18,11 +19,38 @@ _SEPARATOR: Final = 2  # 0x02, behind a property
 class Units(NamedTuple):
     """The messages of a batch, in columns."""
 
-    flags: list[int]
-    bodies: list[bytes]
-    properties: list[bytes]  # as they are to be stored
-    tags_codes: list[int]
-    unique_keys: list[bytes] | None  # None when one has none, or other keys beside it
+    flags: Sequence[int]
+    bodies: Sequence[bytes]
+    properties: Sequence[bytes]  # as they are to be stored
+    tags_codes: Sequence[int]
+    unique_keys: Sequence[bytes] | None  # None when one has none, or other keys beside it
+
+
+class _Shape(NamedTuple):
+    """What the properties of a unit mean, whatever its unique key is."""
+
+    head: bytes  # up to the unique key
+    tail: bytes  # behind it
+    key_at: int
+    key_end: int
+    added: bytes  # what the broker adds
+    tags_code: int
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is a unique key, and no other keys."""
+        return self.key_at < self.key_end and not (
+            b"KEYS\x01" in self.head or b"KEYS\x01" in self.tail or b"KEYS\x01" in self.added
+        )
+
+    def fits(self, raw: bytes) -> bool:
+        """Whether properties mean the same but for their unique key."""
+        key_at, key_end = self.key_at, self.key_end
+        return (
+            raw[:key_at] == self.head
+            and raw[key_end:] == self.tail
+            and raw.find(_SEPARATOR, key_at, key_end) < 0
+        )
 
 
 def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units:
@@ -36,29 +64,43 @@ def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units:
     Raises:
         ValueError: The body does not end with a whole unit.
     """
-    units = Units([], [], [], [], unique_keys := [])
-    all_plain = True
-    head: bytes | None = None
-    tail = added = b""
-    key_at = key_end = code = 0
-    for flag, body, raw in split_batch(batch):
-        if (
-            raw[:key_at] != head
-            or raw[key_end:] != tail
-            or raw.find(_SEPARATOR, key_at, key_end) >= 0
-        ):
-            key_at, key_end = _unique_key_of(raw)
-            head, tail = raw[:key_at], raw[key_end:]
-            closing = b"" if not raw or raw[-1] == _SEPARATOR else b"\x02"
-            added = closing + (b"" if b"WAIT\x01" in raw else missing_wait) + suffix
-            code = tags_code(raw + added)
-            all_plain = all_plain and key_at < key_end and b"KEYS\x01" not in raw + added
-        units.flags.append(flag)
-        units.bodies.append(body)
-        units.properties.append(raw + added)
-        units.tags_codes.append(code)
-        unique_keys.append(raw[key_at:key_end])
-    return units if all_plain else units._replace(unique_keys=None)
+    flags, bodies, sent = split_batch(batch)
+    if not flags:
+        return Units((), (), (), (), None)
+    shape = _shape_of(sent[0], missing_wait, suffix)
+    head, tail, key_at, key_end, added, tags_code = shape
+    keys = [raw[key_at:key_end] for raw in sent]
+    if (
+        {raw[:key_at] for raw in sent} == {head}
+        and {raw[key_end:] for raw in sent} == {tail}
+        and b"\x02" not in b"".join(keys)
+    ):
+        stored = [raw + added for raw in sent]
+        codes = [tags_code] * len(stored)
+        return Units(flags, bodies, stored, codes, keys if shape.is_plain else None)
+    shapes: list[_Shape] = []
+    for raw in sent:
+        if not shape.fits(raw):
+            shape = _shape_of(raw, missing_wait, suffix)
+        shapes.append(shape)
+    units = list(zip(sent, shapes, strict=True))
+    return Units(
+        flags,
+        bodies,
+        [raw + shape.added for raw, shape in units],
+        [shape.tags_code for shape in shapes],
+        [raw[shape.key_at : shape.key_end] for raw, shape in units]
+        if all(shape.is_plain for shape in shapes)
+        else None,
+    )
+
+
+def _shape_of(raw: bytes, missing_wait: bytes, suffix: bytes) -> _Shape:
+    key_at, key_end = _unique_key_of(raw)
+    closing = b"" if not raw or raw[-1] == _SEPARATOR else b"\x02"
+    added = closing + (b"" if b"WAIT\x01" in raw else missing_wait) + suffix
+    code = tags_code(raw + added)
+    return _Shape(raw[:key_at], raw[key_end:], key_at, key_end, added, code)
 
 
 def _unique_key_of(raw: bytes) -> tuple[int, int]:

@@ -10,7 +10,7 @@ Source: RocketMQ ``MessageDecoder.java`` (``string2messageProperties``), ``Messa
 """
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
@@ -74,6 +74,7 @@ PROPERTY_TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
 PROPERTY_TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
 
 _TAGS_CACHED_MAX: Final = 4096  # distinct TAGS values whose hash is kept, about 200 bytes each
+_LAYOUTS_CACHED_MAX: Final = 1024  # sizes of messages, 200 bytes each
 _UNIT_HEAD: Final = Struct(">iiiii")
 _LENGTH: Final = Struct(">h")
 _UNIT_CONTENT: Final = Struct(">12xii")  # without size, magic and CRC, which are not trusted
@@ -194,17 +195,54 @@ def decode_batch(batch: bytes) -> list[BatchUnit]:
     Raises:
         ValueError: The body does not end with a whole unit; the sender's fault.
     """
-    return [BatchUnit(*unit) for unit in split_batch(batch)]
+    return list(map(BatchUnit, *split_batch(batch)))
 
 
-def split_batch(batch: bytes) -> list[tuple[int, bytes, bytes]]:
-    """Return flag, body and properties of each message: ``decode_batch`` for the hot path.
+Columns = tuple[Sequence[int], Sequence[bytes], Sequence[bytes]]
+
+
+def split_batch(batch: bytes) -> Columns:
+    """Return flags, bodies and properties: ``decode_batch`` in columns, for the hot path.
 
     Raises:
         ValueError: As ``decode_batch``.
     """
-    units: list[tuple[int, bytes, bytes]] = []
-    add, content, length = units.append, _UNIT_CONTENT.unpack_from, _LENGTH.unpack_from
+    return _split_alike(batch) or _split(batch)
+
+
+@lru_cache(maxsize=_LAYOUTS_CACHED_MAX)
+def _unit_layout(body_size: int, properties_size: int) -> Struct:
+    return Struct(f">12xii{body_size}sh{properties_size}s")
+
+
+def _split_alike(batch: bytes) -> Columns | None:
+    """Take messages of one size apart, in one call for all of them; None when sizes differ."""
+    room = len(batch) - _UNIT_HEAD.size - _LENGTH.size
+    if room < 0:
+        return None
+    _, body_size = _UNIT_CONTENT.unpack_from(batch)
+    if not 0 <= body_size <= room:
+        return None
+    (properties_size,) = _LENGTH.unpack_from(batch, _UNIT_HEAD.size + body_size)
+    if properties_size < 0:
+        return None
+    layout = _unit_layout(body_size, properties_size)
+    count, rest = divmod(len(batch), layout.size)
+    if rest:
+        return None
+    flags, body_sizes, bodies, properties_sizes, properties = zip(
+        *layout.iter_unpack(batch), strict=True
+    )
+    if body_sizes.count(body_size) != count or properties_sizes.count(properties_size) != count:
+        return None
+    return flags, bodies, properties
+
+
+def _split(batch: bytes) -> Columns:
+    flags: list[int] = []
+    bodies: list[bytes] = []
+    properties: list[bytes] = []
+    content, length = _UNIT_CONTENT.unpack_from, _LENGTH.unpack_from
     position = 0
     end = len(batch)
     try:
@@ -217,8 +255,10 @@ def split_batch(batch: bytes) -> list[tuple[int, bytes, bytes]]:
             next_unit = properties_start + properties_size
             if body_size < 0 or properties_size < 0 or next_unit > end:
                 raise ValueError(f"batch unit at byte {position} has a length that does not fit")
-            add((flag, batch[body_start:body_end], batch[properties_start:next_unit]))
+            flags.append(flag)
+            bodies.append(batch[body_start:body_end])
+            properties.append(batch[properties_start:next_unit])
             position = next_unit
     except struct.error as error:
         raise ValueError(f"batch unit at byte {position} is cut short") from error
-    return units
+    return flags, bodies, properties
