@@ -36,6 +36,10 @@ SCAN_S: Final = 10.0
 REGISTRATIONS_MAX: Final = 200_000
 """Memberships of clients in groups, about 500 bytes each."""
 
+LEFT_GROUPS_MAX: Final = 1_024
+"""Groups whose producer one connection has ended, remembered for as long as it lives; of a
+connection with more it is assumed that it has left every group it is not in."""
+
 SUBSCRIPTIONS_MAX: Final = 4_096
 """Topics that one group may subscribe to; far above what a consumer can poll."""
 
@@ -90,6 +94,7 @@ class ClientRegistry:
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[str, Member]] = {}
         self._by_connection: dict[Connection, set[tuple[bool, str, str]]] = {}
+        self._left: dict[object, set[str]] = {}  # by connection, the groups it no longer produces
         self._producer_hooks: list[ProducerHook] = []
         self._count = 0
 
@@ -140,6 +145,7 @@ class ClientRegistry:
 
     def forget(self, connection: Connection) -> list[str]:
         """End what was registered through a lost connection; return the consumer groups changed."""
+        self._left.pop(connection, None)
         changed = []
         for is_consumer, group, client_id in self._by_connection.pop(connection, ()):
             if not is_consumer:
@@ -213,6 +219,14 @@ class ClientRegistry:
             if not member.connection.closed
         ]
 
+    def has_left(self, group: str, connection: object) -> bool:
+        """Whether a living connection was a producer of the group and is no longer.
+
+        One that never was may have prepared a message before its first heartbeat.
+        """
+        left = self._left.get(connection)
+        return left is not None and (group in left or len(left) >= LEFT_GROUPS_MAX)
+
     def producer(self, group: str, client_id: str) -> Connection | None:
         """Return the connection of one producer, if it is open."""
         member = self._producers.get(group, {}).get(client_id)
@@ -240,6 +254,8 @@ class ClientRegistry:
         member = Member(client_id, connection, self._now_ms())
         self._producers.setdefault(group, {})[client_id] = member
         self._link(connection, (False, group, client_id))
+        if connection in self._left:
+            self._left[connection].discard(group)
         logger.info("event=producer_up group=%s client=%s", group, client_id)
         for hook in self._producer_hooks:
             hook(group, connection)
@@ -285,6 +301,16 @@ class ClientRegistry:
         if not members:
             del self._producers[group]
         self._unlink(member.connection, (False, group, client_id))
+        self._note_left(group, member.connection)
+
+    def _note_left(self, group: str, connection: Connection) -> None:
+        """Remember it of a connection that goes on: a closed one is asked nothing anyway."""
+        registrations = self._by_connection.get(connection, ())
+        if connection.closed or any(one[:2] == (False, group) for one in registrations):
+            return
+        left = self._left.setdefault(connection, set())
+        if len(left) < LEFT_GROUPS_MAX:
+            left.add(group)
 
     def _remove_consumer(self, name: str, client_id: str) -> bool:
         """Return whether the client was registered."""

@@ -50,6 +50,7 @@ from .server import Server
 from .store_service import ObservedStore, PersistTicker, StoreService
 from .ticker import Ticker
 from .topics import TopicTable
+from .transaction.cold_halves import ColdHalves
 from .transaction.service import TransactionService
 
 logger = logging.getLogger(__name__)
@@ -105,8 +106,9 @@ class Broker:
         self._group = GroupAppend(self._store)
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
         self._tables = self._make_tables()
-        self.transactions = self._make_transactions()
+        self._cold_halves = ColdHalves(self._store.read_cold)
         self._asking = Ticker("transactions", self._transactions_tick)
+        self.transactions = self._make_transactions()
         self._tables.registry.on_producer(self.transactions.on_producer)
         self._tables.registry.on_producer(lambda _group, _connection: self._asking.hurry())
         self._delay = DelayService(
@@ -134,6 +136,7 @@ class Broker:
             [
                 self._store_service,
                 self._pull,
+                self._cold_halves,
                 self._polling,
                 *self._make_housekeeping(),
                 self._server,
@@ -175,6 +178,8 @@ class Broker:
             now_ms=self._now_ms,
             snapshot_path=self._table_path("halfmqTransactions"),
             before_parking=lambda: self._tables.topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC),
+            read_cold=self._cold_halves.read,
+            hurry=self._asking.hurry,
             delayed=self._levels.after_commit,
         )
 

@@ -21,6 +21,7 @@ class Ticker:
         self._work = work
         self._handle: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._hurried = False
 
     async def start(self) -> None:
         """Do the first piece of work after this pass of the loop."""
@@ -34,16 +35,19 @@ class Ticker:
             self._handle.cancel()
 
     def hurry(self) -> None:
-        """Do the next piece now rather than when it was due."""
-        if self._loop is not None and self._handle is not None:
-            self._handle.cancel()
-            self._handle = self._loop.call_later(0, self._tick)
+        """Do the next piece now rather than when it was due; the work itself may call this."""
+        if self._hurried or self._loop is None or self._handle is None:
+            return
+        self._hurried = True
+        self._handle.cancel()
+        self._handle = self._loop.call_later(0, self._tick)
 
     def _tick(self) -> None:
+        self._hurried = False
         try:
             delay = self._work()
         except Exception:
             logger.exception("event=tick_failed task=%s", self._name)
             delay = RETRY_AFTER_ERROR_S
-        if self._loop is not None:
+        if self._loop is not None and not self._hurried:
             self._handle = self._loop.call_later(delay, self._tick)

@@ -1,55 +1,83 @@
 """Asking producers back: when a decision does not come, the producer's group is asked for it.
 
-Each undecided transaction is in exactly one place: in the timetable until it is due, then in
-``_ready``, then back in the timetable for its next check; or, when nobody of its group is
-connected, in ``_absent`` until somebody is. A decision does not touch these places, it takes the
-transaction off the table; what is found here and not there is dropped.
+Each undecided transaction that is to be asked about is in exactly one place, which ``Pending.due``
+names: in the timetable until it is due (the number of its bucket), then in the queue of its group
+(``QUEUED``), then on its way to a producer (``ASKING``), and from there in the timetable again.
+Between these, its half may have to be read from the disk (``READING``). A decision does not touch
+the places, it takes the transaction off the table; what is found in a place and not on the table,
+or on the table with another place, is dropped.
 
-Only a check that was written to a live connection counts. After ``check_max`` of them and one more
-interval for the last answer the transaction is parked. A group that is away is neither asked nor
-counted, however long it takes.
+A client of ours acknowledges a check at once ("I have it and will answer"). Only then does it
+count; a refusal, a lost connection or silence sends the question to the next member of the group,
+and when each has been tried, it waits. To official clients a check goes one-way, and counts when it
+was written to a live connection that reads. After ``check_max`` checks that count, and the time for
+the last answer, the transaction is parked. A group that is away is neither asked nor counted,
+however long it takes.
+
+A group has a queue, and the groups take turns, so a group with very many due, or one that does not
+answer, delays no other. All work is done in ``tick``, in slices; news (an acknowledgement, a half
+that was read) only waits there for the next slice.
 
 Time is the broker's store time; the producer's clock plays no part.
 """
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from functools import partial
+from random import Random
+from typing import Final, NamedTuple, Protocol
 
-from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
-from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.topics import HALF_TOPIC
 
 from ..config import TransactionConfig
+from .cold_halves import OnRead
+from .group_queues import Group, GroupQueues
 from .half import StoredHalf, check_body, unique_key
-from .pending import Pending, PendingTable, Producer, State
+from .pending import Event, Pending, PendingTable, Producer, Verdict, outcome
+from .timetable import BUCKET_MS, Timetable
 
 logger = logging.getLogger(__name__)
 
-BUCKET_MS: Final = 50
-"""Due times are kept to this precision; a check is up to this much late and never early."""
+BACK_OFF: Final = 1.5
+"""How much longer the pause after each delivered check is than the one before."""
+
+BACK_OFF_MAX_MS: Final = 600_000
+"""Longest pause between two checks, unless the configured interval is longer: ten minutes."""
+
+JITTER: Final = 0.1
+"""Share by which a pause is longer or shorter, so that what was due together does not stay so."""
 
 CHECKS_PER_TICK: Final = 32
 """Checks sent between two turns of the loop: each reads and encodes a message, about 30 us."""
 
+CHECKS_PER_TURN: Final = 8
+"""Checks of one group before the next group has its turn."""
+
 LOOKS_PER_TICK: Final = 2_000
 """Due transactions looked at between two turns of the loop: most have been decided, at 0.2 us."""
-
-BUSY_RETRY_MS: Final = 1_000
-"""How soon a check is tried again when every connection of the group has too much to read."""
 
 RESTART_GRACE_MS: Final = 400
 """Time after a start before the first check: producers that come back at once may bring the
 decision. A group that is not back yet is asked when it is."""
 
-ABSENT_SWEEP_MS: Final = 5_000
-"""How often groups that are away are looked for, should the news of a connection have been lost."""
+COLD_READS_MAX: Final = 64
+"""Halves that are being read from the disk or wait to be sent after that."""
+
+# Places of a transaction that is not in the timetable; those in it have the bucket's number.
+UNPLANNED: Final = 0
+QUEUED: Final = -1
+ASKING: Final = -2
+READING: Final = -3
+
+_SUCCESS: Final = int(ResponseCode.SUCCESS)
+_CHECK: Final = RequestCode.CHECK_TRANSACTION_STATE
 
 
 class ProducerDirectory(Protocol):
@@ -59,34 +87,18 @@ class ProducerDirectory(Protocol):
         """Return the connections of a group, perhaps none."""
         ...
 
+    def has_left(self, group: str, connection: Producer) -> bool:
+        """Whether a connection was a member of the group and is no longer, though it lives."""
+        ...
 
-class Timetable:
-    """Transactions by due time: one list entry each, whatever their number."""
 
-    def __init__(self) -> None:
-        self._buckets: dict[int, list[int]] = {}
-        self._order: list[int] = []  # heap of the buckets that exist
+class _Receipt(NamedTuple):
+    """What came of a check that has to be acknowledged."""
 
-    def add(self, due_ms: int, offset: int) -> None:
-        """Have the transaction returned at its due time or up to ``BUCKET_MS`` later."""
-        bucket = -(-due_ms // BUCKET_MS)
-        members = self._buckets.get(bucket)
-        if members is None:
-            self._buckets[bucket] = [offset]
-            heapq.heappush(self._order, bucket)
-        else:
-            members.append(offset)
-
-    def take_due(self, now_ms: int) -> list[int]:
-        """Remove and return what one bucket holds that is due; nothing when none is."""
-        if not self._order or self._order[0] * BUCKET_MS > now_ms:
-            return []
-        return self._buckets.pop(heapq.heappop(self._order))
-
-    @property
-    def next_due_ms(self) -> int | None:
-        """When something may be due next."""
-        return self._order[0] * BUCKET_MS if self._order else None
+    entry: Pending
+    asked: Producer
+    tried: tuple[Producer, ...]  # who was asked before and did not take it
+    taken: bool
 
 
 class Checker:
@@ -100,128 +112,279 @@ class Checker:
         *,
         broker_name: str,
         read_half: Callable[[int], StoredHalf | None],
+        read_cold: Callable[[int, OnRead], None],
         park: Callable[[Pending], bool],
+        random: Random,
+        hurry: Callable[[], None] = lambda: None,
     ) -> None:
+        """Wire it.
+
+        Args:
+            table: The undecided transactions.
+            producers: Who can be asked.
+            config: When, and how often.
+            broker_name: Told to who is asked.
+            read_half: Returns the half at an offset, without waiting for the disk; None when it
+                would have to, or when there is none that is sound.
+            read_cold: Reads it in any case and calls back on this thread, at once or later.
+            park: Records that a transaction is given up; False when that could not be recorded.
+            random: Source of the jitter.
+            hurry: Has ``tick`` called soon.
+        """
         self._table = table
         self._producers = producers
         self._config = config
         self._broker_name = broker_name
         self._read_half = read_half
+        self._read_cold = read_cold
         self._park = park
+        self._random = random
+        self._hurry = hurry
         self._timetable = Timetable()
-        self._ready: deque[int] = deque()
-        self._absent: dict[str, list[int]] = {}
-        self._next_sweep_ms = 0
-        self._turn = 0
+        self._bucket = 0  # number of the bucket that is being looked through
+        self._due: list[int] = []  # the rest of it, last one first
+        self._queues = GroupQueues(
+            is_away=lambda group: not self._members_of(group),
+            is_gone=lambda offset: offset not in table,
+        )
+        self._receipts: deque[_Receipt] = deque()
+        self._read: list[tuple[Pending, tuple[Producer, ...], StoredHalf | None]] = []
+        self._reading = 0  # halves asked for and not yet taken from `_read`
+        self._fetched: dict[int, StoredHalf] = {}
+        self._cold_blocked: dict[str, Group] = {}  # those that wait until fewer are read
+        # Within one tick: members by group, and those that take no more for now.
+        self._members: dict[str, Sequence[Producer]] = {}
+        self._full: set[Producer] = set()
         self.sent = 0
+        self.delivered = 0
+        self.answered = 0
+        self.not_taken = 0  # refused, lost with the connection, or not acknowledged in time
+
+    # --- what others say
 
     def schedule_first(self, entry: Pending, not_before_ms: int = 0) -> None:
-        """Plan the first check of a transaction, from the age of its half."""
+        """Plan the first check of a transaction, from the age of its half; or the next one."""
+        config = self._config
         # RocketMQ takes the message's own time in place of the broker's, be it longer or shorter.
-        wait_ms = entry.immunity_s * 1_000 or self._config.timeout_ms
-        self._timetable.add(max(entry.store_timestamp + wait_ms, not_before_ms), entry.offset)
+        due_ms = entry.store_timestamp + (entry.immunity_s * 1_000 or config.timeout_ms)
+        if due_ms < not_before_ms:
+            due_ms = not_before_ms
+            if entry.checks >= config.check_max:
+                # The broker was restarted: the last check may have been a moment before.
+                due_ms += config.check_interval_ms
+        entry.due = self._timetable.add(due_ms, entry.offset)
 
-    def tick(self, now_ms: int) -> int | None:
-        """Send what is due; return the milliseconds until there is more to do, None if unknown."""
-        ready = self._ready
-        if now_ms >= self._next_sweep_ms:
-            self._next_sweep_ms = now_ms + ABSENT_SWEEP_MS
-            self._look_for_absent()
-        while len(ready) < LOOKS_PER_TICK and (due := self._timetable.take_due(now_ms)):
-            ready.extend(due)
-        checks_left = CHECKS_PER_TICK
-        for _ in range(min(len(ready), LOOKS_PER_TICK)):
-            entry = self._table.get(ready.popleft())
-            if entry is None or entry.state is not State.PREPARED:
-                continue  # decided or parked meanwhile
-            checks_left -= self._attend(entry, now_ms)
-            if not checks_left:
-                break
-        if ready:
-            return 0
-        next_due_ms = self._timetable.next_due_ms
-        return None if next_due_ms is None else max(next_due_ms - now_ms, 0)
+    def on_answered(self, entry: Pending) -> None:
+        """Count a producer's answer to a check, be it "not known yet"; one per check counts."""
+        if entry.answered < entry.sent:
+            entry.answered += 1
+            self.answered += 1
 
     def on_producer(self, group: str) -> None:
         """Make what is due of a group ready at once; one of its producers has connected."""
-        waiting = self._absent.pop(group, None)
-        if waiting:
-            self._ready.extend(waiting)
+        self._queues.come(group)
+
+    # --- what others ask
+
+    def next_check_ms(self, entry: Pending) -> int | None:
+        """Return when the transaction is asked about next, in ms; None when nobody can tell.
+
+        That is: it is due, and its group is away, or it is just being asked; or it is parked.
+        """
+        return entry.due * BUCKET_MS if entry.due > 0 and _is_asked_about(entry) else None
 
     @property
     def waiting_for_producers(self) -> int:
         """How many are due while their group is away; some may have been decided meanwhile."""
-        return sum(map(len, self._absent.values()))
+        return self._queues.away
 
-    def _look_for_absent(self) -> None:
-        for group in [group for group in self._absent if self._producers.producers_of(group)]:
-            self.on_producer(group)
+    # --- time goes on
 
-    def _attend(self, entry: Pending, now_ms: int) -> bool:
-        """Do what is due about one transaction; tell whether that read its half."""
-        config = self._config
-        if entry.checks >= config.check_max:
-            if not self._park(entry):
-                self._timetable.add(now_ms + config.check_interval_ms, entry.offset)
+    def tick(self, now_ms: int) -> int | None:
+        """Do what is due, in a slice; return the milliseconds until there is more, or None."""
+        self._members.clear()
+        self._full.clear()
+        self._take_receipts(now_ms)
+        self._take_halves(now_ms)
+        self._queues.take_retries(now_ms)
+        self._queue_due(now_ms)
+        self._take_turns(now_ms)
+        if self._queues.has_turns or self._due or self._receipts or self._read:
+            return 0
+        at_ms = [self._timetable.next_due_ms, self._queues.next_retry_ms]
+        waits = [one - now_ms for one in at_ms if one is not None]
+        return max(min(waits), 0) if waits else None
+
+    def _queue_due(self, now_ms: int) -> None:
+        """Move what is due from the timetable to the queues of the groups."""
+        find = self._table.get
+        for _ in range(LOOKS_PER_TICK):
+            if not self._due:
+                found = self._timetable.take_due(now_ms)
+                if found is None:
+                    return
+                self._bucket, self._due = found
+                self._due.reverse()
+            entry = find(self._due.pop())
+            if entry is None or entry.due != self._bucket:
+                continue  # decided, or planned for another time
+            if _is_asked_about(entry):
+                self._enqueue(entry)
+            else:
+                entry.due = UNPLANNED
+
+    def _enqueue(self, entry: Pending, *, first: bool = False) -> Group:
+        entry.due = QUEUED
+        return self._queues.add(entry.group, entry.offset, first=first)
+
+    # --- asking
+
+    def _take_turns(self, now_ms: int) -> None:
+        """Ask about what is due of the groups in turn, as much as a slice holds."""
+        queues = self._queues
+        checks_left, looks_left = CHECKS_PER_TICK, LOOKS_PER_TICK
+        while queues.has_turns and checks_left > 0 and looks_left > 0:
+            group = queues.next_turn()
+            looks, checks = self._take_turn(group, now_ms, min(checks_left, CHECKS_PER_TURN))
+            looks_left -= looks
+            checks_left -= checks
+            queues.end_turn(group, now_ms)
+
+    def _take_turn(self, group: Group, now_ms: int, checks_max: int) -> tuple[int, int]:
+        """Return how many were looked at, and of how many the half was read."""
+        waiting = group.waiting
+        looks = checks = 0
+        while waiting and checks < checks_max and looks < LOOKS_PER_TICK and not group.blocked:
+            looks += 1
+            offset = waiting.popleft()
+            half = self._fetched.pop(offset, None) if self._fetched else None
+            entry = self._table.get(offset)
+            if entry is None or entry.due != QUEUED:
+                group.tried.pop(offset, None)  # decided, or planned for another time
+            elif not _is_asked_about(entry):
+                group.tried.pop(offset, None)
+                entry.due = UNPLANNED
+            else:
+                checks += self._attend_safely(entry, group, half, now_ms)
+        return looks, checks
+
+    def _attend_safely(
+        self, entry: Pending, group: Group, half: StoredHalf | None, now_ms: int
+    ) -> bool:
+        try:
+            return self._attend(entry, group, half, now_ms)
+        except Exception:
+            # Whatever is wrong with one half: nothing is lost by keeping it, and the others must
+            # not suffer.
+            logger.exception("event=check_failed half_offset=%d", entry.offset)
+            group.tried.pop(entry.offset, None)
+            self._plan(entry, now_ms + self._config.check_interval_ms)
             return True
-        targets = self._targets(entry)
-        if not targets:
-            self._absent.setdefault(entry.group, []).append(entry.offset)
+
+    def _attend(self, entry: Pending, group: Group, half: StoredHalf | None, now_ms: int) -> bool:
+        """Do what is due about one transaction; tell whether that read its half."""
+        tried = group.tried.get(entry.offset, ())
+        giving_up = entry.checks >= self._config.check_max
+        target = None if giving_up else self._next_target(entry, tried)
+        if target is None and not giving_up:
+            self._nobody(entry, group, now_ms, asked_all=bool(tried))
             return False
-        asked = self._ask(entry, targets)
-        self._timetable.add(
-            now_ms + (config.check_interval_ms if asked else BUSY_RETRY_MS), entry.offset
+        half = half or self._read_half(entry.offset)
+        if half is None:
+            self._fetch(entry, group, tried)
+            return True
+        if target is None:
+            if not self._park(entry):
+                self._plan(entry, now_ms + self._config.check_interval_ms)
+            return True
+        header, body = self._question(entry, half)
+        while target is not None:
+            if self._send(entry, target, tried, header, body):
+                group.tried.pop(entry.offset, None)
+                if entry.due != ASKING:
+                    self.delivered += 1
+                    self._count_delivered(entry, now_ms)
+                return True
+            self._full.add(target)
+            target = self._next_target(entry, tried)
+        self._nobody(entry, group, now_ms, asked_all=bool(tried))
+        return True
+
+    def _nobody(self, entry: Pending, group: Group, now_ms: int, *, asked_all: bool) -> None:
+        """Keep a transaction for later: there is nobody who can be asked about it now."""
+        if asked_all:
+            del group.tried[entry.offset]
+            self._queues.refused(group, entry.offset, now_ms)
+        elif self._members_of(entry.group):
+            self._queues.busy(group, entry.offset, now_ms)
+        else:
+            self._queues.away_from(group, entry.offset, now_ms)
+
+    def _members_of(self, group: str) -> Sequence[Producer]:
+        members = self._members.get(group)
+        if members is None:
+            members = self._members[group] = self._producers.producers_of(group)
+        return members
+
+    def _next_target(self, entry: Pending, tried: tuple[Producer, ...]) -> Producer | None:
+        """Return whom to ask; None when nobody is there who can be written to.
+
+        The first question goes to the connection that prepared the message, even before it is
+        registered as a member, unless it has left the group. Later ones go round the whole group,
+        so that a member that never answers does not keep the others from it.
+        """
+        owner = entry.owner
+        if owner is not None and (owner.closed or self._producers.has_left(entry.group, owner)):
+            entry.owner = owner = None
+        members = self._members_of(entry.group)
+        if (
+            owner is not None
+            and (not entry.checks or not members)
+            and self._can_take(owner)
+            and owner not in tried
+        ):
+            return owner
+        count = len(members)
+        first = entry.queue_offset + entry.checks
+        for number in range(first, first + count):
+            member = members[number % count]
+            if self._can_take(member) and member not in tried:
+                return member
+        return None
+
+    def _can_take(self, producer: Producer) -> bool:
+        return producer.writable and not producer.closed and producer not in self._full
+
+    def _send(
+        self,
+        entry: Pending,
+        target: Producer,
+        tried: tuple[Producer, ...],
+        header: CheckTransactionStateRequestHeader,
+        body: bytes,
+    ) -> bool:
+        """Send the question, and note that it is on its way if its receipt will be told."""
+        if target.acknowledges:
+            on_receipt = partial(self._on_receipt, entry, target, tried)
+            if not target.ask(_CHECK, header, body, on_receipt):
+                return False
+            entry.due = ASKING
+        elif not target.send_request(_CHECK, header, body):
+            return False
+        entry.sent += 1
+        self.sent += 1
+        logger.debug(
+            "event=transaction_check half_offset=%d group=%s peer=%s sent=%d",
+            entry.offset,
+            entry.group,
+            target.name,
+            entry.sent,
         )
         return True
 
-    def _targets(self, entry: Pending) -> list[Producer]:
-        """Return whom to ask, the best one first.
-
-        The first question goes to the connection that prepared the message. Later ones go round the
-        whole group, so that one producer that never answers does not keep the others from it.
-        """
-        members = [one for one in self._producers.producers_of(entry.group) if not one.closed]
-        owner = entry.owner
-        if owner is not None and owner.closed:
-            entry.owner = owner = None
-        self._turn += 1
-        if members:
-            first = self._turn % len(members)
-            members = members[first:] + members[:first]
-        if owner is not None and (not members or (entry.checks == 0 and owner in members)):
-            members = [owner, *(one for one in members if one is not owner)]
-        return members
-
-    def _ask(self, entry: Pending, targets: Sequence[Producer]) -> bool:
-        """Send one check to the first of the connections that takes it; False when none does."""
-        writable = [one for one in targets if one.writable]
-        if not writable:
-            return False
-        try:
-            header, body = self._question(entry)
-        except (ValueError, StoreError):
-            # Nothing can be delivered without the half; but nothing is lost by keeping it, and the
-            # other transactions must not suffer.
-            logger.exception("event=half_unreadable half_offset=%d", entry.offset)
-            return True
-        for connection in writable:
-            if connection.send_request(RequestCode.CHECK_TRANSACTION_STATE, header, body):
-                entry.checks += 1
-                self.sent += 1
-                logger.debug(
-                    "event=transaction_check half_offset=%d group=%s peer=%s check=%d",
-                    entry.offset,
-                    entry.group,
-                    connection.name,
-                    entry.checks,
-                )
-                return True
-        return False
-
-    def _question(self, entry: Pending) -> tuple[CheckTransactionStateRequestHeader, bytes]:
-        half = self._read_half(entry.offset)
-        if half is None:
-            raise ValueError("no half message to be read there")
+    def _question(
+        self, entry: Pending, half: StoredHalf
+    ) -> tuple[CheckTransactionStateRequestHeader, bytes]:
         offset_id = offset_message_id(half.store_host, entry.offset)
         key = unique_key(half) or offset_id
         header = CheckTransactionStateRequestHeader(
@@ -234,3 +397,92 @@ class Checker:
             broker_name=self._broker_name,
         )
         return header, check_body(half, entry.checks + 1)
+
+    # --- what comes of it
+
+    def _plan(self, entry: Pending, due_ms: int) -> None:
+        entry.due = self._timetable.add(due_ms, entry.offset)
+
+    def _count_delivered(self, entry: Pending, now_ms: int) -> None:
+        entry.checks += 1
+        self._plan(entry, now_ms + self._pause_ms(entry.checks))
+
+    def _pause_ms(self, delivered: int) -> int:
+        """Return for how long the answer to a check is waited for, by its number from 1."""
+        interval_ms = self._config.check_interval_ms
+        pause_ms = interval_ms * BACK_OFF ** min(delivered - 1, 64)  # finite, whatever the number
+        pause_ms = min(pause_ms, max(interval_ms, BACK_OFF_MAX_MS))
+        return round(pause_ms * self._random.uniform(1 - JITTER, 1 + JITTER))
+
+    def _on_receipt(
+        self,
+        entry: Pending,
+        asked: Producer,
+        tried: tuple[Producer, ...],
+        answer: RemotingCommand | None,
+    ) -> None:
+        """Keep the news for the next tick; called from wherever a connection gets them."""
+        taken = answer is not None and answer.code == _SUCCESS
+        self._receipts.append(_Receipt(entry, asked, tried, taken))
+        if len(self._receipts) == 1:
+            self._hurry()
+
+    def _take_receipts(self, now_ms: int) -> None:
+        receipts = self._receipts
+        for _ in range(min(len(receipts), LOOKS_PER_TICK)):
+            entry, asked, tried, taken = receipts.popleft()
+            meant = entry.due == ASKING and self._table.get(entry.offset) is entry
+            if taken:
+                self._queues.taken(entry.group)
+                self.delivered += 1
+                if meant:
+                    self._count_delivered(entry, now_ms)
+            else:
+                self._queues.not_taken(entry.group)
+                self.not_taken += 1
+                if meant:
+                    group = self._enqueue(entry, first=True)
+                    group.tried[entry.offset] = (*tried, asked)
+
+    # --- halves that are not in memory
+
+    def _fetch(self, entry: Pending, group: Group, tried: tuple[Producer, ...]) -> None:
+        """Have a half read from the disk; its transaction is attended to when that is done."""
+        if self._reading >= COLD_READS_MAX:
+            self._queues.block(group, entry.offset)
+            self._cold_blocked[group.name] = group
+            return
+        group.tried.pop(entry.offset, None)
+        self._reading += 1
+        entry.due = READING
+        self._read_cold(entry.offset, partial(self._on_read, entry, tried))
+
+    def _on_read(
+        self, entry: Pending, tried: tuple[Producer, ...], half: StoredHalf | None
+    ) -> None:
+        self._read.append((entry, tried, half))
+        if len(self._read) == 1:
+            self._hurry()
+
+    def _take_halves(self, now_ms: int) -> None:
+        while self._read:
+            entry, tried, half = self._read.pop()  # last one first: each goes to the front
+            self._reading -= 1
+            if entry.due != READING or self._table.get(entry.offset) is not entry:
+                continue
+            if half is None:
+                logger.error("event=half_unreadable half_offset=%d", entry.offset)
+                self._plan(entry, now_ms + self._config.check_interval_ms)
+                continue
+            self._fetched[entry.offset] = half
+            group = self._enqueue(entry, first=True)
+            if tried:
+                group.tried[entry.offset] = tried
+        if self._cold_blocked and self._reading < COLD_READS_MAX:
+            for blocked in self._cold_blocked.values():
+                self._queues.unblock(blocked)
+            self._cold_blocked.clear()
+
+
+def _is_asked_about(entry: Pending) -> bool:
+    return outcome(entry.state, Event.DUE).verdict is Verdict.ASK

@@ -20,6 +20,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from random import Random
 from time import perf_counter
 from typing import Final, NamedTuple, Protocol
 
@@ -34,6 +35,7 @@ from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 from ..config import TransactionConfig
 from .admission import admitted
 from .checker import RESTART_GRACE_MS, Checker, ProducerDirectory
+from .cold_halves import FIRST_READ, OnRead
 from .errors import (
     DecidedOtherwiseError,
     DecisionForgottenError,
@@ -76,9 +78,6 @@ logger = logging.getLogger(__name__)
 
 IDLE_TICK_MS: Final = 250
 """Longest pause between two ticks: how late a check may be that was planned during the pause."""
-
-FIRST_READ: Final = 2_048
-"""Bytes read of a half at first; larger ones are read once more, at their size."""
 
 ODD_IMMUNITIES_LOGGED_MAX: Final = 100
 """Values of CHECK_IMMUNITY_TIME_IN_SECONDS that are no number and logged once each; a producer that
@@ -149,6 +148,9 @@ class TransactionService:
         now_ms: Callable[[], int],
         snapshot_path: Path,
         before_parking: Callable[[], object] = lambda: None,
+        read_cold: Callable[[int, OnRead], None] | None = None,
+        jitter: Random | None = None,
+        hurry: Callable[[], None] = lambda: None,
         delayed: Callable[[Draft, int], Draft] = lambda final, _now_ms: final,
         snapshot_log_bytes: int = LOG_BYTES_MIN,
         decided_remembered: int = DECIDED_REMEMBERED,
@@ -156,7 +158,9 @@ class TransactionService:
         """Wire the parts.
 
         ``before_parking`` has the topic of parked messages created; ``delayed`` turns a final
-        message that asks for a delay into what its commit stores, now.
+        message that asks for a delay into what its commit stores, now; ``read_cold`` reads a half
+        that is not in memory and calls back; ``jitter`` spreads the checks; ``hurry`` has ``tick``
+        called soon.
         """
         self._log = log
         self._append = log.append
@@ -178,8 +182,11 @@ class TransactionService:
             producers,
             config,
             broker_name=broker_name,
-            read_half=self._half_at,
+            read_half=self._half_in_memory,
+            read_cold=read_cold or (lambda offset, on_read: on_read(self._half_at(offset))),
             park=self._park,
+            random=jitter or Random(),  # noqa: S311 - spreads load, keeps no secret
+            hurry=hurry,
         )
         self._snapshots = Snapshots(
             snapshot_path,
@@ -427,6 +434,16 @@ class TransactionService:
             raise HalfNotFoundError(entry.offset)
         return final_draft(half)
 
+    def _half_in_memory(self, offset: int) -> StoredHalf | None:
+        """Read a half without waiting for the disk; None when that cannot be done."""
+        chunk = self._read(((offset, FIRST_READ),))
+        if chunk is None:
+            return None
+        size = int.from_bytes(chunk[:4], "big")  # a record begins with its size
+        if size > FIRST_READ:
+            chunk = self._read(((offset, size),))
+        return None if chunk is None else parse_half(chunk, offset)
+
     def _half_at(self, offset: int) -> StoredHalf | None:
         """Read the half record at an offset; None when there is none, or none that is sound."""
         # Its size is not known, and keeping it would cost memory per transaction. One read of
@@ -619,6 +636,8 @@ class TransactionService:
             ),
             "waiting_for_producers": self._checker.waiting_for_producers,
             "checks_sent": self._checker.sent,
+            "checks_delivered": self._checker.delivered,
+            "checks_not_taken": self._checker.not_taken,
             "ops_written": self._ops.written,
             "ops_waiting": len(self._ops.waiting),
             "snapshots_taken": self._snapshots.taken,

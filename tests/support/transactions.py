@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from random import Random
 
 from halfmq.broker.asks import OnAnswer
 from halfmq.broker.config import TransactionConfig
@@ -232,6 +233,7 @@ class Connected:
         self.writable = writable
         self.acknowledges = acknowledges
         self.open_asks: list[OnAnswer] = []  # questions that the test has to answer
+        self.room = 1_000  # for so many
         self.asked: list[tuple[int, CheckTransactionStateRequestHeader, bytes]] = []
         self.waiting: list[tuple[int, bytes]] = []
 
@@ -243,7 +245,7 @@ class Connected:
         return True
 
     def ask(self, code: int, header: object, body: bytes, on_answer: OnAnswer) -> bool:
-        if not self.send_request(code, header, body):
+        if len(self.open_asks) >= self.room or not self.send_request(code, header, body):
             return False
         self.open_asks.append(on_answer)
         return True
@@ -273,6 +275,7 @@ class Directory:
 
     def __init__(self) -> None:
         self.groups: dict[str, list[Connected]] = {}
+        self.left: set[tuple[str, object]] = set()
 
     def join(self, group: str, producer: Connected) -> Connected:
         self.groups.setdefault(group, []).append(producer)
@@ -280,6 +283,16 @@ class Directory:
 
     def producers_of(self, group: str) -> Sequence[Connected]:
         return self.groups.get(group, ())
+
+    def has_left(self, group: str, connection: object) -> bool:
+        return (group, connection) in self.left
+
+
+def gone() -> Connected:
+    """Return a connection that was lost."""
+    connected = Connected()
+    connected.closed = True
+    return connected
 
 
 def message(
@@ -330,6 +343,7 @@ class Broker:
         self.snapshot_log_bytes = 0
         self._decided = decided
         self._keys = 0
+        self.seed = 0  # of the jitter
         self.service = self._service()
 
     def _service(self) -> TransactionService:
@@ -344,6 +358,7 @@ class Broker:
             delayed=DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=self.clock).after_commit,
             snapshot_log_bytes=self.snapshot_log_bytes,
             decided_remembered=self._decided,
+            jitter=Random(self.seed),
         )
         service.rebuild()
         return service
@@ -365,14 +380,17 @@ class Broker:
         born_ms: int = 0,
         **properties: str,
     ) -> Appended:
-        """Store a half message; its unique key is new unless given."""
+        """Store a half message; its unique key is new unless given.
+
+        Without a producer it comes from a connection that is gone when it is asked about.
+        """
         self._keys += 1
         key = key or f"{self._keys:032X}"
         return self.service.prepare(
             message(key=key, group=group, born_ms=born_ms or self.clock(), properties=properties),
             group,
             key,
-            producer or Connected(),
+            producer or gone(),
         )
 
     def end(self, half: Appended, event: Event, *, group: str = "pg") -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from halfmq.broker.connection import Connection
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.registry import EXPIRY_MS, ClientRegistry
+from halfmq.broker.registry import EXPIRY_MS, LEFT_GROUPS_MAX, ClientRegistry
 from halfmq.remoting.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -222,3 +222,49 @@ def test_every_registration_can_be_listed() -> None:
     ]
     assert set(registry.consumer_groups) == {"g"}
     assert set(registry.producer_groups) == {"p"}
+
+
+def test_a_connection_that_ends_its_producer_has_left_the_group() -> None:
+    """It lives on for others; a check about the group's transactions must not go there."""
+    registry = ClientRegistry(now_ms=Clock())
+    connection = FakeConnection()
+    assert not registry.has_left("g", connection)  # it may prepare before its first heartbeat
+    registry.heartbeat(producer("a", "g", "h"), connection)
+    registry.heartbeat(producer("b", "g"), connection)
+
+    registry.unregister("a", "g", None)
+    assert not registry.has_left("g", connection)  # its other client is still there
+    registry.unregister("b", "g", None)
+    assert registry.has_left("g", connection)
+    assert not registry.has_left("h", connection)
+
+    registry.heartbeat(producer("a", "g"), connection)
+    assert not registry.has_left("g", connection)
+
+
+def test_a_producer_that_fell_silent_or_moved_has_left_its_old_connection() -> None:
+    """Whatever made the registration end, as long as the connection itself lives."""
+    clock = Clock()
+    registry = ClientRegistry(now_ms=clock)
+    silent, old, new = (FakeConnection(f"127.0.0.1:{port}") for port in (1, 2, 3))
+    registry.heartbeat(producer("a", "g"), silent)
+    clock.now += EXPIRY_MS + 1
+    registry.heartbeat(producer("b", "g"), old)
+    registry.expire()
+    registry.heartbeat(producer("b", "g"), new)
+    assert [registry.has_left("g", one) for one in (silent, old, new)] == [True, True, False]
+
+
+def test_groups_left_are_forgotten_with_their_connection_and_are_bounded() -> None:
+    """A client that makes up group names cannot fill the memory."""
+    registry = ClientRegistry(now_ms=Clock())
+    connection = FakeConnection()
+    for number in range(LEFT_GROUPS_MAX + 10):
+        registry.heartbeat(producer("a", f"g{number}"), connection)
+        registry.unregister("a", f"g{number}", None)
+    assert registry.has_left(f"g{LEFT_GROUPS_MAX + 5}", connection)
+    assert sum(map(len, registry._left.values())) <= LEFT_GROUPS_MAX
+
+    connection.closed = True
+    registry.forget(connection)
+    assert not registry._left

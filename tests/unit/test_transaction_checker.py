@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.config import TransactionConfig
-from halfmq.broker.transaction import checker
-from halfmq.broker.transaction.checker import BUCKET_MS, Timetable
+from halfmq.broker.transaction import checker, group_queues
+from halfmq.broker.transaction.cold_halves import OnRead
 from halfmq.broker.transaction.half import StoredHalf
 from halfmq.broker.transaction.pending import Event
+from halfmq.broker.transaction.timetable import BUCKET_MS, Timetable
 from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.command import RemotingCommand
 from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.record import decode_record
@@ -19,11 +21,13 @@ from tests.support.transactions import HOST, START_MS, Broker, Connected
 
 TIMEOUT_MS = 6_000
 INTERVAL_MS = 30_000
+PAUSES_MS = (30_000, 45_000, 67_500)
 
 
 @pytest.fixture
-def broker(tmp_path: Path) -> Broker:
-    """A broker without messages."""
+def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Broker:
+    """A broker without messages, whose checks are as far apart as the pauses say."""
+    monkeypatch.setattr(checker, "JITTER", 0.0)
     return Broker(tmp_path, config=TransactionConfig(check_max=3))
 
 
@@ -38,7 +42,7 @@ def test_the_first_check_comes_when_the_half_is_old_enough(broker: Broker) -> No
     assert producer.asked == []
     broker.wait(1 + BUCKET_MS)
 
-    code, header, body = producer.asked[1]
+    (code, header, body) = next(one for one in producer.asked if one[1].msg_id == "K" * 32)
     assert len(producer.asked) == 2
     assert code == RequestCode.CHECK_TRANSACTION_STATE
     assert header.topic == HALF_TOPIC
@@ -75,13 +79,14 @@ def test_immunity_sets_the_time_of_the_first_check(
 
 
 def test_one_check_at_a_time(broker: Broker) -> None:
-    """The next question comes an interval later, and tells how many there were."""
+    """The next question comes when the last one can be answered no more, and tells its number."""
     producer = broker.producers.join("pg", Connected())
     broker.prepare()
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     for expected in (1, 1, 2):
         assert len(producer.asked) == expected
         broker.wait(INTERVAL_MS // 2 + BUCKET_MS)
+    assert len(producer.asked) == 2
     times = [
         decode_record(body).property_map["TRANSACTION_CHECK_TIMES"] for _, _, body in producer.asked
     ]
@@ -111,9 +116,39 @@ def test_who_prepared_is_asked_first_and_then_the_others_in_turn(broker: Broker)
     assert [len(member.asked) for member in members] == [0, 1, 0]
 
     for _ in range(2):
-        broker.wait(INTERVAL_MS + BUCKET_MS)
+        broker.wait(2 * INTERVAL_MS)
     assert sum(len(member.asked) for member in members) == 3
     assert sorted(len(member.asked) for member in members) != [0, 0, 3]
+
+
+def test_every_member_is_asked_in_the_end(broker: Broker) -> None:
+    """Whoever can say, and whatever the others do."""
+    owner = broker.producers.join("pg", Connected("owner"))
+    members = [broker.producers.join("pg", Connected(f"p{number}")) for number in range(2)]
+    broker.config = TransactionConfig(check_max=10)
+    broker.restart()
+    broker.prepare(owner)
+    for _ in range(4):
+        broker.wait(4 * INTERVAL_MS)
+    assert len(owner.asked) == 2
+    assert [len(member.asked) for member in members] == [1, 1]
+
+
+def test_who_prepared_and_then_left_the_group_is_not_asked(broker: Broker) -> None:
+    """Its connection serves other producers; a check sent there would count for nothing."""
+    owner = Connected()
+    half = broker.prepare(owner)
+    broker.producers.left.add(("pg", owner))
+    for _ in range(100):
+        broker.wait(INTERVAL_MS)
+    assert owner.asked == []
+    assert broker.service.metrics()["waiting_for_producers"] == 1
+
+    back = broker.producers.join("pg", Connected())
+    broker.service.on_producer("pg", back)
+    broker.wait(0)
+
+    assert back.asked_offsets == [half.physical_offset]
 
 
 def test_another_member_answers_for_a_dead_one(broker: Broker) -> None:
@@ -157,7 +192,7 @@ def test_lost_news_of_a_producer_strand_nothing(broker: Broker) -> None:
     owner.closed = True
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     back = broker.producers.join("pg", Connected())
-    broker.wait(checker.ABSENT_SWEEP_MS)
+    broker.wait(group_queues.ABSENT_SWEEP_MS)
     assert len(back.asked) == 1
 
 
@@ -171,7 +206,7 @@ def test_a_check_that_was_not_written_does_not_count(broker: Broker) -> None:
     assert broker.service.metrics()["parked"] == 0
 
     stuck.writable = True
-    broker.wait(checker.BUSY_RETRY_MS + BUCKET_MS)
+    broker.wait(group_queues.BUSY_RETRY_MS + BUCKET_MS)
     assert len(stuck.asked) == 1
 
 
@@ -187,17 +222,17 @@ def test_a_busy_member_is_passed_over(broker: Broker) -> None:
 def test_after_the_last_unanswered_check_the_transaction_is_parked(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With one more interval for the last answer; then a record, a log line and a count."""
+    """With the whole time for the last answer; then a record, a log line and a count."""
     producer = broker.producers.join("pg", Connected())
     half = broker.prepare(TAGS="TagA")
     broker.wait(TIMEOUT_MS + BUCKET_MS)
-    for _ in range(2):
-        broker.wait(INTERVAL_MS + BUCKET_MS)
+    for pause_ms in PAUSES_MS[:2]:
+        broker.wait(pause_ms + BUCKET_MS)
     assert len(producer.asked) == 3
-    broker.wait(INTERVAL_MS - BUCKET_MS)
+    broker.wait(PAUSES_MS[2] - 2 * BUCKET_MS)
     assert broker.records_of(TRANS_CHECK_MAX_TIME_TOPIC) == []
 
-    broker.wait(2 * BUCKET_MS)
+    broker.wait(3 * BUCKET_MS)
     broker.wait(100 * INTERVAL_MS)
 
     (parked,) = broker.records_of(TRANS_CHECK_MAX_TIME_TOPIC)
@@ -215,7 +250,7 @@ def test_a_parked_transaction_can_still_be_decided_and_stays_parked_after_a_cras
     producer = broker.producers.join("pg", Connected())
     half = broker.prepare()
     for _ in range(9):
-        broker.wait(INTERVAL_MS + BUCKET_MS)
+        broker.wait(4 * INTERVAL_MS)
     broker.log.flush()
     broker.restart()
     producer.asked.clear()
@@ -234,34 +269,41 @@ def test_parking_that_cannot_be_recorded_is_tried_again(broker: Broker) -> None:
     broker.producers.join("pg", Connected())
     broker.prepare()
     for _ in range(3):
-        broker.wait(INTERVAL_MS + BUCKET_MS)
+        broker.wait(3 * INTERVAL_MS)
     broker.log.failing = True
-    broker.wait(INTERVAL_MS + BUCKET_MS)
+    for _ in range(3):
+        broker.wait(3 * INTERVAL_MS)
     assert broker.service.metrics()["parked"] == 0
     broker.log.failing = False
     broker.wait(INTERVAL_MS + BUCKET_MS)
     assert broker.service.metrics()["parked"] == 1
 
 
+@pytest.mark.parametrize("error", [StoreError("a bad sector"), OSError(5, "I/O"), IndexError()])
 def test_an_unreadable_half_does_not_harm_the_others(
-    broker: Broker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    broker: Broker,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
 ) -> None:
-    """Each transaction's trouble is its own, and is told."""
+    """Each transaction's trouble is its own, is told, and ends when the half can be read again."""
     producer = broker.producers.join("pg", Connected())
     broken, sound = broker.prepare(), broker.prepare()
     read = broker.service._half_at
 
     def fail_for_one(offset: int) -> StoredHalf | None:
         if offset == broken.physical_offset:
-            raise StoreError("a bad sector")
+            raise error
         return read(offset)
 
-    monkeypatch.setattr(broker.service._checker, "_read_half", fail_for_one)
-    with caplog.at_level(logging.ERROR):
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+        patch.setattr(broker.service._checker, "_read_half", fail_for_one)
         broker.wait(TIMEOUT_MS + BUCKET_MS)
 
     assert producer.asked_offsets == [sound.physical_offset]
-    assert "event=half_unreadable half_offset=0" in caplog.text
+    assert "event=check_failed half_offset=0" in caplog.text
+    broker.wait(INTERVAL_MS + BUCKET_MS)
+    assert producer.asked_offsets.count(broken.physical_offset) == 1
 
 
 def test_many_due_at_once_go_out_in_slices(broker: Broker) -> None:
@@ -273,8 +315,8 @@ def test_many_due_at_once_go_out_in_slices(broker: Broker) -> None:
     while broker.service.tick() == 0:
         sizes.append(len(producer.asked) - sum(sizes))
 
-    assert sizes == [checker.CHECKS_PER_TICK] * 3
-    assert producer.asked_offsets == [half.physical_offset for half in halves]
+    assert max(sizes) <= checker.CHECKS_PER_TICK
+    assert sorted(producer.asked_offsets) == [half.physical_offset for half in halves]
 
 
 def test_decided_transactions_cost_a_look_and_no_more(broker: Broker) -> None:
@@ -282,10 +324,22 @@ def test_decided_transactions_cost_a_look_and_no_more(broker: Broker) -> None:
     for _ in range(checker.LOOKS_PER_TICK + 10):
         broker.end(broker.prepare(), Event.COMMIT)
     broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
-    while broker.service.tick() == 0:
-        pass
-    assert broker.service._checker._ready == broker.service._checker._ready.__class__()
-    assert broker.service._checker._timetable.next_due_ms is None
+    assert broker.service._checker.tick(broker.clock.now_ms) == 0
+    assert broker.service._checker.tick(broker.clock.now_ms) is None
+    assert len(broker.service._checker._queues) == 0
+
+
+def test_groups_take_turns(broker: Broker) -> None:
+    """One with very many due does not keep another waiting."""
+    busy = broker.producers.join("busy", Connected())
+    other = broker.producers.join("other", Connected())
+    for _ in range(100 * checker.CHECKS_PER_TICK):
+        broker.prepare(group="busy")
+    broker.prepare(group="other")
+    broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
+    while not other.asked:
+        assert broker.service.tick() == 0
+    assert len(busy.asked) <= 3 * checker.CHECKS_PER_TICK
 
 
 def test_after_a_restart_checks_wait_a_moment(broker: Broker) -> None:
@@ -333,8 +387,332 @@ def test_a_timetable_returns_everything_once_and_never_early() -> None:
         timetable.add(due_ms, offset)
     seen: list[int] = []
     for now_ms in range(START_MS, START_MS + 1_000 + BUCKET_MS + 1):
-        for offset in timetable.take_due(now_ms):
-            assert due[offset] <= now_ms <= due[offset] + BUCKET_MS
-            seen.append(offset)
+        while found := timetable.take_due(now_ms):
+            number, offsets = found
+            for offset in offsets:
+                assert due[offset] <= number * BUCKET_MS <= now_ms <= due[offset] + BUCKET_MS
+            seen += offsets
     assert sorted(seen) == sorted(due)
     assert timetable.next_due_ms is None
+
+
+# --- pauses
+
+
+def test_pauses_grow_and_are_not_all_alike(tmp_path: Path) -> None:
+    """By half each, up to ten minutes, a tenth more or less: what was due together spreads."""
+    seed = 20_240_607
+    print(f"seed {seed}")
+    broker = Broker(tmp_path, config=TransactionConfig(check_max=100))
+    broker.service._checker._random.seed(seed)
+    pause_ms = broker.service._checker._pause_ms
+    for number in range(1, 100):
+        middle_ms = min(INTERVAL_MS * 1.5 ** (number - 1), 600_000)
+        drawn = [pause_ms(number) for _ in range(50)]
+        assert 0.9 * middle_ms - 1 <= min(drawn) < max(drawn) <= 1.1 * middle_ms + 1
+    assert pause_ms(1_000_000) <= 660_000
+
+
+def test_an_interval_above_ten_minutes_stays(tmp_path: Path) -> None:
+    """An operator who wants fewer checks gets fewer."""
+    broker = Broker(tmp_path, config=TransactionConfig(check_interval_ms=3_600_000))
+    assert broker.service._checker._pause_ms(3) >= 3_240_000
+
+
+def test_the_next_check_can_be_told(broker: Broker) -> None:
+    """While it is planned; not while the group is away or when there is none."""
+    half = broker.prepare(group="pg")
+    entry = broker.service._table.get(half.physical_offset)
+    assert entry is not None
+    told = broker.service._checker.next_check_ms
+    assert told(entry) == START_MS + TIMEOUT_MS
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    assert told(entry) is None
+
+    producer = broker.producers.join("pg", Connected())
+    broker.service.on_producer("pg", producer)
+    broker.wait(0)
+    assert told(entry) == -(-(broker.clock.now_ms + INTERVAL_MS) // BUCKET_MS) * BUCKET_MS
+    for _ in range(3):
+        broker.wait(4 * INTERVAL_MS)
+    assert told(entry) is None
+
+
+# --- producers that acknowledge
+
+
+def member(broker: Broker, name: str = "p") -> Connected:
+    """A connected client of ours."""
+    return broker.producers.join("pg", Connected(name, acknowledges=True))
+
+
+def test_only_an_acknowledged_check_counts(broker: Broker) -> None:
+    """The time for the answer begins with the acknowledgement, and nothing is sent meanwhile."""
+    producer = member(broker)
+    broker.prepare()
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    broker.wait(2_000)
+    assert len(producer.asked) == 1
+    assert counts(broker) == (1, 0, 0)
+
+    producer.acknowledge()
+    broker.wait(0)
+    assert counts(broker) == (1, 1, 0)
+    broker.wait(INTERVAL_MS - BUCKET_MS)
+    assert len(producer.asked) == 1
+    broker.wait(2 * BUCKET_MS)
+    assert len(producer.asked) == 2
+
+
+@pytest.mark.parametrize("code", [None, 1, -7])
+def test_what_one_member_does_not_take_the_next_one_gets_at_once(
+    broker: Broker, code: int | None
+) -> None:
+    """Lost, late, refused or garbage: each member is asked once, the one that prepared first."""
+    members = [member(broker, f"p{number}") for number in range(3)]
+    broker.prepare(members[2])
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    asked = [members[2]]
+    for number in (1, 2, 3):
+        assert [one for one in members if one.asked] == [one for one in members if one in asked]
+        assert sum(len(one.asked) for one in members) == number
+        (open_one,) = [one for one in members if one.open_asks]
+        open_one.acknowledge(code)
+        broker.wait(0)
+        asked += [one for one in members if one.open_asks]
+    broker.wait(group_queues.BUSY_RETRY_MS - BUCKET_MS)
+    assert sum(len(one.asked) for one in members) == 3
+    assert counts(broker) == (3, 0, 3)
+
+    broker.wait(2 * BUCKET_MS)
+    assert len(members[2].asked) == 2
+    members[2].acknowledge()
+    broker.wait(0)
+    assert counts(broker) == (4, 1, 3)
+
+
+def test_a_group_that_takes_nothing_is_asked_less_and_less(broker: Broker) -> None:
+    """It may have no checker at all; it is never counted, and never asked in a tight loop."""
+    producer = member(broker)
+    broker.prepare()
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    for _ in range(3_600):
+        producer.acknowledge(1)
+        broker.wait(1_000)
+    assert 100 <= len(producer.asked) <= 140
+    assert counts(broker)[1] == 0
+    assert broker.service.metrics()["parked"] == 0
+
+    other = member(broker)
+    broker.service.on_producer("pg", other)
+    producer.acknowledge(1)
+    broker.wait(0)
+    producer.acknowledge(1)
+    broker.wait(0)
+    assert len(other.asked) == 1
+
+
+def test_a_refusing_member_does_not_get_everything_again_and_again(broker: Broker) -> None:
+    """After some refusals in a row the rest waits; with the first receipt it goes on."""
+    producer = member(broker)
+    for _ in range(10 * group_queues.REFUSALS_MAX):
+        broker.prepare()
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    while producer.open_asks:
+        producer.acknowledge(1)
+        broker.wait(0)
+    first = len(producer.asked)
+    for _ in range(60):
+        broker.wait(1_000)
+        producer.acknowledge(1)
+        broker.wait(0)
+        producer.acknowledge(1)
+    assert len(producer.asked) < 7 * first
+
+    waited_s = 0
+    while counts(broker)[1] < 10 * group_queues.REFUSALS_MAX:
+        waited_s += 1
+        broker.wait(1_000)
+        producer.acknowledge()
+        broker.wait(0)
+    assert waited_s <= group_queues.REFUSED_RETRY_MS_MAX // 1_000 + 1
+
+
+def test_one_message_that_nobody_takes_stops_no_other(broker: Broker) -> None:
+    """A client may be unable to read it; the group's others are asked about at their time."""
+    producer = member(broker)
+    poison = broker.prepare()
+    for _ in range(20):
+        broker.prepare()
+        broker.wait(5_000)
+        while producer.open_asks:
+            offsets = producer.asked_offsets[-len(producer.open_asks) :]
+            waiting, producer.open_asks = producer.open_asks, []
+            for offset, on_answer in zip(offsets, waiting, strict=True):
+                code = 1 if offset == poison.physical_offset else 0
+                on_answer(RemotingCommand(code=code))
+            broker.wait(0)
+    asked = producer.asked_offsets
+    assert set(asked) >= set(broker.service._table.offsets()[:19])
+    assert asked.count(poison.physical_offset) < 12
+
+
+def test_a_member_without_room_is_passed_over_and_asked_when_it_has_some(broker: Broker) -> None:
+    """Questions outstanding are bounded; the receipt of one makes room for the next."""
+    producer = member(broker)
+    producer.room = 3
+    halves = [broker.prepare() for _ in range(10)]
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    assert len(producer.asked) == 3
+    for _ in range(9):
+        producer.acknowledge()
+        broker.wait(0)
+    assert sorted(producer.asked_offsets) == [half.physical_offset for half in halves]
+    assert counts(broker) == (10, 10, 0)
+
+
+@pytest.mark.parametrize("code", [None, 0, 1])
+def test_a_receipt_after_the_decision_is_only_counted(broker: Broker, code: int | None) -> None:
+    """The producer decides by itself while the question is on its way."""
+    producer = member(broker)
+    half = broker.prepare()
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    broker.end(half, Event.COMMIT)
+    producer.acknowledge(code)
+    broker.wait(0)
+    for _ in range(10):
+        broker.wait(INTERVAL_MS)
+    assert len(producer.asked) == 1
+    assert counts(broker) == (1, code == 0, code != 0)
+
+
+def test_answers_are_counted_once_per_check(broker: Broker) -> None:
+    """A client may repeat "not known yet" when the reply was lost."""
+    broker.producers.join("pg", Connected())
+    entry = broker.service._table.get(broker.prepare().physical_offset)
+    assert entry is not None
+    checks = broker.service._checker
+    checks.on_answered(entry)
+    assert (entry.answered, checks.answered) == (0, 0)
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    checks.on_answered(entry)
+    checks.on_answered(entry)
+    assert (entry.answered, checks.answered) == (1, 1)
+
+
+def test_a_receipt_has_the_checker_called_soon(tmp_path: Path) -> None:
+    """The next member is asked at once, and not with the next tick a quarter of a second later."""
+    broker = Broker(tmp_path)
+    hurried: list[bool] = []
+    broker.service._checker._hurry = lambda: hurried.append(True)
+    producer = member(broker)
+    broker.prepare()
+    broker.prepare()
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    hurried.clear()
+    producer.acknowledge(1)
+    assert hurried == [True]
+
+
+def test_what_was_resumed_while_it_was_planned_is_asked_once(broker: Broker) -> None:
+    """A transaction parked before its time leaves a place in the timetable; it is not doubled."""
+    producer = broker.producers.join("pg", Connected())
+    entry = broker.service._table.get(broker.prepare().physical_offset)
+    assert entry is not None
+    for _ in range(3):
+        broker.service._checker.schedule_first(entry, START_MS + 20_000)
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    assert producer.asked == []
+    for _ in range(10):
+        broker.wait(2_000)
+    assert len(producer.asked) == 1
+
+
+def test_the_last_answer_has_its_time_after_a_restart_as_well(broker: Broker) -> None:
+    """The broker cannot know how long ago the last check was delivered."""
+    producer = broker.producers.join("pg", Connected())
+    broker.prepare()
+    for _ in range(3):
+        broker.wait(3 * INTERVAL_MS - (INTERVAL_MS if producer.asked else 0))
+    assert len(producer.asked) == 3
+    broker.restart(drained=True)
+    entry = next(iter(broker.service._table))
+    assert entry.checks == 3
+    broker.wait(INTERVAL_MS - BUCKET_MS)
+    assert broker.service.metrics()["pending_parked"] == 0
+    broker.wait(checker.RESTART_GRACE_MS + 2 * BUCKET_MS)
+    assert broker.service.metrics()["pending_parked"] == 1
+
+
+# --- halves on the disk
+
+
+class Cold:
+    """A disk that is slow: reads wait until the test lets them end."""
+
+    def __init__(self, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.broker = broker
+        self.reads: list[tuple[int, OnRead]] = []
+        monkeypatch.setattr(broker.service._checker, "_read_half", lambda _offset: None)
+        monkeypatch.setattr(broker.service._checker, "_read_cold", self._read)
+
+    def _read(self, offset: int, on_read: OnRead) -> None:
+        self.reads.append((offset, on_read))
+
+    def end_reads(self, *, failing: bool = False) -> None:
+        reads, self.reads = self.reads, []
+        for offset, on_read in reads:
+            on_read(None if failing else self.broker.service._half_at(offset))
+        self.broker.wait(0)
+
+
+def test_halves_on_the_disk_are_read_elsewhere_and_not_too_many_at_once(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop never waits for the disk; each is asked about once, when it is there."""
+    producer = broker.producers.join("pg", Connected())
+    halves = [broker.prepare() for _ in range(2 * checker.COLD_READS_MAX + 5)]
+    cold = Cold(broker, monkeypatch)
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    sizes = []
+    while cold.reads:
+        sizes.append(len(cold.reads))
+        cold.end_reads()
+    assert sizes == [checker.COLD_READS_MAX] * 2 + [5]
+    assert sorted(producer.asked_offsets) == [half.physical_offset for half in halves]
+
+
+def test_a_half_that_cannot_be_read_is_tried_again_later(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing can be delivered without it, and nothing is lost by keeping it."""
+    producer = broker.producers.join("pg", Connected())
+    broker.prepare()
+    cold = Cold(broker, monkeypatch)
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    cold.end_reads(failing=True)
+    assert "event=half_unreadable half_offset=0" in caplog.text
+    broker.wait(INTERVAL_MS + BUCKET_MS)
+    cold.end_reads()
+    assert len(producer.asked) == 1
+    assert counts(broker) == (1, 1, 0)
+
+
+def test_a_decision_while_its_half_is_read_ends_the_questions(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes from the disk then is thrown away."""
+    producer = broker.producers.join("pg", Connected())
+    half = broker.prepare()
+    cold = Cold(broker, monkeypatch)
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    broker.end(half, Event.ROLLBACK)
+    cold.end_reads()
+    assert producer.asked == []
+    assert broker.service._checker._fetched == {}
+
+
+def counts(broker: Broker) -> tuple[int, int, int]:
+    """Checks sent, delivered, and not taken."""
+    checks = broker.service._checker
+    return checks.sent, checks.delivered, checks.not_taken

@@ -17,7 +17,7 @@ from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.message_store import MessageStore
 from tests.support.golden_store import GoldenStore, unpack
-from tests.support.transactions import HOST, Clock, Connected, Directory, message
+from tests.support.transactions import HOST, Clock, Connected, Directory, gone, message
 
 
 class StoredBroker:
@@ -62,7 +62,7 @@ class StoredBroker:
         self._keys += 1
         key = f"{self._keys:032X}"
         half = self.service.prepare(
-            message(key=key, body=body, queue_id=queue_id), "pg", key, Connected()
+            message(key=key, body=body, queue_id=queue_id), "pg", key, gone()
         )
         self.flush()
         return half
@@ -180,7 +180,7 @@ def test_a_parked_message_can_be_read(broker: StoredBroker) -> None:
     producer = broker.producers.join("pg", Connected())
     broker.prepare()
     for _ in range(17):
-        broker.wait(31_000)
+        broker.wait(700_000)  # longer than the longest pause between two checks
     assert len(producer.asked) == 15
     (parked,) = broker.consumed(TRANS_CHECK_MAX_TIME_TOPIC)
     assert parked.body == b"row 1"

@@ -1,0 +1,228 @@
+"""What is due of each producer group, and whose turn it is.
+
+Groups take turns, so that one with very many due delays no other. A group whose members take
+nothing at the moment is *blocked* until there is news or its retry comes. Single transactions that
+nobody took, or about which nobody was there to ask, are put *aside* until the same.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from .pending import Producer
+
+BUSY_RETRY_MS: Final = 1_000
+"""How soon a group is tried again when none of its members could be written to, or none took a
+question; that pause doubles while it goes on."""
+
+REFUSED_RETRY_MS_MAX: Final = 30_000
+"""Longest pause until a question that no member took is asked again."""
+
+REFUSALS_MAX: Final = 32
+"""Questions in a row that no member took before the rest of the group's waits for the pause. Fewer
+may be the fault of single messages, which must not stop the others."""
+
+ABSENT_SWEEP_MS: Final = 5_000
+"""How often groups that are away are looked for, should the news of a connection have been lost."""
+
+RETRIES_PER_TICK: Final = 2_000
+"""Groups looked at again between two turns of the loop, at most a microsecond each."""
+
+
+class Group:
+    """What is due of one producer group."""
+
+    __slots__ = (
+        "absent",
+        "aside",
+        "blocked",
+        "in_turn",
+        "name",
+        "pause_ms",
+        "refusals",
+        "retry_ms",
+        "tried",
+        "waiting",
+    )
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.waiting: deque[int] = deque()  # to be asked about, in this order
+        self.aside: deque[int] = deque()  # nobody was there, or nobody took it: later
+        self.tried: dict[int, tuple[Producer, ...]] = {}  # of those waiting, who took it not
+        self.in_turn = False
+        self.blocked = False  # no member takes anything at the moment
+        self.absent = False  # there was no member when it was looked for
+        self.refusals = 0  # questions in a row that no member took
+        self.pause_ms = BUSY_RETRY_MS
+        self.retry_ms = 0  # when it is tried again; 0: not planned
+
+
+class GroupQueues:
+    """The groups with something due. One that has nothing and needs no memory is forgotten."""
+
+    def __init__(self, is_away: Callable[[str], bool], is_gone: Callable[[int], bool]) -> None:
+        """Tell by ``is_away`` if a group has no member, by ``is_gone`` if a half needs no check."""
+        self._is_away = is_away
+        self._is_gone = is_gone
+        self._groups: dict[str, Group] = {}
+        self._turns: deque[Group] = deque()
+        self._retries: list[tuple[int, str]] = []  # heap
+        self.get = self._groups.get
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether some group can be asked something now."""
+        return bool(self._turns)
+
+    @property
+    def next_retry_ms(self) -> int | None:
+        """When some group is to be tried again, by ``take_retries``."""
+        return self._retries[0][0] if self._retries else None
+
+    @property
+    def away(self) -> int:
+        """How many are due of groups that are away; some may have been decided meanwhile."""
+        return sum(len(one.aside) + len(one.waiting) for one in self._groups.values() if one.absent)
+
+    # --- what is due
+
+    def add(self, name: str, offset: int, *, first: bool = False) -> Group:
+        """Put a transaction at the end of its group's queue, or at the front; return the group."""
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = Group(name)
+        if first:
+            group.waiting.appendleft(offset)
+        else:
+            group.waiting.append(offset)
+        self._give_turn(group)
+        return group
+
+    def next_turn(self) -> Group:
+        """Return the group whose turn it is; give it back by ``end_turn``."""
+        return self._turns.popleft()
+
+    def end_turn(self, group: Group, now_ms: int) -> None:
+        """Let the next group have its turn."""
+        group.in_turn = False
+        if group.waiting:
+            self._give_turn(group)
+        elif not group.aside:
+            if group.pause_ms == BUSY_RETRY_MS:
+                del self._groups[group.name]
+            else:  # its pause may be needed again
+                self._plan_retry(group, now_ms + REFUSED_RETRY_MS_MAX)
+
+    def _give_turn(self, group: Group) -> None:
+        if group.waiting and not group.in_turn and not group.blocked:
+            group.in_turn = True
+            self._turns.append(group)
+
+    # --- why something has to wait
+
+    def refused(self, group: Group, offset: int, now_ms: int) -> None:
+        """Put aside what every member has been asked about, and none took."""
+        group.aside.append(offset)
+        group.refusals += 1
+        group.blocked = group.refusals >= REFUSALS_MAX
+        self._plan_retry(group, now_ms + group.pause_ms)
+
+    def away_from(self, group: Group, offset: int, now_ms: int) -> None:
+        """Put aside what nobody is there to be asked about."""
+        group.aside.append(offset)
+        group.absent = True
+        self._plan_retry(group, now_ms + ABSENT_SWEEP_MS)
+
+    def busy(self, group: Group, offset: int, now_ms: int) -> None:
+        """Stop: no member can be written to."""
+        self.block(group, offset)
+        self._plan_retry(group, now_ms + BUSY_RETRY_MS)
+
+    def block(self, group: Group, offset: int) -> None:
+        """Stop until ``unblock``; what was looked at stays the first."""
+        group.waiting.appendleft(offset)
+        group.blocked = True
+
+    # --- why it need not wait any more
+
+    def taken(self, name: str) -> None:
+        """Take note that a member took a question; so there is room for more."""
+        group = self._groups.get(name)
+        if group is not None:
+            group.refusals = 0
+            self.unblock(group)
+
+    def not_taken(self, name: str) -> None:
+        """Take note that a member did not; there is room for another question all the same."""
+        group = self._groups.get(name)
+        if group is not None and group.refusals < REFUSALS_MAX:
+            self.unblock(group)
+
+    def unblock(self, group: Group) -> None:
+        """Go on with a group."""
+        group.blocked = False
+        self._give_turn(group)
+
+    def come(self, name: str) -> None:
+        """Try everything of a group at once; a member has connected."""
+        group = self._groups.get(name)
+        if group is not None:
+            group.pause_ms = BUSY_RETRY_MS
+            self._try_again(group)
+
+    def take_retries(self, now_ms: int) -> None:
+        """Try the groups again whose time has come."""
+        retries = self._retries
+        for _ in range(RETRIES_PER_TICK):
+            if not retries or retries[0][0] > now_ms:
+                return
+            at_ms, name = heapq.heappop(retries)
+            group = self._groups.get(name)
+            if group is not None and group.retry_ms == at_ms:  # else it was planned anew
+                group.retry_ms = 0
+                self._retry(group, now_ms)
+
+    def _retry(self, group: Group, now_ms: int) -> None:
+        away = group.absent and self._is_away(group.name)
+        if away:
+            self._forget_gone(group)
+        elif group.aside and not group.absent:
+            group.pause_ms = min(group.pause_ms * 2, REFUSED_RETRY_MS_MAX)
+        else:
+            group.pause_ms = BUSY_RETRY_MS
+        if not (group.waiting or group.aside):
+            del self._groups[group.name]
+        elif away:
+            self._plan_retry(group, now_ms + ABSENT_SWEEP_MS)
+        else:
+            self._try_again(group)
+
+    def _try_again(self, group: Group) -> None:
+        group.absent = False
+        group.refusals = 0
+        group.tried.clear()  # another round begins
+        if group.waiting:
+            group.waiting.extend(group.aside)
+            group.aside.clear()
+        else:
+            group.waiting, group.aside = group.aside, group.waiting
+        self.unblock(group)
+
+    def _forget_gone(self, group: Group) -> None:
+        """Drop what was deleted by age, which hits the oldest, while the group is away."""
+        for _ in range(RETRIES_PER_TICK):
+            if not group.aside or not self._is_gone(group.aside[0]):
+                return
+            group.aside.popleft()
+
+    def _plan_retry(self, group: Group, at_ms: int) -> None:
+        if not group.retry_ms or at_ms < group.retry_ms:
+            group.retry_ms = at_ms
+            heapq.heappush(self._retries, (at_ms, group.name))
