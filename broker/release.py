@@ -4,18 +4,36 @@ A handler appends at once and leaves its reply with the log position that must b
 is asked for once per pass of the event loop, after all readable sockets were served, so that one
 fdatasync covers what they brought; while it runs, the next group gathers. When it returns, every
 reply up to the durable position is written, joined per connection.
+
+A disk that falls behind is met in three stages. First peers are not read any more: a burst passes
+by in a fraction of a second, and nobody needs to know. But behind what is not read, decisions wait,
+and those are what empties the broker. So if it lasts, peers are read again, and what they send is
+refused, except for decisions, which are taken as before. Only when those alone have filled the
+second limit, nothing is read until the disk has caught up. No decision is dropped in any of them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
+logger = logging.getLogger(__name__)
+
 UNFLUSHED_BYTES_MAX: Final = 64 << 20
 """Bytes of log that may wait for the disk before peers are no longer read: bounds the replies held
 here and the data at stake, and is a fraction of a second of any disk worth the name."""
+
+
+UNFLUSHED_BYTES_LIMIT: Final = 128 << 20
+"""The same while only decisions are taken: room for as much again, since a commit is as long as its
+half."""
+
+STALLED_S_MAX: Final = 1.0
+"""Seconds for which peers are not read before messages are refused instead. Clients give a request
+three seconds, in which the refusal must reach them and be tried again."""
 
 
 class Writer(Protocol):
@@ -51,6 +69,9 @@ class ReplyRelease:
         self._on_released = on_released
         self._idle_futures: list[asyncio.Future[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self.refusing = False
+        """Whether messages and halves are to be refused: the disk has been behind for long."""
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         """Tell on which loop connections live; before this nothing can wait."""
@@ -69,11 +90,48 @@ class ReplyRelease:
 
     def over_limit(self) -> bool:
         """Whether so much waits for the disk that no more should be read from the network."""
-        return self._log.write_offset - self._log.durable_offset > UNFLUSHED_BYTES_MAX
+        limit = UNFLUSHED_BYTES_LIMIT if self.refusing else UNFLUSHED_BYTES_MAX
+        return self._log.write_offset - self._log.durable_offset > limit
 
     def stall(self, writer: Writer) -> None:
-        """Have `writer` resumed when the disk has caught up."""
+        """Have `writer` resumed when the disk has caught up, or when messages are refused."""
         self._stalled.append(writer)
+        if self._stall_timer is None and not self.refusing and self._loop is not None:
+            self._stall_timer = self._loop.call_later(STALLED_S_MAX, self._refuse)
+
+    @property
+    def refusal(self) -> str:
+        """What is full, and what helps; for whom is refused."""
+        waiting = self._log.write_offset - self._log.durable_offset
+        return (
+            f"[OVERLOAD]{waiting} bytes wait for the disk, which has been behind for more than "
+            f"{STALLED_S_MAX:g} s: try again later, send less, or use a faster disk"
+        )
+
+    def _refuse(self) -> None:
+        self._stall_timer = None
+        if self.over_limit():
+            self.refusing = True
+            logger.warning("event=overload refusal=%r", self.refusal)
+            self._resume_stalled()
+
+    def _resume_stalled(self) -> None:
+        stalled, self._stalled = self._stalled, []
+        for writer in stalled:
+            writer.resume_after_flush()
+
+    def _caught_up(self) -> None:
+        """Go back to the first stage as soon as half of the limit is free."""
+        if self.refusing:
+            waiting = self._log.write_offset - self._log.durable_offset
+            if waiting <= UNFLUSHED_BYTES_MAX // 2:
+                self.refusing = False
+                logger.warning("event=overload_over bytes_waiting=%d", waiting)
+        if self._stalled and not self.over_limit():
+            if self._stall_timer is not None:
+                self._stall_timer.cancel()
+                self._stall_timer = None
+            self._resume_stalled()
 
     @property
     def idle(self) -> bool:
@@ -114,10 +172,8 @@ class ReplyRelease:
                 replies.append(reply)
         for writer, replies in ready.items():
             writer.write(replies[0] if len(replies) == 1 else b"".join(replies))
-        if self._stalled and not self.over_limit():
-            stalled, self._stalled = self._stalled, []
-            for writer in stalled:
-                writer.resume_after_flush()
+        if self._stalled or self.refusing:
+            self._caught_up()
         if waiting:
             self.ask_flush()
         elif self._idle_futures:

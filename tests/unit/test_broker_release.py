@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from halfmq.broker.release import UNFLUSHED_BYTES_MAX, ReplyRelease
+import pytest
+
+from halfmq.broker import release as release_module
+from halfmq.broker.release import UNFLUSHED_BYTES_LIMIT, UNFLUSHED_BYTES_MAX, ReplyRelease
 
 
 class Log:
@@ -128,6 +131,71 @@ async def test_a_slow_disk_stops_the_network() -> None:
     log.durable_offset = log.write_offset
     release.release()
 
+    assert peer.resumed == 1
+
+
+async def test_a_disk_that_stays_behind_has_messages_refused_instead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Peers are read again, so that decisions are served; nothing is dropped with them."""
+    monkeypatch.setattr(release_module, "STALLED_S_MAX", 0.0)
+    log, first, second = Log(), Peer(), Peer()
+    release = _release(log)
+    log.write_offset = UNFLUSHED_BYTES_MAX + 1
+    release.stall(first)
+    release.stall(second)
+    await _loop_pass()
+
+    assert release.refusing
+    assert (first.resumed, second.resumed) == (1, 1)
+    assert f"{UNFLUSHED_BYTES_MAX + 1} bytes wait for the disk" in release.refusal
+    assert not release.over_limit()  # there is room for decisions
+
+    log.write_offset = UNFLUSHED_BYTES_LIMIT + 1
+    assert release.over_limit()
+    release.stall(first)
+    await _loop_pass()
+    assert first.resumed == 1  # now nothing is read until the disk has caught up
+
+
+async def test_messages_are_taken_again_when_half_of_the_limit_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not at the limit itself, where it would begin anew with the next one."""
+    monkeypatch.setattr(release_module, "STALLED_S_MAX", 0.0)
+    log = Log()
+    release = _release(log)
+    log.write_offset = UNFLUSHED_BYTES_LIMIT + 1
+    release.stall(Peer())
+    await _loop_pass()
+    behind = Peer()
+    release.stall(behind)
+
+    log.durable_offset = log.write_offset - UNFLUSHED_BYTES_MAX // 2 - 1
+    release.release()
+    assert release.refusing
+    assert behind.resumed == 1
+    log.durable_offset += 1
+    release.release()
+
+    assert not release.refusing
+
+
+async def test_a_burst_that_the_disk_takes_in_time_is_not_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever was not read for a moment is none the wiser."""
+    monkeypatch.setattr(release_module, "STALLED_S_MAX", 0.0)
+    log, peer = Log(), Peer()
+    release = _release(log)
+    log.write_offset = UNFLUSHED_BYTES_MAX + 1
+    release.stall(peer)
+    log.durable_offset = log.write_offset
+    release.release()
+    log.write_offset += UNFLUSHED_BYTES_MAX + 1  # the next one
+    await _loop_pass()
+
+    assert not release.refusing
     assert peer.resumed == 1
 
 
