@@ -1,8 +1,7 @@
-"""A ledger in SQLite, shared by processes that are killed: which local transactions committed.
+"""An application's SQLite file, shared by processes that are killed: its rows, and the ledger.
 
-A row says how a transaction ended, and there is at most one. The local transaction writes
-``committed``; the checker of any process of the group, finding no row, writes ``fenced`` before it
-answers ROLLBACK. So whichever comes second fails, and the two can never disagree.
+A local transaction inserts an order and its row of the :class:`TransactionLedger`; checks are
+answered by the ledger alone. So orders are what messages are compared with in the end.
 """
 
 from __future__ import annotations
@@ -11,61 +10,59 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from halfmq.client import Decision
+from halfmq.client import Checker, TransactionFencedError, TransactionLedger
 
 BUSY_SECONDS: Final = 30.0
 """How long one process waits for another that writes."""
 
 _SCHEMA: Final = """
-create table if not exists ledger (
-    transaction_id text primary key, name text not null, messages integer, outcome text not null
-);
+create table if not exists orders (name text primary key, messages integer not null);
 create table if not exists violations (what text not null);
 """
 
 
 class LedgerDatabase:
-    """One process's view of the ledger; the calls block for about a write."""
+    """One process's view of the file; the calls block for about a write."""
 
     def __init__(self, path: Path) -> None:
-        self._database = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
-        self._database.execute("pragma journal_mode = wal")
+        self._path = path
+        self._ledger = TransactionLedger()
+        self._database = self._connect()
+        self._database.execute("pragma journal_mode = wal")  # kept in the file
         self._database.executescript(_SCHEMA)
+        self._ledger.create_table(self._database)
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self._path, timeout=BUSY_SECONDS)
 
     def close(self) -> None:
         self._database.close()
 
+    def checker(self) -> Checker:
+        """A checker for any process of the group."""
+        return self._ledger.checker(self._connect)
+
     def begin(self, transaction_id: str, name: str, messages: int) -> bool:
-        """Insert the row and leave the local transaction open; False: a checker was first."""
-        self._database.execute("begin immediate")
+        """Insert order and row, and leave the transaction open; False: a check came first."""
+        cursor = self._database.cursor()
         try:
-            self._database.execute(
-                "insert into ledger values (?, ?, ?, 'committed')", [transaction_id, name, messages]
-            )
-        except sqlite3.IntegrityError:
-            self._database.execute("rollback")
+            cursor.execute("insert into orders values (?, ?)", [name, messages])
+            self._ledger.record(cursor, transaction_id)
+        except TransactionFencedError:
+            self._database.rollback()
             return False
         return True
 
     def commit(self) -> None:
-        self._database.execute("commit")
+        self._database.commit()
 
     def roll_back(self) -> None:
-        self._database.execute("rollback")
-
-    def check(self, transaction_id: str, name: str) -> Decision:
-        """Tell how the local transaction ended; one that has not ended can only fail from now."""
-        self._database.execute(
-            "insert or ignore into ledger values (?, ?, null, 'fenced')", [transaction_id, name]
-        )
-        (outcome,) = self._database.execute(
-            "select outcome from ledger where transaction_id = ?", [transaction_id]
-        ).fetchone()
-        return Decision.COMMIT if outcome == "committed" else Decision.ROLLBACK
+        self._database.rollback()
 
     def violation(self, what: str) -> None:
         """Note something that must never happen."""
-        self._database.execute("insert into violations values (?)", [what])
+        with self._database:
+            self._database.execute("insert into violations values (?)", [what])
 
     @property
     def violations(self) -> list[str]:
@@ -73,16 +70,13 @@ class LedgerDatabase:
 
     @property
     def committed(self) -> dict[str, int]:
-        """Names of committed local transactions, and how many messages each has."""
-        rows = self._database.execute(
-            "select name, messages from ledger where outcome = 'committed'"
-        )
-        return dict(rows.fetchall())
+        """Names of the orders, and how many messages each has."""
+        return dict(self._database.execute("select name, messages from orders").fetchall())
 
     @property
     def fenced(self) -> int:
-        """How many local transactions a checker has ended."""
+        """How many local transactions a check has ended, before or after their own rollback."""
         (count,) = self._database.execute(
-            "select count(*) from ledger where outcome = 'fenced'"
+            "select count(*) from halfmq_transactions where state = 'fenced'"
         ).fetchone()
         return int(count)

@@ -19,20 +19,20 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.client import (
-    Checker,
     ClientConfig,
     ClientError,
     Decision,
     DecisionConflictError,
     Message,
-    MessageView,
     Transaction,
     TransactionProducer,
 )
 from tests.support.ledger_database import LedgerDatabase
 
 GROUP: Final = "ledger-producers"
-TOPIC: Final = "ledger"
+TOPICS: Final = ("ledger-a", "ledger-b")
+MESSAGES_MAX: Final = 1
+"""Of one transaction; they go to the topics in turn."""
 LOOPS: Final = 6
 SLOW_SECONDS: Final = (0.2, 1.2)
 """How long a slow local transaction takes: on both sides of the first check."""
@@ -44,16 +44,6 @@ def client_config(namesrv: str) -> ClientConfig:
     return ClientConfig(
         namesrv=namesrv, reconnect_delay_min=0.02, reconnect_delay_max=0.1, send_timeout=1.0
     )
-
-
-def make_checker(ledger: LedgerDatabase) -> Checker:
-    """A checker for any process of the group; on the loop's thread, as the ledger's other users."""
-
-    async def check(message: MessageView) -> Decision:
-        assert message.transaction_id is not None
-        return ledger.check(message.transaction_id, message.keys)
-
-    return check
 
 
 class _RolledBackError(Exception):
@@ -79,12 +69,15 @@ class LedgerProducer:
             await self._transact(f"{name}-{next(numbers)}")
 
     async def _transact(self, name: str) -> None:
-        message = Message(TOPIC, f"{name}/0".encode(), keys=name)
-        transaction = self._producer.transaction(message)
+        messages = [
+            Message(TOPICS[index % len(TOPICS)], f"{name}/{index}".encode(), keys=name)
+            for index in range(self._chance.randint(1, MESSAGES_MAX))
+        ]
+        transaction = self._producer.transaction(messages)
         try:
             async with transaction:
                 self._perhaps_die()  # prepared, no row
-                await self._local(transaction, name)
+                await self._local(transaction, name, len(messages))
                 self._perhaps_die()  # a row, no decision
             self._perhaps_die()  # decided
         except _RolledBackError:
@@ -94,11 +87,11 @@ class LedgerProducer:
         except ClientError:
             await asyncio.sleep(0.02)  # the broker is away
 
-    async def _local(self, transaction: Transaction, name: str) -> None:
+    async def _local(self, transaction: Transaction, name: str, messages: int) -> None:
         chance = self._chance.random()
         if chance < 0.1:
             await asyncio.sleep(self._chance.uniform(*SLOW_SECONDS))
-        if not self._ledger.begin(transaction.id, name, 1):
+        if not self._ledger.begin(transaction.id, name, messages):
             raise _RolledBackError
         self._perhaps_die()  # a row that is not committed
         if self._chance.random() < 0.3:
@@ -120,9 +113,7 @@ async def main(namesrv: str, path: str, name: str, seed: int) -> None:
     """Make transactions until the process is killed."""
     ledger = LedgerDatabase(Path(path))
     producer = await started(
-        lambda: TransactionProducer(
-            GROUP, checker=make_checker(ledger), config=client_config(namesrv)
-        )
+        lambda: TransactionProducer(GROUP, checker=ledger.checker(), config=client_config(namesrv))
     )
     await LedgerProducer(producer, ledger, seed).run(name)
 
