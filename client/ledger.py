@@ -143,7 +143,7 @@ class TransactionLedger:
         try:
             cursor.execute(*self.statement(transaction_id, self._style(cursor)))
         except Exception as error:
-            if _is(error, "IntegrityError"):
+            if _is_duplicate(error):
                 raise TransactionFencedError(transaction_id) from error
             raise
 
@@ -229,7 +229,7 @@ class TransactionLedger:
             tombstone = self._insert(transaction_id, TOMBSTONE, self._style(cursor), now_ms)
             cursor.execute(*tombstone)
         except Exception as error:
-            if not _is(error, "IntegrityError"):
+            if not _is_duplicate(error):
                 raise
             connection.rollback()  # PostgreSQL reads nothing more in this transaction
             return self._recorded(connection, cursor, transaction_id)
@@ -281,6 +281,7 @@ class TransactionLedger:
         return self._paramstyle or paramstyle_of(cursor)
 
 
+_UNIQUE_VIOLATION: Final = "23505"  # Source: PostgreSQL, errcodes.txt
 _CLOCKS_APART_MS: Final = CLOCKS_APART_MAX // timedelta(milliseconds=1)
 
 _PLACEHOLDERS: Final[Mapping[str, str]] = {
@@ -337,3 +338,10 @@ def _limit_waiting(connection: Connection, cursor: Cursor) -> None:
 def _is(error: BaseException, name: str) -> bool:
     """Whether it is this kind of error: each driver has classes of its own by these names."""
     return any(kind.__name__ == name for kind in type(error).__mro__)
+
+
+def _is_duplicate(error: BaseException) -> bool:
+    """Whether the key was there before; pg8000 tells by PostgreSQL's code only."""
+    facts = error.args[0] if error.args else None
+    code = facts.get("C") if isinstance(facts, dict) else None
+    return code == _UNIQUE_VIOLATION or _is(error, "IntegrityError")
