@@ -20,6 +20,7 @@ from benchmarks.generator import (
 )
 from benchmarks.limits import Limits, measure_limits
 from benchmarks.peers import ECHO, HALFMQ, ROCKETMQ, EchoPeer
+from benchmarks.pending import Figure, Pending
 from benchmarks.report import Measurement, make_rows
 from benchmarks.scenarios import FlushMode, Kind, Scenario, all_scenarios
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -262,3 +263,28 @@ def test_names_of_loads_are_unique() -> None:
     names = [scenario.name for scenario in all_scenarios()]
 
     assert len(set(names)) == len(names)
+
+
+# ---- undecided transactions ----------------------------------------------------------------------
+
+
+def test_a_figure_above_its_limit_is_missed() -> None:
+    """The ratio is told beside the limit, and one above 1 makes the command fail."""
+    missed = Figure("heap each", "100,000", 300.0, "B", 250)
+
+    assert missed.cells == ("heap each", "100,000", "300.0 B", "250 B", "1.20")
+    assert missed.missed
+    assert not Figure("heap each", "100,000", 200.0, "B", 250).missed
+    assert not Figure("its file", "100,000", 300.0, "MiB").missed
+
+
+@pytest.mark.campaign
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_undecided_transactions_are_measured(tmp_path: Path) -> None:
+    """Every step runs, and both starts find all that is undecided."""
+    figures = Pending(tmp_path, 2_000, 100).run()
+
+    by_name = {figure.what: figure for figure in figures}
+    assert 50 < by_name["heap each"].value < 1_000
+    assert by_name["start from log alone"].of == "2,100"
+    assert all(figure.value >= 0 for figure in figures)
