@@ -1,6 +1,7 @@
 """Turn measurements into a table, a comparison and a JSON file."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -13,6 +14,7 @@ from .machine import Machine
 from .peers import ECHO, HALFMQ
 from .scenarios import FlushMode, Kind, Scenario
 
+_BESIDE_MEMORY: Final = frozenset({Kind.BATCH, Kind.TRANSACTION})
 _SATURATED: Final = 0.95  # share of its core from which the generator may be the bottleneck
 
 
@@ -58,9 +60,11 @@ class Row(msgspec.Struct, frozen=True):
     others_busy: float
     cpu_to_echo: float | None  # CPU per message in units of F
     rate_to_disk: float | None  # durable loads: messages per second in units of D
-    cpu_to_memory: float | None  # batches: CPU per message in units of M
+    cpu_to_memory: float | None  # batches and transactions: CPU per message in units of M
     rate_to_halfmq: float | None  # of a peer: our rate in units of its rate
     cpu_to_halfmq: float | None  # of a peer: its CPU per message in units of ours
+    rate_to_send: float | None  # of transactions: their rate in units of that of plain sends
+    cpu_to_send: float | None  # of transactions: their CPU in units of that of a plain send
     flaws: list[str]
 
 
@@ -75,11 +79,11 @@ def _row(measurements: Sequence[Measurement], limits: Limits, scenario: str, ser
     results = [m.result for m in mine if m.result is not None]
     rates = [result.rate for result in results]
     is_durable = mine[0].scenario.mode is FlushMode.SYNC and server != ECHO
-    is_batch = mine[0].scenario.kind is Kind.BATCH
-    memory_us = limits.memory_us if is_batch else None
+    memory_us = limits.memory_us if mine[0].scenario.kind in _BESIDE_MEMORY else None
     cpu_us = _median(result.cpu_us for result in results)
     ours = None if server in {HALFMQ, ECHO} else _by_round(measurements, scenario, HALFMQ)
     echo = _by_round(measurements, scenario, ECHO)
+    sends = _by_round(measurements, _plain_send_of(mine[0].scenario), server)
     disk = [m.result.rate / m.disk.fdatasync_per_second for m in mine if m.result is not None]
     return Row(
         scenario=scenario,
@@ -99,8 +103,16 @@ def _row(measurements: Sequence[Measurement], limits: Limits, scenario: str, ser
         cpu_to_memory=cpu_us / memory_us if memory_us else None,
         rate_to_halfmq=_rate_ratio((ours.get(m.round), m.result) for m in mine) if ours else None,
         cpu_to_halfmq=_ratio((m.result, ours.get(m.round)) for m in mine) if ours else None,
+        rate_to_send=_rate_ratio((m.result, sends.get(m.round)) for m in mine),
+        cpu_to_send=_ratio((m.result, sends.get(m.round)) for m in mine),
         flaws=_flaws(mine),
     )
+
+
+def _plain_send_of(scenario: Scenario) -> str:
+    """The name of the plain sends under the same load; of what is no transaction, nothing's."""
+    is_transaction = scenario.kind is Kind.TRANSACTION
+    return replace(scenario, kind=Kind.SEND).name if is_transaction else ""
 
 
 def _by_round(measurements: Iterable[Measurement], scenario: str, server: str) -> dict[int, Result]:
@@ -146,12 +158,20 @@ _HEAD: Final = (
     *("load", "server", "msgs/s", "lowest-highest", "CPU us", "xF", "xD", "xM"),
     *("p50 us", "p99 us", "gen us", "gen", "others"),
 )
+_BESIDE_SENDS: Final = ("load", "server", "rate / sends' rate", "CPU / a send's CPU")
 _COMPARED: Final = ("load", "peer", "our rate / its rate", "its CPU / our CPU")
 
 
 def as_text(report: Report) -> str:
     """The report for a terminal."""
     parts = [_heading(report), table(_HEAD, [_cells(row) for row in report.rows])]
+    beside = [row for row in report.rows if row.rate_to_send is not None]
+    if beside:
+        cells = [
+            (row.scenario, row.server, _times(row.rate_to_send), _times(row.cpu_to_send))
+            for row in beside
+        ]
+        parts.append(table(_BESIDE_SENDS, cells))
     compared = [row for row in report.rows if row.rate_to_halfmq is not None]
     if compared:
         cells = [

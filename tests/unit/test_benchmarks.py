@@ -19,9 +19,10 @@ from benchmarks.generator import (
     build_generator,
 )
 from benchmarks.limits import Limits, measure_limits
+from benchmarks.machine import Machine
 from benchmarks.peers import ECHO, HALFMQ, ROCKETMQ, EchoPeer
 from benchmarks.pending import Figure, Pending
-from benchmarks.report import Measurement, make_rows
+from benchmarks.report import Measurement, Report, as_text, make_rows
 from benchmarks.scenarios import FlushMode, Kind, Scenario, all_scenarios
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -185,7 +186,9 @@ def test_limits_are_measured(tmp_path: Path) -> None:
 DURABLE = Scenario(kind=Kind.SEND, connections=64, window=1, mode=FlushMode.SYNC)
 
 
-def measured(server: str, round_number: int, *, rate: int, cpu_us: float) -> Measurement:
+def measured(
+    server: str, round_number: int, *, rate: int, cpu_us: float, scenario: Scenario = DURABLE
+) -> Measurement:
     counters = Counters(rate, rate, 0, 0, rate, rate * 1024, {})
     result = Result(
         scenario="send",
@@ -210,7 +213,7 @@ def measured(server: str, round_number: int, *, rate: int, cpu_us: float) -> Mea
         latency_us=Latency(p50=1.0, p99=2.0, max=3.0),
     )
     return Measurement(
-        scenario=DURABLE,
+        scenario=scenario,
         server=server,
         round=round_number,
         disk=Limits(fdatasync_per_second=5000.0, sequential_mb_per_second=1000.0),
@@ -239,6 +242,33 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert (echo.rate_to_disk, halfmq.rate_to_halfmq) == (None, None)
     assert rocketmq.rate_to_halfmq == pytest.approx(2.0)
     assert rocketmq.cpu_to_halfmq == pytest.approx(5.0)
+
+
+def test_transactions_are_told_in_units_of_plain_sends() -> None:
+    """Of the same load and round: other connections, modes and servers say nothing."""
+    transactions = replace(DURABLE, kind=Kind.TRANSACTION)
+    disk = Limits(1000.0, 1000.0, copy_us=0.5, crc_us=0.5)
+    rows = make_rows(
+        [
+            measured(HALFMQ, 1, rate=40_000, cpu_us=10.0),
+            measured(HALFMQ, 1, rate=90_000, cpu_us=1.0, scenario=replace(DURABLE, window=64)),
+            measured(HALFMQ, 1, rate=16_000, cpu_us=25.0, scenario=transactions),
+            measured(HALFMQ, 2, rate=20_000, cpu_us=20.0),
+            measured(HALFMQ, 2, rate=8_000, cpu_us=50.0, scenario=transactions),
+            measured(ECHO, 2, rate=90_000, cpu_us=1.0),
+        ],
+        disk,
+    )
+    told = {row.scenario: row for row in rows if row.server == HALFMQ}
+
+    row = told[transactions.name]
+    assert row.rate_to_send == pytest.approx(0.4)
+    assert row.cpu_to_send == pytest.approx(2.5)
+    assert row.cpu_to_memory == pytest.approx(37.5)
+    assert (told[DURABLE.name].rate_to_send, told[DURABLE.name].cpu_to_memory) == (None, None)
+    machine = Machine("p", 2, 8.0, "k", "py", "/", "ext4", (0.0, 0.0, 0.0))
+    text = as_text(Report(machine, {}, disk, [measured(HALFMQ, 1, rate=1, cpu_us=1.0)], rows))
+    assert "rate / sends' rate  CPU / a send's CPU" in text
 
 
 def test_a_failed_run_is_a_flaw_and_not_a_zero() -> None:
