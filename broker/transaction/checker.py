@@ -157,7 +157,6 @@ class Checker:
         self._full: set[Producer] = set()
         self.sent = 0
         self.delivered = 0
-        self.answered = 0
         self.not_taken = 0  # refused, lost with the connection, or not acknowledged in time
 
     # --- what others say
@@ -173,12 +172,6 @@ class Checker:
                 # The broker was restarted: the last check may have been a moment before.
                 due_ms += config.check_interval_ms
         entry.due = self._timetable.add(due_ms, entry.offset)
-
-    def on_answered(self, entry: Pending) -> None:
-        """Count a producer's answer to a check, be it "not known yet"; one per check counts."""
-        if entry.answered < entry.sent:
-            entry.answered += 1
-            self.answered += 1
 
     def on_producer(self, group: str) -> None:
         """Make what is due of a group ready at once; one of its producers has connected."""
@@ -294,6 +287,7 @@ class Checker:
             self._fetch(entry, group, tried)
             return True
         if target is None:
+            entry.due = UNPLANNED
             if not self._park(entry):
                 self._plan(entry, now_ms + self._config.check_interval_ms)
             return True

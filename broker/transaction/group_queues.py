@@ -15,8 +15,12 @@ from typing import Final
 from .pending import Producer
 
 BUSY_RETRY_MS: Final = 1_000
-"""How soon a group is tried again when none of its members could be written to, or none took a
-question; that pause doubles while it goes on."""
+"""How soon a group is tried again when none of its members could be written to, or a question that
+none of them took; the latter pause doubles while it goes on."""
+
+FULL_RETRY_MS: Final = 250
+"""How soon the rest of a group is tried again after refusals in a row, when questions were taken
+shortly before: then its members are willing and have their hands full."""
 
 REFUSED_RETRY_MS_MAX: Final = 30_000
 """Longest pause until a question that no member took is asked again."""
@@ -38,12 +42,14 @@ class Group:
     __slots__ = (
         "absent",
         "aside",
+        "aside_until_ms",
         "blocked",
         "in_turn",
         "name",
         "pause_ms",
         "refusals",
         "retry_ms",
+        "took",
         "tried",
         "waiting",
     )
@@ -57,8 +63,10 @@ class Group:
         self.blocked = False  # no member takes anything at the moment
         self.absent = False  # there was no member when it was looked for
         self.refusals = 0  # questions in a row that no member took
+        self.took = False  # whether some question was taken since it was last blocked
         self.pause_ms = BUSY_RETRY_MS
-        self.retry_ms = 0  # when it is tried again; 0: not planned
+        self.aside_until_ms = 0  # when what nobody took is asked again
+        self.retry_ms = 0  # when something is tried again; 0: not planned
 
 
 class GroupQueues:
@@ -129,13 +137,21 @@ class GroupQueues:
 
     def refused(self, group: Group, offset: int, now_ms: int) -> None:
         """Put aside what every member has been asked about, and none took."""
+        if not group.aside:
+            group.aside_until_ms = now_ms + group.pause_ms
         group.aside.append(offset)
         group.refusals += 1
-        group.blocked = group.refusals >= REFUSALS_MAX
-        self._plan_retry(group, now_ms + group.pause_ms)
+        if group.refusals >= REFUSALS_MAX:
+            group.blocked = True
+            if group.took:
+                group.took = False
+                self._plan_retry(group, now_ms + FULL_RETRY_MS)
+        self._plan_retry(group, group.aside_until_ms)
 
     def away_from(self, group: Group, offset: int, now_ms: int) -> None:
         """Put aside what nobody is there to be asked about."""
+        if not group.aside:
+            group.aside_until_ms = now_ms
         group.aside.append(offset)
         group.absent = True
         self._plan_retry(group, now_ms + ABSENT_SWEEP_MS)
@@ -157,6 +173,7 @@ class GroupQueues:
         group = self._groups.get(name)
         if group is not None:
             group.refusals = 0
+            group.took = True
             self.unblock(group)
 
     def not_taken(self, name: str) -> None:
@@ -190,6 +207,12 @@ class GroupQueues:
                 self._retry(group, now_ms)
 
     def _retry(self, group: Group, now_ms: int) -> None:
+        if group.aside and not group.absent and now_ms < group.aside_until_ms:
+            group.refusals = 0
+            group.tried.clear()  # another round begins, for those that wait
+            self.unblock(group)
+            self._plan_retry(group, group.aside_until_ms)
+            return
         away = group.absent and self._is_away(group.name)
         if away:
             self._forget_gone(group)
@@ -207,7 +230,7 @@ class GroupQueues:
     def _try_again(self, group: Group) -> None:
         group.absent = False
         group.refusals = 0
-        group.tried.clear()  # another round begins
+        group.tried.clear()
         if group.waiting:
             group.waiting.extend(group.aside)
             group.aside.clear()
