@@ -29,7 +29,7 @@ from halfmq.store.format.record import decode_record
 from .config import ClientConfig
 from .connection import Connection
 from .decisions import Decisions, Ending, Settled
-from .errors import ClientError
+from .errors import ClientClosedError, ClientError
 from .message import Decision, MessageView
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,12 @@ class CheckBack:
         if len(self._under_check) >= self._config.check_queue_max:
             logger.warning("event=check_dropped transaction=%s", check.identity)
             return f"{len(self._under_check)} checks are waiting here"
-        known = self._known_decision(check.identity, message)
+        try:
+            known = self._known_decision(check.identity, message)
+        except ClientClosedError as error:
+            # A broker asks as soon as it has heard of a producer, and until it has heard otherwise:
+            # before the one is quite started, and after it has begun to close.
+            return f"it is not running: {error}"
         if known is None and self.checker is None:
             logger.warning("event=check_without_checker transaction=%s", check.identity)
             if check.acknowledged:

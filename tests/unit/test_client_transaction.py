@@ -463,6 +463,24 @@ async def test_checks_that_make_no_sense_are_logged_and_dropped(
         assert broker.requests_of(END) == []
 
 
+@on_both_loops
+async def test_a_check_that_comes_before_the_start_is_over_is_refused(broker: FakeBroker) -> None:
+    """A broker asks as soon as it has heard of a producer; that must not break the connection."""
+    async with new_producer(broker) as producer:
+        identity = await undecided(producer)
+    late = new_producer(broker)
+    broker.fail(RequestCode.HEART_BEAT, Ignore(after_doing=True))  # the start waits for it
+    starting = asyncio.ensure_future(late.start())
+    await until(lambda: bool(broker.producers("orders-tx")))
+
+    broker.check(broker.half_of(identity))
+    await until(lambda: bool(broker.acknowledged))
+
+    assert [code for _, code, _ in broker.acknowledged] == [ResponseCode.SYSTEM_ERROR]
+    await starting
+    await late.close()
+
+
 async def test_a_transaction_needs_somebody_to_ask() -> None:
     """Without a checker an undecided message would be asked about in vain, and parked."""
     async with fake_broker() as broker, new_producer(broker, None) as producer:
