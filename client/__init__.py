@@ -5,9 +5,10 @@
     async with Producer("orders-producer") as producer:
         result = await producer.send(Message("orders", b"hello", tags="created", keys="o-1"))
 
-    async with TransactionProducer("orders-tx", checker=checker) as producer:
+    ledger = TransactionLedger()  # a table in the database that also has the orders
+    async with TransactionProducer("orders-tx", ledger.checker(connect)) as producer:
         async with producer.transaction(Message("orders", b"o-2", keys="o-2")) as tx:
-            await save_order(tx.id)  # leave normally: commit; raise: roll back
+            save_order(ledger, tx.id)  # leave normally: commit; raise: roll back
 
     async with Consumer("billing", {"orders": "created || paid"}) as consumer:
         async for message in consumer:

@@ -1,19 +1,20 @@
-"""TransactionProducer: a local transaction and a message, both or neither.
+"""TransactionProducer: a local transaction and its messages, all or none.
 
-The half message is stored first and shown to nobody. Then the local transaction runs, and its end
-decides: COMMIT delivers the message, ROLLBACK drops it. When the decision never arrives, because
+The half messages are stored first and shown to nobody. Then the local transaction runs, and its end
+decides: COMMIT delivers the messages, ROLLBACK drops them. When the decision never arrives, because
 this process died or the network broke, the broker asks any producer of the group what became of
-the local transaction; the ``checker`` looks it up, usually by ``message.keys`` or
-``message.transaction_id`` in the database, and answers.
+the local transaction. The ``checker`` looks it up and answers: that of a ``TransactionLedger``, or
+a function that finds the row by ``message.keys`` or ``message.transaction_id``. Of a transaction
+with several messages it is shown the first.
 
-What that means for a checker:
+What that means for a checker of one's own:
 
 * It is asked about transactions of any producer of the group, also of one that is dead, so it may
   look only at what survives a crash: the database.
 * No row may mean "rolled back" or "still running". A producer of ours does not ask its checker
-  about a transaction that is running in itself, but another producer of the group cannot know:
-  answer UNKNOWN while in doubt, and set ``transactionTimeOut`` at the broker above the longest
-  local transaction.
+  about a transaction that is running in itself, but another producer of the group cannot know.
+  So ROLLBACK is safe only once the local transaction can no longer commit, which the ledger sees
+  to by a row in its way; without one, answer UNKNOWN while in doubt.
 
 How decisions travel stands in ``decisions``, how checks are answered in ``check_back``.
 """

@@ -5,7 +5,8 @@ Nothing here runs. A type that a user would have to spell out or cast shows as a
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import sqlite3
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from halfmq.client import (
@@ -23,6 +24,8 @@ from halfmq.client import (
     SendResult,
     SendStatus,
     Transaction,
+    TransactionFencedError,
+    TransactionLedger,
     TransactionListener,
     TransactionProducer,
     blocking,
@@ -87,6 +90,33 @@ async def transacting() -> None:
         show(decision)
 
 
+async def transacting_with_a_ledger() -> None:
+    ledger = TransactionLedger()
+    database = sqlite3.connect("orders.db")
+    ledger.create_table(database)
+    messages = [
+        Message("orders", b"o-4", deliver_after=timedelta(days=1)),
+        Message("bills", b"b-4", deliver_at=datetime(2030, 1, 1, tzinfo=UTC)),
+    ]
+    own = ledger.checker(lambda: sqlite3.connect("orders.db"))
+    async with TransactionProducer("orders-tx", own) as producer:
+        try:
+            async with producer.transaction(messages) as tx:
+                with database:
+                    ledger.record(database.cursor(), tx.id)
+                    database.execute(*ledger.statement(tx.id, "qmark"))
+        except TransactionFencedError as error:
+            show(error.transaction_id)
+            return
+        final: str | None = tx.final_message_id
+        places: list[int] = [result.queue_offset for result in tx.results]
+        show(final, places, tx.messages[0].topic)
+        for transaction in await producer.pending():
+            show(transaction.age, transaction.owner, transaction.checks_delivered)
+    pruned: int = ledger.prune(database, timedelta(days=7))
+    show(pruned)
+
+
 async def consuming() -> None:
     async with Consumer(
         "billing",
@@ -99,6 +129,8 @@ async def consuming() -> None:
             born: datetime = message.born_timestamp
             attempt: int = message.delivery_attempt
             show(text, born, attempt, message.body.decode(), message.queue.queue_id)
+            inbox: str | None = message.half_message_id
+            show(inbox)
             if not await message.ack():
                 await message.retry(delay_level=3)
         view: MessageView | None = await consumer.receive(timeout=1.0)
@@ -130,6 +162,8 @@ def without_await(directory: Path) -> None:
             with transactions.transaction(Message("orders", b"x")) as tx:
                 identity: str = tx.id
             transactions.send_in_transaction(Message("orders", b"x"), Orders())
+            with transactions.transaction([Message("orders", b"x")] * 2) as several:
+                show(several.results, [one.age for one in transactions.pending()])
         with blocking.Consumer("billing", {"orders": "*"}, broadcasting=True) as consumer:
             for message in consumer:
                 taken: bool = message.ack()
