@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, cast
 
 from halfmq.remoting.codes import FLAG_ONE_WAY
 from halfmq.remoting.command import RemotingCommand
@@ -47,6 +47,27 @@ class Staged(Protocol):
         ...
 
 
+class StagedSeveral(Protocol):
+    """Records to append side by side, and what follows from them."""
+
+    @property
+    def drafts(self) -> Sequence[Draft]: ...
+
+    @property
+    def request(self) -> RemotingCommand: ...
+
+    @property
+    def connection(self) -> Connection: ...
+
+    def appended(self, several: Sequence[Appended]) -> bytes | None:
+        """Take note of them; return a reply that need not wait for the disk."""
+        ...
+
+    def refused(self) -> None:
+        """Forget them: the group could not be appended, and the request is served alone."""
+        ...
+
+
 class Log(Protocol):
     """What this needs of the store."""
 
@@ -67,6 +88,8 @@ class GroupAppend:
         self._append = log.append
         self._call_soon = call_soon
         self._staged: list[tuple[Staged, Handler]] = []
+        self._several: dict[int, StagedSeveral] = {}  # those among `_staged`, by place
+        self._records_of_several = 0
 
     def stage(self, staged: Staged, alone: Handler) -> None:
         """Append the record at the end of this pass; `alone` serves its request if that fails.
@@ -80,13 +103,27 @@ class GroupAppend:
         elif len(waiting) >= GROUP_MAX:
             self.append_staged()
 
+    def stage_several(self, staged: StagedSeveral, alone: Handler) -> None:
+        """Append records side by side at the end of this pass; otherwise as `stage`."""
+        waiting = self._staged
+        self._several[len(waiting)] = staged
+        self._records_of_several += len(staged.drafts)
+        waiting.append((cast("Staged", staged), alone))
+        if len(waiting) == 1:
+            self._call_soon(self.append_staged)
+        if len(waiting) + self._records_of_several > GROUP_MAX:
+            self.append_staged()
+
     def append_staged(self) -> None:
         """Append what is staged now; nothing happens if nothing is."""
         group, self._staged = self._staged, []
         if not group:
             return
         try:
-            appended = self._append([staged.draft for staged, _ in group])
+            if self._several:
+                appended = self._append_with_several(group)
+            else:
+                appended = self._append([staged.draft for staged, _ in group])
         except Exception as error:  # whatever it is, each of them is owed an answer
             if not isinstance(error, StoreError):
                 logger.exception("event=group_failed records=%d", len(group))
@@ -97,7 +134,7 @@ class GroupAppend:
             try:
                 reply = staged.appended(one)
             except Exception:  # of one request; the others are in the log and want their answers
-                logger.exception("event=staged_failed position=%d", one.physical_offset)
+                logger.exception("event=staged_failed appended=%r", one)
                 continue
             if reply is not None:
                 connection = staged.connection
@@ -108,6 +145,26 @@ class GroupAppend:
                     ready.append(reply)
         for connection, ready in replies.items():
             connection.write(ready[0] if len(ready) == 1 else b"".join(ready))
+
+    def _append_with_several(self, group: Sequence[tuple[Staged, Handler]]) -> list[Appended]:
+        """Append a group; return per request where its record lies, or a list of such places."""
+        places, self._several, self._records_of_several = self._several, {}, 0
+        drafts: list[Draft] = []
+        for place, (staged, _) in enumerate(group):
+            several = places.get(place)
+            if several is None:
+                drafts.append(staged.draft)
+            else:
+                drafts += several.drafts
+        appended = self._append(drafts)
+        results: list[Appended | list[Appended]] = []
+        at = 0
+        for place in range(len(group)):
+            several = places.get(place)
+            count = 1 if several is None else len(several.drafts)
+            results.append(appended[at] if several is None else appended[at : at + count])
+            at += count
+        return cast("list[Appended]", results)
 
 
 def _serve_alone(group: Sequence[tuple[Staged, Handler]]) -> None:

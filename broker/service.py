@@ -51,6 +51,7 @@ from .store_service import ObservedStore, PersistTicker, StoreService
 from .ticker import Ticker
 from .topics import TopicTable
 from .transaction.cold_halves import ColdHalves
+from .transaction.placing import Placing
 from .transaction.service import TransactionService
 
 logger = logging.getLogger(__name__)
@@ -180,6 +181,9 @@ class Broker:
             before_parking=lambda: self._tables.topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC),
             read_cold=self._cold_halves.read,
             hurry=self._asking.hurry,
+            place=Placing(
+                self._tables.topics, default_queue_nums=self.config.topics.default_queue_nums
+            ).place,
             delayed=self._levels.after_commit,
         )
 

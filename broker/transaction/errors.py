@@ -41,9 +41,11 @@ class HalfMismatchError(TransactionError):
 class DecidedOtherwiseError(TransactionError):
     """The transaction has been decided the other way; the first decision stands."""
 
-    def __init__(self, offset: int, decision: str, decided_ms: int) -> None:
-        super().__init__(offset, decision, decided_ms)
+    def __init__(self, offset: int, decision: str, decided_ms: int, position: int = 0) -> None:
+        """Refuse it; `position` is the log position whose durability makes this true for good."""
+        super().__init__(offset, decision, decided_ms, position)
         self.offset, self.decision, self.decided_ms = offset, decision, decided_ms
+        self.position = position
 
     def __str__(self) -> str:
         when = ""

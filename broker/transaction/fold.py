@@ -3,15 +3,21 @@
 The same records always give the same table, and a record that the table already reflects changes
 nothing. So a start may begin anywhere before the point that a snapshot covers.
 
-Five kinds of record matter:
+Six kinds of record matter:
 
 =====================================  ========================================================
 half topic, no transaction bits        a half; with TRANSACTION_CHECK_TIMES a copy of one
 half topic, bits 0xC                   our rollback record, links to its half
+half topic, bits 0x4                   our resumed record, links to its half
 any other topic, bits 0x8              a final message, links to its half or to a copy of it
 op topic, tag ``d``                    half queue offsets of decided transactions
 TRANS_CHECK_MAX_TIME_TOPIC             the copy of a parked half, ours links to it
 =====================================  ========================================================
+
+The halves of several messages in one transaction lie side by side, the leader first. When some are
+missing, the append was cut off and nobody was told of it: such a transaction is ``incomplete``. The
+leader's final decides for all, and the others' finals follow it; those that a crash cut off are
+``unfinished``. Both lists are for the service, which makes good what is missing.
 
 The log of halfmq needs no more than these links. One in which Apache RocketMQ has been at work
 holds copies that are tied to their half by nothing but UNIQ_KEY. Keeping the key of every
@@ -21,6 +27,7 @@ transaction costs more memory than everything else here, so it is done only on d
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
@@ -28,13 +35,23 @@ from halfmq.store.format.properties import get_property
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
-from .half import immunity_s
-from .pending import Event, Pending, PendingTable, State, Verdict, outcome, parked_reason_of
+from .half import GroupMark, group_mark, halves_beside, immunity_s
+from .pending import (
+    Event,
+    Member,
+    Pending,
+    PendingTable,
+    State,
+    Verdict,
+    outcome,
+    parked_reason_of,
+)
 
 KEYS_OF_DECIDED: Final = 500_000
 """How many keys beyond those of undecided transactions are kept for late copies, at about 250 bytes
 each. RocketMQ copies a decided half only while it has not noticed the decision, some minutes."""
 
+_PREPARED: Final = int(TransactionType.PREPARED)
 _COMMIT: Final = int(TransactionType.COMMIT)
 _ROLLBACK: Final = int(TransactionType.ROLLBACK)
 
@@ -60,11 +77,17 @@ class Fold:
         # Half queue offsets of undecided transactions, and of decided ones without an op message.
         self._first_by_queue_offset: dict[int, int] = {}
         self.unmirrored: dict[int, None] = {}  # an ordered set
+        self.incomplete: dict[int, int] = {}  # leader -> how many of its members are missing
+        self.unfinished: dict[int, None] = {}  # halves whose leader's final is there
+        self._leader = (b"", -1)  # unique key and offset of the latest
         for entry in table:
             self._first_by_queue_offset[entry.queue_offset] = entry.offset
         for copy in table.copies.values():
-            if copy.first in table:
+            if table.first_of(copy.first) in table:
                 self._first_by_queue_offset[copy.queue_offset] = copy.first
+        for members in table.groups.values():
+            for member in members:
+                self._first_by_queue_offset[member.queue_offset] = member.offset
 
     def apply(self, record: Record) -> None:
         """Take the next record of the log.
@@ -79,6 +102,8 @@ class Fold:
                 self._half(record)
             elif bits == _ROLLBACK:
                 self._found(record.prepared_transaction_offset, Event.ROLLBACK_FOUND, record)
+            elif bits == _PREPARED:
+                self._found(record.prepared_transaction_offset, Event.RESUMED_FOUND, record)
         elif bits == _COMMIT:
             self._final(record)
         elif topic == OP_TOPIC:
@@ -101,8 +126,17 @@ class Fold:
         checks = get_property(record.properties, b"TRANSACTION_CHECK_TIMES")
         if checks is not None:
             self._copy(record, int(checks) if checks.isdigit() else 0)
-        elif offset not in table and offset not in table.decided:
-            self._enter(record, checks=0)
+        else:
+            mark = group_mark(record.properties)
+            if mark is not None and mark.number > 0:
+                self._member(record, mark)
+            else:
+                if offset not in table and offset not in table.decided:
+                    self._enter(record, checks=0)
+                    if mark is not None and mark.total > 1:
+                        self.incomplete[offset] = mark.total - 1
+                if mark is not None:
+                    self._leader = (mark.leader_key, offset)
         if offset == 0:
             self._key_at_zero = get_property(record.properties, b"UNIQ_KEY")
 
@@ -118,6 +152,28 @@ class Fold:
         self._first_by_queue_offset[record.queue_offset] = entry.offset
         if self._first_by_key is not None:
             self._keep_key(self._first_by_key, record, entry.offset)
+
+    def _member(self, record: Record, mark: GroupMark) -> None:
+        """A further half of the transaction whose leader has just been read."""
+        table = self._table
+        offset = record.physical_offset
+        leader_key, leader = self._leader
+        if (
+            offset in table.decided
+            or table.is_member(offset)
+            or leader_key != mark.leader_key
+            or leader not in table
+        ):
+            return  # known, or decided, or the disk has damaged its leader
+        table.add_member(leader, Member(offset, record.queue_offset))
+        self._first_by_queue_offset[record.queue_offset] = offset
+        missing = self.incomplete.get(leader, 0) - 1
+        if missing > 0:
+            self.incomplete[leader] = missing
+        else:
+            self.incomplete.pop(leader, None)
+        if self._first_by_key is not None:
+            self._keep_key(self._first_by_key, record, offset)
 
     def _keep_key(self, keys: dict[bytes, int], record: Record, offset: int) -> None:
         key = get_property(record.properties, b"UNIQ_KEY")
@@ -143,20 +199,32 @@ class Fold:
             self._enter(record, checks=checks)
             return
         self._table.add_copy(offset, first, record.queue_offset)
-        entry = self._table.get(first)
+        entry = self._table.get(self._table.first_of(first))
         if entry is None:
             self.unmirrored[record.queue_offset] = None
             return
         self._first_by_queue_offset[record.queue_offset] = first
         if checks == 0:
-            self._found(first, Event.RESUMED_FOUND, record)
+            self._found(entry.offset, Event.RESUMED_FOUND, record)
         entry.checks = checks
 
     def _final(self, record: Record) -> None:
-        first = self._table.first_of(record.prepared_transaction_offset)
+        table = self._table
+        linked = record.prepared_transaction_offset
+        copy = table.copies.get(linked)
+        first = linked if copy is None else copy.first
         if first == 0 and not self._is_half_zero(record):
             return  # a consumer's retry of a committed message keeps the bits and has no link
-        self._found(first, Event.FINAL_FOUND, record)
+        if first in self.unfinished:
+            del self.unfinished[first]  # behind the final of its leader
+        elif table.is_member(first):
+            self._settle(first, State.COMMITTED, record)
+        else:
+            beside = halves_beside(record.properties) or [
+                member.offset for member in table.groups.get(first, ())
+            ]
+            if self._found(first, Event.FINAL_FOUND, record):
+                self.unfinished.update(dict.fromkeys(beside))
 
     def _op(self, record: Record) -> None:
         if get_property(record.properties, b"TAGS") != b"d":
@@ -167,7 +235,11 @@ class Fold:
             queue_offset = int(number)
             first = self._first_by_queue_offset.pop(queue_offset, None)
             self.unmirrored.pop(queue_offset, None)
-            if first is not None:
+            if first is None:
+                continue
+            if self._table.is_member(first):
+                self._settle(first, State.ROLLED_BACK, record)
+            else:
                 self._found(first, Event.OP_FOUND, record)
 
     def _parked(self, record: Record) -> None:
@@ -177,28 +249,45 @@ class Fold:
             if by_key is None:
                 return
             first = by_key
-        self._found(first, Event.PARKED_FOUND, record)
+        self._found(self._table.first_of(first), Event.PARKED_FOUND, record)
 
     # --- what they share
 
-    def _found(self, first: int, event: Event, record: Record) -> None:
-        """Apply a fact about a transaction; one that is not known any more is remembered."""
+    def _found(self, first: int, event: Event, record: Record) -> bool:
+        """Apply a fact about a transaction; tell whether it was news.
+
+        One about a transaction that is not known any more is remembered.
+        """
         table = self._table
         entry = table.get(first)
         if entry is not None:
             state, verdict = outcome(entry.state, event)
             if verdict is Verdict.NOTE:
                 self._enter_state(entry, state, record)
-            return
+            return verdict is Verdict.NOTE
         decided = table.decided.find(first)
         if decided is not None:
             state, verdict = outcome(decided.state, event)
             if verdict is Verdict.NOTE:
                 table.decided.remember(first, state, record.physical_offset)
-        elif event is Event.FINAL_FOUND:
+            return verdict is Verdict.NOTE
+        if event is Event.FINAL_FOUND:
             table.decided.remember(first, State.COMMITTED, record.physical_offset)
         elif event is Event.ROLLBACK_FOUND:
             table.decided.remember(first, State.ROLLED_BACK, record.physical_offset)
+        return event is Event.FINAL_FOUND
+
+    def _settle(self, offset: int, state: State, record: Record) -> None:
+        """Take note of what Apache RocketMQ decided about one of several halves."""
+        settled = self._table.settle_member(offset, state, record.physical_offset)
+        if settled is not None:
+            self._mirror(self._table.names_of_member(settled))
+
+    def _mirror(self, queue_offsets: Iterable[int]) -> None:
+        """Have op messages written for those that have none yet."""
+        for queue_offset in queue_offsets:
+            if self._first_by_queue_offset.pop(queue_offset, None) is not None:
+                self.unmirrored[queue_offset] = None
 
     def _enter_state(self, entry: Pending, state: State, record: Record) -> None:
         if state is State.PARKED:
@@ -207,9 +296,8 @@ class Fold:
         elif state is State.PREPARED:
             self._table.resume(entry)
         else:
-            for queue_offset in self._table.names_of(entry):
-                if self._first_by_queue_offset.pop(queue_offset, None) is not None:
-                    self.unmirrored[queue_offset] = None
+            self._mirror(self._table.names_of(entry))
+            self.incomplete.pop(entry.offset, None)
             self._table.decide(entry, state, record.physical_offset)
 
     def _find_by_key(self, record: Record) -> int | None:

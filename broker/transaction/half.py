@@ -5,15 +5,22 @@ A half message is the producer's message under another topic: ``RMQ_SYS_TRANS_HA
 transaction bits are cleared, so that it takes a slot in the half topic's consume queue, by whose
 offset op messages name it.
 
-Four records follow from a stored half. All of them carry the half's physical offset in
+Five records follow from a stored half. All of them carry the half's physical offset in
 ``preparedTransactionOffset``, which makes the log alone tell what became of every half:
 
 * the **final** message (bits 0x8): the message as the producer meant it, and the decision
-  "committed" in one append;
+  "committed" in one append. Its property ``TRANSACTION_HALF_ID`` is the offset message id of the
+  half, by which a consumer knows the transaction whatever happens to the message;
 * the **rollback** record (bits 0xC, topic of the half, no body): the decision "rolled back". It
   enters no consume queue and no index. Apache RocketMQ has no such record and passes over it;
 * the **parked** copy in ``TRANS_CHECK_MAX_TIME_TOPIC``: nobody could say, an operator may;
+* the **resumed** record (bits 0x4, topic of the half, no body): an operator wants the producer of
+  a parked half asked again. It has no key either, so Apache RocketMQ passes over it as well;
 * the **check** request's body, which is sent and not stored.
+
+Every half of a several-message transaction has ``TRANSACTION_GROUP``: the leader's unique key, its
+own index, and how many there are. The leader's final, or its rollback record, names the halves that
+it decides beside its own in ``TRANSACTION_HALVES``.
 
 The commit path works on the bytes of the stored half and decodes only what it needs, because it
 runs once per transaction.
@@ -24,14 +31,17 @@ Source: RocketMQ ``TransactionalMessageBridge.java``, ``EndTransactionProcessor.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
 from zlib import crc32
 
 import msgspec
 
 from halfmq.store.draft import Draft
 from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK, TransactionType
+from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import (
+    PROPERTIES_SIZE_MAX,
     PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
     PROPERTY_TRANSACTION_CHECK_TIMES,
     get_property,
@@ -61,6 +71,7 @@ _DIGITS_MAX: Final = 18  # of a number read from a property; no cut number falls
 _HALF_TOPIC_BYTES: Final = HALF_TOPIC.encode()
 _TOPIC_FIELD: Final = bytes([len(_HALF_TOPIC_BYTES)]) + _HALF_TOPIC_BYTES
 _PROPERTIES_BEHIND_BODY: Final = len(_TOPIC_FIELD) + 2  # the topic, and the properties' length
+_TAIL_MAX: Final = 32  # bytes of the CRC property that the store may add
 _HEAD_SIZE_MAX: Final = HEAD_BOTH_V6.size  # no half is shorter: its properties name its topic
 _COMMIT: Final = int(TransactionType.COMMIT)
 _ROLLBACK: Final = int(TransactionType.ROLLBACK)
@@ -72,6 +83,16 @@ _SYS_FLAG_LOW: Final = SYS_FLAG_AT + 3  # the byte of sys_flag that tells the he
 _MARKS_OF_COPIES: Final = (PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET)
 _COPY_MARK: Final = b"TRANSACTION_CHECK_TIMES\x01"
 _PREPARED_MARK: Final = b"TRAN_PREPARED_QUEUE_OFFSET\x01"
+_GROUP_MARK: Final = b"TRANSACTION_GROUP\x01"
+_HALVES_MARK: Final = b"TRANSACTION_HALVES\x01"
+
+
+class GroupMark(NamedTuple):
+    """Which half of a several-message transaction a half is."""
+
+    leader_key: bytes  # UNIQ_KEY of the first one
+    number: int  # 0 is the leader
+    total: int  # how many halves there are
 
 
 class StoredHalf(msgspec.Struct, gc=False):
@@ -116,10 +137,35 @@ def half_draft(message: Draft, unique_key: str) -> Draft:
     )
 
 
+def in_group(half: Draft, mark: GroupMark) -> Draft:
+    """Return the half, not appended yet, as one of several."""
+    half.properties = b"%b%b,%d,%d\x02%b" % (_GROUP_MARK, *mark, half.properties)
+    return half
+
+
+def group_mark(properties: bytes) -> GroupMark | None:
+    """Return which half of several this is; None when it is a transaction by itself."""
+    if _GROUP_MARK not in properties:
+        return None
+    parts = (get_property(properties, b"TRANSACTION_GROUP") or b"").rsplit(b",", 2)
+    if len(parts) != 3 or not (parts[1].isdigit() and parts[2].isdigit()):
+        return None
+    return GroupMark(parts[0], int(parts[1][:_DIGITS_MAX]), int(parts[2][:_DIGITS_MAX]))
+
+
+def halves_beside(properties: bytes) -> list[int]:
+    """Return the offsets of the other halves that a leader's decision record decides."""
+    if _HALVES_MARK not in properties:
+        return []
+    value = get_property(properties, b"TRANSACTION_HALVES") or b""
+    return [int(part[:_DIGITS_MAX]) for part in value.split(b",") if part.isdigit()]
+
+
 def prepared_final(message: Draft, half: Draft, half_offset: int) -> Draft:
     """Return the final message of a half that has just been appended.
 
-    The same as ``final_draft`` of the stored record, without reading it back.
+    The same as ``final_draft`` of the stored record, without reading it back. ``committed``
+    completes it.
     """
     return Draft(
         topic=message.topic,
@@ -237,7 +283,7 @@ def unique_key(half: StoredHalf) -> str | None:
 
 
 def final_draft(half: StoredHalf) -> Draft:
-    """Return the message as consumers get it; its append is the commit.
+    """Return the message as consumers get it, but for what ``committed`` adds.
 
     The stored properties are kept whole, with ``TRAN_MSG`` and ``REAL_*``: Java consumers find the
     transaction id only while ``TRAN_MSG`` is there.
@@ -263,9 +309,33 @@ def final_draft(half: StoredHalf) -> Draft:
     )
 
 
-def rollback_draft(final: Draft) -> Draft:
-    """Return the record that says: the transaction with this final message was rolled back."""
-    parts = []
+def committed(final: Draft, beside: Sequence[int] = ()) -> Draft:
+    """Complete a final message; its append is the commit.
+
+    Args:
+        final: Made by ``final_draft`` or ``prepared_final``, not appended yet.
+        beside: Of the leader of several messages: the offsets of the other halves.
+    """
+    half_id = offset_message_id(final.store_host, final.prepared_transaction_offset)
+    added = b"%bTRANSACTION_HALF_ID\x01%b\x02" % (_halves(beside), half_id.encode())
+    properties = terminated(final.properties) + added
+    # Halves of ours have the room. Of one of Apache RocketMQ's the message is worth more.
+    if len(properties) <= PROPERTIES_SIZE_MAX - _TAIL_MAX:
+        final.properties = properties
+    return final
+
+
+def _halves(beside: Iterable[int]) -> bytes:
+    offsets = b",".join([b"%d" % offset for offset in beside])
+    return b"%b%b\x02" % (_HALVES_MARK, offsets) if offsets else b""
+
+
+def rollback_draft(final: Draft, beside: Sequence[int] = ()) -> Draft:
+    """Return the record that says: the transaction with this final message was rolled back.
+
+    Of the leader of several messages, ``beside`` are the offsets of the other halves.
+    """
+    parts = [_halves(beside)]
     for name in (b"PGROUP", b"UNIQ_KEY", b"__transactionId__"):
         value = get_property(final.properties, name)
         if value is not None:
@@ -280,6 +350,27 @@ def rollback_draft(final: Draft) -> Draft:
         born_host=final.born_host,
         store_host=final.store_host,
         prepared_transaction_offset=final.prepared_transaction_offset,
+    )
+
+
+def bare_draft(
+    half_offset: int, group: str, kind: TransactionType, *, now_ms: int, host: bytes
+) -> Draft:
+    """Return a record about a half without a look at it.
+
+    As ROLLBACK it is the decision about a half that cannot be read any more; as PREPARED it says
+    that the producer of a parked one is asked again.
+    """
+    return Draft(
+        topic=HALF_TOPIC,
+        queue_id=0,
+        body=b"",
+        properties=b"PGROUP\x01%b\x02" % group.encode() if group else b"",
+        sys_flag=int(kind),
+        born_timestamp=now_ms,
+        born_host=host,
+        store_host=host,
+        prepared_transaction_offset=half_offset,
     )
 
 

@@ -413,6 +413,11 @@ class PendingTable:
     def __len__(self) -> int:
         return len(self._pending)
 
+    @property
+    def halves(self) -> int:
+        """How many halves are undecided: one per transaction, and the further ones of groups."""
+        return len(self._pending) + len(self._leader_of)
+
     def __iter__(self) -> Iterator[Pending]:
         return iter(self._pending.values())
 

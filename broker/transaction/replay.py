@@ -42,6 +42,8 @@ class Replayed(NamedTuple):
 
     position: int  # where reading the log began
     unmirrored: Sequence[int]  # half queue offsets of decided transactions without an op message
+    incomplete: Sequence[int] = ()  # leaders of groups of which not all halves are there
+    unfinished: Sequence[int] = ()  # halves whose leader is committed, without a final message
 
 
 def replay(log: ReplayLog, table: PendingTable, snapshot_path: Path) -> Replayed:
@@ -51,18 +53,18 @@ def replay(log: ReplayLog, table: PendingTable, snapshot_path: Path) -> Replayed
     if position is None:
         position = log.min_offset
     try:
-        return Replayed(position, _read(log, table, position, ops, by_key=False))
+        return _read(log, table, position, ops, by_key=False)
     except ForeignRecordError as error:
         logger.info("event=transactions_by_key reason=%r", str(error))
     table.clear()
     remove_snapshot(snapshot_path)
     position = log.min_offset
-    return Replayed(position, _read(log, table, position, (), by_key=True))
+    return _read(log, table, position, (), by_key=True)
 
 
 def _read(
     log: ReplayLog, table: PendingTable, position: int, ops: Iterable[int], *, by_key: bool
-) -> list[int]:
+) -> Replayed:
     fold = Fold(table, by_key=by_key)
     fold.unmirrored.update(dict.fromkeys(ops))
     if 0 in table and (record := log.record_at(0)) is not None:
@@ -71,7 +73,7 @@ def _read(
             fold.note_key_at_zero(key)
     for record in records_from(log, position):
         fold.apply(record)
-    return list(fold.unmirrored)
+    return Replayed(position, list(fold.unmirrored), list(fold.incomplete), list(fold.unfinished))
 
 
 def records_from(log: ReplayLog, position: int) -> Iterator[Record]:

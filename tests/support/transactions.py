@@ -9,6 +9,7 @@ from random import Random
 from halfmq.broker.asks import OnAnswer
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.delay import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
+from halfmq.broker.transaction.deciding import Ended
 from halfmq.broker.transaction.pending import DECIDED_REMEMBERED, Event
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.remoting.command import RemotingCommand
@@ -328,6 +329,19 @@ def message(
     )
 
 
+class Placed:
+    """Where messages go that were prepared for a topic and queue: there, unless the test says."""
+
+    def __init__(self) -> None:
+        self.elsewhere: dict[tuple[str, int], tuple[str, int]] = {}
+        self.error: Exception | None = None
+
+    def __call__(self, topic: str, queue_id: int) -> tuple[str, int]:
+        if self.error is not None:
+            raise self.error
+        return self.elsewhere.get((topic, queue_id), (topic, queue_id))
+
+
 class Broker:
     """A transaction service over a log in memory, and a way to crash and restart it."""
 
@@ -347,6 +361,7 @@ class Broker:
         self._decided = decided
         self._keys = 0
         self.seed = 0  # of the jitter
+        self.place = Placed()
         self.service = self._service()
 
     def _service(self) -> TransactionService:
@@ -358,6 +373,7 @@ class Broker:
             store_host=HOST,
             now_ms=self.clock,
             snapshot_path=self.snapshot_path,
+            place=self.place,
             delayed=DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=self.clock).after_commit,
             snapshot_log_bytes=self.snapshot_log_bytes,
             decided_remembered=self._decided,
@@ -396,7 +412,31 @@ class Broker:
             producer or gone(),
         )
 
+    def prepare_group(
+        self, count: int, producer: Connected | None = None, *, group: str = "pg", **properties: str
+    ) -> list[Appended]:
+        """Store several messages of one transaction, with bodies `0`, `1`, ... in turn."""
+        messages = []
+        for number in range(count):
+            self._keys += 1
+            key = f"{self._keys:032X}"
+            body = b"%d" % number
+            one = message(
+                f"topic{number % 3}",
+                body,
+                key=key,
+                group=group,
+                born_ms=self.clock(),
+                properties=properties,
+            )
+            messages.append((one, key))
+        return self.service.prepare_group(messages, group, producer or gone())
+
     def end(self, half: Appended, event: Event, *, group: str = "pg") -> int:
+        """Send a decision; return the log position that its answer waits for."""
+        return self.ended(half, event, group=group).position
+
+    def ended(self, half: Appended, event: Event, *, group: str = "pg") -> Ended:
         return self.service.end(half.physical_offset, half.queue_offset, group, event)
 
     def wait(self, milliseconds: int) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.transaction.fold import Fold, ForeignRecordError
-from halfmq.broker.transaction.pending import Event, PendingTable, State
+from halfmq.broker.transaction.pending import Event, Member, PendingTable, State
 from halfmq.store.draft import Draft
 from tests.support.golden_store import GoldenStore, unpack
 from tests.support.transactions import HOST, PEER, START_MS, Broker, MemoryLog, golden_log
@@ -117,6 +117,123 @@ def test_a_copy_stands_for_its_half_when_that_was_deleted_by_age(store: GoldenSt
     assert entry.group == undecided["producerGroup"]
     assert entry.queue_offset == copy["queueOffset"]
     assert table.first_of(newest["commitLogOffset"]) == entry.offset
+
+
+def test_several_halves_are_one_transaction(tmp_path: Path) -> None:
+    """The leader stands for all; each of them leads to it, and is named by op messages."""
+    broker = Broker(tmp_path)
+    single, group, other = broker.prepare(), broker.prepare_group(4), broker.prepare_group(2)
+
+    table, fold = folded(broker.log)
+
+    assert [entry.offset for entry in table] == [
+        half.physical_offset for half in (single, group[0], other[0])
+    ]
+    assert table.groups == broker.service._table.groups
+    assert {table.first_of(half.physical_offset) for half in group} == {group[0].physical_offset}
+    assert (fold.incomplete, fold.unfinished) == ({}, {})
+
+
+@pytest.mark.parametrize("survivors", range(1, 5))
+def test_halves_that_a_crash_cut_off_are_missed(tmp_path: Path, survivors: int) -> None:
+    """Nobody was told of such a transaction."""
+    broker = Broker(tmp_path)
+    broker.prepare()
+    broker.log.flush()
+    group = broker.prepare_group(4)
+
+    _, fold = folded(broker.log.crash(survivors))
+
+    missing = 4 - survivors
+    assert fold.incomplete == ({group[0].physical_offset: missing} if missing else {})
+
+
+@pytest.mark.parametrize("survivors", range(1, 5))
+def test_finals_that_a_crash_cut_off_are_missed(tmp_path: Path, survivors: int) -> None:
+    """The leader's final has decided for all; the others are owed to consumers."""
+    broker = Broker(tmp_path)
+    group = broker.prepare_group(4)
+    broker.log.flush()
+    broker.end(group[0], Event.COMMIT)
+
+    table, fold = folded(broker.log.crash(survivors))
+
+    assert len(table) == 0
+    assert list(fold.unfinished) == [half.physical_offset for half in group[survivors:]]
+    assert list(fold.unmirrored) == [half.queue_offset for half in group]
+
+
+def test_a_final_of_another_broker_decides_its_half_alone(tmp_path: Path) -> None:
+    """Apache RocketMQ knows no groups; the rest is still to be decided, and this one is not."""
+    broker = Broker(tmp_path)
+    leader, member, last = broker.prepare_group(3)
+    (half,) = [one for one in broker.log.records() if one.end == last.physical_offset]
+    final = Draft(
+        topic="topic1",
+        queue_id=1,
+        body=half.body,
+        properties=half.properties,
+        sys_flag=0x8,
+        born_timestamp=START_MS,
+        born_host=PEER,
+        store_host=HOST,
+        prepared_transaction_offset=member.physical_offset,
+    )
+    broker.log.append([final])
+    broker.log.flush()
+
+    broker.restart()
+
+    table = broker.service._table
+    assert table.groups == {leader.physical_offset: (Member(last.physical_offset, 2),)}
+    assert broker.service._ops.waiting == [member.queue_offset]
+    broker.end(leader, Event.COMMIT)
+    assert [len(broker.finals_of(one)) for one in (leader, member, last)] == [1, 1, 1]
+
+
+def test_a_leader_that_another_broker_committed_commits_the_rest(tmp_path: Path) -> None:
+    """One of the messages is out, so all must be."""
+    broker = Broker(tmp_path)
+    leader, *members = broker.prepare_group(3)
+    half = broker.log.record_at(leader.physical_offset)
+    assert half is not None
+    final = Draft(
+        topic="topic0",
+        queue_id=1,
+        body=half.body,
+        properties=half.properties,
+        sys_flag=0x8,
+        born_timestamp=START_MS,
+        born_host=PEER,
+        store_host=HOST,
+        prepared_transaction_offset=leader.physical_offset,
+    )
+    broker.log.append([final])
+    broker.log.flush()
+
+    broker.restart()
+
+    assert [len(broker.finals_of(one)) for one in (leader, *members)] == [1, 1, 1]
+    assert broker.service.pending == 0
+
+
+def test_a_resumed_record_takes_a_transaction_back(tmp_path: Path) -> None:
+    """As often as it is parked; what was decided in between stays decided."""
+    broker = Broker(tmp_path)
+    half = broker.prepare()
+    table = broker.service._table
+    entry = table.get(half.physical_offset)
+    assert entry is not None
+    for reason in ("no-answer", "no-answer"):
+        assert broker.service._parking.park(entry)
+        parked, _ = folded(broker.log)
+        assert [(one.state, one.parked_reason.text) for one in parked] == [(State.PARKED, reason)]
+        broker.service.resume(half.physical_offset)
+        resumed, _ = folded(broker.log)
+        assert [one.state for one in resumed] == [State.PREPARED]
+
+    broker.end(half, Event.ROLLBACK)
+    assert len(folded(broker.log)[0]) == 0
 
 
 @pytest.mark.parametrize("snapshot", [True, False])

@@ -6,10 +6,16 @@ import pytest
 
 from halfmq.broker.transaction.half import (
     IMMUNITY_S_MAX,
+    GroupMark,
+    bare_draft,
     check_body,
+    committed,
     final_draft,
+    group_mark,
     half_draft,
+    halves_beside,
     immunity_s,
+    in_group,
     parked_draft,
     parse_half,
     prepared_final,
@@ -17,7 +23,7 @@ from halfmq.broker.transaction.half import (
 )
 from halfmq.broker.transaction.pending import ParkedReason
 from halfmq.store.draft import Draft
-from halfmq.store.format.flags import COMPRESSED, has_queue_entry, is_indexed
+from halfmq.store.format.flags import COMPRESSED, TransactionType, has_queue_entry, is_indexed
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import (
@@ -172,6 +178,86 @@ def test_the_final_message_links_to_its_half() -> None:
     assert (final.prepared_transaction_offset, final.sys_flag) == (73_400_320, 0x8)
     assert (final.flag, final.reconsume_times) == (7, 2)
     assert decode_properties(final.properties)["TRAN_MSG"] == "true"
+
+
+def test_a_final_message_carries_the_id_of_its_half() -> None:
+    """Consumers know the transaction by it, and find it the same however the final was made."""
+    original = message(key=KEY)
+    half = half_draft(original, KEY)
+    parsed = parse_half(stored(half), OFFSET)
+    assert parsed is not None
+
+    final = committed(final_draft(parsed))
+
+    assert final == committed(prepared_final(original, half, OFFSET))
+    half_id = "7F00000100002A9F0000000004600000"
+    assert decode_properties(final.properties)["TRANSACTION_HALF_ID"] == half_id
+    assert decode_properties(final.properties) == decode_properties(half.properties) | {
+        "TRANSACTION_HALF_ID": half_id
+    }
+
+
+def test_a_message_is_worth_more_than_the_id_of_its_half() -> None:
+    """A half of Apache RocketMQ may have no room for it, and must be deliverable all the same."""
+    original = message(key=KEY, properties={"x": "y" * 32_550})
+    half = half_draft(original, KEY)
+
+    final = committed(prepared_final(original, half, OFFSET))
+
+    assert final.properties == half.properties
+
+
+def test_a_half_tells_to_which_messages_it_belongs() -> None:
+    """Leader's key, number and count; the real topic is found behind it as before."""
+    half = in_group(half_draft(message(key=KEY, queue_id=3), KEY), GroupMark(b"A,1,B", 2, 64))
+
+    assert group_mark(half.properties) == GroupMark(b"A,1,B", 2, 64)
+    parsed = parse_half(stored(half), OFFSET)
+    assert parsed is not None
+    final = final_draft(parsed)
+    assert (final.topic, final.queue_id) == ("orders", 3)
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [
+        b"",
+        b"TRANSACTION_GROUP\x01\x02",
+        b"TRANSACTION_GROUP\x01key,1\x02",
+        b"TRANSACTION_GROUP\x01key,-1,2\x02",
+        b"TRANSACTION_GROUP\x01key,one,2\x02",
+        b"MY_TRANSACTION_GROUP\x01key,1,2\x02",
+    ],
+)
+def test_what_names_no_group_is_a_transaction_by_itself(properties: bytes) -> None:
+    """A message of its own must not vanish into a group that does not exist."""
+    assert group_mark(properties) is None
+
+
+def test_the_leaders_decision_names_the_other_halves() -> None:
+    """Its final message and its rollback record alike, in the order of the messages."""
+    original = message(key=KEY)
+    half = half_draft(original, KEY)
+    beside = [OFFSET + 300, OFFSET + 600]
+
+    final = committed(prepared_final(original, half, OFFSET), beside)
+    rollback = rollback_draft(prepared_final(original, half, OFFSET), beside)
+
+    assert halves_beside(final.properties) == halves_beside(rollback.properties) == beside
+    assert halves_beside(committed(prepared_final(original, half, OFFSET)).properties) == []
+    assert halves_beside(b"TRANSACTION_HALVES\x01a,5,,x\x02") == [5]
+
+
+@pytest.mark.parametrize("kind", [TransactionType.ROLLBACK, TransactionType.PREPARED])
+def test_a_record_about_a_half_is_seen_by_nobody(kind: TransactionType) -> None:
+    """Apache RocketMQ puts it in no queue, and finds no key by which to index it."""
+    bare = bare_draft(OFFSET, "pg", kind, now_ms=START_MS, host=HOST)
+
+    assert (bare.topic, bare.body, bare.sys_flag) == (HALF_TOPIC, b"", int(kind))
+    assert bare.prepared_transaction_offset == OFFSET
+    assert not has_queue_entry(bare.sys_flag)
+    assert set(decode_properties(bare.properties)) == {"PGROUP"}
+    assert parse_half(stored(bare), OFFSET) is None
 
 
 def test_a_rollback_record_is_small_and_seen_by_nobody() -> None:

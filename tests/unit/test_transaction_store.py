@@ -68,9 +68,9 @@ class StoredBroker:
         return half
 
     def end(self, half: Appended, event: Event) -> int:
-        position = self.service.end(half.physical_offset, half.queue_offset, "pg", event)
+        ended = self.service.end(half.physical_offset, half.queue_offset, "pg", event)
         self.flush()
-        return position
+        return ended.position
 
     def flush(self) -> None:
         """Wait for the disk, and index what was stored."""

@@ -1,0 +1,365 @@
+"""Decisions: each is one append, and only when it has been made does the table change.
+
+So a refused append (disk full, broker stopping) leaves the transaction undecided and the client
+free to try again. A decision about several messages is one append as well: the leader's final
+message, which decides for all, and behind it those of the others.
+
+A handler that has more to append in the same pass of the event loop *plans* a decision: it gets the
+records, appends them with others, and tells what came of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from halfmq.store.draft import Appended, Draft
+from halfmq.store.format.flags import TransactionType
+from halfmq.store.format.ids import offset_message_id
+from halfmq.store.format.properties import get_property
+
+from ..errors import RequestRefusedError
+from .counters import Counters
+from .errors import (
+    DecidedOtherwiseError,
+    DecisionForgottenError,
+    HalfMismatchError,
+    HalfNotFoundError,
+    TransactionError,
+)
+from .half import (
+    StoredHalf,
+    bare_draft,
+    committed,
+    final_draft,
+    parse_half,
+    rollback_draft,
+)
+from .op_writer import OpWriter
+from .operator import ACTIONS
+from .past import PastDecisions
+from .pending import Event, Pending, PendingTable, State, Verdict, outcome
+from .recent import RecentFinals
+
+logger = logging.getLogger(__name__)
+
+_ASKS_DELAY: Final = b"TRANSACTION_DEL"  # how the names of both properties begin
+_COMMITTED: Final = State.COMMITTED  # looking a member up in its class is a tenth of a microsecond
+_DECIDE: Final = Verdict.DECIDE
+_DECISION_NAMES: Final = {State.COMMITTED: "committed", State.ROLLED_BACK: "rolled back"}
+
+
+class Log(Protocol):
+    """What deciding needs of the store."""
+
+    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+
+    def request_flush(self) -> None: ...
+
+    def record_bytes(self, physical_offset: int) -> bytes | None: ...
+
+
+class Ended(NamedTuple):
+    """The answer to a decision."""
+
+    position: int  # it may be given when the log is durable up to here
+    final_offset: int | None = None  # of the final message; None unless committed
+    store_host: bytes = b""  # of the same, so that both make its offset message id
+
+    @property
+    def message_id(self) -> str | None:
+        """The offset message id of the final message; None unless committed."""
+        if self.final_offset is None:
+            return None
+        return offset_message_id(self.store_host, self.final_offset)
+
+
+class PlannedDecision(NamedTuple):
+    """A first decision whose records are not in the log yet."""
+
+    draft: Draft  # of the record that decides
+    entry: Pending
+    state: State
+    rest: Sequence[Draft] = ()  # the final messages of the other halves
+
+    @property
+    def message_host(self) -> bytes | None:
+        """The store host of the final message; None unless it is a commit."""
+        return self.draft.store_host if self.state is _COMMITTED else None
+
+
+class Decisions:
+    """Takes decisions, and answers those that come again."""
+
+    def __init__(
+        self,
+        log: Log,
+        table: PendingTable,
+        recent: RecentFinals,
+        ops: OpWriter,
+        past: PastDecisions,
+        counters: Counters,
+        *,
+        read_half: Callable[[int], StoredHalf | None],
+        place: Callable[[str, int], tuple[str, int]],
+        delayed: Callable[[Draft, int], Draft],
+        store_host: bytes,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Wire the parts.
+
+        ``place`` says to which topic and queue a message goes that was prepared for one;
+        ``delayed`` turns a final message that asks for a delay into what its commit stores, now.
+        """
+        self._log = log
+        self._append = log.append
+        self._table = table
+        self._find = table.get
+        self._recent = recent
+        self._add_op = ops.add
+        self._past = past
+        self._counters = counters
+        self._read_half = read_half
+        self._place = place
+        self._delayed = delayed
+        self._store_host = store_host
+        self._now_ms = now_ms
+        self._planned: set[int] = set()  # halves whose decision waits for its group
+
+    def end(
+        self,
+        offset: int,
+        queue_offset: int,
+        producer_group: str,
+        event: Event,
+        from_check: bool = False,
+    ) -> Ended:
+        """Apply a producer's decision.
+
+        Args:
+            offset: Physical offset of the half, or of a check copy or a further half of it.
+            queue_offset: Of the same record in the half topic.
+            producer_group: Must be the group that prepared it.
+            event: COMMIT, ROLLBACK or UNKNOWN.
+            from_check: Whether it is the answer to a check.
+
+        Raises:
+            TransactionError: The request is refused; the transaction is as it was.
+            RequestRefusedError: There is no place for the message now; nothing has changed.
+            StoreError: The decision could not be appended; the transaction is as it was.
+        """
+        entry = self._find(offset)
+        if entry is None:
+            return self._end_other(offset, queue_offset, producer_group, event, from_check)
+        if entry.queue_offset != queue_offset:
+            raise HalfMismatchError(offset, "The transaction state table offset wrong")
+        if entry.group != producer_group:
+            raise HalfMismatchError(offset, "The producer group wrong")
+        if from_check:
+            self._answered(entry)
+        return self._decide(entry, event)
+
+    def decide(self, offset: int, action: str) -> Ended:
+        """Apply an operator's decision, "commit" or "rollback"; otherwise as `end`."""
+        event = ACTIONS[action]
+        entry = self._find(self._table.first_of(offset))
+        if entry is None:
+            return self.refuse_decided(offset, event)
+        ended = self._decide(entry, event)
+        self._counters.decided_by_operators += 1
+        return ended
+
+    def refuse_decided(self, offset: int, event: Event) -> Ended:
+        """Answer an event of a half that is not undecided: with its decision, or an error."""
+        return self._answer_decided(offset, self._existing_half(offset), event)
+
+    def _answered(self, entry: Pending) -> None:
+        if outcome(entry.state, Event.ANSWERED).verdict is Verdict.COUNT:
+            entry.answered += 1
+            self._counters.checks_answered += 1
+
+    def _decide(self, entry: Pending, event: Event) -> Ended:
+        state, verdict = outcome(entry.state, event)
+        if verdict is not _DECIDE:
+            self._counters.unknown += 1
+            return Ended(0)
+        assert entry.offset not in self._planned  # or there would be two decisions
+        planned = self._decision(entry, state)
+        appended = self._append((planned.draft, *planned.rest))
+        position = self._decided(entry, state, appended)
+        if state is not _COMMITTED:
+            return Ended(position)
+        return Ended(position, appended[0].physical_offset, planned.draft.store_host)
+
+    def _decision(self, entry: Pending, state: State) -> PlannedDecision:
+        """Return what is to be appended for a decision."""
+        offset = entry.offset
+        if state is not _COMMITTED:
+            return PlannedDecision(self._rollback(entry), entry, state)
+        if offset in self._table.groups:
+            members = [member.offset for member in self._table.groups[offset]]
+            rest = [self._placed(committed(self._final_at(member))) for member in members]
+            final = self._placed(committed(self._final_at(offset), members))
+            return PlannedDecision(final, entry, state, rest)
+        return PlannedDecision(self._placed(committed(self._final_at(offset))), entry, state)
+
+    def _rollback(self, entry: Pending) -> Draft:
+        beside = [member.offset for member in self._table.groups.get(entry.offset, ())]
+        try:
+            return rollback_draft(self._final_at(entry.offset), beside)
+        except TransactionError:  # a half that the disk has damaged can still be rolled back
+            return bare_draft(
+                entry.offset,
+                entry.group,
+                TransactionType.ROLLBACK,
+                now_ms=self._now_ms(),
+                host=self._store_host,
+            )
+
+    def _final_at(self, offset: int) -> Draft:
+        final = self._recent.take(offset)
+        if final is not None:
+            return final
+        half = self._read_half(offset)
+        if half is None:
+            raise HalfNotFoundError(offset)
+        try:
+            return final_draft(half)
+        except ValueError as error:
+            raise HalfMismatchError(offset, str(error)) from error
+
+    def _placed(self, final: Draft) -> Draft:
+        """Return a final message as it must be stored now."""
+        final.topic, final.queue_id = self._place(final.topic, final.queue_id)
+        return self._delayed(final, self._now_ms()) if _ASKS_DELAY in final.properties else final
+
+    def _decided(self, entry: Pending, state: State, appended: Sequence[Appended]) -> int:
+        """Take note of a decision that has been appended; return where its last record ends."""
+        if state is _COMMITTED:
+            self._counters.committed += 1
+        else:
+            self._counters.rolled_back += 1
+        for queue_offset in self._table.names_of(entry):
+            self._add_op(queue_offset)
+        self._table.decide(entry, state, appended[0].physical_offset)
+        last = appended[-1]
+        return last.physical_offset + last.size
+
+    def plan(
+        self,
+        offset: int,
+        queue_offset: int,
+        producer_group: str,
+        event: Event,
+        from_check: bool = False,
+    ) -> PlannedDecision | None:
+        """Return the records of a first decision, to be appended together with others.
+
+        None when the request is anything else than the first decision about an undecided half, or
+        one is planned already: `end` knows what to do then.
+        """
+        entry = self._find(offset)
+        if (
+            entry is None
+            or entry.queue_offset != queue_offset
+            or entry.group != producer_group
+            or offset in self._planned
+        ):
+            return None
+        state, verdict = outcome(entry.state, event)
+        if verdict is not _DECIDE:
+            return None
+        try:
+            planned = self._decision(entry, state)
+        except (TransactionError, RequestRefusedError):
+            return None
+        if from_check:
+            self._answered(entry)
+        self._planned.add(offset)
+        return planned
+
+    def decided(self, planned: PlannedDecision, appended: Sequence[Appended]) -> int:
+        """Carry out a planned decision, whose records are in the log now; return their end."""
+        self._planned.discard(planned.entry.offset)
+        return self._decided(planned.entry, planned.state, appended)
+
+    def abandon(self, planned: PlannedDecision) -> None:
+        """Forget a planned decision: its records could not be appended."""
+        self._planned.discard(planned.entry.offset)
+
+    def _existing_half(self, offset: int) -> StoredHalf:
+        record = self._log.record_bytes(offset)
+        if record is None:
+            raise HalfNotFoundError(offset)
+        half = parse_half(record, offset)
+        if half is None:
+            raise HalfMismatchError(offset, "The record is not a half message")
+        return half
+
+    def _end_other(
+        self, offset: int, queue_offset: int, group: str, event: Event, from_check: bool
+    ) -> Ended:
+        """Apply a decision about a half that is not undecided under this offset."""
+        half = self._existing_half(offset)
+        if half.queue_offset != queue_offset:
+            raise HalfMismatchError(offset, "The transaction state table offset wrong")
+        if get_property(half.properties, b"PGROUP") != group.encode():
+            raise HalfMismatchError(offset, "The producer group wrong")
+        entry = self._find(self._table.first_of(offset))
+        if entry is None:
+            return self._answer_decided(offset, half, event)
+        if from_check:
+            self._answered(entry)
+        return self._decide(entry, event)
+
+    def _answer_decided(self, offset: int, half: StoredHalf, event: Event) -> Ended:
+        """Answer a request about a transaction that is decided; nothing is appended."""
+        first = self._table.first_of(offset)
+        decision = self._past.find(first, half)
+        if decision is None:
+            raise DecisionForgottenError(first)
+        _, verdict = outcome(decision.state, event)
+        # A flush covers whole records: what is durable beyond its first byte is durable.
+        position = decision.position + 1
+        if verdict is Verdict.REPEAT:
+            self._counters.repeated += 1
+            if decision.state is _COMMITTED:
+                return Ended(position, decision.position, half.store_host)
+            return Ended(position)
+        if verdict is Verdict.REFUSE:
+            self._counters.refused += 1
+            decided_ms = self._past.decided_ms(decision)
+            name = _DECISION_NAMES[decision.state]
+            raise DecidedOtherwiseError(first, name, decided_ms, position)
+        self._counters.unknown += 1
+        return Ended(0)
+
+    def roll_back_incomplete(self, leaders: Iterable[int]) -> None:
+        """Decide about transactions of which a crash has cut off some halves: nobody was told."""
+        for leader in leaders:
+            entry = self._find(leader)
+            if entry is None:
+                continue
+            logger.warning(
+                "event=transaction_incomplete half_offset=%d group=%s halves=%d: rolled back",
+                leader,
+                entry.group,
+                1 + len(self._table.groups.get(leader, ())),
+            )
+            self._decide(entry, Event.ROLLBACK)
+            self._log.request_flush()
+
+    def finish(self, halves: Sequence[int]) -> None:
+        """Append final messages that a crash has cut off behind the decision to commit them."""
+        finals = []
+        for offset in halves:
+            half = self._read_half(offset)
+            if half is None:
+                logger.error("event=half_unreadable half_offset=%d committed=true", offset)
+                continue
+            logger.warning("event=commit_completed half_offset=%d", offset)
+            finals.append(self._placed(committed(final_draft(half))))
+        if finals:
+            self._append(finals)
+            self._log.request_flush()

@@ -1,0 +1,134 @@
+"""What operators see of undecided transactions."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+from halfmq.remoting.transactions import TransactionInfo
+from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
+from halfmq.store.format.properties import get_property
+from halfmq.store.format.topics import HALF_TOPIC
+
+from .half import StoredHalf, real_topic, unique_key
+from .past import PastDecisions
+from .pending import Event, Pending, PendingTable, State
+
+ACTIONS: Final = {"commit": Event.OPERATOR_COMMIT, "rollback": Event.OPERATOR_ROLLBACK}
+"""What an operator may decide."""
+
+STATE_NAMES: Final = {State.PREPARED: "prepared", State.PARKED: "parked"}
+
+
+class Schedule(Protocol):
+    """What this needs of the checker."""
+
+    def next_check_ms(self, entry: Pending) -> int | None: ...
+
+
+class PendingView:
+    """Describes undecided transactions."""
+
+    def __init__(
+        self,
+        table: PendingTable,
+        past: PastDecisions,
+        schedule: Schedule,
+        *,
+        read_half: Callable[[int], StoredHalf | None],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._table = table
+        self._past = past
+        self._schedule = schedule
+        self._read_half = read_half
+        self._now_ms = now_ms
+
+    def describe(
+        self, after: int, max_count: int, group: str | None = None, state: str | None = None
+    ) -> list[TransactionInfo]:
+        """Return undecided transactions in log order, those behind the offset ``after``.
+
+        Args:
+            after: Physical offset of the last one of the page before; -1 for the first page.
+            max_count: Fewer are returned only when there are no more.
+            group: Only those of this producer group.
+            state: Only those in this state, "prepared" or "parked".
+        """
+        found: list[TransactionInfo] = []
+        for entry in self._entries_behind(after):
+            if (group is None or entry.group == group) and (
+                state is None or STATE_NAMES[entry.state] == state
+            ):
+                found.append(self._info(entry))
+                if len(found) >= max_count:
+                    break
+        return found
+
+    def find(self, transaction_id: str) -> TransactionInfo | None:
+        """Return the undecided transaction with this UNIQ_KEY, or offset id of a half.
+
+        None when there is none, or when it is so new that the index does not have its key yet.
+        """
+        entry = self._by_offset_id(transaction_id) or self._by_key(transaction_id)
+        return None if entry is None else self._info(entry)
+
+    def _entries_behind(self, after: int) -> Iterator[Pending]:
+        offsets = self._table.offsets()
+        for at in range(bisect_right(offsets, after), len(offsets)):
+            entry = self._table.get(offsets[at])
+            if entry is not None:
+                yield entry
+
+    def _by_offset_id(self, transaction_id: str) -> Pending | None:
+        try:
+            named = parse_offset_message_id(transaction_id)
+        except ValueError:
+            return None
+        entry = self._table.get(self._table.first_of(named.physical_offset))
+        if entry is None:
+            return None
+        # A unique key has the same form, and may name another offset by accident.
+        half = self._read_half(entry.offset)
+        return entry if half is not None and half.store_host == named.store_host else None
+
+    def _by_key(self, key: str) -> Pending | None:
+        oldest = self._table.oldest
+        if oldest is None:
+            return None
+        for offset in reversed(self._past.indexed(HALF_TOPIC, key, oldest.store_timestamp)):
+            entry = self._table.get(self._table.first_of(offset))
+            half = None if entry is None else self._read_half(offset)
+            if half is not None and unique_key(half) == key:
+                return entry
+        return None
+
+    def _info(self, entry: Pending) -> TransactionInfo:
+        now_ms = self._now_ms()
+        half = self._read_half(entry.offset)
+        owner = entry.owner
+        next_ms = self._schedule.next_check_ms(entry)
+        return TransactionInfo(
+            offset=entry.offset,
+            queue_offset=entry.queue_offset,
+            message_id="" if half is None else offset_message_id(half.store_host, entry.offset),
+            transaction_id="" if half is None else unique_key(half) or "",
+            producer_group=entry.group,
+            topic="" if half is None else real_topic(half) or "",
+            keys="" if half is None else _text(get_property(half.properties, b"KEYS")),
+            state=STATE_NAMES[entry.state],
+            age_ms=max(now_ms - entry.store_timestamp, 0),
+            store_timestamp=entry.store_timestamp,
+            owner=None if owner is None or owner.closed else owner.name,
+            checks_sent=entry.sent,
+            checks_delivered=entry.checks,
+            checks_answered=entry.answered,
+            next_check_ms=None if next_ms is None else max(next_ms - now_ms, 0),
+            parked_reason=entry.parked_reason.text,
+            messages=1 + len(self._table.groups.get(entry.offset, ())),
+        )
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode(errors="replace")

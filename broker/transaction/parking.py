@@ -1,0 +1,162 @@
+"""Parking: the broker gives up asking about a transaction, and says so where operators look.
+
+A parked transaction stays in the table, undecided. A copy of its message goes to
+``TRANS_CHECK_MAX_TIME_TOPIC`` with the reason; only when that is in the log is nobody asked any
+more. It can be decided at any time later, or resumed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from halfmq.store.draft import Appended, Draft
+from halfmq.store.errors import StoreError
+from halfmq.store.format.flags import TransactionType
+
+from ..errors import RequestRefusedError
+from .counters import Counters
+from .half import StoredHalf, bare_draft, parked_draft, real_topic, unique_key
+from .pending import (
+    PARKING_REASONS,
+    Event,
+    ParkedReason,
+    Pending,
+    PendingTable,
+    Verdict,
+    outcome,
+)
+
+logger = logging.getLogger(__name__)
+
+EXPIRED_PER_TICK: Final = 16
+"""Transactions parked between two turns of the loop, each with a copy of its message."""
+
+
+class Log(Protocol):
+    """What parking needs of the store."""
+
+    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+
+    def request_flush(self) -> None: ...
+
+
+class Parking:
+    """Parks transactions and takes them back."""
+
+    def __init__(
+        self,
+        log: Log,
+        table: PendingTable,
+        counters: Counters,
+        *,
+        read_half: Callable[[int], StoredHalf | None],
+        ensure_topic: Callable[[], object],
+        store_host: bytes,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Wire it; ``ensure_topic`` has the topic of parked messages created."""
+        self._log = log
+        self._table = table
+        self._counters = counters
+        self._read_half = read_half
+        self._ensure_topic = ensure_topic
+        self._store_host = store_host
+        self._now_ms = now_ms
+        self._parked_by = dict.fromkeys(PARKING_REASONS, 0)
+        self._blocked_at = -1  # the undecided half that last kept the log from being deleted
+        self._expiring: list[int] = []  # to be parked, the oldest last
+
+    def metrics(self) -> dict[str, int]:
+        """Return how many were parked since the start, by reason."""
+        return {f"parked_{reason.name.lower()}": n for reason, n in self._parked_by.items()}
+
+    def park(self, entry: Pending, event: Event = Event.GIVE_UP) -> bool:
+        """Give up asking; False when that could not be recorded, and must be tried again."""
+        if outcome(entry.state, event).verdict is not Verdict.NOTE:
+            return True
+        reason = ParkedReason.UNKNOWN if entry.answered else ParkedReason.NO_ANSWER
+        if event is Event.EXPIRED:
+            reason = ParkedReason.EXPIRED
+        half = self._read_half(entry.offset)
+        if half is None:
+            logger.error("event=half_unreadable half_offset=%d", entry.offset)
+            return False
+        try:
+            self._ensure_topic()
+            self._log.append((parked_draft(half, reason),))
+        except (StoreError, RequestRefusedError, ValueError) as error:
+            logger.warning("event=not_parked half_offset=%d error=%r", entry.offset, str(error))
+            return False
+        self._table.park(entry, reason)
+        self._counters.parked += 1
+        self._parked_by[reason] += 1
+        logger.warning(
+            "event=transaction_parked half_offset=%d group=%s unique_key=%s topic=%s reason=%s "
+            "checks_sent=%d checks=%d answered=%d",
+            entry.offset,
+            entry.group,
+            unique_key(half),
+            real_topic(half),
+            reason.text,
+            entry.sent,
+            entry.checks,
+            entry.answered,
+        )
+        return True
+
+    def resume(self, entry: Pending) -> bool:
+        """Have its producers asked again, from the first check on; False when it is not parked.
+
+        Raises:
+            StoreError: That could not be recorded; it stays parked.
+        """
+        if outcome(entry.state, Event.RESUME).verdict is not Verdict.NOTE:
+            return False
+        resumed = bare_draft(
+            entry.offset,
+            entry.group,
+            TransactionType.PREPARED,
+            now_ms=self._now_ms(),
+            host=self._store_host,
+        )
+        self._log.append((resumed,))
+        self._log.request_flush()
+        self._table.resume(entry)
+        self._counters.resumed += 1
+        logger.info("event=transaction_resumed half_offset=%d group=%s", entry.offset, entry.group)
+        return True
+
+    def note_retention_blocked(self, min_wanted_offset: int) -> None:
+        """Take note that the log should begin at an offset, and undecided halves lie before it.
+
+        They stay, and so does the log from the oldest of them on. Whoever of them is still asked
+        about is parked, so that an operator learns of it. Told once for each oldest half.
+        """
+        oldest = self._table.oldest
+        if (
+            oldest is None
+            or oldest.offset >= min_wanted_offset
+            or oldest.offset == self._blocked_at
+        ):
+            return
+        self._blocked_at = oldest.offset
+        self._counters.retention_blocked += 1
+        before = [offset for offset in self._table.offsets() if offset < min_wanted_offset]
+        self._expiring = before[::-1]
+        logger.warning(
+            "event=retention_blocked half_offset=%d group=%s wanted_offset=%d undecided=%d",
+            oldest.offset,
+            oldest.group,
+            min_wanted_offset,
+            len(before),
+        )
+
+    def tick(self) -> int | None:
+        """Park some of those that are too old; return 0 when there are more, else None."""
+        for _ in range(min(len(self._expiring), EXPIRED_PER_TICK)):
+            entry = self._table.get(self._expiring.pop())
+            if entry is not None:
+                self.park(entry, Event.EXPIRED)
+        return 0 if self._expiring else None

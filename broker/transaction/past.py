@@ -1,0 +1,163 @@
+"""What became of a transaction that is not undecided: from the table's memory, or from the log.
+
+Every undecided half is in the table. So whatever is found here, nothing is appended; it only makes
+the answer to a request that is repeated, at the latest when its client has been away for long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from halfmq.store.errors import StoreError
+from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK, TransactionType
+from halfmq.store.format.record import HEAD_BOTH_V6, HEADS, SYS_FLAG_AT, Record
+from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
+
+from .half import StoredHalf, group_mark, is_copy, real_topic, unique_key
+from .pending import Decision, PendingTable, State
+
+INDEX_HITS_MAX: Final = 64
+"""Records looked at to find an old decision: those with the same unique key, in practice one."""
+
+WAITS_INDEXED_MAX: Final = 1_000
+"""Records looked at to find a decision whose message was delayed: it is stored once per level it
+waited in, 480 times for the longest delay under the default levels."""
+
+_ASKS_DELAY: Final = b"TRANSACTION_DEL"  # how the names of both properties begin
+_STORE_TIMESTAMP: Final = 10  # its place among the fields of a record's head
+_COMMIT: Final = int(TransactionType.COMMIT)
+
+
+class PastLog(Protocol):
+    """What this needs of the store."""
+
+    @property
+    def index_last_update(self) -> tuple[int, int]: ...
+
+    def read_cold(self, ranges: Iterable[tuple[int, int]]) -> bytes: ...
+
+    def record_at(self, physical_offset: int) -> Record | None: ...
+
+    def query_index(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+    ) -> list[int]: ...
+
+
+class PastDecisions:
+    """Finds out how transactions ended."""
+
+    def __init__(
+        self,
+        log: PastLog,
+        table: PendingTable,
+        *,
+        read_half: Callable[[int], StoredHalf | None],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._log = log
+        self._table = table
+        self._read_half = read_half
+        self._now_ms = now_ms
+
+    def find(self, first: int, half: StoredHalf) -> Decision | None:
+        """Return how a transaction ended; None when that is not to be told.
+
+        Args:
+            first: Its identity, as the table knows it.
+            half: The half, member or copy by which it was named.
+        """
+        decision = self._table.decided.find(first)
+        if decision is not None:
+            return decision
+        mark = group_mark(half.properties)
+        if mark is not None and mark.number > 0:
+            leader = self._leader_of(half, mark.leader_key.decode(errors="replace"))
+            return None if leader is None else self.find(leader.physical_offset, leader)
+        return self._in_log(first, half)
+
+    def decided_ms(self, decision: Decision) -> int:
+        """Return when a decision was stored, by the broker's clock; 0 when that is not known."""
+        if decision.position < 0:
+            return 0
+        try:
+            # It may not be durable yet, so that looking up the record would not find it.
+            head = self._log.read_cold(((decision.position, HEAD_BOTH_V6.size),))
+        except (OSError, StoreError):
+            return 0
+        if len(head) < HEAD_BOTH_V6.size:
+            return 0
+        layout = HEADS[head[SYS_FLAG_AT + 3] & HOSTS_MASK]
+        timestamp: int = layout.unpack_from(head)[_STORE_TIMESTAMP]
+        return timestamp
+
+    def _in_log(self, first: int, half: StoredHalf) -> Decision | None:
+        """Find out how a transaction ended that the memory has forgotten.
+
+        A final message is in the index. If it is not, while the index has the half and reaches as
+        far as anything forgotten, then there is none: the transaction was rolled back.
+        """
+        topic, key = real_topic(half), unique_key(half)
+        if topic is None or key is None:
+            return None
+        for position in self._finals_indexed(topic, key, half):
+            final = self._log.record_at(position)
+            if (
+                final is not None
+                and final.topic in {topic, SCHEDULE_TOPIC}
+                and final.sys_flag & TRANSACTION_MASK == _COMMIT
+                and self._is_link_to(first, final.prepared_transaction_offset, half, key)
+            ):
+                return Decision(State.COMMITTED, position)
+        _, indexed_until = self._log.index_last_update
+        if (
+            half.physical_offset in self.indexed(HALF_TOPIC, key, half.store_timestamp)
+            and indexed_until >= self._table.decided.forgotten_final
+        ):
+            return Decision(State.ROLLED_BACK, -1)
+        return None
+
+    def _finals_indexed(self, topic: str, key: str, half: StoredHalf) -> list[int]:
+        """Return where the index has records among which is the final message of a half."""
+        found = self.indexed(topic, key, half.store_timestamp)
+        if _ASKS_DELAY in half.properties:
+            # The first of the records that waited is the one that decided.
+            found += self.indexed(SCHEDULE_TOPIC, key, half.store_timestamp, WAITS_INDEXED_MAX)
+        return found
+
+    def indexed(
+        self, topic: str, key: str, since_ms: int, hits_max: int = INDEX_HITS_MAX
+    ) -> list[int]:
+        """Return where the index has records with a key that were stored since a time, in ms."""
+        # Index times are whole seconds from the file's first entry, and clocks may step.
+        begin_ms = since_ms - 60_000
+        return self._log.query_index(topic, key, hits_max, begin_ms, self._now_ms() + 60_000)
+
+    def _leader_of(self, member: StoredHalf, leader_key: str) -> StoredHalf | None:
+        """Return the leader of a half: the last one with its key that lies before it."""
+        before = [
+            offset
+            for offset in self.indexed(HALF_TOPIC, leader_key, member.store_timestamp)
+            if offset < member.physical_offset
+        ]
+        for offset in reversed(before):
+            leader = self._read_half(offset)
+            mark = None if leader is None else group_mark(leader.properties)
+            if mark is not None and (mark.leader_key.decode(errors="replace"), mark.number) == (
+                leader_key,
+                0,
+            ):
+                return leader
+        return None
+
+    def _is_link_to(self, first: int, linked_offset: int, half: StoredHalf, key: str) -> bool:
+        """Tell whether a final's link leads to a transaction, of which ``half`` is one name.
+
+        RocketMQ's finals may lead to any check copy. A twin, sent again by a producer that got no
+        answer, has the same key and is another transaction; so of two records with one key, one
+        must be a copy.
+        """
+        if linked_offset in {first, half.physical_offset} or is_copy(half):
+            return True
+        linked = self._read_half(linked_offset)
+        return linked is not None and unique_key(linked) == key and is_copy(linked)

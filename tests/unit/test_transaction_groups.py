@@ -1,0 +1,316 @@
+"""Several messages in one transaction: all of them or none, also across a crash."""
+
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.transaction.errors import DecidedOtherwiseError, HalfMismatchError
+from halfmq.broker.transaction.pending import Event, State
+from halfmq.store.draft import Appended
+from halfmq.store.errors import StoreError
+from halfmq.store.format.ids import offset_message_id
+from halfmq.store.format.properties import decode_properties
+from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC
+from tests.support.transactions import HOST, Broker, Connected, message
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Broker:
+    """A broker without messages."""
+    return Broker(tmp_path)
+
+
+def finals(broker: Broker, halves: list[Appended]) -> list[int]:
+    """Return how many final messages each of the halves has."""
+    return [len(broker.finals_of(half)) for half in halves]
+
+
+def test_halves_are_stored_side_by_side_and_are_one_transaction(broker: Broker) -> None:
+    """One entry, one check, one place in the list, however many messages."""
+    producer = broker.producers.join("pg", Connected())
+
+    halves = broker.prepare_group(4, producer)
+
+    assert [half.physical_offset for half in halves[1:]] == [
+        half.physical_offset + half.size for half in halves[:-1]
+    ]
+    marks = [record.property_map["TRANSACTION_GROUP"] for record in broker.records_of(HALF_TOPIC)]
+    leader_key = f"{1:032X}"
+    assert marks == [f"{leader_key},{number},4" for number in range(4)]
+    assert broker.service.pending == 1
+    broker.wait(7_000)
+    assert producer.asked_offsets == [halves[0].physical_offset]
+    (info,) = broker.service.describe(-1, 10)
+    assert (info.offset, info.messages, info.transaction_id) == (
+        halves[0].physical_offset,
+        4,
+        leader_key,
+    )
+    assert broker.service.metrics()["groups"] == 1
+
+
+def test_one_message_is_no_group(broker: Broker) -> None:
+    """It is stored as any other half, so that every version of the broker understands it."""
+    (half,) = broker.prepare_group(1)
+
+    (record,) = broker.records_of(HALF_TOPIC)
+    assert "TRANSACTION_GROUP" not in record.property_map
+    broker.end(half, Event.COMMIT)
+    assert finals(broker, [half]) == [1]
+
+
+def test_a_commit_delivers_all_by_one_append(broker: Broker) -> None:
+    """Each to its own topic and linked to its own half; the leader's comes first and names all."""
+    halves = broker.prepare_group(4)
+    start = broker.log.write_offset
+
+    ended = broker.ended(halves[0], Event.COMMIT)
+
+    records = list(broker.log.scan(start))
+    assert [record.prepared_transaction_offset for record in records] == [
+        half.physical_offset for half in halves
+    ]
+    assert [(record.topic, record.body) for record in records] == [
+        (f"topic{number % 3}", b"%d" % number) for number in range(4)
+    ]
+    assert records[0].property_map["TRANSACTION_HALVES"] == ",".join(
+        str(half.physical_offset) for half in halves[1:]
+    )
+    assert [record.property_map["TRANSACTION_HALF_ID"] for record in records] == [
+        offset_message_id(HOST, half.physical_offset) for half in halves
+    ]
+    assert ended.position == records[-1].end == broker.log.write_offset
+    assert ended.final_offset == start
+    assert broker.service.pending == 0
+
+
+def test_finals_are_the_same_from_memory_and_from_the_log(broker: Broker) -> None:
+    """A decision that comes late delivers what an early one would have."""
+    early, late = broker.prepare_group(3), broker.prepare_group(3)
+    broker.end(early[0], Event.COMMIT)
+    broker.service._recent.__init__()  # type: ignore[misc]
+    broker.end(late[0], Event.COMMIT)
+
+    for first, second in zip(early, late, strict=True):
+        (one,), (two,) = broker.finals_of(first), broker.finals_of(second)
+        own = {"UNIQ_KEY", "__transactionId__", "TRANSACTION_HALF_ID", "TRANSACTION_HALVES"}
+        own |= {"TRANSACTION_GROUP"}
+        assert list(decode_properties(one.properties)) == list(decode_properties(two.properties))
+        assert {k: v for k, v in one.property_map.items() if k not in own} == {
+            k: v for k, v in two.property_map.items() if k not in own
+        }
+        assert (one.topic, one.queue_id, one.body, one.flag, one.sys_flag) == (
+            two.topic,
+            two.queue_id,
+            two.body,
+            two.flag,
+            two.sys_flag,
+        )
+
+
+def test_a_rollback_is_one_record(broker: Broker) -> None:
+    """It names all the halves, and none of them is ever seen."""
+    halves = broker.prepare_group(3)
+    start = broker.log.write_offset
+
+    broker.end(halves[0], Event.ROLLBACK)
+
+    (record,) = broker.log.scan(start)
+    assert record.property_map["TRANSACTION_HALVES"] == ",".join(
+        str(half.physical_offset) for half in halves[1:]
+    )
+    assert finals(broker, halves) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
+@pytest.mark.parametrize("named", [0, 1, 2])
+def test_whichever_half_is_named_the_whole_is_meant(
+    broker: Broker, event: Event, named: int
+) -> None:
+    """And it is decided once, whatever half a repeated request names."""
+    halves = broker.prepare_group(3)
+    opposite = Event.ROLLBACK if event is Event.COMMIT else Event.COMMIT
+
+    first = broker.ended(halves[named], event)
+    end = broker.log.write_offset
+
+    for half in halves:
+        again = broker.ended(half, event)
+        assert again.final_offset == first.final_offset
+        with pytest.raises(DecidedOtherwiseError):
+            broker.end(half, opposite)
+    assert broker.log.write_offset == end
+    assert finals(broker, halves) == [int(event is Event.COMMIT)] * 3
+
+
+@pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
+@pytest.mark.parametrize("drained", [True, False])
+def test_a_group_that_the_memory_forgot_is_answered_from_the_log(
+    tmp_path: Path, event: Event, drained: bool
+) -> None:
+    """Under the name of any of its halves, with the id of the leader's final."""
+    broker = Broker(tmp_path, decided=2)
+    halves = broker.prepare_group(3)
+    first = broker.ended(halves[0], event)
+    for _ in range(9):
+        broker.end(broker.prepare(), Event.COMMIT)
+    broker.restart(drained=True) if drained else broker.log.flush()
+    end = broker.log.write_offset
+
+    for half in halves:
+        assert broker.ended(half, event).final_offset == first.final_offset
+    assert broker.log.write_offset == end
+
+
+def test_a_further_half_is_verified_like_the_first(broker: Broker) -> None:
+    """Its own queue offset and its group, or nothing happens."""
+    halves = broker.prepare_group(2)
+    end = broker.log.write_offset
+    with pytest.raises(HalfMismatchError, match="state table offset wrong"):
+        broker.service.end(halves[1].physical_offset, halves[0].queue_offset, "pg", Event.COMMIT)
+    with pytest.raises(HalfMismatchError, match="group wrong"):
+        broker.end(halves[1], Event.COMMIT, group="other")
+    assert broker.log.write_offset == end
+
+
+def test_op_messages_mirror_every_half(broker: Broker) -> None:
+    """Apache RocketMQ would ask about each that has none."""
+    broker.end(broker.prepare_group(3)[0], Event.COMMIT)
+    broker.end(broker.prepare_group(2)[0], Event.ROLLBACK)
+
+    broker.service.drain()
+
+    (op,) = broker.records_of(OP_TOPIC)
+    assert op.body == b"0,1,2,3,4,"
+
+
+def test_a_refused_message_keeps_the_whole_group_out(broker: Broker) -> None:
+    """All or none are stored."""
+    good, bad = message(key="a"), message(key="b", properties={"DELAY": "3"})
+    with pytest.raises(RequestRefusedError):
+        broker.service.prepare_group([(good, "a"), (bad, "b")], "pg", Connected())
+    assert (broker.log.write_offset, broker.service.pending) == (0, 0)
+
+
+def test_a_failed_append_leaves_the_group_undecided(broker: Broker) -> None:
+    """The client tries again, and everything is delivered then."""
+    halves = broker.prepare_group(3)
+    broker.log.failing = True
+    with pytest.raises(StoreError):
+        broker.end(halves[0], Event.COMMIT)
+    broker.log.failing = False
+
+    assert finals(broker, halves) == [0, 0, 0]
+    broker.end(halves[0], Event.COMMIT)
+    assert finals(broker, halves) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("survivors", range(5))
+def test_a_group_that_was_cut_off_is_rolled_back(broker: Broker, survivors: int) -> None:
+    """Its sender was not told of it; a part of it must not be delivered."""
+    broker.prepare()
+    broker.log.flush()
+    halves = broker.prepare_group(4)
+
+    broker.restart(survivors=survivors)
+
+    table = broker.service._table
+    whole = survivors == 4
+    assert (halves[0].physical_offset in table) is whole
+    assert len(table) == 1 + whole
+    rollbacks = [one for one in broker.log.records() if one.sys_flag & 0xC == 0xC]
+    assert len(rollbacks) == (0 < survivors < 4)
+    if rollbacks:
+        assert broker.log.flush_requests
+        with pytest.raises(DecidedOtherwiseError):
+            broker.end(halves[0], Event.COMMIT)
+    broker.log.flush()
+    broker.restart()
+    assert len(broker.service._table) == 1 + whole
+    assert sum(one.sys_flag & 0xC == 0xC for one in broker.log.records()) == len(rollbacks)
+
+
+@pytest.mark.parametrize("survivors", range(5))
+@pytest.mark.parametrize("snapshot", [True, False])
+def test_a_commit_that_was_cut_off_is_completed(
+    broker: Broker, survivors: int, snapshot: bool
+) -> None:
+    """The leader's final has decided: the others are delivered before anything is served."""
+    halves = broker.prepare_group(4)
+    broker.log.flush()
+    if snapshot:
+        broker.restart(drained=True)
+    broker.end(halves[0], Event.COMMIT)
+
+    broker.restart(survivors=survivors)
+
+    assert finals(broker, halves) == [int(survivors > 0)] * 4
+    for half in halves:
+        for final in broker.finals_of(half):
+            assert final.property_map["TRANSACTION_HALF_ID"] == offset_message_id(
+                HOST, half.physical_offset
+            )
+    broker.log.flush()
+    broker.restart()
+    assert finals(broker, halves) == [int(survivors > 0)] * 4
+    assert broker.service.pending == int(survivors == 0)
+
+
+def test_a_completion_that_was_cut_off_is_completed_too(broker: Broker) -> None:
+    """However often the power goes, each message is stored once."""
+    halves = broker.prepare_group(5)
+    broker.log.flush()
+    broker.end(halves[0], Event.COMMIT)
+
+    for _ in range(5):
+        broker.restart(survivors=1)
+
+    assert finals(broker, halves) == [1] * 5
+
+
+def test_a_group_comes_back_from_a_snapshot(broker: Broker) -> None:
+    """With all its halves, whichever is named."""
+    broker.prepare()
+    halves = broker.prepare_group(3)
+
+    broker.restart(drained=True)
+
+    assert broker.service._table.groups == {
+        halves[0].physical_offset: tuple(
+            (half.physical_offset, half.queue_offset) for half in halves[1:]
+        )
+    }
+    broker.end(halves[2], Event.COMMIT)
+    assert finals(broker, halves) == [1, 1, 1]
+
+
+def test_a_group_with_a_damaged_half_is_not_delivered_in_part(broker: Broker) -> None:
+    """Committing it is refused as long as one message cannot be read; an operator may roll back."""
+    halves = broker.prepare_group(3)
+    broker.log.flush()
+    broker.restart()
+    del broker.log._records[halves[1].physical_offset]
+    end = broker.log.write_offset
+
+    with pytest.raises(Exception, match="Find prepared transaction message failed"):
+        broker.end(halves[0], Event.COMMIT)
+    assert broker.log.write_offset == end
+
+    broker.service.decide(halves[0].physical_offset, "rollback")
+    assert finals(broker, [halves[0], halves[2]]) == [0, 0]
+
+
+def test_a_group_is_parked_and_decided_by_its_leader(broker: Broker) -> None:
+    """There is one parked copy, and one decision about all."""
+    broker.producers.join("pg", Connected())
+    halves = broker.prepare_group(3)
+    for _ in range(20):
+        broker.wait(700_000)
+    (entry,) = broker.service._table
+    assert (entry.state, entry.offset) == (State.PARKED, halves[0].physical_offset)
+
+    ended = broker.service.decide(halves[1].physical_offset, "commit")
+
+    assert finals(broker, halves) == [1, 1, 1]
+    assert ended.final_offset == broker.finals_of(halves[0])[0].physical_offset

@@ -1,0 +1,386 @@
+"""What operators see and do: lists, decisions, taking back what is parked, topics that changed."""
+
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.topics import TopicConfig
+from halfmq.broker.transaction.errors import (
+    DecidedOtherwiseError,
+    HalfMismatchError,
+    HalfNotFoundError,
+)
+from halfmq.broker.transaction.parking import EXPIRED_PER_TICK
+from halfmq.broker.transaction.pending import Event, State
+from halfmq.broker.transaction.placing import Placing
+from halfmq.remoting.codes import ResponseCode
+from halfmq.store.draft import Appended
+from halfmq.store.errors import StoreError
+from halfmq.store.format.ids import offset_message_id
+from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
+from tests.support.transactions import HOST, START_MS, Broker, Connected
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Broker:
+    """A broker without messages."""
+    return Broker(tmp_path)
+
+
+def park(broker: Broker, half: Appended) -> None:
+    """Have the broker give up asking about a half."""
+    entry = broker.service._table.get(half.physical_offset)
+    assert entry is not None
+    assert broker.service._parking.park(entry)
+
+
+# --- lists
+
+
+def test_a_transaction_is_described_in_full(broker: Broker) -> None:
+    """Age, owner, and how the asking goes: what one needs to know before deciding."""
+    producer = broker.producers.join("pg", Connected("10.0.0.7:4000"))
+    half = broker.prepare(producer, key="K1", KEYS="order-7 order-8")
+    broker.clock.now_ms += 2_000
+
+    (info,) = broker.service.describe(-1, 10)
+
+    assert (info.offset, info.queue_offset) == (half.physical_offset, half.queue_offset)
+    assert info.message_id == offset_message_id(HOST, half.physical_offset)
+    assert (info.transaction_id, info.producer_group) == ("K1", "pg")
+    assert (info.topic, info.keys, info.messages) == ("orders", "order-7 order-8", 1)
+    assert (info.state, info.parked_reason) == ("prepared", None)
+    assert (info.age_ms, info.store_timestamp) == (2_000, START_MS)
+    assert info.owner == "10.0.0.7:4000"
+    assert (info.checks_sent, info.checks_delivered, info.checks_answered) == (0, 0, 0)
+    assert info.next_check_ms is not None
+    assert 3_900 <= info.next_check_ms <= 4_100
+
+    broker.wait(5_000)
+    broker.service.end(half.physical_offset, half.queue_offset, "pg", Event.UNKNOWN, True)
+    (info,) = broker.service.describe(-1, 10)
+    assert (info.checks_sent, info.checks_delivered, info.checks_answered) == (1, 1, 1)
+    producer.closed = True
+    assert broker.service.describe(-1, 10)[0].owner is None
+
+
+def test_pages_follow_each_other_without_gap_or_repetition(broker: Broker) -> None:
+    """Also while transactions of the page before are decided."""
+    halves = [broker.prepare(group=f"pg{number % 2}") for number in range(10)]
+    offsets = [half.physical_offset for half in halves]
+
+    first = broker.service.describe(-1, 4)
+    broker.end(halves[3], Event.COMMIT, group="pg1")
+    second = broker.service.describe(first[-1].offset, 100)
+
+    assert [info.offset for info in first + second] == offsets
+    assert broker.service.describe(offsets[-1], 4) == []
+    odd = broker.service.describe(-1, 100, group="pg1")
+    assert [info.offset for info in odd] == [*offsets[1:2], *offsets[5::2]]
+
+
+def test_a_list_can_be_of_one_state(broker: Broker) -> None:
+    """What is parked is what an operator looks for."""
+    halves = [broker.prepare() for _ in range(3)]
+    park(broker, halves[1])
+
+    (info,) = broker.service.describe(-1, 100, state="parked")
+
+    assert (info.offset, info.state) == (halves[1].physical_offset, "parked")
+    assert (info.parked_reason, info.next_check_ms) == ("no-answer", None)
+    assert len(broker.service.describe(-1, 100, state="prepared")) == 2
+
+
+def test_a_transaction_is_found_by_its_key_and_by_its_id(broker: Broker) -> None:
+    """Whichever of the two stands in the application's log."""
+    half, other = broker.prepare(key=f"{7:032X}"), broker.prepare()
+
+    for name in (f"{7:032X}", offset_message_id(HOST, half.physical_offset)):
+        found = broker.service.find(name)
+        assert found is not None
+        assert found.offset == half.physical_offset
+    broker.end(half, Event.COMMIT)
+    assert broker.service.find(f"{7:032X}") is None
+    assert broker.service.find(offset_message_id(HOST, half.physical_offset)) is None
+    assert broker.service.find("nothing") is None
+    assert broker.service.pending == 1
+    assert broker.service.describe(-1, 1)[0].offset == other.physical_offset
+
+
+def test_a_key_that_looks_like_an_id_finds_its_own_transaction(broker: Broker) -> None:
+    """Both are 32 hex digits; the half that lies there by accident is another one."""
+    broker.prepare()
+    second = broker.prepare()
+    third = broker.prepare(key=f"C0A80001{'0' * 8}{second.physical_offset:016X}")
+
+    found = broker.service.find(f"C0A80001{'0' * 8}{second.physical_offset:016X}")
+
+    assert found is not None
+    assert found.offset == third.physical_offset
+
+
+# --- decisions
+
+
+@pytest.mark.parametrize("parked", [True, False])
+@pytest.mark.parametrize("action", ["commit", "rollback"])
+def test_an_operator_decides_in_the_producers_place(
+    broker: Broker, action: str, parked: bool
+) -> None:
+    """Once, like a producer; whoever comes later is told what was decided."""
+    half = broker.prepare()
+    if parked:
+        park(broker, half)
+
+    ended = broker.service.decide(half.physical_offset, action)
+
+    committed = action == "commit"
+    assert len(broker.finals_of(half)) == committed
+    assert (ended.final_offset is not None) is committed
+    assert broker.service.metrics()["decided_by_operators"] == 1
+    end = broker.log.write_offset
+    again = broker.service.decide(half.physical_offset, action)
+    assert again.final_offset == ended.final_offset
+    opposite = Event.ROLLBACK if committed else Event.COMMIT
+    with pytest.raises(DecidedOtherwiseError):
+        broker.end(half, opposite)
+    with pytest.raises(DecidedOtherwiseError):
+        broker.service.decide(half.physical_offset, "rollback" if committed else "commit")
+    assert broker.log.write_offset == end
+
+
+def test_a_producer_that_was_first_stands_against_an_operator(broker: Broker) -> None:
+    """The message is out, or its sender has been told that it will never be."""
+    half = broker.prepare()
+    broker.end(half, Event.COMMIT)
+    with pytest.raises(DecidedOtherwiseError, match="was committed at 2023-11-14T22:13:20"):
+        broker.service.decide(half.physical_offset, "rollback")
+
+
+def test_an_operator_must_name_a_half(broker: Broker) -> None:
+    """A final message has all that a half has; deciding about it would deliver it once more."""
+    half = broker.prepare()
+    broker.end(half, Event.COMMIT)
+    (final,) = broker.finals_of(half)
+    for offset, error in (
+        (final.physical_offset, HalfMismatchError),
+        (99_999, HalfNotFoundError),
+        (-5, HalfNotFoundError),
+    ):
+        with pytest.raises(error):
+            broker.service.decide(offset, "commit")
+        with pytest.raises(error):
+            broker.service.resume(offset)
+    assert broker.log.write_offset == final.end
+
+
+def test_a_damaged_half_can_still_be_rolled_back(broker: Broker) -> None:
+    """It can never be delivered, and must not be asked about for ever."""
+    half = broker.prepare()
+    broker.log.flush()
+    broker.restart()
+    encoded = bytearray(broker.log._records[half.physical_offset])
+    encoded[90] ^= 1
+    broker.log._records[half.physical_offset] = bytes(encoded)
+
+    with pytest.raises(HalfNotFoundError):
+        broker.service.decide(half.physical_offset, "commit")
+    broker.service.decide(half.physical_offset, "rollback")
+
+    assert broker.service.pending == 0
+    (rollback,) = broker.log.scan(half.physical_offset + half.size)
+    assert rollback.prepared_transaction_offset == half.physical_offset
+    assert rollback.sys_flag & 0xC == 0xC
+
+
+# --- parking and taking back
+
+
+def test_the_reason_of_parking_tells_whether_anybody_answered(broker: Broker) -> None:
+    """No answer means: look at the producers. Unknown means: look at their checker."""
+    silent = broker.producers.join("silent", Connected())
+    unsure = broker.producers.join("unsure", Connected())
+    broker.prepare(group="silent")
+    half = broker.prepare(group="unsure")
+    for _ in range(20):
+        broker.wait(700_000)
+        for _ in unsure.asked:
+            broker.service.end(
+                half.physical_offset, half.queue_offset, "unsure", Event.UNKNOWN, True
+            )
+        unsure.asked.clear()
+
+    assert len(silent.asked) == 15
+    reasons = [
+        record.property_map["TRANSACTION_PARKED"]
+        for record in broker.records_of(TRANS_CHECK_MAX_TIME_TOPIC)
+    ]
+    assert reasons == ["no-answer", "unknown"]
+    metrics = broker.service.metrics()
+    assert (metrics["parked_no_answer"], metrics["parked_unknown"]) == (1, 1)
+    assert (metrics["parked"], metrics["pending_parked"], metrics["checks_answered"]) == (2, 2, 15)
+
+
+def test_only_answers_to_checks_are_counted_as_such(broker: Broker) -> None:
+    """A producer that says "not known yet" by itself has not been asked."""
+    half = broker.prepare()
+    broker.end(half, Event.UNKNOWN)
+    (info,) = broker.service.describe(-1, 1)
+    assert info.checks_answered == 0
+
+
+@pytest.mark.parametrize("restart", ["no", "crash", "stop"])
+def test_a_resumed_transaction_is_asked_about_from_the_start(broker: Broker, restart: str) -> None:
+    """At once, as often as the first time, and also if the broker is restarted meanwhile."""
+    producer = broker.producers.join("pg", Connected())
+    half = broker.prepare()
+    for _ in range(20):
+        broker.wait(700_000)
+    assert broker.service.metrics()["pending_parked"] == 1
+    producer.asked.clear()
+
+    broker.service.resume(half.physical_offset)
+    assert broker.log.flush_requests
+    broker.log.flush()
+    if restart != "no":
+        broker.restart(drained=restart == "stop")
+    broker.wait(1_000)
+
+    assert producer.asked_offsets == [half.physical_offset]
+    entry = broker.service._table.get(half.physical_offset)
+    assert entry is not None
+    assert (entry.state, entry.checks) == (State.PREPARED, 1)
+    for _ in range(20):
+        broker.wait(700_000)
+    assert len(producer.asked) == 15
+    assert entry.state is State.PARKED or restart != "no"
+    assert len(broker.records_of(TRANS_CHECK_MAX_TIME_TOPIC)) == 2
+
+
+def test_resuming_what_is_not_parked_does_nothing(broker: Broker) -> None:
+    """An operator who asks twice does no harm; a decided one is refused with its decision."""
+    half, decided = broker.prepare(), broker.prepare()
+    broker.end(decided, Event.ROLLBACK)
+    end = broker.log.write_offset
+
+    broker.service.resume(half.physical_offset)
+    with pytest.raises(DecidedOtherwiseError, match="was rolled back"):
+        broker.service.resume(decided.physical_offset)
+
+    assert broker.log.write_offset == end
+
+
+def test_what_cannot_be_recorded_is_not_resumed(broker: Broker) -> None:
+    """Otherwise the next start would not know of it."""
+    half = broker.prepare()
+    park(broker, half)
+    broker.log.failing = True
+    with pytest.raises(StoreError):
+        broker.service.resume(half.physical_offset)
+    assert broker.service.metrics()["pending_parked"] == 1
+
+
+# --- retention
+
+
+def test_retention_stops_at_an_undecided_half_and_says_so(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once per half that blocks it; whoever is behind is parked for an operator to see."""
+    halves = [broker.prepare() for _ in range(EXPIRED_PER_TICK + 4)]
+    wanted = halves[-1].physical_offset
+    assert broker.service.oldest_pending_offset == halves[0].physical_offset
+
+    for _ in range(3):
+        broker.service.note_retention_blocked(wanted)
+    broker.wait(0)
+
+    assert caplog.text.count("event=retention_blocked") == 1
+    metrics = broker.service.metrics()
+    assert metrics["retention_blocked"] == 1
+    assert metrics["parked_expired"] == metrics["pending_parked"] == len(halves) - 1
+    assert broker.service.oldest_pending_offset == halves[0].physical_offset
+    broker.service.decide(halves[0].physical_offset, "rollback")
+    broker.service.note_retention_blocked(wanted)
+    assert caplog.text.count("event=retention_blocked") == 2
+    broker.end(halves[1], Event.COMMIT)  # none of them is lost
+    assert len(broker.finals_of(halves[1])) == 1
+
+
+def test_retention_that_nothing_blocks_is_not_spoken_of(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An empty table, or one whose halves are all younger."""
+    broker.service.note_retention_blocked(1_000)
+    half = broker.prepare()
+    broker.service.note_retention_blocked(half.physical_offset)
+    assert "retention_blocked" not in caplog.text
+    assert broker.service.metrics()["retention_blocked"] == 0
+
+
+# --- topics that changed between prepare and commit
+
+
+def test_a_commit_goes_where_consumers_read(broker: Broker) -> None:
+    """The topic may have lost queues since the message was prepared."""
+    half = broker.prepare()
+    broker.place.elsewhere["orders", 1] = ("orders", 0)
+
+    broker.end(half, Event.COMMIT)
+
+    (final,) = broker.finals_of(half)
+    assert (final.topic, final.queue_id) == ("orders", 0)
+
+
+def test_a_commit_without_a_place_is_refused_and_can_be_repeated(broker: Broker) -> None:
+    """Its message is kept until there is one."""
+    half = broker.prepare()
+    broker.place.error = RequestRefusedError(ResponseCode.NO_PERMISSION, "no room")
+    with pytest.raises(RequestRefusedError):
+        broker.end(half, Event.COMMIT)
+    assert broker.service.plan(half.physical_offset, half.queue_offset, "pg", Event.COMMIT) is None
+    broker.place.error = None
+
+    broker.end(half, Event.COMMIT)
+
+    assert len(broker.finals_of(half)) == 1
+
+
+class Topics:
+    """A table of topics by name."""
+
+    def __init__(self, **write_queues: int) -> None:
+        self.topics = {
+            name: TopicConfig(name=name, read_queue_nums=8, write_queue_nums=count)
+            for name, count in write_queues.items()
+        }
+
+    def get(self, name: str) -> TopicConfig | None:
+        return self.topics.get(name)
+
+    def ensure(self, name: str, queues: int = 1) -> TopicConfig:
+        topic = TopicConfig(name=name, read_queue_nums=queues, write_queue_nums=queues)
+        return self.topics.setdefault(name, topic)
+
+
+def test_a_queue_beyond_the_topics_is_folded_back(caplog: pytest.LogCaptureFixture) -> None:
+    """Deterministically, so that messages of one queue stay in one queue; and it is told."""
+    placing = Placing(Topics(orders=4, closed=0), default_queue_nums=3)
+
+    assert [placing.place("orders", queue) for queue in (0, 3)] == [("orders", 0), ("orders", 3)]
+    assert caplog.text == ""
+    assert [placing.place("orders", queue) for queue in (4, 7)] == [("orders", 0), ("orders", 3)]
+    assert caplog.text.count("event=message_placed_anew topic=orders") == 2
+    assert placing.place("closed", 5) == ("closed", 5)  # it still has eight queues to read from
+
+
+def test_a_topic_that_is_gone_is_created_again(caplog: pytest.LogCaptureFixture) -> None:
+    """With the default number of queues: its consumers find the message there."""
+    topics = Topics()
+    placing = Placing(topics, default_queue_nums=3)
+
+    assert placing.place("gone", 7) == ("gone", 1)
+
+    assert topics.topics["gone"].write_queue_nums == 3
+    assert "event=message_placed_anew topic=gone prepared_for_queue=7 queue=1" in caplog.text
