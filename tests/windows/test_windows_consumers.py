@@ -1,0 +1,60 @@
+"""The window behind the commit: a consumer that crashes after its work and before its offset."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from halfmq.client import Consumer, MessageView
+from tests.support.peers import COMMIT
+from tests.support.windows import Rig, windowed
+
+
+async def _first(consumer: Consumer) -> MessageView:
+    async for message in consumer:
+        return message
+    raise AssertionError("the consumer ended")
+
+
+@windowed()
+async def test_w29_an_inbox_keyed_by_the_transaction_id_sees_each_message_once(rig: Rig) -> None:
+    """Delivered again after a crash, the message has the same id: the half's offset id."""
+    producer = await rig.peer()
+    half = await producer.prepare("K1")
+    await producer.end(half, COMMIT)
+    inbox = sqlite3.connect(":memory:")
+    inbox.execute("create table inbox (transaction_id text primary key)")
+    deliveries, worked = [], 0
+
+    for _ in range(2):
+        consumer = Consumer("billing", {"orders": "*"}, start_from="first", config=rig.client())
+        await rig.patiently(consumer.__aenter__())
+        message = await rig.patiently(_first(consumer))
+        deliveries.append(message)
+        with inbox:
+            row = [message.properties["TRANSACTION_HALF_ID"]]
+            worked += inbox.execute("insert or ignore into inbox values (?)", row).rowcount
+        await rig.patiently(consumer.close())  # without ack: it had done its work, and died
+        await rig.kill()
+
+    assert worked == 1
+    assert [one.properties["TRANSACTION_HALF_ID"] for one in deliveries] == [half.message_id] * 2
+
+
+@windowed()
+async def test_w29_a_retry_keeps_the_transaction_id(rig: Rig) -> None:
+    """A message sent back for a later try is a new record, under the same transaction id."""
+    producer = await rig.peer()
+    half = await producer.prepare("K1")
+    await producer.end(half, COMMIT)
+    consumer = Consumer("billing", {"orders": "*"}, start_from="first", config=rig.client())
+    await rig.patiently(consumer.__aenter__())
+    first = await rig.patiently(_first(consumer))
+    await rig.patiently(first.retry())
+    await rig.wait(15_000)
+    second = await rig.patiently(_first(consumer))
+    await rig.patiently(second.ack())
+    await rig.patiently(consumer.close())
+
+    assert second.offset_message_id != first.offset_message_id
+    assert first.properties["TRANSACTION_HALF_ID"] == half.message_id
+    assert second.properties["TRANSACTION_HALF_ID"] == half.message_id
