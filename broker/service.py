@@ -14,6 +14,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -21,6 +22,7 @@ from halfmq.store.config import FlushMode
 from halfmq.store.draft import Draft
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.mapped_file import make_directory
 from halfmq.store.recovery import RecoveryReport
 from halfmq.store.worker import ThreadWorker, WorkerFactory
 
@@ -192,6 +194,8 @@ class Broker:
         return StoreService(
             self._store,
             load=[
+                # Durably: a table in a directory without a durable name is not on disk either.
+                partial(make_directory, self.config.store.root / "config"),
                 tables.topics.load,
                 tables.groups.load,
                 tables.offsets.load,
