@@ -1,0 +1,1 @@
+"""Broker, clients, network, disk and clock in one process, on one seeded event loop."""

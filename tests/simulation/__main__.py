@@ -1,0 +1,95 @@
+"""``python -m tests.simulation --seeds A..B [--trace]``: run seeds, or look at one."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Final, NamedTuple
+
+from .world import run
+
+HASH_SEED: Final = "PYTHONHASHSEED"
+
+
+class Outcome(NamedTuple):
+    """What a run found, as it comes from another process."""
+
+    seed: int
+    violations: list[str]
+    steps: int
+    seconds: float  # of processor time
+
+
+def outcome_of(seed: int) -> Outcome:
+    """Run one seed."""
+    started = time.process_time()
+    world = run(seed)
+    return Outcome(seed, world.records.violations, world.loop.steps, time.process_time() - started)
+
+
+def outcomes(seeds: range, processes: int) -> Iterator[Outcome]:
+    """Run seeds, on several processors."""
+    if processes == 1:
+        yield from map(outcome_of, seeds)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield from pool.map(outcome_of, seeds, chunksize=8)
+
+
+def fix_hashes(module: str) -> None:
+    """Start again with a fixed hash seed: the order of sets of strings is part of a run."""
+    if os.environ.get(HASH_SEED) != "0":
+        os.environ[HASH_SEED] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
+
+
+def _seeds(text: str) -> range:
+    first, _, last = text.partition("..")
+    return range(int(first), int(last or first) + 1)
+
+
+def _show(seed: int) -> int:
+    """Print everything that happens in a run."""
+    world = run(seed, keep_trace=True)
+    print(world.scenario)
+    for event in world.loop.trace or ():
+        print(*event)
+    for violation in world.records.violations:
+        print("VIOLATION", violation)
+    print(f"seed {seed}: {world.loop.steps} steps, digest {world.loop.digest:08x}")
+    return 1 if world.records.violations else 0
+
+
+def main() -> int:
+    """Run what the arguments say; 1 if anything was violated."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seeds", type=_seeds, default=range(100), metavar="A..B")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--trace", action="store_true", help="print every event of the first seed")
+    arguments = parser.parse_args()
+    if arguments.trace:
+        return _show(arguments.seeds[0])
+    count = steps = bad = 0
+    seconds = 0.0
+    for outcome in outcomes(arguments.seeds, arguments.processes):
+        count, steps = count + 1, steps + outcome.steps
+        seconds += outcome.seconds
+        bad += bool(outcome.violations)
+        for violation in outcome.violations:
+            print(f"seed {outcome.seed}: {violation}", flush=True)
+        if count % 500 == 0:
+            print(f"... {count} seeds, {bad} with violations", flush=True)
+    print(
+        f"{count} seeds from {arguments.seeds[0]} to {arguments.seeds[-1]}, {steps} steps, "
+        f"{seconds / count * 1000:.0f} ms each, {bad} with violations"
+    )
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    fix_hashes("tests.simulation")
+    sys.exit(main())

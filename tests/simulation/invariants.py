@@ -1,0 +1,221 @@
+"""What must hold after every run, whatever has happened in it.
+
+* A local transaction has committed if and only if its messages were delivered, at least once.
+* A half has at most one final message in the log, and none once a rollback was accepted.
+* Every half that was acknowledged is in the log, and decided, pending or parked.
+* Of several messages in one transaction consumers got all or none.
+* The queue offsets of a queue have no gap, and its entries lead to its records.
+* The table of undecided transactions is what the log says.
+* A consumer sees the same half, by its id, in every delivery of a message.
+* What was acknowledged of plain messages was delivered, unless the flush mode allows their loss.
+* Nobody logged an error, and no callback failed.
+
+The log is read here by a walk of its own over the files, so that a mistake of the store's reader
+is not repeated.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from halfmq.client import Decision
+from halfmq.store.config import FlushMode
+from halfmq.store.format.ids import parse_offset_message_id
+from halfmq.store.format.properties import get_property
+from halfmq.store.format.queue_entry import ENTRY_SIZE, unpack_entry
+from halfmq.store.format.record import MAGIC_BLANK, PREFIX, Record, decode_record
+from halfmq.store.format.topics import HALF_TOPIC, RETRY_PREFIX
+
+from .scenario import ROW
+
+if TYPE_CHECKING:
+    from .world import World
+
+_MASK, _COMMIT, _ROLLBACK = 0xC, 0x8, 0xC
+_NO_QUEUE: Final = frozenset({0x4, 0xC})
+
+
+class Log(NamedTuple):
+    """What the log says about transactions."""
+
+    records: list[Record]
+    halves: dict[int, Record]
+    leaders: dict[int, int]  # by the offset of each half: its transaction's
+    sizes: dict[int, int]  # by transaction: how many halves it says it has
+    finals: dict[int, list[Record]]  # by the offset of the half
+    rollbacks: dict[int, list[Record]]  # by transaction
+
+    def undecided(self) -> list[int]:
+        """Return the transactions without a decision, in log order."""
+        return [
+            half
+            for half, leader in self.leaders.items()
+            if half == leader and half not in self.finals and half not in self.rollbacks
+        ]
+
+    def halves_of(self, leader: int) -> list[int]:
+        """Return the offsets of a transaction's halves."""
+        return [half for half, its_leader in self.leaders.items() if its_leader == leader]
+
+
+def read_log(directory: Path, file_size: int) -> Log:
+    """Read every record of the log."""
+    records: list[Record] = []
+    for path in sorted(directory.iterdir()):
+        content = path.read_bytes()
+        base, position = int(path.name), 0
+        while position + PREFIX.size <= len(content):
+            size, magic = PREFIX.unpack_from(content, position)
+            if magic == MAGIC_BLANK or size == 0:
+                break
+            record = decode_record(content, position, base=base)
+            assert record.physical_offset == base + position, "a record lies where it says"
+            records.append(record)
+            position += size
+        assert len(content) == file_size
+    log = Log(records, {}, {}, {}, defaultdict(list), defaultdict(list))
+    for record in records:
+        _sort_in(log, record)
+    return log
+
+
+def _sort_in(log: Log, record: Record) -> None:
+    bits = record.sys_flag & _MASK
+    link = record.prepared_transaction_offset
+    if record.topic == HALF_TOPIC and bits == 0:
+        offset = record.physical_offset
+        log.halves[offset] = record
+        group = get_property(record.properties, b"TRANSACTION_GROUP")
+        _, index, count = (group or b",0,1").rsplit(b",", 2)
+        leader = offset if index == b"0" else next(reversed(log.leaders.values()))
+        log.leaders[offset] = leader
+        log.sizes[leader] = int(count)
+    elif record.topic == HALF_TOPIC and bits == _ROLLBACK:
+        log.rollbacks[link].append(record)
+    elif bits == _COMMIT and not record.topic.startswith(RETRY_PREFIX):
+        log.finals[link].append(record)
+
+
+def key_of(record: Record) -> str:
+    """Return the key of a message, by which the ledger knows it."""
+    return (get_property(record.properties, b"KEYS") or b"").decode()
+
+
+def undelivered(world: World) -> list[str]:
+    """Return the bodies that must have been delivered by the end, and have not been yet."""
+    records = world.records
+    wanted = [
+        body
+        for key, row in records.ledger.items()
+        if row == ROW
+        for body in records.attempts[key].bodies
+    ]
+    if world.scenario.flush_mode is FlushMode.SYNC_FLUSH or not records.power_cuts:
+        wanted += records.plain_acknowledged
+    return [body for body in wanted if not records.delivered[body]]
+
+
+def check_table(world: World) -> None:
+    """Compare the broker's table with the log; the broker is at rest."""
+    assert world.broker is not None
+    log = read_log(world.disk.root / "commitlog", world.scenario.log_file_size)
+    table = sorted(world.broker.transactions._table.offsets())
+    if table != log.undecided():
+        world.violate(f"the table has {table}, the log says {log.undecided()}")
+
+
+def check(world: World) -> None:
+    """Check everything that can be said when the broker has been stopped."""
+    try:
+        log = read_log(world.disk.root / "commitlog", world.scenario.log_file_size)
+        _check_ledger(world)
+        _check_finals(world, log)
+        _check_groups(world, log)
+        _check_acknowledged(world, log)
+        _check_queues(world, log)
+    except Exception as error:  # noqa: BLE001 -- a store that cannot be read is a finding
+        world.violate(f"the store is not sound: {error!r}")
+
+
+def _check_ledger(world: World) -> None:
+    records = world.records
+    for body in undelivered(world):
+        world.violate(f"{body} was committed and never delivered")
+    for body, times in records.delivered.items():
+        key = body.partition("/")[0]
+        if key not in records.attempts and key not in records.plain_sent:
+            world.violate(f"{body} was delivered, and nobody sent it")
+        elif key in records.attempts and records.ledger.get(key) != ROW:
+            world.violate(f"{body} was not committed, and delivered {times} times")
+
+
+def _check_finals(world: World, log: Log) -> None:
+    for half, finals in log.finals.items():
+        if half not in log.halves:
+            world.violate(f"finals at {_where(finals)} decide {half}, where no half is")
+        elif len(finals) > 1:
+            world.violate(f"the half at {half} has {len(finals)} finals, at {_where(finals)}")
+    for leader, rollbacks in log.rollbacks.items():
+        if len(rollbacks) > 1 or log.leaders.get(leader) != leader:
+            world.violate(f"the half at {leader} has rollbacks at {_where(rollbacks)}")
+
+
+def _check_groups(world: World, log: Log) -> None:
+    for leader, size in log.sizes.items():
+        halves = log.halves_of(leader)
+        final = [half for half in halves if half in log.finals]
+        if leader in log.rollbacks and final:
+            world.violate(f"the transaction at {leader} is rolled back, with finals of {final}")
+        if final and (final != halves or len(halves) != size):
+            world.violate(f"of the {size} halves at {halves}, finals are there of {final}")
+        if len(halves) != size and leader not in log.rollbacks:
+            world.violate(f"the transaction at {leader} has the halves {halves} of {size}")
+
+
+def _check_acknowledged(world: World, log: Log) -> None:
+    for attempt in world.records.attempts.values():
+        offsets = [parse_offset_message_id(one).physical_offset for one in attempt.half_ids]
+        for offset, body in zip(offsets, attempt.bodies, strict=False):
+            half = log.halves.get(offset)
+            if half is None or half.body.decode() != body:
+                world.violate(f"the acknowledged half of {body} is not at {offset}")
+        if not offsets or not attempt.accepted:
+            continue
+        if attempt.ended is Decision.COMMIT and offsets[0] not in log.finals:
+            world.violate(f"the accepted commit of {attempt.key} is not in the log")
+        if attempt.ended is Decision.ROLLBACK and offsets[0] not in log.rollbacks:
+            world.violate(f"the accepted rollback of {attempt.key} is not in the log")
+    for body, half_ids in world.records.half_ids.items():
+        halves = {offset for offset, half in log.halves.items() if half.body.decode() == body}
+        seen = {parse_offset_message_id(one).physical_offset for one in half_ids}
+        if not seen <= halves:
+            world.violate(f"consumers of {body} saw the halves {seen}, there are {halves}")
+
+
+def _check_queues(world: World, log: Log) -> None:
+    queues: dict[tuple[str, int], list[Record]] = defaultdict(list)
+    for record in log.records:
+        if record.sys_flag & _MASK not in _NO_QUEUE:
+            queues[record.topic, record.queue_id].append(record)
+    for (topic, queue_id), records in queues.items():
+        name = f"{topic}:{queue_id}"
+        offsets = [record.queue_offset for record in records]
+        if offsets != list(range(len(records))):
+            world.violate(f"{name} has the queue offsets {offsets}")
+            continue
+        directory = world.disk.root / "consumequeue" / topic / str(queue_id)
+        content = b"".join(path.read_bytes() for path in sorted(directory.iterdir()))
+        for record in records:
+            at = record.queue_offset * ENTRY_SIZE
+            entry = unpack_entry(content[at : at + ENTRY_SIZE])
+            if (entry.physical_offset, entry.size) != (record.physical_offset, record.total_size):
+                world.violate(f"{name}: entry {record.queue_offset} is {entry}")
+                break
+        if any(content[len(records) * ENTRY_SIZE :]):
+            world.violate(f"{name} has entries behind its last record")
+
+
+def _where(records: list[Record]) -> list[int]:
+    return [record.physical_offset for record in records]

@@ -1,0 +1,156 @@
+"""What a run puts in place of the machine: clocks, randomness, threads and the calls that write."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import io
+import itertools
+import logging
+import os
+import random
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from halfmq.broker import server as broker_server
+from halfmq.broker import service as broker_service
+from halfmq.broker.transaction import service as transaction_service
+from halfmq.client import connection as client_connection
+
+from .disk import Disk, real
+from .loop import EPOCH_S, Killed, SimulatedThread, SimulationLoop
+
+_PID: Final = 4242
+_USERS_FAULTS: Final = ("event=check_timed_out", "event=user_function_failed")
+"""Errors that checkers of users make, and that are logged as theirs."""
+
+
+class ErrorLog(logging.Handler):
+    """Notes what production code logs as an error: nothing here is beyond its control."""
+
+    def __init__(self, loop: SimulationLoop) -> None:
+        super().__init__(logging.ERROR)
+        self._loop = loop
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith(_USERS_FAULTS):
+            return
+        process = self._loop.process
+        if process is not None and process.dead:
+            return
+        error = record.exc_info[1] if record.exc_info else None
+        name = process.name if process else "world"
+        self._loop.errors.append(f"t={self._loop.now:.6f} {name}: {text} {error!r}")
+        if self._loop.trace is not None:
+            self._loop.note("error", name, text, repr(error))
+
+
+def _numbered() -> Callable[[Any], int]:
+    """Return a ``__hash__`` that does not depend on the object's address."""
+    numbers = itertools.count()
+
+    def number_of(owner: Any) -> int:
+        number: int | None = owner.__dict__.get("_simulation_number")
+        if number is None:
+            number = owner.__dict__["_simulation_number"] = next(numbers)
+        return number
+
+    return number_of
+
+
+@contextlib.contextmanager
+def installed(loop: SimulationLoop, disk: Disk, chance: random.Random) -> Iterator[None]:
+    """Put everything in place, and back in the end."""
+    skew: Callable[[], float] = lambda: loop.process.skew_s if loop.process else 0.0  # noqa: E731
+    numbered = _numbered()
+
+    def wall_ns() -> int:
+        return int((EPOCH_S + loop.now + skew()) * 1e9)
+
+    def no_sleep(_seconds: float) -> None:
+        raise AssertionError("somebody blocks the event loop")
+
+    replaced: list[tuple[Any, str, Any]] = [
+        (time, "monotonic", loop.time),
+        (time, "perf_counter", loop.time),
+        (time, "time", lambda: wall_ns() / 1e9),
+        (time, "time_ns", wall_ns),
+        (time, "sleep", no_sleep),
+        (os, "urandom", chance.randbytes),
+        (random, "_urandom", chance.randbytes),
+        (transaction_service, "Random", lambda: random.Random(chance.random())),
+        (os, "getpid", lambda: _PID),
+        (threading, "Thread", SimulatedThread),
+        (io, "open", disk.io_open),
+        (os, "open", disk.open),
+        (os, "close", disk.close),
+        (os, "pwrite", disk.pwrite),
+        (os, "ftruncate", disk.ftruncate),
+        (os, "fsync", disk.sync),
+        (os, "fdatasync", disk.sync),
+        (os, "posix_fallocate", disk.posix_fallocate),
+        (os, "mkdir", disk.mkdir),
+        (os, "unlink", disk.unlink),
+        (os, "rename", disk.replace),
+        (os, "replace", disk.replace),
+        (os, "link", disk.link),
+        (broker_server.ClientConnection, "__hash__", numbered),
+        (client_connection.Connection, "__hash__", numbered),
+        # Housekeeping that is only there to be prompt; a run spends less on it this way.
+        (broker_service, "INDEX_TICK_S", 0.25),
+        (client_connection, "SWEEP_INTERVAL", 0.25),
+    ]
+    missing = object()
+    before = [(owner, name, vars(owner).get(name, missing)) for owner, name, _ in replaced]
+    state = random.getstate()
+    random.seed(chance.random())
+    log = logging.getLogger("halfmq")
+    level, propagate = log.level, log.propagate
+    errors = ErrorLog(loop)
+    SimulatedThread.loop = loop
+    collecting = gc.isenabled()
+    gc.disable()
+    hook = sys.unraisablehook
+    try:
+        for owner, name, replacement in replaced:
+            setattr(owner, name, replacement)
+        log.setLevel(logging.ERROR)
+        log.propagate = False
+        log.addHandler(errors)
+        asyncio._set_running_loop(loop)
+        yield
+    finally:
+        asyncio._set_running_loop(None)
+        _let_go(loop, disk)
+        for owner, name, old in before:
+            if old is missing:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, old)
+        random.setstate(state)
+        log.removeHandler(errors)
+        log.setLevel(level)
+        log.propagate = propagate
+        sys.unraisablehook = hook
+        if collecting:
+            gc.enable()
+
+
+def _let_go(loop: SimulationLoop, disk: Disk) -> None:
+    """Drop all that is left, while nothing it does in its destructors has any effect."""
+    sys.unraisablehook = lambda _unraisable: None
+    loop.over = True
+    disk.over = True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of coroutines that were killed before their first step
+        loop.close()
+        gc.collect()
+
+
+__all__ = ["Killed", "installed", "real"]

@@ -1,0 +1,95 @@
+"""What a seed decides about a run, and what is known of it outside of all processes."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from halfmq.client import Decision
+from halfmq.store.config import FlushMode
+
+ROW: Final = "row"
+TOMBSTONE: Final = "tombstone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """How busy, how slow and how unlucky the run is."""
+
+    flush_mode: FlushMode
+    log_file_size: int
+    queue_file_size: int
+    timeout_ms: int
+    interval_ms: int
+    check_max: int
+    producers: int
+    consumers: int
+    workers: int  # transactions under way at one time, of each producer
+    transactions: int  # in all
+    seconds: float  # of the phase in which things fail
+    faults_per_s: float
+    delay_s: float  # typical, of the network
+    split: float  # share of writes that arrive in pieces
+    sync_s: float  # of the disk, at most
+    local_s: float  # of a local transaction, at most, as a rule
+    several: float  # share of transactions that have several messages
+    skew_s: float  # how far the clients' clocks are off, at most
+    middle_box: bool
+    operator: bool  # decides what is parked, all the time; else only in the end
+
+    @classmethod
+    def drawn(cls, chance: random.Random) -> Scenario:
+        """Draw one; extremes are as likely as what is usual."""
+        return cls(
+            flush_mode=chance.choice((FlushMode.SYNC_FLUSH, FlushMode.ASYNC_FLUSH)),
+            log_file_size=chance.choice((8_192, 16_384, 65_536)),
+            queue_file_size=chance.choice((200, 1_000, 4_000)),
+            timeout_ms=chance.choice((50, 300, 1_000, 6_000)),
+            interval_ms=chance.choice((100, 500, 2_000)),
+            check_max=chance.choice((2, 5, 15)),
+            producers=chance.choice((1, 2, 2)),
+            consumers=chance.choice((1, 1, 2)),
+            workers=chance.choice((1, 3, 6)),
+            transactions=chance.choice((10, 20, 40)),
+            seconds=chance.choice((2.0, 6.0, 15.0)),
+            faults_per_s=chance.choice((0.2, 1.0, 3.0)),
+            delay_s=chance.choice((0.0005, 0.005, 0.05)),
+            split=chance.choice((0.0, 0.05, 0.5)),
+            sync_s=chance.choice((0.0005, 0.01, 0.1)),
+            local_s=chance.choice((0.05, 0.05, 0.5, 5.0)),
+            several=chance.choice((0.0, 0.3, 1.0)),
+            skew_s=chance.choice((0.0, 0.0, 1.0, 86_400.0)),
+            middle_box=chance.random() < 0.2,
+            operator=chance.random() < 0.5,
+        )
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One transaction as its producer saw it."""
+
+    key: str
+    bodies: list[str]  # of its messages: key/number
+    half_ids: list[str] = field(default_factory=list)  # offset ids of the acknowledged halves
+    ended: Decision | None = None
+    accepted: bool = False  # the broker confirmed the decision
+    delay_s: float = 0.0  # of the delivery, from the commit on
+    row_at: float = 0.0  # when its row was written
+
+
+@dataclass(slots=True)
+class Records:
+    """What happened, as nobody in the run can forget it."""
+
+    ledger: dict[str, str] = field(default_factory=dict)  # by key: ROW or TOMBSTONE
+    attempts: dict[str, Attempt] = field(default_factory=dict)
+    delivered: Counter[str] = field(default_factory=Counter)  # by body
+    half_ids: dict[str, set[str]] = field(default_factory=dict)  # that consumers saw, by body
+    plain_sent: dict[str, None] = field(default_factory=dict)
+    plain_acknowledged: dict[str, None] = field(default_factory=dict)
+    operator_rollbacks: dict[str, None] = field(default_factory=dict)
+    events: Counter[str] = field(default_factory=Counter)
+    violations: list[str] = field(default_factory=list)
+    power_cuts: int = 0

@@ -1,0 +1,153 @@
+"""The simulated disk keeps what was synced, and nothing that anyone could count on beyond that."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings
+from halfmq.broker.service import Broker
+from halfmq.store.json_table import load_table, save_table
+from halfmq.store.mapped_file import make_directory, sync_directory
+
+from .disk import Disk
+from .loop import Killed, Process, SimulatedWorker, SimulationLoop
+from .network import Network
+from .patches import installed
+
+
+class Machine:
+    """A disk, and a process that works on it."""
+
+    def __init__(self, base: Path) -> None:
+        self.loop = SimulationLoop(random.Random(1))
+        Network(self.loop)
+        self.disk = Disk(self.loop, random.Random(2), base)
+        self.process = self.started()
+
+    def started(self) -> Process:
+        process = Process("process", "10.0.0.1", self.loop)
+        process.disk = self.disk
+        return process
+
+    def does(self, work: Callable[[], object]) -> None:
+        """Let the process do something."""
+        self.process.call_at(self.loop.now, work)
+        self.loop.run_for(0.001)
+
+    def power_cut(self) -> None:
+        self.loop.bury(self.process)
+        self.disk.power_cut(worst=True)
+        self.disk.release(self.process)
+        self.process = self.started()
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    machine = Machine(tmp_path)
+    with installed(machine.loop, machine.disk, random.Random(3)):
+        yield machine
+    assert machine.loop.failures == []
+
+
+def _write(path: Path, content: bytes) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    os.pwrite(fd, content, 0)
+    return fd
+
+
+def test_what_was_not_synced_is_gone(machine: Machine) -> None:
+    """Content needs a sync of its file, the name one of its directory."""
+
+    def work() -> None:
+        root = machine.disk.root
+        fd = _write(root / "synced", b"first")
+        os.fsync(fd)
+        os.pwrite(fd, b"later", 0)
+        _write(root / "content-only", b"x")
+        os.fsync(_write(root / "nameless", b"x"))
+        sync_directory(root)
+        (root / "synced").replace(root / "renamed")
+        os.fsync(_write(root / "nameless-too", b"x"))
+
+    machine.does(work)
+    machine.power_cut()
+
+    root = machine.disk.root
+    assert (root / "synced").read_bytes() == b"first"
+    assert (root / "content-only").read_bytes() in {b"", b"\0"}
+    assert (root / "nameless").read_bytes() == b"x"
+    assert not (root / "renamed").exists()
+    assert not (root / "nameless-too").exists()
+
+
+def test_a_table_that_was_saved_is_there_again(machine: Machine) -> None:
+    """The store's own way of replacing a table loses neither the old one nor the new one."""
+
+    def work(number: int) -> None:
+        directory = machine.disk.root / "config"
+        make_directory(directory)
+        save_table(directory / "t.json", {"number": number})
+
+    for number in range(3):
+        machine.does(lambda: work(number))  # noqa: B023 -- called before the next number
+        machine.power_cut()
+        assert load_table(machine.disk.root / "config" / "t.json") == {"number": number}
+
+
+def test_a_dead_process_changes_nothing(machine: Machine) -> None:
+    """It dies in the middle of a write, and what its handlers would tidy up stays as it is."""
+    path = machine.disk.root / "file"
+
+    def work() -> None:
+        fd = _write(path, b"one")
+        machine.disk.die_at_write = machine.disk.writes + 1
+        machine.disk.on_write_of_death = lambda: machine.loop.bury(machine.process)
+        try:
+            os.pwrite(fd, b"two", 0)
+        except BaseException:
+            os.ftruncate(fd, 0)
+            raise
+
+    machine.does(work)
+
+    assert machine.process.dead
+    left = path.read_bytes()
+    assert all(byte in pair for byte, pair in zip(left, (b"ot", b"nw", b"eo"), strict=True))
+    machine.loop.process = machine.process
+    with pytest.raises(Killed):
+        path.unlink()
+    machine.loop.process = None
+
+
+def test_a_topic_that_was_created_survives_a_power_cut(machine: Machine) -> None:
+    """The broker's table of topics is in a directory that has a durable name itself."""
+    config = BrokerConfig(
+        network=NetworkConfig(bind_address="10.0.0.1"),
+        store=StoreSettings(
+            root=machine.disk.root, commit_log_file_size=8_192, max_hash_slots=8, max_index_items=8
+        ),
+    )
+
+    async def main(process: Process) -> None:
+        def worker(
+            _name: str, work: Callable[[bool], float | None], pause: float
+        ) -> SimulatedWorker:
+            return SimulatedWorker(machine.loop, process, work, pause)
+
+        broker = Broker(config, worker=worker)
+        await broker.start()
+        broker._tables.topics.ensure("orders")
+
+    task = machine.process.run(main(machine.process))
+    machine.loop.run_for(0.1)
+    task.result()
+    machine.power_cut()
+
+    table = load_table(machine.disk.root / "config" / "topics.json")
+    assert table is not None
+    assert "orders" in table["topicConfigTable"]

@@ -1,0 +1,404 @@
+"""A run: a broker, the clients of its users, and everything that fails.
+
+It has two phases. In the first, everything works and fails as the seed has it. In the second,
+nothing fails any more, everybody is started again, and time passes until nothing is left to do.
+Then ``invariants`` says what must hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import gc
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings, TransactionConfig
+from halfmq.broker.service import Broker
+
+from . import invariants
+from .clients import Clients
+from .disk import Disk
+from .loop import Killed, Process, SimulatedWorker, SimulationLoop
+from .network import Network
+from .patches import installed
+from .scenario import Records, Scenario
+
+BROKER: Final = "10.0.0.1"
+PORT: Final = 10_911
+NAMESRV: Final = 9_876
+SETTLE_S_MAX: Final = 400.0
+"""Virtual seconds that may pass until everything has come to rest."""
+CALM_S: Final = 2.0
+"""Virtual seconds after that, in which what must not come has time to come."""
+
+FAULTS: Final = {
+    "kill": 1.0,  # the broker, now
+    "power": 1.5,  # of the broker's machine, now
+    "write": 2.0,  # the broker, at one of its next writes
+    "step": 2.0,  # the broker, at one of its next callbacks
+    "restart": 1.0,  # the broker, in good order
+    "producer": 2.0,
+    "consumer": 0.7,
+    "cut": 2.0,  # a connection
+    "stall": 1.0,  # a connection, for a while
+    "stop": 0.7,  # a process, for a while
+    "replay": 1.0,  # of requests, by a middle box
+}
+"""How often each happens, compared with the others."""
+
+
+class World:
+    """One run."""
+
+    def __init__(self, seed: int, base: Path, *, keep_trace: bool = False) -> None:
+        self.seed = seed
+        self.chance = random.Random(seed)
+        self.loop = SimulationLoop(random.Random(self.chance.random()), keep_trace=keep_trace)
+        self.network = Network(self.loop)
+        self.disk = Disk(self.loop, random.Random(self.chance.random()), base)
+        self.scenario = Scenario.drawn(self.chance)
+        self.records = Records()
+        self.clients = Clients(self, f"{BROKER}:{NAMESRV}")
+        self.settling = False
+        self.broker: Broker | None = None  # while it serves
+        self.broker_process: Process | None = None
+        self.programs: dict[str, Process] = {}  # of users, by name
+        self._outside = contextvars.copy_context()
+        self._incarnations = Counter[str]()
+
+    # --- the run
+
+    def run(self) -> None:
+        """Let it all happen; ``records.violations`` tells what must not have happened."""
+        scenario, loop = self.scenario, self.loop
+        with installed(loop, self.disk, random.Random(self.chance.random())):
+            self.network.delay_s, self.network.split = scenario.delay_s, scenario.split
+            self.network.keep_frames = scenario.middle_box
+            self.disk.sync_s = scenario.sync_s
+            self.start_broker()
+            for number in range(scenario.producers):
+                self.start_program(f"producer-{number}")
+            for number in range(scenario.consumers):
+                self.start_program(f"consumer-{number}")
+            self.start_program("operator-0")
+            self._plan_fault()
+            loop.run_for(scenario.seconds)
+            self._settle()
+            self.records.violations.extend(loop.failures)
+            self.records.violations.extend(loop.errors)
+            self.programs.clear()
+            self.clients.under_way.clear()
+            self.network.clear()
+            self.disk.on_write_of_death = _nothing
+
+    def _settle(self) -> None:
+        self.settling = True
+        loop, network = self.loop, self.network
+        network.delay_s, network.split, network.keep_frames = 0.000_5, 0.0, False
+        self.disk.sync_s = 0.001
+        for process in (self.broker_process, *self.programs.values()):
+            if process is not None:
+                process.die_at_step = -1
+        self.disk.die_at_write = -1
+        end = loop.now + SETTLE_S_MAX
+        while loop.now < end and self._unsettled():
+            loop.run_for(0.5)
+        unsettled = self._unsettled()
+        loop.run_for(CALM_S)
+        if unsettled:
+            self.violate(f"it does not come to rest: {unsettled}")
+        if self.broker is not None:
+            invariants.check_table(self)
+        self._stop_everything()
+        invariants.check(self)
+
+    def _unsettled(self) -> str:
+        """Say what is still to happen; empty when nothing is."""
+        if self.broker is None:
+            return "the broker is down"
+        if self.clients.under_way:
+            return f"transactions under way: {sorted(self.clients.under_way)}"
+        if self.broker.transactions.pending:
+            return f"{self.broker.transactions.pending} transactions undecided"
+        missing = invariants.undelivered(self)
+        return f"not delivered: {missing}" if missing else ""
+
+    def _stop_everything(self) -> None:
+        for process in self.programs.values():
+            self._kill(process)
+        if self.broker is not None:
+            self.stop_broker(restart_after=None)
+            self.loop.run_while(lambda: self.broker_process is not None, 60.0)
+            if self.broker_process is not None:
+                self.violate("the broker does not stop")
+
+    def violate(self, what: str) -> None:
+        """Note something that must not happen."""
+        self.records.violations.append(f"t={self.loop.now:.6f} {what}")
+
+    def later(self, seconds: float, work: Callable[..., object], *args: Any) -> None:
+        """Do something that belongs to no process."""
+        self.loop.call_at(self.loop.now + seconds, work, *args, context=self._outside.copy())
+
+    # --- processes
+
+    def _process(self, name: str, address: str) -> Process:
+        self._incarnations[name] += 1
+        return Process(f"{name}.{self._incarnations[name]}", address, self.loop)
+
+    def _run_main(self, process: Process, main: Coroutine[Any, Any, None]) -> None:
+        def done(task: asyncio.Task[None]) -> None:
+            if process.dead or task.cancelled():
+                return
+            error = task.exception()
+            if error is not None and not isinstance(error, Killed):
+                self.violate(f"{process.name} failed: {error!r}")
+
+        process.context.copy().run(process.run(main).add_done_callback, done)
+
+    def start_program(self, name: str) -> None:
+        """Start a program of a user: ``producer-0``, ``consumer-1``."""
+        kind, number = name.split("-")
+        kinds = {
+            "producer": (1, self.clients.produce),
+            "consumer": (2, self.clients.consume),
+            "operator": (3, self.clients.operate),
+        }
+        net, main = kinds[kind]
+        process = self.programs[name] = self._process(name, f"10.0.{net}.{int(number) + 1}")
+        process.skew_s = self.scenario.skew_s * self.chance.uniform(-1, 1)
+        self._run_main(process, main(process))
+
+    def _kill(self, process: Process) -> None:
+        """Let a process be gone, as after kill -9 or an exit."""
+        if process.dead:
+            return
+        self.loop.witness("gone", process.name)
+        self.loop.bury(process)
+        self.network.process_died(process)
+        self.clients.forget(process)
+        if process is self.broker_process:
+            self.broker = self.broker_process = None
+            self.disk.die_at_write = -1
+            self.disk.release(process)
+
+    # --- the broker
+
+    def start_broker(self) -> None:
+        """Start a broker on what the disk holds."""
+        if self.broker_process is not None:
+            return
+        process = self._process("broker-0", BROKER)
+        process.disk = self.disk
+        self.broker_process = process
+        self.network.power_back(BROKER)
+        self.loop.witness("start", process.name)
+        self._run_main(process, self._broker_main(process))
+        if not self.settling and self.chance.random() < 0.15:
+            self._die_at_write(process)
+
+    def _broker_config(self) -> BrokerConfig:
+        scenario = self.scenario
+        return BrokerConfig(
+            network=NetworkConfig(
+                bind_address=BROKER, listen_port=PORT, namesrv_listen_port=NAMESRV
+            ),
+            store=StoreSettings(
+                root=self.disk.root,
+                flush_mode=scenario.flush_mode,
+                commit_log_file_size=scenario.log_file_size,
+                consume_queue_file_size=scenario.queue_file_size,
+                max_message_size=2_048,
+                max_hash_slots=64,
+                max_index_items=200,
+            ),
+            transaction=TransactionConfig(
+                timeout_ms=scenario.timeout_ms,
+                check_interval_ms=scenario.interval_ms,
+                check_max=scenario.check_max,
+                op_batch_interval_ms=500,
+            ),
+        )
+
+    async def _broker_main(self, process: Process) -> None:
+        broker = Broker(
+            self._broker_config(),
+            worker=lambda _name, work, pause: SimulatedWorker(self.loop, process, work, pause),
+        )
+        _make_small(broker)
+        await broker.start()
+        self.broker = broker
+        self.loop.witness("ready", process.name)
+
+    def stop_broker(self, restart_after: float | None) -> None:
+        """Stop the broker in good order."""
+        process, broker = self.broker_process, self.broker
+        if process is None or broker is None or not process.may_nest:
+            return
+        if process.waiting_threads or self.loop.depth:
+            self.later(0.001, self.stop_broker, restart_after)
+            return
+        process.may_nest = False  # from here on its threads do not wait: they are about to end
+        self.broker = None
+        self.loop.witness("stop", process.name)
+        self._run_main(process, self._stop_main(broker, process, restart_after))
+
+    async def _stop_main(
+        self, broker: Broker, process: Process, restart_after: float | None
+    ) -> None:
+        await broker.stop()
+        self.loop.witness("stopped", process.name)
+        self.later(0.0, self._exited, process, restart_after)
+
+    def _exited(self, process: Process, restart_after: float | None) -> None:
+        if not process.dead:
+            self._kill(process)
+            if restart_after is not None:
+                self.later(restart_after, self.start_broker)
+
+    def kill_broker(self, *, power: bool) -> None:
+        """End the broker as kill -9 or a power cut does, and start it again later."""
+        process = self.broker_process
+        if process is None:
+            return
+        acting, self.loop.process = self.loop.process, None
+        self.broker = self.broker_process = None
+        self.records.events["power cut" if power else "killed"] += 1
+        self.loop.witness("power cut" if power else "killed", process.name)
+        self.loop.bury(process)
+        self.disk.die_at_write = -1
+        if power:
+            self.network.power_lost(process)
+            self.disk.power_cut()
+            self.records.power_cuts += 1
+        else:
+            self.network.process_died(process)
+            self.disk.process_killed()
+        self.loop.process = acting
+        # Its stack may still unwind, so its descriptors are closed later.
+        self.later(0.0, self.disk.release, process)
+        self.later(self.chance.choice((0.02, 0.5, 3.0, 8.0)), self.start_broker)
+
+    def _die_at_write(self, process: Process) -> None:
+        power = self.chance.random() < 0.5
+        soon = self.chance.choice((20, 150))
+        self.disk.die_at_write = self.disk.writes + self.chance.randrange(1, soon)
+        self.disk.on_write_of_death = lambda: self._die(process, power=power)
+
+    def _die(self, process: Process, *, power: bool) -> None:
+        assert process is self.broker_process
+        self.kill_broker(power=power)
+
+    # --- what fails
+
+    def _plan_fault(self) -> None:
+        if not self.settling:
+            self.later(self.chance.expovariate(self.scenario.faults_per_s), self._fault)
+
+    def _fault(self) -> None:
+        if self.settling:
+            return
+        name = self.chance.choices(list(FAULTS), list(FAULTS.values()))[0]
+        self.loop.witness("fault", name)
+        self.records.events[name] += 1
+        getattr(self, f"_fault_{name}")()
+        self._plan_fault()
+
+    def _fault_kill(self) -> None:
+        self.kill_broker(power=False)
+
+    def _fault_power(self) -> None:
+        self.kill_broker(power=True)
+
+    def _fault_write(self) -> None:
+        if self.broker_process is not None:
+            self._die_at_write(self.broker_process)
+
+    def _fault_step(self) -> None:
+        process = self.broker_process
+        if process is not None:
+            power = self.chance.random() < 0.5
+            process.on_step_of_death = lambda: self._die(process, power=power)
+            process.die_at_step = process.steps + self.chance.randrange(1, 400)
+
+    def _fault_restart(self) -> None:
+        self.stop_broker(restart_after=self.chance.random())
+
+    def _fault_producer(self) -> None:
+        name = f"producer-{self.chance.randrange(self.scenario.producers)}"
+        process = self.programs[name]
+        again = self.chance.choice((0.01, 0.5, 3.0))
+
+        def die() -> None:
+            if not process.dead:
+                self._kill(process)
+                self.later(again, self.start_program, name)
+
+        if self.chance.random() < 0.3:
+            die()
+        else:
+            process.on_step_of_death = die
+            process.die_at_step = process.steps + self.chance.randrange(1, 120)
+
+    def _fault_consumer(self) -> None:
+        name = f"consumer-{self.chance.randrange(self.scenario.consumers)}"
+        process = self.programs[name]
+        if not process.dead:
+            self._kill(process)
+            self.later(self.chance.random() * 3.0, self.start_program, name)
+
+    def _fault_cut(self) -> None:
+        connections = self.network.connections()
+        if connections:
+            self.network.cut(self.chance.choice(connections))
+
+    def _fault_stall(self) -> None:
+        connections = self.network.connections()
+        if connections:
+            end = self.chance.choice(connections)
+            end = end if self.chance.random() < 0.5 else end.peer
+            self.network.stall(end, self.chance.choice((0.1, 1.0, 5.0)))
+
+    def _fault_stop(self) -> None:
+        processes = [process for process in self.programs.values() if not process.dead]
+        if self.broker_process is not None:
+            processes.append(self.broker_process)
+        if processes:
+            seconds = self.chance.choice((0.05, 0.5, 4.0))
+            self.loop.stop_process(self.chance.choice(processes), seconds)
+
+    def _fault_replay(self) -> None:
+        if self.network.frames and self.broker_process is not None:
+            self.network.replay(self._process("box-0", "10.0.4.1"), BROKER, PORT)
+
+
+def _nothing() -> None:
+    """Refer to no process, as the death of one would."""
+
+
+def _make_small(broker: Broker) -> None:
+    """Have memories forget and snapshots happen within the few records of a run."""
+    transactions = broker.transactions
+    transactions._snapshots._log_bytes_min = 3_000
+    transactions._table.decided._limit = 8
+
+
+def run(seed: int, *, keep_trace: bool = False) -> World:
+    """Run the world of a seed, and return it with what it found."""
+    shared = Path("/dev/shm")
+    base = Path(tempfile.mkdtemp(prefix="halfmq-", dir=shared if shared.is_dir() else None))
+    gc.collect(1)
+    gc.freeze()  # so that the end of the run looks only at what the run has left
+    try:
+        world = World(seed, base, keep_trace=keep_trace)
+        world.run()
+    finally:
+        gc.unfreeze()
+        shutil.rmtree(base, ignore_errors=True)
+    return world
