@@ -198,6 +198,12 @@ class TransactionConfig:
         integer(1, 1_000_000),
         "delivered checks, then the message is parked",
     )
+    pending_max: int = setting(
+        "transactionPendingMax",
+        1_000_000,
+        integer(1, 100_000_000, "halves"),
+        "undecided half messages, 300 MiB of memory per million; beyond, more are SYSTEM_BUSY",
+    )
     reject: bool = setting(
         "rejectTransactionMessage", False, SWITCH, "answer NO_PERMISSION to half messages"
     )

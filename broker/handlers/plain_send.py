@@ -27,7 +27,7 @@ from ..group_append import GroupAppend
 from ..topics import TopicConfig
 from ..transaction.admission import FINAL_RESERVE
 from ..transaction.half import half_draft
-from ..transaction.twins import Twins, twin_key
+from ..transaction.twins import Twins
 
 PROPERTIES_SIZE_MAX: Final = 32_767
 """Bytes of all properties of a record, whose length field is an int16."""
@@ -90,7 +90,7 @@ class StagedHalf(msgspec.Struct, gc=False):
     unique_key: str
     message: Draft  # as the producer sent it
     producer_group: str
-    twin_key: str
+    twin_key: int
     transactions: Transactions
 
     def appended(self, one: Appended) -> bytes | None:
@@ -125,7 +125,7 @@ class Transactions(Protocol):
     """What the short path needs of the transaction service."""
 
     @property
-    def reject(self) -> bool: ...
+    def takes_prepares(self) -> bool: ...
 
     @property
     def twins(self) -> Twins: ...
@@ -136,7 +136,7 @@ class Transactions(Protocol):
         half: Draft,
         appended: Appended,
         producer_group: str,
-        key: str,
+        key: int,
         connection: Connection,
     ) -> None: ...
 
@@ -226,8 +226,8 @@ class PlainSends:
         if not transactional:
             waits = shape.waits and self._sync_flush
             return StagedMessage(draft, request, connection, unique_key, waits)
-        key = twin_key(shape.producer_group, unique_key)
-        if not self._twins.expect(key):
+        key = self._twins.expect(shape.producer_group, unique_key)
+        if key == 0:
             return None
         return StagedHalf(
             half_draft(draft, unique_key),
@@ -248,7 +248,7 @@ class PlainSends:
             shape.producer_group != ""
             and properties_size <= PROPERTIES_SIZE_MAX - FINAL_RESERVE
             and not header.reconsume_times
-            and not self._transactions.reject
+            and self._transactions.takes_prepares
         )
 
     def _learn(self, head: str, tail: str) -> Shape:

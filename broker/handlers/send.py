@@ -16,15 +16,14 @@ from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.remoting.replies import encode_send_reply
-from halfmq.store.draft import Appended, Draft
+from halfmq.store.draft import Appended, AppendedBatch, Batch, Draft
 from halfmq.store.format import topics as topic_names
 from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK
-from halfmq.store.format.ids import UniqueKeyFactory, offset_message_id
+from halfmq.store.format.ids import UniqueKeyFactory, offset_message_id, offset_message_ids
 from halfmq.store.format.properties import (
     decode_properties,
     encode_properties,
     get_property,
-    split_batch,
     tags_code,
 )
 
@@ -37,6 +36,7 @@ from ..topics import TopicConfig
 from ..transaction.admission import REFUSAL_FIELDS
 from ..transaction.twins import FirstHalf
 from . import plain_send
+from .batch_units import Units, read_units
 from .plain_send import PROPERTIES_SIZE_MAX, PlainSends
 
 
@@ -55,6 +55,17 @@ class Log(Protocol):
 
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
 
+    def append_batch(self, batch: Batch) -> AppendedBatch: ...
+
+
+class Overload(Protocol):
+    """Whether the disk has fallen too far behind to take messages."""
+
+    refusing: bool
+
+    @property
+    def refusal(self) -> str: ...
+
 
 class Transactions(plain_send.Transactions, Protocol):
     """What sending needs of the transaction service."""
@@ -63,7 +74,11 @@ class Transactions(plain_send.Transactions, Protocol):
         self, message: Draft, producer_group: str, unique_key: str, connection: Connection
     ) -> Appended: ...
 
-    def twin(self, message: Draft, producer_group: str, unique_key: str) -> FirstHalf | None: ...
+    def refuse_prepares(self, broker_address: str) -> None: ...
+
+    def twin(
+        self, messages: Sequence[tuple[Draft, str]], producer_group: str
+    ) -> list[FirstHalf] | None: ...
 
 
 Delay = Callable[[Draft], Draft]
@@ -79,6 +94,7 @@ class SendHandler:
         group: GroupAppend,
         topics: Topics,
         transactions: Transactions,
+        overload: Overload,
         *,
         delayed: Delay,
         retried: Retry,
@@ -88,9 +104,11 @@ class SendHandler:
         unique_keys: UniqueKeyFactory,
     ) -> None:
         self._append = log.append
+        self._append_batch = log.append_batch
         self._topics = topics
         self._get_topic = topics.get
         self._transactions = transactions
+        self._overload = overload
         self._delayed, self._retried = delayed, retried
         self._max_message_size = max_message_size
         self._sync_flush = sync_flush
@@ -122,10 +140,23 @@ class SendHandler:
 
     def send(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Store one message or one batch; the answer waits for the disk when it has to."""
+        if self._overload.refusing:
+            self.refuse()
         if self._take(request, connection):
             return None
         self._group.append_staged()  # what came before stays before
         return self._send_by_every_rule(request, connection)
+
+    def refuse(self) -> None:
+        """Raise if messages are refused now; decisions are served all the same.
+
+        Raises:
+            RequestRefusedError: SYSTEM_BUSY, on which clients try again, here or elsewhere.
+        """
+        if self._overload.refusing:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_BUSY, self._overload.refusal, REFUSAL_FIELDS
+            )
 
     def _send_by_every_rule(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         header = request.header
@@ -133,7 +164,36 @@ class SendHandler:
         queue_id = self._admit(header, connection)
         if header.batch:
             return self._send_batch(request, header, queue_id, connection)
-        body = request.body
+        draft, unique_key = self._drafted(header, queue_id, request.body, connection)
+        raw = draft.properties
+        if (
+            b"TRAN_MSG\x01" in raw
+            or b"DELAY\x01" in raw
+            or b"TIMER_" in raw
+            or header.sys_flag & TRANSACTION_MASK
+            or header.topic[0] == "%"
+        ):
+            return self._special(request, header, draft, unique_key, connection)
+        appended = self._append((draft,))[0]
+        return self._answer(request, draft, appended, unique_key, connection)
+
+    def drafted(
+        self, header: SendMessageRequestHeader, body: bytes, connection: Connection
+    ) -> tuple[Draft, str]:
+        """Return what a single message is to be stored as, and its unique key.
+
+        Raises:
+            RequestRefusedError: It cannot be stored.
+        """
+        return self._drafted(header, self._admit(header, connection), body, connection)
+
+    def _drafted(
+        self,
+        header: SendMessageRequestHeader,
+        queue_id: int,
+        body: bytes,
+        connection: Connection,
+    ) -> tuple[Draft, str]:
         if not body or len(body) > self._max_message_size:
             raise self._body_refusal(body)
         raw = header.properties.encode() if header.properties else b""
@@ -149,7 +209,7 @@ class SendHandler:
             raw += self._broker_properties
         if len(raw) > PROPERTIES_SIZE_MAX:
             raise self._illegal(len(body), len(raw))
-        draft = Draft(
+        return Draft(
             topic=header.topic,
             queue_id=queue_id,
             body=body,
@@ -161,17 +221,7 @@ class SendHandler:
             born_host=connection.remote_host,
             store_host=connection.store_host,
             reconsume_times=header.reconsume_times or 0,
-        )
-        if (
-            b"TRAN_MSG\x01" in raw
-            or b"DELAY\x01" in raw
-            or b"TIMER_" in raw
-            or header.sys_flag & TRANSACTION_MASK
-            or header.topic[0] == "%"
-        ):
-            return self._special(request, header, draft, unique_key, connection)
-        appended = self._append((draft,))[0]
-        return self._answer(request, draft, appended, unique_key, connection)
+        ), unique_key
 
     def _answer(
         self,
@@ -247,14 +297,6 @@ class SendHandler:
         connection: Connection,
     ) -> bytes | None:
         """Store a half message; its answer waits for the disk in every flush mode."""
-        if self._transactions.reject:
-            host = connection.broker_address.rpartition(":")[0]
-            raise RequestRefusedError(
-                ResponseCode.NO_PERMISSION,
-                f"the broker[{host}] sending transaction message is forbidden "
-                "(rejectTransactionMessage=true)",
-                REFUSAL_FIELDS,
-            )
         group = properties.get("PGROUP")
         if not group:
             raise RequestRefusedError(
@@ -263,8 +305,11 @@ class SendHandler:
                 "group, or nobody could be asked about the transaction",
                 REFUSAL_FIELDS,
             )
-        first = self._transactions.twin(draft, group, unique_key)
-        if first is None:
+        twin = self._transactions.twin([(draft, unique_key)], group)
+        if twin is not None:
+            (first,) = twin
+        else:
+            self._transactions.refuse_prepares(connection.broker_address)
             appended = self._transactions.prepare(draft, group, unique_key, connection)
             first = FirstHalf(
                 appended.physical_offset, appended.queue_offset, draft.queue_id, draft.store_host
@@ -298,57 +343,50 @@ class SendHandler:
         wait = shared.pop("WAIT", None)  # official clients set it in the units as well
         suffix = encode_properties(shared) + self._broker_properties
         waiting = b"" if wait is None else b"WAIT\x01%s\x02" % wait.encode()
-        # Out of the loop: what all units share, and a batch may hold thousands.
-        topic, sys_flag = header.topic, header.sys_flag & ~HOSTS_MASK
-        born_timestamp, born_host = header.born_timestamp, connection.remote_host
-        store_host, reconsume_times = connection.store_host, header.reconsume_times or 0
-        drafts = []
-        # Units differ in their unique key and mean the same: what is around it is looked at once.
-        meanings: dict[tuple[bytes, bytes, bytes], tuple[bytes, int]] = {}
-        for flag, body, raw in _units(request.body):
-            head, _, behind = raw.partition(b"UNIQ_KEY\x01")
-            around = head, behind.partition(b"\x02")[2], raw[-1:]
-            meaning = meanings.get(around)
-            if meaning is None:
-                closing = b"" if not raw or raw[-1] == 2 else b"\x02"
-                added = closing + (b"" if b"WAIT\x01" in raw else waiting) + suffix
-                meaning = meanings[around] = added, tags_code(raw + added)
-            properties = raw + meaning[0]
-            if len(properties) > PROPERTIES_SIZE_MAX:
-                raise self._illegal(len(body), len(properties))
-            drafts.append(
-                Draft(
-                    topic=topic,
-                    queue_id=queue_id,
-                    body=body,
-                    properties=properties,
-                    tags_code=meaning[1],
-                    flag=flag,
-                    sys_flag=sys_flag,
-                    born_timestamp=born_timestamp,
-                    born_host=born_host,
-                    store_host=store_host,
-                    reconsume_times=reconsume_times,
-                )
-            )
-        if not drafts:
-            raise RequestRefusedError(
-                ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message", REFUSAL_FIELDS
-            )
-        appended = self._append(drafts, contiguous=True)
+        units = self._units(request.body, waiting, suffix)
+        batch = Batch(
+            topic=header.topic,
+            queue_id=queue_id,
+            flags=units.flags,
+            bodies=units.bodies,
+            properties=units.properties,
+            tags_codes=units.tags_codes,
+            unique_keys=units.unique_keys,
+            sys_flag=header.sys_flag & ~HOSTS_MASK,
+            born_timestamp=header.born_timestamp,
+            born_host=connection.remote_host,
+            store_host=connection.store_host,
+            reconsume_times=header.reconsume_times or 0,
+        )
+        appended = self._append_batch(batch)
         if request.flag & FLAG_ONE_WAY:
             return None
         reply = encode_send_reply(
             request,
-            ",".join([offset_message_id(store_host, one.physical_offset) for one in appended]),
+            ",".join(offset_message_ids(batch.store_host, appended.physical_offsets)),
             queue_id,
-            appended[0].queue_offset,
+            appended.queue_offset,
             unique_key,
         )
         if self._sync_flush and wait != "false":
-            connection.reply_when_durable(appended[-1].physical_offset + appended[-1].size, reply)
+            connection.reply_when_durable(appended.end, reply)
             return None
         return reply
+
+    def _units(self, body: bytes, missing_wait: bytes, suffix: bytes) -> Units:
+        try:
+            units = read_units(body, missing_wait=missing_wait, suffix=suffix)
+        except ValueError as error:
+            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        if not units.flags:
+            raise RequestRefusedError(
+                ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message", REFUSAL_FIELDS
+            )
+        if max(map(len, units.properties)) > PROPERTIES_SIZE_MAX:
+            sizes = [len(properties) for properties in units.properties]
+            worst = sizes.index(max(sizes))
+            raise self._illegal(len(units.bodies[worst]), sizes[worst])
+        return units
 
     # --- admission
 
@@ -430,13 +468,6 @@ class SendHandler:
             "the message is illegal, maybe msg body or properties length not matched. msg body "
             f"length limit {self._max_message_size}B, msg properties length limit 32KB."
         )
-
-
-def _units(body: bytes) -> list[tuple[int, bytes, bytes]]:
-    try:
-        return split_batch(body)
-    except ValueError as error:
-        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
 
 
 def _refuse_timer(properties: dict[str, str]) -> None:

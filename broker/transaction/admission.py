@@ -20,6 +20,7 @@ from halfmq.store.format.properties import (
     without_properties,
 )
 
+from ..config import TransactionConfig
 from ..delay import DELAY_MS_MAX, is_milliseconds
 from ..errors import RequestRefusedError
 
@@ -65,6 +66,24 @@ def admitted(properties: bytes, now_ms: int, *, reserve: int = FINAL_RESERVE) ->
             "limit for a transactional message, whose commit needs room for some more: send fewer"
         )
     return properties
+
+
+def not_taken(config: TransactionConfig, halves: int, broker_address: str) -> RequestRefusedError:
+    """Return the refusal of any half: they are forbidden, or ``halves`` are undecided already."""
+    if config.reject:
+        return RequestRefusedError(
+            ResponseCode.NO_PERMISSION,
+            f"the broker[{broker_address.rpartition(':')[0]}] sending transaction message is "
+            "forbidden (rejectTransactionMessage=true)",
+            REFUSAL_FIELDS,
+        )
+    return RequestRefusedError(
+        ResponseCode.SYSTEM_BUSY,
+        f"[OVERLOAD]{halves} half messages are undecided, and transactionPendingMax="
+        f"{config.pending_max}: decide them, start a producer of their group to be asked, or raise "
+        "the limit; then try again",
+        REFUSAL_FIELDS,
+    )
 
 
 def refusal(remark: str) -> RequestRefusedError:

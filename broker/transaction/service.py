@@ -30,7 +30,7 @@ from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.properties import get_property
 
 from ..config import TransactionConfig
-from .admission import FINAL_RESERVE, GROUP_RESERVE, admitted
+from .admission import FINAL_RESERVE, GROUP_RESERVE, admitted, not_taken
 from .checker import RESTART_GRACE_MS, Checker, ProducerDirectory
 from .cold_halves import FIRST_READ, OnRead
 from .counters import Counters
@@ -43,7 +43,6 @@ from .half import (
     in_group,
     parse_half,
     prepared_final,
-    real_topic,
 )
 from .op_writer import OpWriter
 from .operator import PendingView
@@ -61,7 +60,7 @@ from .pending import (
 from .recent import RecentFinals
 from .replay import ReplayLog, replay
 from .snapshot import LOG_BYTES_MIN, Snapshots
-from .twins import FirstHalf, HalfLog, Twins, twin_key
+from .twins import FirstHalf, HalfLog, TwinFinder, Twins, twin_key
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +128,9 @@ class TransactionService:
         self._counters = Counters()
         self._recent = RecentFinals()
         self.twins = self._twins = Twins()
+        self._twin_finder = TwinFinder(log, self._twins, self._state_of)
         self._odd_immunities: set[bytes] = set()
+        self._pending_max = 0 if config.reject else config.pending_max
         self._min_offset = 0
         self._ops = OpWriter(log.append, config, store_host)
         self._past = PastDecisions(log, self._table, read_half=self._half_at, now_ms=now_ms)
@@ -223,9 +224,19 @@ class TransactionService:
     # --- half messages
 
     @property
-    def reject(self) -> bool:
-        """Whether half messages are refused by configuration."""
-        return self._config.reject
+    def takes_prepares(self) -> bool:
+        """Whether half messages are taken: not forbidden, and the table is not full."""
+        return self._table.halves < self._pending_max
+
+    def refuse_prepares(self, broker_address: str) -> None:
+        """Raise if no half messages are taken.
+
+        Raises:
+            RequestRefusedError: They are forbidden, or the table is full.
+        """
+        if not self.takes_prepares:
+            self._counters.prepares_refused += not self._config.reject
+            raise not_taken(self._config, self._table.halves, broker_address)
 
     def prepare(
         self, message: Draft, producer_group: str, unique_key: str, connection: Producer
@@ -259,7 +270,7 @@ class TransactionService:
         half: Draft,
         appended: Appended,
         producer_group: str,
-        key: str,
+        key: int,
         connection: Producer,
     ) -> None:
         """Enter a transaction whose half has been appended; ``key`` is its ``twin_key``."""
@@ -327,39 +338,18 @@ class TransactionService:
             )
         return immunity_s(half.properties)
 
-    def twin(self, message: Draft, producer_group: str, unique_key: str) -> FirstHalf | None:
-        """Return the half that this message repeats; None when it begins a new transaction.
+    def twin(
+        self, messages: Sequence[tuple[Draft, str]], producer_group: str
+    ) -> list[FirstHalf] | None:
+        """Return the halves that these messages repeat; None when they begin a new transaction.
 
-        It does when the first one was rolled back: the producer has not run its local transaction
-        yet, and must not be told ids that will be refused. Where the end of the first cannot be
-        told any more it does as well: a duplicate is better than a message that never comes.
+        Args:
+            messages: Of one transaction, the leader first, each with its unique key.
+            producer_group: Who sent them.
         """
-        offset = self._twins.find(twin_key(producer_group, unique_key))
-        if offset is None:
-            return None
-        half = self._stored_half(offset)
-        if half is None or self._state_of(offset, half) is State.ROLLED_BACK:
-            return None
-        queue_id = get_property(half.properties, b"REAL_QID") or b"0"
-        if real_topic(half) != message.topic or half.body != message.body:
-            logger.warning(
-                "event=unique_key_reused half_offset=%d group=%s unique_key=%s topic=%s",
-                offset,
-                producer_group,
-                unique_key,
-                message.topic,
-            )
-            return None
-        self._counters.twins += 1
-        return FirstHalf(offset, half.queue_offset, int(queue_id), half.store_host)
-
-    def _stored_half(self, offset: int) -> StoredHalf | None:
-        """Read a half that may not be durable yet, so that a look at the log would not find it."""
-        try:
-            size = int.from_bytes(self._log.read_cold(((offset, 4),)), "big")
-            return parse_half(self._log.read_cold(((offset, size),)), offset)
-        except OSError:  # its file has been deleted
-            return None
+        found = self._twin_finder.find(messages, producer_group)
+        self._counters.twins += found is not None
+        return found
 
     def _state_of(self, offset: int, half: StoredHalf) -> State:
         """Say where a transaction stands; ROLLED_BACK when that cannot be told."""

@@ -24,6 +24,7 @@ from halfmq.store.errors import RecordTooLargeError
 from halfmq.store.format.ids import UniqueKeyFactory
 from halfmq.store.format.properties import BatchUnit, encode_batch
 from tests.support.broker_doubles import FakeConnection
+from tests.support.prepares import Idle
 
 TOPIC = TopicConfig(name="T", read_queue_nums=4, write_queue_nums=4)
 
@@ -65,7 +66,10 @@ class Topics:
 class Halves:
     """Transactions that are only prepared; `entered` holds what the table would get."""
 
-    reject = False
+    takes_prepares = True
+
+    def refuse_prepares(self, broker_address: str) -> None:
+        """Nothing is refused here."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -94,7 +98,7 @@ class Halves:
         half: Draft,
         appended: Appended,
         producer_group: str,
-        key: str,
+        key: int,
         _connection: Connection,
     ) -> None:
         self.twins.note(key, appended.physical_offset)
@@ -109,6 +113,7 @@ def _handler(
         GroupAppend(log),
         Topics(),
         Halves(log) if transactions is None else transactions,
+        Idle(),
         delayed=lambda draft: draft,
         retried=lambda _header, draft, _version: draft,
         cluster_name="C",

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from halfmq.broker.group_append import GroupAppend
+from halfmq.broker.handlers.prepare import PrepareHandler
 from halfmq.broker.handlers.send import SendHandler
 from halfmq.broker.router import Router
 from halfmq.broker.topics import TopicConfig
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import (
@@ -20,12 +21,20 @@ from halfmq.remoting.headers import (
     response_header,
 )
 from halfmq.remoting.replies import encode_request
+from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
+from halfmq.remoting.transactions import (
+    PreparedMessage,
+    PreparedResult,
+    decode_prepared_results,
+    encode_entries,
+)
 from halfmq.store.format.ids import UniqueKeyFactory
 from halfmq.store.format.properties import encode_properties
 from tests.support.broker_doubles import FakeConnection
 from tests.support.transactions import START_MS, Broker
 
 BODY_MAX = 10_000
+LOG_FILE_SIZE = 100_000
 
 
 class Topics:
@@ -45,12 +54,20 @@ class Topics:
         return None
 
 
+class Idle:
+    """A disk that keeps up, unless the test says otherwise."""
+
+    refusing = False
+    refusal = "the disk is behind"
+
+
 class Prepares:
     """A broker's sending side, pass by pass of its event loop."""
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.broker = Broker(directory, **settings)
         self._opaques = itertools.count(1)
+        self.overload = Idle()
         self._wire()
 
     def _wire(self) -> None:
@@ -63,6 +80,7 @@ class Prepares:
             self.group,
             Topics("absent"),
             self.broker.service,
+            self.overload,
             delayed=lambda draft: draft,
             retried=lambda _header, draft, _version: draft,
             cluster_name="C",
@@ -72,7 +90,14 @@ class Prepares:
                 bytes(4), process_id=1, token=bytes(4), now_ms=lambda: START_MS
             ),
         )
-        self._router = Router(self.handler.handlers())
+        self.preparer = PrepareHandler(
+            self.broker.service,
+            self.handler.drafted,
+            append_staged=self.group.append_staged,
+            refuse_sends=self.handler.refuse,
+            log_file_size=LOG_FILE_SIZE,
+        )
+        self._router = Router(self.handler.handlers(), self.preparer.handlers())
 
     def restart(self, *, survivors: int = 0, drained: bool = False) -> None:
         """Stop in order, or crash; then start again."""
@@ -111,6 +136,26 @@ class Prepares:
         (command,) = FrameDecoder().receive_data(frame)
         return command
 
+    def several(
+        self, *messages: PreparedMessage, group: str = "pg", header_type: int = HeaderType.MSGPACK
+    ) -> RemotingCommand:
+        """Return the request that prepares one transaction of these messages."""
+        frame = encode_request(
+            RequestCode.PREPARE_TRANSACTION,
+            opaque=next(self._opaques),
+            header=PrepareTransactionRequestHeader(producer_group=group),
+            body=encode_entries(messages),
+            header_type=header_type,
+        )
+        (command,) = FrameDecoder().receive_data(frame)
+        return command
+
+    def prepare_several(self, *messages: PreparedMessage, **how: Any) -> list[PreparedResult]:
+        """Prepare one transaction of these messages; return where their halves are."""
+        (answer,) = self.arrive(self.several(*messages, **how))
+        assert answer.code == ResponseCode.SUCCESS, answer.remark
+        return decode_prepared_results(answer.body)
+
     def arrive(self, *requests: RemotingCommand) -> list[RemotingCommand]:
         """Serve requests that come in one pass of the loop; return the answers, in order."""
         connection = self.connection
@@ -136,11 +181,24 @@ class Prepares:
 
     def refusal(self, key: str = "K", body: bytes = b"row 1", **how: Any) -> tuple[int, str]:
         """Send what is refused; return code and remark."""
+        return self.refused(self.request(key, body, **how))
+
+    def refused(self, request: RemotingCommand) -> tuple[int, str]:
+        """Serve a request that is refused; return code and remark."""
         before = self.broker.log.write_offset
-        (answer,) = self.arrive(self.request(key, body, **how))
+        (answer,) = self.arrive(request)
         assert answer.code != ResponseCode.SUCCESS
         assert self.broker.log.write_offset == before, "what is refused is not stored"
         return answer.code, answer.remark or ""
+
+
+def part(
+    key: str, body: bytes = b"row 1", *, topic: str = "orders", queue_id: int = 1, **properties: str
+) -> PreparedMessage:
+    """Return one message of a transaction; `sys_flag` is its only property that is none."""
+    sys_flag = int(properties.pop("sys_flag", "4"))
+    raw = encode_properties({"UNIQ_KEY": key} | properties).decode()
+    return PreparedMessage(topic, queue_id, 7, sys_flag, START_MS, raw, body)
 
 
 def accepted(answer: RemotingCommand) -> SendMessageResponseHeader:

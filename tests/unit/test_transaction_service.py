@@ -157,8 +157,8 @@ def test_a_delayed_half_is_refused(broker: Broker) -> None:
 
 def test_rejection_is_a_setting(tmp_path: Path) -> None:
     """The send handler answers NO_PERMISSION by it."""
-    assert Broker(tmp_path, config=TransactionConfig(reject=True)).service.reject
-    assert not Broker(tmp_path).service.reject
+    assert not Broker(tmp_path, config=TransactionConfig(reject=True)).service.takes_prepares
+    assert Broker(tmp_path).service.takes_prepares
 
 
 # --- restarts

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from halfmq.broker.transaction import service, twins
 from halfmq.broker.transaction.pending import Event, State
 from halfmq.broker.transaction.twins import Twins, twin_key
 from halfmq.remoting.codes import ResponseCode
@@ -112,6 +113,18 @@ def test_other_groups_and_other_contents_are_no_twins(sends: Prepares) -> None:
     assert len(ids) == 4
 
 
+def test_keys_with_one_hash_are_told_apart(
+    sends: Prepares, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept of a key is its hash; the half itself says whose it is."""
+    for module in (service, twins):
+        monkeypatch.setattr(module, "twin_key", lambda _group, _unique_key: 1)
+    monkeypatch.setattr(twins.Twins, "expect", lambda _self, _group, _unique_key: 0)
+    ids = {sends.prepare(key, group=group).msg_id for key in "KL" for group in ("pg", "pg2")}
+
+    assert len(ids) == 4
+
+
 @pytest.mark.parametrize("drained", [False, True])
 def test_a_twin_is_recognised_after_a_restart(sends: Prepares, drained: bool) -> None:
     """The broker was killed between the half and its answer, and the client tries again."""
@@ -160,15 +173,14 @@ def test_a_first_half_that_retention_has_deleted_has_no_twin(sends: Prepares) ->
 
 def test_the_memory_is_bounded() -> None:
     """Two generations: the latest are known, those before the latest two are not."""
-    twins = Twins(limit=10)
+    memory = Twins(limit=10)
     for number in range(35):
-        assert twins.expect(str(number))
-        twins.note(str(number), number)
+        memory.note(memory.expect("pg", str(number)), number)
 
-    assert len(twins) <= 20
-    assert twins.find("34") == 34
-    assert twins.find("20") == 20
-    assert twins.find("19") is None
+    assert len(memory) <= 20
+    assert memory.find(twin_key("pg", "34")) == 34
+    assert memory.find(twin_key("pg", "20")) == 20
+    assert memory.find(twin_key("pg", "19")) is None
 
 
 def test_a_start_reads_the_newest_halves_within_its_limits(sends: Prepares) -> None:
