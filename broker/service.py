@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from halfmq.store.config import FlushMode
-from halfmq.store.draft import Draft
+from halfmq.store.draft import Batch, Draft
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.mapped_file import make_directory
@@ -34,6 +34,7 @@ from .groups import GroupTable
 from .handlers.clients import ClientHandlers
 from .handlers.locks import LockHandlers
 from .handlers.offsets import OffsetHandlers
+from .handlers.prepare import PrepareHandler
 from .handlers.pull import PullHandler
 from .handlers.queries import QueryHandlers
 from .handlers.routes import RouteHandlers
@@ -234,8 +235,16 @@ class Broker:
             tables.locks,
             sync_flush=self._sync_flush,
         )
+        sends = self._make_send_handler(send_back)
         return [
-            self._make_send_handler(send_back),
+            sends,
+            PrepareHandler(
+                self.transactions,
+                sends.drafted,
+                append_staged=self._group.append_staged,
+                refuse_sends=sends.refuse,
+                log_file_size=self.config.store.commit_log_file_size,
+            ),
             self._pull,
             send_back,
             self._clients,
@@ -258,6 +267,7 @@ class Broker:
             self._group,
             self._tables.topics,
             self.transactions,
+            self._release,
             delayed=self._levels.delayed,
             retried=send_back.retried,
             cluster_name=self.config.topics.cluster_name,
@@ -315,10 +325,13 @@ class Broker:
         """Where name-server requests are served, `host:port`."""
         return self._server.namesrv_address
 
-    def _appended(self, group: Sequence[Draft]) -> None:
+    def _appended(self, group: Sequence[Draft | Batch]) -> None:
         if self._polling.waiting:
             self._polling.note_arrivals([(draft.topic, draft.queue_id) for draft in group])
         if self._sync_flush:
+            if isinstance(group[0], Batch):
+                # Large enough for a flush of its own, under which the next one is worked on.
+                self._store.request_flush()
             self._release.ask_flush()
         else:
             self._polling.wake_soon()
