@@ -56,6 +56,8 @@ class CheckBack:
     ) -> None:
         """Prepare; ``known_decision`` says what the producer knows without its checker."""
         self.checker: Checker | None = None
+        self.closing = False
+        """While the producer waits for what is under way, another member is asked at once."""
         self._group = group
         self._config = config
         self._decisions = decisions
@@ -96,11 +98,12 @@ class CheckBack:
         if len(self._under_check) >= self._config.check_queue_max:
             logger.warning("event=check_dropped transaction=%s", check.identity)
             return f"{len(self._under_check)} checks are waiting here"
+        if self.closing and check.acknowledged:
+            return "this producer is being closed"
         try:
             known = self._known_decision(check.identity, message)
         except ClientClosedError as error:
-            # A broker asks as soon as it has heard of a producer, and until it has heard otherwise:
-            # before the one is quite started, and after it has begun to close.
+            # A broker asks until it has heard that a producer has closed.
             return f"it is not running: {error}"
         if known is None and self.checker is None:
             logger.warning("event=check_without_checker transaction=%s", check.identity)

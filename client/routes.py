@@ -7,7 +7,7 @@ topics on a first send", and their send creates the topic.
 
 The first question also finds out whom we talk to: it carries the ext field ``halfmq``, which an
 official name server ignores and a halfmq broker returns. Brokers in such an answer are spoken to
-with MSGPACK headers.
+with MSGPACK headers, unless the configuration says otherwise, and can do what only ours can.
 """
 
 from __future__ import annotations
@@ -260,9 +260,7 @@ class RouteTable:
         return self._routes[topic]
 
     async def _ask(self, topic: str) -> TopicRouteData | None:
-        fields = {"topic": topic, "acceptStandardJsonOnly": "true"}
-        if self._config.header_type == "auto":
-            fields[RECOGNITION_FIELD] = "1"
+        fields = {"topic": topic, "acceptStandardJsonOnly": "true", RECOGNITION_FIELD: "1"}
         answer = await self._servers.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
         if isinstance(answer.header, dict):
             self.halfmq = answer.header.get(RECOGNITION_FIELD) == "1"

@@ -239,7 +239,8 @@ class TransactionProducer(Producer):
         self._open: dict[str, Transaction] = {}
         self._memory = Memory()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._decisions = Decisions(group, self.config, lambda: self._session, self._spawn)
+        self._starting: Session | None = None
+        self._decisions = Decisions(group, self.config, self._reachable, self._spawn)
         self._check_back = CheckBack(
             group, self.config, self._decisions, self._known_decision, self._spawn
         )
@@ -316,6 +317,7 @@ class TransactionProducer(Producer):
 
     async def close(self) -> None:
         """Wait a little for decisions and checks under way, then close; safe to call twice."""
+        self._check_back.closing = True
         try:
             clock = asyncio.get_running_loop().time
             deadline = clock() + CLOSE_SECONDS
@@ -437,7 +439,8 @@ class TransactionProducer(Producer):
 
     def _known_decision(self, transaction_id: str, message: MessageView) -> Decision | None:
         """What this producer knows without asking its checker."""
-        if self._session.routes.halfmq and self._memory.is_stray(transaction_id, message):
+        session = self._reachable()
+        if session.routes.halfmq and self._memory.is_stray(transaction_id, message):
             return Decision.ROLLBACK
         transaction = self._open.get(transaction_id)
         if transaction is not None:
@@ -451,7 +454,15 @@ class TransactionProducer(Producer):
         return {RequestCode.CHECK_TRANSACTION_STATE: self._check_back.requested}
 
     async def _start_session(self, session: Session) -> None:
-        await session.start(whole_cluster=True, topics=self._topics)
+        self._starting = session
+        try:
+            await session.start(whole_cluster=True, topics=self._topics)
+        finally:
+            self._starting = None
+
+    def _reachable(self) -> Session:
+        """The session, also while it starts: a broker asks as soon as it has been greeted."""
+        return self._starting or self._session
 
     def _spawn(self, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)

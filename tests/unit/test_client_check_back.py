@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from halfmq.client import Decision, MessageView, TransactionProducer
+from halfmq.client import Decision, MessageView
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from tests.support.client_loops import on_both_loops
@@ -133,6 +133,32 @@ async def test_a_full_queue_of_checks_is_a_refusal() -> None:
     ]
 
 
+async def test_a_producer_that_is_being_closed_takes_no_check() -> None:
+    """It may not have the time to answer; one that it has taken is still answered."""
+    release = asyncio.Event()
+
+    async def checker(_message: MessageView) -> Decision:
+        await release.wait()
+        return Decision.COMMIT
+
+    async with fake_broker() as broker, new_producer(broker, checker) as producer:
+        taken, refused = [await undecided(producer) for _ in range(2)]
+        broker.check(broker.half_of(taken))
+        await until(lambda: len(broker.acknowledged) == 1)
+        closing = asyncio.ensure_future(producer.close())
+        await asyncio.sleep(0)
+        broker.check(broker.half_of(refused))
+        await until(lambda: len(broker.acknowledged) == 2)
+        release.set()
+        await closing
+
+    assert broker.acknowledged[1:] == [
+        (refused, ResponseCode.SYSTEM_ERROR, "this producer is being closed")
+    ]
+    assert broker.half_of(taken).decisions == [COMMIT]
+    assert broker.half_of(refused).decisions == []
+
+
 async def test_a_check_for_another_group_or_without_sense_is_refused() -> None:
     """Another member may understand it."""
     async with fake_broker() as broker, new_producer(broker) as producer:
@@ -193,4 +219,3 @@ async def test_a_conflicting_answer_is_logged_and_over(caplog: pytest.LogCapture
         assert not producer._check_back._under_check
 
     assert broker.messages("orders") == []
-    assert isinstance(producer, TransactionProducer)

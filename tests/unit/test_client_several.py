@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -18,6 +19,7 @@ from halfmq.client import (
     Transaction,
     TransactionListener,
 )
+from halfmq.client.config import HeaderChoice
 from halfmq.client.message import MessageQueue
 from halfmq.client.routes import Route
 from halfmq.client.several import choose_queues
@@ -135,6 +137,18 @@ async def test_a_refusal_is_the_callers() -> None:
         assert producer._open == {}
 
 
+@pytest.mark.parametrize("header_type", ["json", "msgpack"])
+async def test_it_needs_no_particular_header(header_type: HeaderChoice) -> None:
+    """A broker of ours is known as one whatever the configuration says of headers."""
+    config = replace(QUICK, header_type=header_type)
+    async with fake_broker() as broker, new_producer(broker, config=config) as producer:
+        async with producer.transaction(SEVERAL) as tx:
+            pass
+        assert tx.decided
+
+    assert len(broker.messages("orders")) == 2
+
+
 async def test_an_official_broker_cannot_do_it() -> None:
     """Neither several messages nor a delay from the commit on, and the error says who can."""
     async with fake_broker(halfmq=False) as broker, new_producer(broker) as producer:
@@ -180,7 +194,7 @@ async def test_the_number_of_messages_is_limited(count: int) -> None:
 async def test_together_they_fit_into_a_frame() -> None:
     """A broker closes the connection of whoever sends a longer one."""
     large = Message("orders", bytes(4_000_000))
-    config = QUICK.__class__(compress_over=None)
+    config = replace(QUICK, compress_over=None, send_timeout=3.0)
     async with (
         fake_broker() as broker,
         new_producer(broker, config=config) as producer,

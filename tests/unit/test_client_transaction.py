@@ -464,21 +464,39 @@ async def test_checks_that_make_no_sense_are_logged_and_dropped(
 
 
 @on_both_loops
-async def test_a_check_that_comes_before_the_start_is_over_is_refused(broker: FakeBroker) -> None:
-    """A broker asks as soon as it has heard of a producer; that must not break the connection."""
+async def test_a_check_that_comes_before_the_start_is_over_is_answered(broker: FakeBroker) -> None:
+    """A broker asks as soon as it has heard of a producer, and again only after a long while."""
     async with new_producer(broker) as producer:
         identity = await undecided(producer)
-    late = new_producer(broker)
+    late = new_producer(broker, commits, replace(QUICK, send_timeout=3.0))
     broker.fail(RequestCode.HEART_BEAT, Ignore(after_doing=True))  # the start waits for it
     starting = asyncio.ensure_future(late.start())
     await until(lambda: bool(broker.producers("orders-tx")))
 
     broker.check(broker.half_of(identity))
-    await until(lambda: bool(broker.acknowledged))
+    await until(lambda: broker.acknowledged == [(identity, ResponseCode.SUCCESS, None)])
+    await until(lambda: broker.half_of(identity).decisions == [COMMIT])
 
-    assert [code for _, code, _ in broker.acknowledged] == [ResponseCode.SYSTEM_ERROR]
     await starting
     await late.close()
+
+
+@on_both_loops
+async def test_a_check_that_comes_after_the_end_is_refused(broker: FakeBroker) -> None:
+    """A broker asks until it has heard the farewell; that must not break the connection."""
+    producer = new_producer(broker)
+    await producer.start()
+    identity = await undecided(producer)
+    broker.fail(RequestCode.UNREGISTER_CLIENT, Ignore())
+    closing = asyncio.ensure_future(producer.close())
+    await until(lambda: bool(broker.requests_of(RequestCode.UNREGISTER_CLIENT)))
+    for acknowledges in (True, False):
+        broker.halfmq = acknowledges
+        broker.check(broker.half_of(identity))
+    await closing
+
+    assert [code for _, code, _ in broker.acknowledged] == [ResponseCode.SYSTEM_ERROR]
+    assert broker.half_of(identity).decisions == []
 
 
 async def test_a_transaction_needs_somebody_to_ask() -> None:
