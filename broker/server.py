@@ -363,6 +363,11 @@ class Server:
         return self._shared.unfinished_bytes
 
     @property
+    def open_connections(self) -> int:
+        """How many connections there are, of clients and of tools."""
+        return len(self._shared.connections)
+
+    @property
     def address(self) -> str:
         """Where requests of clients are served, `host:port`."""
         return _address_text(self._host, self._shared.listen_port)

@@ -31,6 +31,7 @@ from .connection import Handler
 from .delay import DelayLevels, DelayService, parse_delay_levels
 from .group_append import GroupAppend
 from .groups import GroupTable
+from .handlers.admin import AdminHandlers
 from .handlers.clients import ClientHandlers
 from .handlers.locks import LockHandlers
 from .handlers.offsets import OffsetHandlers
@@ -49,6 +50,7 @@ from .registration import NameServerRegistration
 from .registry import SCAN_S, ClientRegistry
 from .release import ReplyRelease
 from .router import Router
+from .runtime_info import RuntimeInfo
 from .server import Server
 from .store_service import ObservedStore, PersistTicker, StoreService
 from .ticker import Ticker
@@ -253,7 +255,17 @@ class Broker:
             QueryHandlers(store),
             LockHandlers(tables.locks),
             RouteHandlers(tables.topics, self.config.topics),
+            AdminHandlers(self.transactions, store, self._group, self._make_runtime_info()),
         ]
+
+    def _make_runtime_info(self) -> RuntimeInfo:
+        return RuntimeInfo(
+            self._store,
+            self.transactions.metrics,
+            lambda: self._server.open_connections,
+            root=self.config.store.root,
+            now_ms=self._now_ms,
+        )
 
     def _make_send_handler(self, send_back: SendBackHandler) -> SendHandler:
         unique_keys = UniqueKeyFactory(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from halfmq.client.blocking import Decision, Message, TransactionProducer
 from halfmq.client.testing import BrokerProcess, broker_process
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +92,38 @@ def test_the_examples_send_consume_and_commit(broker: BrokerProcess, tmp_path: P
         0,
         "SEND_OK\n3 halves, nobody has seen them\n",
     ), done.stderr
+
+
+def test_the_operators_line_runs(broker: BrokerProcess, tmp_path: Path) -> None:
+    """Pasted into a shell, it tells of a transaction that nobody has decided."""
+    line = next(block for block in _blocks("bash") if block.startswith("halfmq "))
+    installed = tmp_path / "bin" / "halfmq"
+    installed.parent.mkdir()
+    installed.write_text(f'#!/bin/sh\nexec {sys.executable} -m halfmq.client.command "$@"\n')
+    installed.chmod(0o755)
+    environment = _environment(broker, tmp_path)
+    environment["PATH"] = f"{installed.parent}{os.pathsep}{environment['PATH']}"
+
+    def unknown(_message: object) -> Decision:
+        return Decision.UNKNOWN
+
+    with TransactionProducer("orders-tx", unknown, namesrv=broker.address) as producer:
+        with producer.transaction(Message("orders", b"o-5", keys="o-5")) as transaction:
+            transaction.decide(Decision.UNKNOWN)
+        done = subprocess.run(
+            line,
+            shell=True,
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+
+    assert done.returncode == 0, done.stderr
+    assert "o-5" in done.stdout
+    assert re.search(r"halfmq\.transactions\.pending +1\n", done.stdout)
 
 
 def test_the_audit_line_runs_on_the_live_directory(broker: BrokerProcess, tmp_path: Path) -> None:

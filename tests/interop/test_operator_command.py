@@ -1,0 +1,248 @@
+"""The command ``halfmq`` as a process of its own, against a broker of its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfmq.client import (
+    Admin,
+    Consumer,
+    Decision,
+    DecisionConflictError,
+    Message,
+    PendingTransaction,
+    Transaction,
+    TransactionProducer,
+)
+from halfmq.client.testing import BrokerProcess, broker_process
+
+WAIT_S = 30
+GROUP = "orders-tx"
+
+
+@dataclass
+class Outcome:
+    """How a run of the command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+class Shell:
+    """A shell in which a broker's address is known."""
+
+    def __init__(self, broker: BrokerProcess) -> None:
+        self._environment = {**os.environ, "NAMESRV_ADDR": broker.address}
+
+    async def __call__(self, *words: str) -> Outcome:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "halfmq.client.command", *words],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+    async def pipe(self, *words: str) -> Outcome:
+        """Run the command into a pipe that nobody reads."""
+        reader, writer = os.pipe()
+        os.close(reader)
+        try:
+            return await self._run(words, stdout=writer)
+        finally:
+            os.close(writer)
+
+    async def _run(self, words: tuple[str, ...], stdout: int) -> Outcome:
+        done = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-m", "halfmq.client.command", *words],
+            env=self._environment,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=WAIT_S,
+            check=False,
+        )
+        return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A broker that asks nobody about anything for as long as the tests take."""
+    directory = tmp_path_factory.mktemp("operated")
+    with broker_process(directory, transactionTimeOut=600_000) as running:
+        yield running
+
+
+@pytest.fixture
+def halfmq(broker: BrokerProcess) -> Shell:
+    return Shell(broker)
+
+
+async def never_known(_message: object) -> Decision:
+    return Decision.UNKNOWN
+
+
+@asynccontextmanager
+async def undecided(
+    broker: BrokerProcess, topic: str, group: str = GROUP, count: int = 1
+) -> AsyncIterator[list[Transaction]]:
+    """Transactions whose producer does not know how they ended, and stays connected."""
+    async with TransactionProducer(group, never_known, namesrv=broker.address) as producer:
+        transactions = []
+        for number in range(count):
+            async with producer.transaction(Message(topic, b"x", keys=f"o-{number}")) as one:
+                one.decide(Decision.UNKNOWN)
+            transactions.append(one)
+        yield transactions
+
+
+async def test_a_transaction_is_seen_and_committed(broker: BrokerProcess, halfmq: Shell) -> None:
+    """From the list to the consumer, whose message names the same transaction."""
+    async with undecided(broker, "seen", "seen-tx", 2) as (first, second):
+        listed = (await halfmq("tx", "list", "--group", "seen-tx", "--json")).json
+        assert [one["unique_key"] for one in listed] == [first.id, second.id]
+        assert {one["state"] for one in listed} == {"prepared"}
+        assert {(one["topic"], one["messages"]) for one in listed} == {("seen", 1)}
+        assert [one["keys"] for one in listed] == ["o-0", "o-1"]
+        assert listed[0]["owner"].startswith("127.0.0.1:")
+        table = (await halfmq("tx", "list", "--group", "seen-tx")).out.splitlines()
+        assert table[0].split()[:2] == ["ID", "STATE"]
+        assert [line.split()[0] for line in table[1:]] == [one["id"] for one in listed]
+
+        by_id, by_key = listed[0]["id"], listed[1]["unique_key"]
+        committed = await halfmq("tx", "commit", by_id, "--reason", "the row is there", "--json")
+        rolled_back = await halfmq("tx", "rollback", by_key)
+
+    assert (committed.code, rolled_back.code) == (0, 0), committed.err + rolled_back.err
+    async with Consumer("seen-group", {"seen": "*"}, namesrv=broker.address) as consumer:
+        message = await consumer.receive(timeout=WAIT_S)
+        assert message is not None
+        assert message.offset_message_id == committed.json["message_id"]
+        assert message.keys == "o-0"
+        assert await consumer.receive(timeout=0.3) is None
+    assert (await halfmq("tx", "list", "--group", "seen-tx", "--json")).json == []
+    assert "the row is there" in broker.log
+
+
+async def test_the_first_decision_stands(broker: BrokerProcess, halfmq: Shell) -> None:
+    """The same again has the same answer, the opposite is refused with the first one's time."""
+    async with undecided(broker, "once", "once-tx") as (transaction,):
+        (listed,) = (await halfmq("tx", "list", "--group", "once-tx", "--json")).json
+        first = await halfmq("tx", "commit", listed["id"], "--json")
+        again = await halfmq("tx", "commit", listed["id"], "--json")
+        opposite = await halfmq("tx", "rollback", listed["id"])
+        unknown = await halfmq("tx", "rollback", transaction.id)
+
+    assert first.json == again.json
+    assert (opposite.code, opposite.out) == (1, "")
+    assert "committed" in opposite.err
+    assert unknown.code == 1
+    assert "nothing undecided has this id" in unknown.err
+
+
+async def test_decisions_of_operators_survive_a_kill(tmp_path: Path) -> None:
+    """They were on disk before their answer."""
+    with broker_process(tmp_path, transactionTimeOut=600_000) as broker:
+        async with undecided(broker, "kept", count=3), Admin(namesrv=broker.address) as admin:
+            first, second, third = [one async for one in admin.transactions()]
+            final = await admin.commit(first.id)
+            await admin.rollback(second.id)
+        broker.kill()
+        broker.start()
+        async with Admin(namesrv=broker.address) as admin:
+            assert [one.id async for one in admin.transactions()] == [third.id]
+            assert await admin.commit(first.id) == final
+            with pytest.raises(DecisionConflictError, match="rolled back"):
+                await admin.commit(second.id)
+
+
+async def _parked(admin: Admin) -> PendingTransaction:
+    """Wait until a transaction is parked."""
+    async with asyncio.timeout(WAIT_S):
+        while True:
+            found = [one async for one in admin.transactions(state="parked")]
+            if found:
+                return found[0]
+            await asyncio.sleep(0.05)
+
+
+async def test_a_parked_transaction_is_resumed(tmp_path: Path) -> None:
+    """Its producers are asked again, and this time they know."""
+    asked: list[str] = []
+    known = asyncio.Event()
+
+    async def checker(message: Any) -> Decision:
+        asked.append(message.transaction_id)
+        return Decision.COMMIT if known.is_set() else Decision.UNKNOWN
+
+    quick = {"transactionTimeOut": 200, "transactionCheckInterval": 200}
+    with broker_process(tmp_path, **quick, transactionCheckMax=2) as broker:
+        halfmq = Shell(broker)
+        async with (
+            TransactionProducer(GROUP, checker, namesrv=broker.address) as producer,
+            Admin(namesrv=broker.address) as admin,
+        ):
+            async with producer.transaction(Message("later", b"x")) as transaction:
+                transaction.decide(Decision.UNKNOWN)
+            parked = await _parked(admin)
+            known.set()
+            times = len(asked)
+            resumed = await halfmq("tx", "resume", parked.id)
+            async with Consumer("later", {"later": "*"}, namesrv=broker.address) as consumer:
+                assert await consumer.receive(timeout=WAIT_S) is not None
+
+    assert (resumed.code, resumed.out) == (0, f"resumed {parked.id}\n"), resumed.err
+    assert parked.unique_key == transaction.id
+    assert (parked.state, parked.next_check) == ("parked", None)
+    assert parked.parked_reason == "unknown"
+    assert parked.checks_delivered == times == 2
+    assert len(asked) == times + 1
+
+
+async def test_metrics_count_what_happens(broker: BrokerProcess, halfmq: Shell) -> None:
+    """The numbers an operator watches move with the transactions."""
+
+    async def numbers() -> dict[str, int]:
+        (table,) = (await halfmq("broker", "metrics", "--json")).json.values()
+        ours = {key: int(value) for key, value in table.items() if key.startswith("halfmq.")}
+        assert table["commitLogMaxOffset"] == str(ours["halfmq.store.write_offset"])
+        return ours
+
+    before = await numbers()
+    async with undecided(broker, "counted", count=2):
+        after = await numbers()
+
+    assert after["halfmq.transactions.prepared"] == before["halfmq.transactions.prepared"] + 2
+    assert after["halfmq.transactions.pending"] == before["halfmq.transactions.pending"] + 2
+    assert after["halfmq.store.write_offset"] > before["halfmq.store.write_offset"]
+    assert after["halfmq.connections"] > before["halfmq.connections"]
+
+
+async def test_a_listing_that_is_not_read_to_its_end_ends_quietly(
+    broker: BrokerProcess, halfmq: Shell
+) -> None:
+    """As in ``halfmq tx list | head``."""
+    async with undecided(broker, "unread", "unread-tx", 30):
+        done = await halfmq.pipe("tx", "list")
+
+    assert (done.code, done.err) == (0, "")
