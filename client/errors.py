@@ -192,7 +192,8 @@ class DecisionConflictError(BrokerRefusedError):
     """The transaction had been decided the other way before; that decision stands.
 
     When ``wanted`` is COMMIT, a checker of the group answered ROLLBACK while the local transaction
-    was still running: the row is there and the message will not be delivered. Send it again.
+    was still running: the row is there and the message will not be delivered. Send it again. With
+    a ``TransactionLedger`` the local transaction fails instead.
     """
 
     def __init__(self, code: int, remark: str, transaction_id: str, wanted: str) -> None:

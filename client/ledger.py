@@ -134,7 +134,8 @@ class TransactionLedger:
         """Insert the row that says "committed" when the user's own transaction is.
 
         ``cursor`` must be of the connection whose transaction does the rest of the work, and that
-        may not be in autocommit mode. Called early, it makes a check wait for the outcome; called
+        may not be in autocommit mode: with SQLAlchemy ``session.connection().connection.cursor()``,
+        with Django ``connection.cursor()`` and ``paramstyle="format"``. Called early, it makes a check wait for the outcome; called
         late, a check may come first, and the work is in vain.
 
         Raises:
@@ -157,7 +158,8 @@ class TransactionLedger:
     def checker(self, connect: Callable[[], Connection]) -> Callable[[MessageView], Decision]:
         """A checker for :class:`TransactionProducer`, which runs it in a worker thread.
 
-        Each check opens a connection, which should not be in autocommit mode, and closes it.
+        Each check opens a connection, shortens the time it waits for locks where it knows how, and
+        closes it; SQLAlchemy's ``engine.raw_connection`` will do.
         """
 
         def check(message: MessageView) -> Decision:
@@ -325,7 +327,8 @@ def _written(sql: str, table: str, values: tuple[object, ...], style: str) -> St
 
 def _limit_waiting(connection: Connection, cursor: Cursor) -> None:
     """Have a check wait for a locked row no longer than LOCK_SECONDS, where we know how."""
-    driver = type(connection).__module__.partition(".")[0]
+    # The cursor tells, for a pool's connection is often a wrapper.
+    driver = type(cursor).__module__.partition(".")[0]
     if driver == "sqlite3":
         cursor.execute(f"pragma busy_timeout = {int(LOCK_SECONDS * 1000)}")
     elif driver in {"psycopg", "psycopg2", "pg8000"}:
