@@ -135,8 +135,8 @@ class TransactionLedger:
 
         ``cursor`` must be of the connection whose transaction does the rest of the work, and that
         may not be in autocommit mode: with SQLAlchemy ``session.connection().connection.cursor()``,
-        with Django ``connection.cursor()`` and ``paramstyle="format"``. Called early, it makes a check wait for the outcome; called
-        late, a check may come first, and the work is in vain.
+        with Django ``connection.cursor()`` and ``paramstyle="format"``. Called early, it makes a
+        check wait for the outcome; called late, a check may come first, and the work is in vain.
 
         Raises:
             TransactionFencedError: A check has been answered ROLLBACK; roll back.
