@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -22,6 +25,8 @@ from halfmq.client import (
     MessageView,
     Producer,
     SendStatus,
+    TransactionFencedError,
+    TransactionLedger,
     TransactionProducer,
     blocking,
 )
@@ -31,6 +36,8 @@ from tests.support.fake_broker import until
 
 SMALL_FILES = {"mappedFileSizeCommitLog": 16 << 20}
 """For tests that start a broker twice: looking for the log's end takes time by the file size."""
+
+T = TypeVar("T")
 
 _numbers = itertools.count()
 WAIT = 20.0
@@ -63,6 +70,19 @@ async def take(consumer: Consumer, count: int) -> list[MessageView]:
         await message.ack()
         messages.append(message)
     return messages
+
+
+async def unknown(_message: MessageView) -> Decision:
+    """For producers that decide themselves."""
+    return Decision.UNKNOWN
+
+
+async def settled(ask: Callable[[], Awaitable[T]], condition: Callable[[T], bool]) -> T:
+    """The first answer that fulfils a condition."""
+    async with asyncio.timeout(WAIT):
+        while not condition(answer := await ask()):  # noqa: ASYNC110 -- the broker tells when asked
+            await asyncio.sleep(0.05)
+        return answer
 
 
 async def nothing_more(consumer: Consumer) -> None:
@@ -272,6 +292,158 @@ async def test_a_slow_local_transaction_is_not_rolled_back_by_a_check(
 
     assert tx.decided
     assert message.body == b"slow"
+
+
+@on_both_loops
+async def test_several_messages_become_visible_together(served: BrokerProcess, topic: str) -> None:
+    """To two topics, after the decision and not before; none of a rolled back transaction."""
+    invoices = f"{topic}-invoices"
+    group = f"tx-{topic}"
+    subscription = {topic: "*", invoices: "*"}
+    async with (
+        TransactionProducer(group, checker=unknown, namesrv=served.address) as producer,
+        Consumer(f"g-{topic}", subscription, namesrv=served.address) as consumer,
+    ):
+        for name in subscription:
+            await producer.send(Message(name, b"creates the topic"))
+        await take(consumer, 2)
+        messages = [Message(topic, b"1"), Message(invoices, b"2", tags="new"), Message(topic, b"3")]
+        async with producer.transaction(messages) as tx:
+            await nothing_more(consumer)
+        with pytest.raises(LocalError):
+            async with producer.transaction(messages):
+                raise LocalError
+        taken = sorted(await take(consumer, 3), key=lambda message: message.body)
+        await nothing_more(consumer)
+
+    assert [(message.topic, message.body) for message in taken] == [
+        (topic, b"1"),
+        (invoices, b"2"),
+        (topic, b"3"),
+    ]
+    assert [m.half_message_id for m in taken] == [r.offset_message_id for r in tx.results]
+    assert [m.message_id for m in taken] == [r.message_id for r in tx.results]
+    assert tx.final_message_id == taken[0].offset_message_id
+
+
+async def test_decisions_in_batches_have_their_own_results(
+    served: BrokerProcess, topic: str
+) -> None:
+    """Hundred transactions end at once; each knows its own final message."""
+    group = f"tx-{topic}"
+    async with (
+        TransactionProducer(group, checker=unknown, namesrv=served.address) as producer,
+        Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
+    ):
+        transactions = [producer.transaction(Message(topic, b"%d" % n)) for n in range(100)]
+        await asyncio.gather(*(transaction.__aenter__() for transaction in transactions))
+        for transaction in transactions[::4]:
+            transaction.decide(Decision.ROLLBACK)
+        await asyncio.gather(*(one.__aexit__(None, None, None) for one in transactions))
+        taken = {message.transaction_id: message for message in await take(consumer, 75)}
+        await nothing_more(consumer)
+
+    for n, transaction in enumerate(transactions):
+        assert transaction.decided
+        message = taken.get(transaction.id)
+        if n % 4 == 0:
+            assert (message, transaction.final_message_id) == (None, None)
+        else:
+            assert message is not None
+            assert transaction.final_message_id == message.offset_message_id
+            assert transaction.message_id == message.half_message_id
+
+
+async def test_a_delay_counts_from_the_commit(served: BrokerProcess, topic: str) -> None:
+    """Not from the time at which the half message was stored."""
+    clock = asyncio.get_running_loop().time
+    group = f"tx-{topic}"
+    soon = Message(topic, b"after", deliver_after=timedelta(seconds=1.5))
+    past = Message(topic, b"at", deliver_at=datetime.now(UTC) - timedelta(hours=1))
+    async with (
+        TransactionProducer(group, checker=unknown, namesrv=served.address) as producer,
+        Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
+    ):
+        async with producer.transaction([soon, past, Message(topic, b"now")]) as tx:
+            await asyncio.sleep(1.0)
+        committed = clock()
+        at_once = await take(consumer, 2)
+        (late,) = await take(consumer, 1)
+        waited = clock() - committed
+        await nothing_more(consumer)
+
+    assert {message.body for message in at_once} == {b"at", b"now"}
+    assert (late.body, late.half_message_id) == (b"after", tx.message_id)
+    assert waited > 1.4  # the two clocks begin a moment apart
+
+
+async def test_pending_shows_who_was_asked(served: BrokerProcess, topic: str) -> None:
+    """Until somebody decides: then the transaction is gone from the list."""
+    group = f"tx-{topic}"
+    async with TransactionProducer(group, checker=unknown, namesrv=served.address) as producer:
+        async with producer.transaction([Message(topic, b"x", keys="o-1")] * 2) as tx:
+            (before,) = await producer.pending()
+            assert (before.unique_key, before.id) == (tx.id, tx.message_id)
+            assert (before.group, before.topic, before.keys) == (group, topic, "o-1")
+            assert (before.state, before.messages) == ("prepared", 2)
+            assert before.owner is not None
+            (asked,) = await settled(
+                producer.pending, lambda pending: pending[0].checks_answered > 0
+            )
+            assert asked.checks_sent >= asked.checks_delivered >= 1
+        assert await producer.pending() == []
+
+
+async def test_a_half_message_sent_again_is_stored_once(served: BrokerProcess, topic: str) -> None:
+    """The broker answers a retry after a lost answer with the ids of the first."""
+    group = f"tx-{topic}"
+    async with (
+        TransactionProducer(group, checker=unknown, namesrv=served.address) as producer,
+        Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
+    ):
+        key = producer._session.new_key()
+        producer._session.new_key = lambda: key  # type: ignore[method-assign]
+        async with producer.transaction(Message(topic, b"x")) as first:
+            pass
+        async with producer.transaction(Message(topic, b"x")) as again:
+            pass
+        await take(consumer, 1)
+        await nothing_more(consumer)
+
+    assert (first.message_id, first.final_message_id) == (again.message_id, again.final_message_id)
+
+
+async def test_a_ledger_settles_what_a_dead_producer_left(
+    served: BrokerProcess, topic: str, tmp_path: Path
+) -> None:
+    """With its row: delivered. Without: rolled back, and it cannot commit any more."""
+
+    def connect() -> sqlite3.Connection:
+        return sqlite3.connect(tmp_path / "orders.db")
+
+    group = f"tx-{topic}"
+    ledger = TransactionLedger()
+    with contextlib.closing(connect()) as database:
+        ledger.create_table(database)
+        gone = TransactionProducer(group, checker=unknown, namesrv=served.address)
+        await gone.start()
+        done, slow = [gone.transaction(Message(topic, body)) for body in (b"done", b"slow")]
+        for transaction in (done, slow):
+            await transaction.__aenter__()
+        with database:
+            ledger.record(database.cursor(), done.id)
+        await gone.close()
+        async with (
+            TransactionProducer(group, ledger.checker(connect), namesrv=served.address) as producer,
+            Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
+        ):
+            (message,) = await take(consumer, 1)
+            await settled(producer.pending, lambda pending: not pending)
+            await nothing_more(consumer)
+        with pytest.raises(TransactionFencedError), database:
+            ledger.record(database.cursor(), slow.id)
+
+    assert message.transaction_id == done.id
 
 
 def test_the_blocking_facade(served: BrokerProcess, topic: str) -> None:
