@@ -139,6 +139,17 @@ def encode_send_reply(
     )
 
 
+def encode_end_reply(request: RemotingCommand, message_id: str) -> bytes:
+    """Return the whole answer to a commit that came in MSGPACK: the final message's offset id.
+
+    Its header is an ``EndTransactionResponseHeader``.
+    """
+    fields = (message_id,)
+    header = _encode_msgpack((0, request.opaque, FLAG_RESPONSE, _PYTHON, VERSION, None, fields))
+    size = len(header)
+    return _pack_head(4 + size, _MSGPACK_TYPE | size) + header
+
+
 def encode_send_refusal(
     request: RemotingCommand, code: int, remark: str, region_id: str = DEFAULT_REGION
 ) -> bytes:

@@ -21,11 +21,8 @@ import msgspec
 from halfmq.remoting.codes import FLAG_ONE_WAY, HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import EndTransactionRequestHeader
-from halfmq.remoting.replies import encode_reply
-from halfmq.remoting.transaction_headers import (
-    EndTransactionResponseHeader,
-    EndTransactionsRequestHeader,
-)
+from halfmq.remoting.replies import encode_end_reply, encode_reply
+from halfmq.remoting.transaction_headers import EndTransactionsRequestHeader
 from halfmq.remoting.transactions import EndResult, TransactionEnd, decode_ends, encode_entries
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import StoreError
@@ -44,7 +41,7 @@ from ..transaction.errors import (
     HalfNotFoundError,
     TransactionError,
 )
-from ..transaction.pending import Event
+from ..transaction.pending import Event, State
 
 logger = logging.getLogger(__name__)
 
@@ -106,12 +103,15 @@ class StagedDecision(msgspec.Struct, gc=False):
 
     def finish(self, appended: Sequence[Appended]) -> None:
         """Carry it out, be it one record or several."""
-        position = self.transactions.decided(self.planned, appended)
-        request = self.request
+        planned, request = self.planned, self.request
+        position = self.transactions.decided(planned, appended)
         if not request.flag & FLAG_ONE_WAY:
-            host = self.planned.message_host
-            final_offset = None if host is None else appended[0].physical_offset
-            reply = _reply(request, Ended(position, final_offset, host or b""))
+            if request.header_type == _MSGPACK and planned.state is _COMMITTED:
+                final_offset = appended[0].physical_offset
+                message_id = offset_message_id(planned.draft.store_host, final_offset)
+                reply = encode_end_reply(request, message_id)
+            else:
+                reply = encode_reply(request)
             self.connection.reply_when_durable(position, reply)
 
     def refused(self) -> None:
@@ -168,6 +168,8 @@ class StagedBatch(msgspec.Struct, gc=False):
         self.handler.abandon_batch(self)
 
 
+_MSGPACK: Final = int(HeaderType.MSGPACK)
+_COMMITTED: Final = State.COMMITTED
 WRONG_DECISION: Final = "commitOrRollback field wrong"
 
 
@@ -255,7 +257,9 @@ class TransactionHandler:
             reply = encode_reply(request, ERROR_CODES[type(error)], remark=str(error))
             return self._when_durable(request, connection, _stands_at(error), reply)
         # "Not known yet" is answered as well, unlike by RocketMQ: Go waits for every answer.
-        return self._when_durable(request, connection, ended.position, _reply(request, ended))
+        return self._when_durable(
+            request, connection, ended.position, _reply(request, ended.message_id)
+        )
 
     def _when_durable(
         self, request: RemotingCommand, connection: Connection, position: int, reply: bytes
@@ -376,11 +380,11 @@ class TransactionHandler:
         return EndResult(code=ResponseCode.SUCCESS, message_id=ended.message_id), ended.position
 
 
-def _reply(request: RemotingCommand, ended: Ended) -> bytes:
+def _reply(request: RemotingCommand, message_id: str | None) -> bytes:
     """Return the answer to a decision: clients of ours are told the id of the final message."""
-    if request.header_type != HeaderType.MSGPACK or ended.final_offset is None:
+    if request.header_type != _MSGPACK or message_id is None:
         return encode_reply(request)
-    return encode_reply(request, header=EndTransactionResponseHeader(msg_id=ended.message_id))
+    return encode_end_reply(request, message_id)
 
 
 def _stands_at(error: TransactionError) -> int:

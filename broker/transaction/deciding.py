@@ -14,6 +14,8 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
+import msgspec
+
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.ids import offset_message_id
@@ -39,7 +41,7 @@ from .half import (
 from .op_writer import OpWriter
 from .operator import ACTIONS
 from .past import PastDecisions
-from .pending import Event, Pending, PendingTable, State, Verdict, outcome
+from .pending import RESULTS, Event, Pending, PendingTable, State, Verdict, outcome
 from .recent import RecentFinals
 
 logger = logging.getLogger(__name__)
@@ -75,7 +77,7 @@ class Ended(NamedTuple):
         return offset_message_id(self.store_host, self.final_offset)
 
 
-class PlannedDecision(NamedTuple):
+class PlannedDecision(msgspec.Struct, gc=False):
     """A first decision whose records are not in the log yet."""
 
     draft: Draft  # of the record that decides
@@ -116,7 +118,8 @@ class Decisions:
         self._append = log.append
         self._table = table
         self._find = table.get
-        self._recent = recent
+        self._groups, self._copies = table.groups, table.copies
+        self._take_recent = recent.take
         self._add_op = ops.add
         self._past = past
         self._counters = counters
@@ -194,18 +197,24 @@ class Decisions:
 
     def _decision(self, entry: Pending, state: State) -> PlannedDecision:
         """Return what is to be appended for a decision."""
-        offset = entry.offset
         if state is not _COMMITTED:
             return PlannedDecision(self._rollback(entry), entry, state)
-        if offset in self._table.groups:
-            members = [member.offset for member in self._table.groups[offset]]
+        offset = entry.offset
+        if offset in self._groups:
+            members = [member.offset for member in self._groups[offset]]
             rest = [self._placed(committed(self._final_at(member))) for member in members]
             final = self._placed(committed(self._final_at(offset), members))
             return PlannedDecision(final, entry, state, rest)
-        return PlannedDecision(self._placed(committed(self._final_at(offset))), entry, state)
+        recent = self._take_recent(offset)
+        if recent is None:
+            final = self._placed(committed(self._final_at(offset)))
+        else:  # asks for no delay
+            final = committed(recent)
+            final.topic, final.queue_id = self._place(final.topic, final.queue_id)
+        return PlannedDecision(final, entry, state)
 
     def _rollback(self, entry: Pending) -> Draft:
-        beside = [member.offset for member in self._table.groups.get(entry.offset, ())]
+        beside = [member.offset for member in self._groups.get(entry.offset, ())]
         try:
             return rollback_draft(self._final_at(entry.offset), beside)
         except TransactionError:  # a half that the disk has damaged can still be rolled back
@@ -218,7 +227,7 @@ class Decisions:
             )
 
     def _final_at(self, offset: int) -> Draft:
-        final = self._recent.take(offset)
+        final = self._take_recent(offset)
         if final is not None:
             return final
         half = self._read_half(offset)
@@ -240,9 +249,13 @@ class Decisions:
             self._counters.committed += 1
         else:
             self._counters.rolled_back += 1
-        for queue_offset in self._table.names_of(entry):
-            self._add_op(queue_offset)
-        self._table.decide(entry, state, appended[0].physical_offset)
+        table = self._table
+        if self._copies or self._groups:
+            for queue_offset in table.names_of(entry):
+                self._add_op(queue_offset)
+        else:
+            self._add_op(entry.queue_offset)
+        table.decide(entry, state, appended[0].physical_offset)
         last = appended[-1]
         return last.physical_offset + last.size
 
@@ -267,7 +280,7 @@ class Decisions:
             or offset in self._planned
         ):
             return None
-        state, verdict = outcome(entry.state, event)
+        state, verdict = RESULTS[entry.state][event]
         if verdict is not _DECIDE:
             return None
         try:

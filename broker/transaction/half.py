@@ -31,7 +31,9 @@ Source: RocketMQ ``TransactionalMessageBridge.java``, ``EndTransactionProcessor.
 
 from __future__ import annotations
 
+from binascii import hexlify
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 from zlib import crc32
 
@@ -71,6 +73,8 @@ _DIGITS_MAX: Final = 18  # of a number read from a property; no cut number falls
 _HALF_TOPIC_BYTES: Final = HALF_TOPIC.encode()
 _TOPIC_FIELD: Final = bytes([len(_HALF_TOPIC_BYTES)]) + _HALF_TOPIC_BYTES
 _PROPERTIES_BEHIND_BODY: Final = len(_TOPIC_FIELD) + 2  # the topic, and the properties' length
+_OFFSET_DIGITS: Final = 16  # of an offset message id
+_HOSTS_CACHED_MAX: Final = 64  # addresses of this broker; there are a few
 _TAIL_MAX: Final = 32  # bytes of the CRC property that the store may add
 _HEAD_SIZE_MAX: Final = HEAD_BOTH_V6.size  # no half is shorter: its properties name its topic
 _COMMIT: Final = int(TransactionType.COMMIT)
@@ -316,13 +320,23 @@ def committed(final: Draft, beside: Sequence[int] = ()) -> Draft:
         final: Made by ``final_draft`` or ``prepared_final``, not appended yet.
         beside: Of the leader of several messages: the offsets of the other halves.
     """
-    half_id = offset_message_id(final.store_host, final.prepared_transaction_offset)
-    added = b"%bTRANSACTION_HALF_ID\x01%b\x02" % (_halves(beside), half_id.encode())
-    properties = terminated(final.properties) + added
+    properties = final.properties
+    if beside or properties[-1] != 2:
+        properties = terminated(properties) + _halves(beside)
+    offset = final.prepared_transaction_offset.to_bytes(8, "big")
+    properties = b"".join(
+        (properties, _half_id_start(final.store_host), hexlify(offset).upper(), b"\x02")
+    )
     # Halves of ours have the room. Of one of Apache RocketMQ's the message is worth more.
     if len(properties) <= PROPERTIES_SIZE_MAX - _TAIL_MAX:
         final.properties = properties
     return final
+
+
+@lru_cache(maxsize=_HOSTS_CACHED_MAX)
+def _half_id_start(store_host: bytes) -> bytes:
+    """Return the property with a half's offset message id, up to the digits of its offset."""
+    return b"TRANSACTION_HALF_ID\x01" + offset_message_id(store_host, 0)[:-_OFFSET_DIGITS].encode()
 
 
 def _halves(beside: Iterable[int]) -> bytes:

@@ -5,7 +5,7 @@ keeps that record. It is PREPARED until the producer decides; the first decision
 or ROLLED_BACK for good. PARKED is PREPARED without further questions: it waits for a late decision
 or an operator.
 
-``_TABLE`` holds every rule, state by event. Three kinds of event drive it. Requests of producers
+``RESULTS`` holds every rule, state by event. Three kinds of event drive it. Requests of producers
 and operators (COMMIT to RESUME) ask for something, and the verdict says what to do about it. Steps
 of the asking (DUE to EXPIRED) move the counters and end in PARKED. Findings (…_FOUND) are facts
 read back from the log, which have happened whatever the table thought; so a final record makes any
@@ -244,12 +244,13 @@ _RULES: Final[dict[State, dict[Event, Result]]] = {
     },
 }
 _PREPARED, _COMMITTED, _PARKED = State.PREPARED, State.COMMITTED, State.PARKED  # for the hot path
-_TABLE: Final = tuple(tuple(_RULES[state][event] for event in Event) for state in State)
+RESULTS: Final = tuple(tuple(_RULES[state][event] for event in Event) for state in State)
+"""The table by state and event, for those who cannot afford a call to ``outcome``."""
 
 
 def outcome(state: State, event: Event) -> Result:
     """Look up what an event does to a transaction in this state."""
-    return _TABLE[state][event]
+    return RESULTS[state][event]
 
 
 class Asking(NamedTuple):

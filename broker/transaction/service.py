@@ -251,6 +251,7 @@ class TransactionService:
         (appended,) = self._append((half,))
         key = twin_key(producer_group, unique_key)
         self.prepared(message, half, appended, producer_group, key, connection)
+        self._drop_delayed(half, appended)
         return appended
 
     def half_of(self, message: Draft, unique_key: str, *, reserve: int = FINAL_RESERVE) -> Draft:
@@ -315,15 +316,22 @@ class TransactionService:
         keys = [twin_key(producer_group, key) for _, key in messages]
         leader = appended[0].physical_offset
         self.prepared(messages[0][0], halves[0], appended[0], producer_group, keys[0], connection)
-        for (message, _), half, one, key in list(
-            zip(messages, halves, appended, keys, strict=True)
-        )[1:]:
-            offset = one.physical_offset
-            self._table.add_member(leader, Member(offset, one.queue_offset))
-            self._recent.add(offset, prepared_final(message, half, offset))
-            self._twins.note(key, offset)
+        rest = list(zip(messages, halves, appended, keys, strict=True))[1:]
+        for (message, _), half, one, key in rest:
+            self._table.add_member(leader, Member(one.physical_offset, one.queue_offset))
+            self._recent.add(
+                one.physical_offset, prepared_final(message, half, one.physical_offset)
+            )
+            self._twins.note(key, one.physical_offset)
+        for half, one in zip(halves, appended, strict=True):
+            self._drop_delayed(half, one)
         self._counters.groups += total > 1
         return appended
+
+    def _drop_delayed(self, half: Draft, appended: Appended) -> None:
+        """Have the decision about a half read it from the log if it asks for a delay."""
+        if _ASKS_DELAY in half.properties:
+            self._recent.take(appended.physical_offset)
 
     def _immunity_s(self, half: Draft) -> int:
         """Return for how long the producer asked not to be checked; log a wish that is none."""

@@ -11,7 +11,7 @@ from halfmq.store.draft import Appended
 from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import decode_properties
-from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC
+from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
 from tests.support.transactions import HOST, Broker, Connected, message
 
 
@@ -314,3 +314,22 @@ def test_a_group_is_parked_and_decided_by_its_leader(broker: Broker) -> None:
 
     assert finals(broker, halves) == [1, 1, 1]
     assert ended.final_offset == broker.finals_of(halves[0])[0].physical_offset
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_every_message_of_a_group_may_be_delayed(broker: Broker, restart: bool) -> None:
+    """The records that decide wait in the schedule topic, and complete each other there too."""
+    halves = broker.prepare_group(3, TRANSACTION_DELAY_MS="5000")
+    broker.log.flush()
+    broker.end(halves[0], Event.COMMIT)
+    if restart:
+        broker.restart(survivors=1)
+
+    waiting = broker.records_of(SCHEDULE_TOPIC)
+
+    assert [one.prepared_transaction_offset for one in waiting] == [
+        half.physical_offset for half in halves
+    ]
+    assert finals(broker, halves) == [1, 1, 1]
+    assert [one.property_map["REAL_TOPIC"] for one in waiting] == ["topic0", "topic1", "topic2"]
+    assert broker.service.pending == 0
