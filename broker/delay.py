@@ -12,8 +12,9 @@ shortest level, so it is delivered up to that much late (a second by default), a
 record that waits first is the final message of its transaction, and thereby the decision, whatever
 becomes of it; those that follow are copies of it, and link to no half.
 
-Positions are kept in `delayOffset.json`, and only as far as the copies are on disk: a crash between
-a delivery and the next write repeats that delivery, and loses none. Delivery is at least once.
+Positions are kept in `delayOffset.json`, and only as far as the copies are on disk: a crash loses
+no delivery. Those between the last write and the crash are found in the log at the next start
+(`delay_resume`), so they are not repeated either. Delivery is at least once.
 
 Source: RocketMQ `ScheduleMessageService`, `HookUtils.transformDelayLevelMessage`.
 """
@@ -50,6 +51,7 @@ from halfmq.store.format.properties import (
 from halfmq.store.format.record import Record, decode_record
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 
+from .delay_resume import DeliveredCopies, ResumeStore
 from .tables import PeriodicSave, TableFile, as_integer, as_object
 
 logger = logging.getLogger(__name__)
@@ -236,20 +238,7 @@ def restored(record: Record) -> Draft | None:
     )
 
 
-class Found(Protocol):
-    """What `ScheduleStore.get` returns, as far as delivery cares."""
-
-    @property
-    def next_offset(self) -> int: ...
-
-    @property
-    def ranges(self) -> list[tuple[int, int]]: ...
-
-    @property
-    def count(self) -> int: ...
-
-
-class ScheduleStore(Protocol):
+class ScheduleStore(ResumeStore, Protocol):
     """What delivery needs of the store."""
 
     @property
@@ -257,15 +246,7 @@ class ScheduleStore(Protocol):
 
     def queues(self) -> list[tuple[str, int]]: ...
 
-    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
-
-    def get(
-        self, topic: str, queue_id: int, offset: int, *, max_count: int = ..., max_bytes: int = ...
-    ) -> Found: ...
-
     def read(self, ranges: Sequence[tuple[int, int]]) -> bytes | None: ...
-
-    def read_cold(self, ranges: Sequence[tuple[int, int]]) -> bytes: ...
 
 
 class Log(Protocol):
@@ -335,12 +316,13 @@ class DelayService:
         # A shorter list of levels than before must not strand what waits in the last queues.
         used = [queue + 1 for topic, queue in self._store.queues() if topic == SCHEDULE_TOPIC]
         count = max(len(self._levels.levels_ms), *used, 0)
+        copies = DeliveredCopies(self._store, count, self._now_ms())
         self._queues = [
-            self._positioned(level, as_integer(offsets.get(str(level)), 0))
+            self._positioned(level, as_integer(offsets.get(str(level)), 0), copies)
             for level in range(1, count + 1)
         ]
 
-    def _positioned(self, level: int, offset: int) -> _Level:
+    def _positioned(self, level: int, offset: int, copies: DeliveredCopies) -> _Level:
         first, end = self._store.queue_bounds(SCHEDULE_TOPIC, level - 1)
         start = min(max(offset, first), end)
         if start != offset:
@@ -348,7 +330,11 @@ class DelayService:
                 "event=delay_offset_moved level=%d saved=%d used=%d", level, offset, start
             )
         delay_ms = self._levels.delay_ms(level)
-        return _Level(level, delay_ms, next_offset=start, saved_offset=start)
+        delivered = copies.position(level, delay_ms, start)
+        if delivered != start:
+            logger.info("event=delay_resumed level=%d saved=%d used=%d", level, start, delivered)
+            self._saves.dirty = True
+        return _Level(level, delay_ms, next_offset=delivered, saved_offset=delivered)
 
     @property
     def waiting(self) -> int:

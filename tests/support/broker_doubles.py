@@ -158,6 +158,10 @@ class FakeLog:
         """Pretend that everything before `offset` was deleted by age."""
         self._first[topic, queue_id] = offset
 
+    def cut_queue(self, topic: str, queue_id: int, count: int) -> None:
+        """Lose the latest messages of a queue, as in a power cut."""
+        del self._queues[topic, queue_id][-count:]
+
     def queue(self, topic: str, queue_id: int) -> list[Record]:
         """What a consumer of the queue would get."""
         return [self.records[offset] for offset in self._queues.get((topic, queue_id), [])]

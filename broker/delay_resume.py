@@ -1,0 +1,166 @@
+"""What of a delay level had been delivered when the broker was killed, as the log shows it.
+
+The positions in `delayOffset.json` are up to a second old, and everything behind them would be
+delivered again. But a message that has been delivered has a copy in the log: in its own queue (or
+in another level, while its time had not come), stored when it was due or later, and equal in all
+that its sender gave it. So the position moves on over all whose copy is found.
+
+That is safe however it errs: what is taken for the copy of a message is the same message to the
+last byte, so its consumers have it. What is not found is delivered again.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import insort
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, Protocol
+
+from halfmq.store.errors import CorruptRecordError
+from halfmq.store.format.properties import (
+    PROPERTY_DELAY,
+    PROPERTY_REAL_QID,
+    PROPERTY_REAL_TOPIC,
+    get_property,
+    without_properties,
+)
+from halfmq.store.format.record import Record, decode_record, without_crc_tail
+from halfmq.store.format.topics import SCHEDULE_TOPIC
+
+logger = logging.getLogger(__name__)
+
+RESUME_RECORDS_MAX: Final = 50_000
+"""Records read per level and per queue in search of copies: some seconds of deliveries. Beyond, the
+rest is delivered again."""
+
+_STEP_COUNT: Final = 256
+_STEP_BYTES: Final = 4 << 20
+_CHANGED: Final = (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QID)  # by waiting once more
+
+_Content = tuple[bytes, bytes, int, int, int]
+
+
+class Found(Protocol):
+    """What `ResumeStore.get` returns, as far as this cares."""
+
+    @property
+    def next_offset(self) -> int: ...
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]: ...
+
+    @property
+    def count(self) -> int: ...
+
+
+class ResumeStore(Protocol):
+    """What finding copies needs of the store."""
+
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
+
+    def get(
+        self, topic: str, queue_id: int, offset: int, *, max_count: int = ..., max_bytes: int = ...
+    ) -> Found: ...
+
+    def read_cold(self, ranges: Sequence[tuple[int, int]]) -> bytes: ...
+
+    def store_time_at(self, topic: str, queue_id: int, offset: int) -> int: ...
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, *, upper: bool = ...
+    ) -> int: ...
+
+
+class DeliveredCopies:
+    """Finds copies; one for the levels of one start."""
+
+    def __init__(self, store: ResumeStore, level_count: int, now_ms: int) -> None:
+        self._store = store
+        self._level_count = level_count
+        self._now_ms = now_ms
+
+    def position(self, level: int, delay_ms: int, saved: int) -> int:
+        """Return the queue offset behind the last message of a level whose copy is in the log."""
+        stored_ms = self._store.store_time_at(SCHEDULE_TOPIC, level - 1, saved)
+        if stored_ms < 0 or stored_ms + delay_ms > self._now_ms:
+            return saved  # nothing waits there, or it is not due yet
+        copies = _Copies()
+        position = saved
+        for record in self._records(SCHEDULE_TOPIC, level - 1, saved):
+            due_ms = record.store_timestamp + delay_ms
+            for queue in self._targets(record):
+                if queue not in copies.queues:  # all that follow are due later
+                    start = self._store.offset_by_time(*queue, due_ms)
+                    copies.add(queue, self._records(*queue, start))
+            if not copies.take(record, due_ms):
+                break
+            position = record.queue_offset + 1
+        return position
+
+    def _targets(self, record: Record) -> Iterator[tuple[str, int]]:
+        topic = (get_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")
+        queue_id = get_property(record.properties, b"REAL_QID") or b""
+        if topic and queue_id.isdigit():
+            yield topic, int(queue_id[:9])
+        if b"TRANSACTION_DELIVER_MS\x01" in record.properties:
+            for number in range(self._level_count):
+                yield SCHEDULE_TOPIC, number
+
+    def _records(self, topic: str, queue_id: int, start: int) -> Iterator[Record]:
+        """Give the messages of a queue from an offset on, up to damage or the limit."""
+        _, end = self._store.queue_bounds(topic, queue_id)
+        offset, left = start, RESUME_RECORDS_MAX
+        while offset < end and left > 0:
+            found = self._store.get(
+                topic, queue_id, offset, max_count=_STEP_COUNT, max_bytes=_STEP_BYTES
+            )
+            if found.count == 0:
+                return
+            try:
+                data = self._store.read_cold(found.ranges)
+                at = 0
+                while at < len(data):
+                    record = decode_record(data, at)
+                    yield record
+                    at += record.total_size
+            except (OSError, CorruptRecordError) as error:
+                logger.warning(
+                    "event=copies_unreadable topic=%s queue=%d offset=%d error=%r",
+                    topic,
+                    queue_id,
+                    offset,
+                    str(error),
+                )
+                return
+            offset = found.next_offset
+            left -= found.count
+
+
+class _Copies:
+    """Records that may be copies of others, by their content."""
+
+    def __init__(self) -> None:
+        self.queues: set[tuple[str, int]] = set()
+        self._stored: dict[_Content, list[tuple[int, int]]] = {}  # physical offset, store time
+
+    def add(self, queue: tuple[str, int], records: Iterable[Record]) -> None:
+        """Take note of the records of a queue."""
+        self.queues.add(queue)
+        for record in records:
+            places = self._stored.setdefault(_content(record), [])
+            insort(places, (record.physical_offset, record.store_timestamp))
+
+    def take(self, original: Record, due_ms: int) -> bool:
+        """Use up the first copy of a message that was due at this time; False if there is none."""
+        places = self._stored.get(_content(original), [])
+        for index, (physical_offset, stored_ms) in enumerate(places):
+            if physical_offset > original.physical_offset and stored_ms >= due_ms:
+                del places[index]
+                return True
+        return False
+
+
+def _content(record: Record) -> _Content:
+    """Return what a message and its copy have in common: all that its sender gave it."""
+    properties = without_properties(without_crc_tail(record.properties), _CHANGED)
+    return record.body, properties, record.flag, record.born_timestamp, record.reconsume_times
