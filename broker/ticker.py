@@ -14,11 +14,17 @@ RETRY_AFTER_ERROR_S: Final = 1.0
 
 
 class Ticker:
-    """Calls `work` again and again; it returns the seconds until it wants to be called next."""
+    """Calls `work` again and again; it returns the seconds until it wants to be called next.
 
-    def __init__(self, name: str, work: Callable[[], float]) -> None:
+    Work that is not done (it wants to be called at once) goes on after ``pause`` seconds, whoever
+    hurries, so that what matters more has the loop in between.
+    """
+
+    def __init__(self, name: str, work: Callable[[], float], *, pause: float = 0.0) -> None:
         self._name = name
         self._work = work
+        self._pause = pause
+        self._paused_until = 0.0  # loop time
         self._handle: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hurried = False
@@ -40,7 +46,7 @@ class Ticker:
             return
         self._hurried = True
         self._handle.cancel()
-        self._handle = self._loop.call_later(0, self._tick)
+        self._plan(0.0)
 
     def _tick(self) -> None:
         self._hurried = False
@@ -49,5 +55,16 @@ class Ticker:
         except Exception:
             logger.exception("event=tick_failed task=%s", self._name)
             delay = RETRY_AFTER_ERROR_S
-        if self._loop is not None and not self._hurried:
-            self._handle = self._loop.call_later(delay, self._tick)
+        if self._loop is None:
+            return
+        if delay <= 0:
+            self._paused_until = self._loop.time() + self._pause
+        if self._hurried and self._handle is not None:  # by its own work, which did not know this
+            self._handle.cancel()
+            delay = 0.0
+        self._plan(delay)
+
+    def _plan(self, delay: float) -> None:
+        assert self._loop is not None
+        delay = max(delay, self._paused_until - self._loop.time())
+        self._handle = self._loop.call_later(delay, self._tick)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -50,6 +51,29 @@ def test_work_may_hurry_itself_and_stays_one_chain(loop_factory: LoopFactory) ->
         assert rounds == 6
 
     run_on(loop_factory, main())
+
+
+async def test_work_that_is_not_done_leaves_the_loop_to_others() -> None:
+    """However much there is, and whoever hurries; the end of the pause is not put off either."""
+    loop = asyncio.get_running_loop()
+    began: list[float] = []
+    done = asyncio.Event()
+
+    def work() -> float:
+        began.append(loop.time())
+        if len(began) == 4:
+            done.set()
+            return 3_600
+        ticker.hurry()
+        loop.call_soon(ticker.hurry)
+        return 0
+
+    ticker = Ticker("test", work, pause=0.02)
+    await ticker.start()
+    await done.wait()
+    await ticker.stop()
+    pauses = [after - before for before, after in itertools.pairwise(began)]
+    assert min(pauses) >= 0.019
 
 
 async def test_work_that_fails_is_told_and_comes_back(

@@ -339,7 +339,7 @@ def test_groups_take_turns(broker: Broker) -> None:
     broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
     while not other.asked:
         assert broker.service.tick() == 0
-    assert len(busy.asked) <= 3 * checker.CHECKS_PER_TICK
+    assert len(busy.asked) <= 10 * checker.CHECKS_PER_TICK
 
 
 def test_after_a_restart_checks_wait_a_moment(broker: Broker) -> None:
