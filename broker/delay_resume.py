@@ -5,8 +5,9 @@ delivered again. But a message that has been delivered has a copy in the log: in
 in another level, while its time had not come), stored when it was due or later, and equal in all
 that its sender gave it. So the position moves on over all whose copy is found.
 
-That is safe however it errs: what is taken for the copy of a message is the same message to the
-last byte, so its consumers have it. What is not found is delivered again.
+That is safe however it errs: what is taken for the copy of a message is the same message in all
+that its sender gave it, its unique key included, so its consumers have it. What is not found is
+delivered again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import logging
 from bisect import insort
 from collections.abc import Iterable, Iterator, Sequence
+from hashlib import blake2b
 from typing import Final, Protocol
 
 from halfmq.store.errors import CorruptRecordError
@@ -33,11 +35,12 @@ RESUME_RECORDS_MAX: Final = 50_000
 """Records read per level and per queue in search of copies: some seconds of deliveries. Beyond, the
 rest is delivered again."""
 
+RESUME_BYTES_MAX: Final = 128 << 20
+"""Bytes read for it, likewise: a second of a fast disk."""
+
 _STEP_COUNT: Final = 256
 _STEP_BYTES: Final = 4 << 20
 _CHANGED: Final = (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QID)  # by waiting once more
-
-_Content = tuple[bytes, bytes, int, int, int]
 
 
 class Found(Protocol):
@@ -109,8 +112,8 @@ class DeliveredCopies:
     def _records(self, topic: str, queue_id: int, start: int) -> Iterator[Record]:
         """Give the messages of a queue from an offset on, up to damage or the limit."""
         _, end = self._store.queue_bounds(topic, queue_id)
-        offset, left = start, RESUME_RECORDS_MAX
-        while offset < end and left > 0:
+        offset, left, bytes_left = start, RESUME_RECORDS_MAX, RESUME_BYTES_MAX
+        while offset < end and left > 0 and bytes_left > 0:
             found = self._store.get(
                 topic, queue_id, offset, max_count=_STEP_COUNT, max_bytes=_STEP_BYTES
             )
@@ -134,6 +137,7 @@ class DeliveredCopies:
                 return
             offset = found.next_offset
             left -= found.count
+            bytes_left -= len(data)
 
 
 class _Copies:
@@ -141,7 +145,7 @@ class _Copies:
 
     def __init__(self) -> None:
         self.queues: set[tuple[str, int]] = set()
-        self._stored: dict[_Content, list[tuple[int, int]]] = {}  # physical offset, store time
+        self._stored: dict[bytes, list[tuple[int, int]]] = {}  # physical offset, store time
 
     def add(self, queue: tuple[str, int], records: Iterable[Record]) -> None:
         """Take note of the records of a queue."""
@@ -160,7 +164,12 @@ class _Copies:
         return False
 
 
-def _content(record: Record) -> _Content:
-    """Return what a message and its copy have in common: all that its sender gave it."""
+def _content(record: Record) -> bytes:
+    """Return a digest of what a message and its copy share: all that its sender gave it."""
     properties = without_properties(without_crc_tail(record.properties), _CHANGED)
-    return record.body, properties, record.flag, record.born_timestamp, record.reconsume_times
+    numbers = b"%d %d %d " % (record.flag, record.born_timestamp, record.reconsume_times)
+    digest = blake2b(numbers, digest_size=16)
+    digest.update(b"%d " % len(properties))
+    digest.update(properties)
+    digest.update(record.body)
+    return digest.digest()
