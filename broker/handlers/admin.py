@@ -36,6 +36,7 @@ from ..connection import Connection, Handler
 from ..errors import RequestRefusedError
 from ..group_append import GroupAppend
 from ..transaction.errors import DecidedOtherwiseError, TransactionError
+from ..transaction.operator import Page
 
 logger = logging.getLogger(__name__)
 
@@ -64,9 +65,9 @@ class Ended(Protocol):
 class Transactions(Protocol):
     """What this needs of the transaction service."""
 
-    def describe(
+    def page(
         self, after: int, max_count: int, group: str | None = None, state: str | None = None
-    ) -> list[TransactionInfo]: ...
+    ) -> Page: ...
 
     def find(self, transaction_id: str) -> TransactionInfo | None: ...
 
@@ -123,14 +124,13 @@ class AdminHandlers:
             raise _refused(f"maxCount is {header.max_count}, expected 1 to {TRANSACTIONS_MAX}")
         if header.state is not None and header.state not in STATES:
             raise _refused(f"state is {header.state!r}, expected one of {', '.join(STATES)}")
-        page = self._transactions.describe(
+        infos, next_after = self._transactions.page(
             header.after, header.max_count, header.producer_group, header.state
         )
-        following = page[-1].offset if len(page) == header.max_count else None
         return encode_reply(
             request,
-            header=QueryTransactionsResponseHeader(next_after=following),
-            body=encode_entries(page),
+            header=QueryTransactionsResponseHeader(next_after=next_after),
+            body=encode_entries(infos),
         )
 
     def decide_transaction(self, request: RemotingCommand, connection: Connection) -> bytes | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from halfmq.remoting.transactions import TransactionInfo
 from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
@@ -19,6 +19,24 @@ ACTIONS: Final = {"commit": Event.OPERATOR_COMMIT, "rollback": Event.OPERATOR_RO
 """What an operator may decide."""
 
 STATE_NAMES: Final = {State.PREPARED: "prepared", State.PARKED: "parked"}
+_STATES: Final = {name: state for state, name in STATE_NAMES.items()}
+
+PAGE_MS: Final = 5
+"""Milliseconds after which a page ends with what it has: sends wait for as long."""
+
+PASSED_BETWEEN_LOOKS: Final = 1_024
+"""Transactions passed over between two looks at the clock, in a fraction of a millisecond."""
+
+OFFSETS_KEPT_MS: Final = 30_000
+"""How old the list of identities may be that a listing goes along. In one that is older, most may
+have been decided, and passing over those costs time too."""
+
+
+class Page(NamedTuple):
+    """A part of a listing."""
+
+    infos: list[TransactionInfo]
+    next_after: int | None  # behind which offset the next page begins; None: that was all
 
 
 class Schedule(Protocol):
@@ -44,27 +62,33 @@ class PendingView:
         self._schedule = schedule
         self._read_half = read_half
         self._now_ms = now_ms
+        self._offsets: list[int] = []  # of a listing that is under way
+        self._offsets_ms = 0  # when they were looked up
 
-    def describe(
+    def page(
         self, after: int, max_count: int, group: str | None = None, state: str | None = None
-    ) -> list[TransactionInfo]:
+    ) -> Page:
         """Return undecided transactions in log order, those behind the offset ``after``.
 
         Args:
-            after: Physical offset of the last one of the page before; -1 for the first page.
-            max_count: Fewer are returned only when there are no more.
+            after: Where the page before said that this one begins; -1 for the first page.
+            max_count: As many at most.
             group: Only those of this producer group.
             state: Only those in this state, "prepared" or "parked".
         """
+        if state == STATE_NAMES[State.PARKED] and not self._table.parked:
+            return Page([], None)
+        wanted = None if state is None else _STATES[state]
+        stop_ms = self._now_ms() + PAGE_MS
         found: list[TransactionInfo] = []
-        for entry in self._entries_behind(after):
-            if (group is None or entry.group == group) and (
-                state is None or STATE_NAMES[entry.state] == state
-            ):
+        for passed, entry in enumerate(self._entries_behind(after), 1):
+            if (group is None or entry.group == group) and wanted in (None, entry.state):
                 found.append(self._info(entry))
-                if len(found) >= max_count:
-                    break
-        return found
+                if len(found) >= max_count or self._now_ms() >= stop_ms:
+                    return Page(found, entry.offset)
+            elif not passed % PASSED_BETWEEN_LOOKS and self._now_ms() >= stop_ms:
+                return Page(found, entry.offset)
+        return Page(found, None)
 
     def find(self, transaction_id: str) -> TransactionInfo | None:
         """Return the undecided transaction with this UNIQ_KEY, or offset id of a half.
@@ -75,11 +99,34 @@ class PendingView:
         return None if entry is None else self._info(entry)
 
     def _entries_behind(self, after: int) -> Iterator[Pending]:
-        offsets = self._table.offsets()
-        for at in range(bisect_right(offsets, after), len(offsets)):
-            entry = self._table.get(offsets[at])
-            if entry is not None:
-                yield entry
+        table = self._table
+        if after < 0:
+            yield from table
+            return
+        while True:
+            offsets = self._offsets_around(after)
+            at = bisect_right(offsets, after)
+            if at == len(offsets):
+                self._offsets = []
+                return
+            for n in range(at, len(offsets)):
+                entry = table.get(offsets[n])
+                if entry is not None:
+                    yield entry
+            after = offsets[-1]  # there may be younger ones by now
+
+    def _offsets_around(self, after: int) -> list[int]:
+        """Return the identities in log order, as they were during this listing or are now.
+
+        A list of a million takes ten milliseconds to make, and a listing of as many has hundreds
+        of pages.
+        """
+        now_ms = self._now_ms()
+        offsets = self._offsets
+        if not offsets or offsets[-1] <= after or now_ms - self._offsets_ms > OFFSETS_KEPT_MS:
+            offsets = self._offsets = self._table.offsets()
+            self._offsets_ms = now_ms
+        return offsets
 
     def _by_offset_id(self, transaction_id: str) -> Pending | None:
         try:

@@ -184,7 +184,7 @@ class TransactionService:
         self._view = PendingView(
             self._table, self._past, self._checker, read_half=self._half_at, now_ms=now_ms
         )
-        self.describe, self.find = self._view.describe, self._view.find
+        self.page, self.find = self._view.page, self._view.find
 
     # --- start and stop
 

@@ -17,6 +17,7 @@ from halfmq.broker.transaction.errors import (
     HalfNotFoundError,
     TransactionError,
 )
+from halfmq.broker.transaction.operator import Page
 from halfmq.remoting.bodies import decode_table
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -81,16 +82,18 @@ class FakeTransactions:
         self.error: TransactionError | None = None
         self.done: list[tuple[str, int]] = []
 
-    def describe(
+    def page(
         self, after: int, max_count: int, group: str | None = None, state: str | None = None
-    ) -> list[TransactionInfo]:
-        return [
+    ) -> Page:
+        found = [
             one
             for one in self.infos
             if one.offset > after
             and group in (None, one.producer_group)
             and state in (None, one.state)
-        ][:max_count]
+        ]
+        page = found[:max_count]
+        return Page(page, page[-1].offset if len(found) > max_count else None)
 
     def find(self, transaction_id: str) -> TransactionInfo | None:
         return next((one for one in self.infos if one.transaction_id == transaction_id), None)

@@ -41,7 +41,7 @@ def test_halves_are_stored_side_by_side_and_are_one_transaction(broker: Broker) 
     assert broker.service.pending == 1
     broker.wait(7_000)
     assert producer.asked_offsets == [halves[0].physical_offset]
-    (info,) = broker.service.describe(-1, 10)
+    (info,) = broker.service.page(-1, 10).infos
     assert (info.offset, info.messages, info.transaction_id) == (
         halves[0].physical_offset,
         4,

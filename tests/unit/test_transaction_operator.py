@@ -44,7 +44,7 @@ def test_a_transaction_is_described_in_full(broker: Broker) -> None:
     half = broker.prepare(producer, key="K1", KEYS="order-7 order-8")
     broker.clock.now_ms += 2_000
 
-    (info,) = broker.service.describe(-1, 10)
+    (info,) = broker.service.page(-1, 10).infos
 
     assert (info.offset, info.queue_offset) == (half.physical_offset, half.queue_offset)
     assert info.message_id == offset_message_id(HOST, half.physical_offset)
@@ -59,10 +59,10 @@ def test_a_transaction_is_described_in_full(broker: Broker) -> None:
 
     broker.wait(5_000)
     broker.service.end(half.physical_offset, half.queue_offset, "pg", Event.UNKNOWN, True)
-    (info,) = broker.service.describe(-1, 10)
+    (info,) = broker.service.page(-1, 10).infos
     assert (info.checks_sent, info.checks_delivered, info.checks_answered) == (1, 1, 1)
     producer.closed = True
-    assert broker.service.describe(-1, 10)[0].owner is None
+    assert broker.service.page(-1, 10).infos[0].owner is None
 
 
 def test_pages_follow_each_other_without_gap_or_repetition(broker: Broker) -> None:
@@ -70,13 +70,13 @@ def test_pages_follow_each_other_without_gap_or_repetition(broker: Broker) -> No
     halves = [broker.prepare(group=f"pg{number % 2}") for number in range(10)]
     offsets = [half.physical_offset for half in halves]
 
-    first = broker.service.describe(-1, 4)
+    first = broker.service.page(-1, 4).infos
     broker.end(halves[3], Event.COMMIT, group="pg1")
-    second = broker.service.describe(first[-1].offset, 100)
+    second = broker.service.page(first[-1].offset, 100).infos
 
     assert [info.offset for info in first + second] == offsets
-    assert broker.service.describe(offsets[-1], 4) == []
-    odd = broker.service.describe(-1, 100, group="pg1")
+    assert broker.service.page(offsets[-1], 4).infos == []
+    odd = broker.service.page(-1, 100, group="pg1").infos
     assert [info.offset for info in odd] == [*offsets[1:2], *offsets[5::2]]
 
 
@@ -85,11 +85,11 @@ def test_a_list_can_be_of_one_state(broker: Broker) -> None:
     halves = [broker.prepare() for _ in range(3)]
     park(broker, halves[1])
 
-    (info,) = broker.service.describe(-1, 100, state="parked")
+    (info,) = broker.service.page(-1, 100, state="parked").infos
 
     assert (info.offset, info.state) == (halves[1].physical_offset, "parked")
     assert (info.parked_reason, info.next_check_ms) == ("no-answer", None)
-    assert len(broker.service.describe(-1, 100, state="prepared")) == 2
+    assert len(broker.service.page(-1, 100, state="prepared").infos) == 2
 
 
 def test_a_transaction_is_found_by_its_key_and_by_its_id(broker: Broker) -> None:
@@ -105,7 +105,7 @@ def test_a_transaction_is_found_by_its_key_and_by_its_id(broker: Broker) -> None
     assert broker.service.find(offset_message_id(HOST, half.physical_offset)) is None
     assert broker.service.find("nothing") is None
     assert broker.service.pending == 1
-    assert broker.service.describe(-1, 1)[0].offset == other.physical_offset
+    assert broker.service.page(-1, 1).infos[0].offset == other.physical_offset
 
 
 def test_a_key_that_looks_like_an_id_finds_its_own_transaction(broker: Broker) -> None:
@@ -226,7 +226,7 @@ def test_only_answers_to_checks_are_counted_as_such(broker: Broker) -> None:
     """A producer that says "not known yet" by itself has not been asked."""
     half = broker.prepare()
     broker.end(half, Event.UNKNOWN)
-    (info,) = broker.service.describe(-1, 1)
+    (info,) = broker.service.page(-1, 1).infos
     assert info.checks_answered == 0
 
 

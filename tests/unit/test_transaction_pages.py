@@ -1,0 +1,154 @@
+"""Listing undecided transactions in pages: short ones, and together complete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from halfmq.broker.transaction import operator
+from halfmq.broker.transaction.half import StoredHalf
+from halfmq.broker.transaction.operator import PAGE_MS, PASSED_BETWEEN_LOOKS, PendingView
+from halfmq.broker.transaction.past import PastDecisions
+from halfmq.broker.transaction.pending import Pending, PendingTable, State
+from tests.support.transactions import HOST, PEER, START_MS, Clock
+
+PROPERTIES = b"REAL_TOPIC\x01orders\x02UNIQ_KEY\x01key\x02"
+
+
+class NoChecks:
+    """A checker that plans nothing."""
+
+    def next_check_ms(self, _entry: Pending) -> int | None:
+        return None
+
+
+class Table:
+    """A table of its own, and what an operator sees of it."""
+
+    def __init__(self, *offsets: int, slow_ms: int = 0) -> None:
+        self.clock = Clock()
+        self.pending = PendingTable()
+        self.reads = 0
+        self._slow_ms = slow_ms
+        for offset in offsets:
+            self.add(offset)
+        self.view = PendingView(
+            self.pending,
+            cast("PastDecisions", None),
+            NoChecks(),
+            read_half=self._read,
+            now_ms=self.clock,
+        )
+
+    def add(self, offset: int, group: str = "pg") -> None:
+        self.pending.add(offset, offset, START_MS, group)
+
+    def drop(self, offset: int) -> None:
+        entry = self.pending.get(offset)
+        assert entry is not None
+        self.pending.decide(entry, State.COMMITTED, offset)
+
+    def _read(self, offset: int) -> StoredHalf:
+        self.reads += 1
+        self.clock.now_ms += self._slow_ms
+        return StoredHalf(
+            *(offset, offset, 0, 0, START_MS, PEER, START_MS, HOST, 0), b"", PROPERTIES
+        )
+
+    def walk(
+        self,
+        max_count: int,
+        group: str | None = None,
+        state: str | None = None,
+        between: Callable[[], None] = lambda: None,
+    ) -> list[list[int]]:
+        """The offsets of each page until all was told."""
+        pages: list[list[int]] = []
+        after: int | None = -1
+        while after is not None:
+            infos, after = self.view.page(after, max_count, group, state)
+            pages.append([info.offset for info in infos])
+            between()
+        return pages
+
+
+def test_all_pages_together_are_complete_and_in_log_order() -> None:
+    """Whatever their size, also when the last one is full."""
+    table = Table(*range(10, 100, 10))
+
+    for size in (1, 3, 4, 9, 100):
+        pages = table.walk(size)
+        assert [offset for page in pages for offset in page] == list(range(10, 100, 10))
+        assert max(map(len, pages)) == min(size, 9)
+
+
+def test_a_page_ends_when_its_time_is_over() -> None:
+    """However many were asked for: halves may lie on a slow disk, and sends wait meanwhile."""
+    table = Table(*range(10, 100, 10), slow_ms=PAGE_MS - 1)
+
+    pages = table.walk(1000)
+
+    assert [len(page) for page in pages] == [2, 2, 2, 2, 1]
+    assert [offset for page in pages for offset in page] == list(range(10, 100, 10))
+
+
+def test_a_page_that_finds_nothing_ends_too() -> None:
+    """Among a million of other groups, one must not be searched for in one go."""
+    table = Table(*range(3 * PASSED_BETWEEN_LOOKS))
+    table.add(1_000_000, "rare")
+    readings = iter(range(START_MS, START_MS + 1_000_000, PAGE_MS))
+    table.view._now_ms = lambda: next(readings)
+
+    pages = table.walk(10, "rare")
+
+    assert [page for page in pages if page] == [[1_000_000]]
+    assert len(pages) >= 3
+    assert table.reads == 1
+
+
+def test_nothing_is_searched_for_when_nothing_is_parked() -> None:
+    """The usual answer to the usual question costs nothing."""
+    table = Table(*range(10))
+    table.pending.offsets = table.pending.__iter__ = None  # type: ignore[assignment, method-assign]
+
+    assert table.view.page(-1, 10, state="parked") == ([], None)
+    assert table.view.page(5, 10, state="parked") == ([], None)
+
+
+def test_what_is_decided_or_prepared_meanwhile_disturbs_nothing() -> None:
+    """A listing goes on behind what it has told, and reaches those that came during it."""
+    table = Table(*range(10, 70, 10))
+    changes = [(table.drop, 40), (table.add, 70), (table.drop, 10)]
+
+    def change() -> None:
+        if changes:
+            work, offset = changes.pop(0)
+            work(offset)
+
+    pages = table.walk(2, between=change)
+
+    assert pages[:3] == [[10, 20], [30, 50], [60, 70]]
+
+
+def test_the_offsets_of_a_listing_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million pages may be asked for; a list of a million is made once, and again when old."""
+    table = Table(*range(10, 200, 10))
+    made: list[int] = []
+    offsets = table.pending.offsets
+
+    def counted() -> list[int]:
+        made.append(1)
+        return offsets()
+
+    monkeypatch.setattr(table.pending, "offsets", counted)
+    after = 10
+    for _ in range(10):
+        _, following = table.view.page(after, 1)
+        assert following is not None
+        after = following
+    assert len(made) == 1
+    table.clock.now_ms += operator.OFFSETS_KEPT_MS + 1
+    table.view.page(after, 1)
+    assert len(made) == 2
