@@ -5,6 +5,7 @@ each would double the time, and most walks look at a few fields only.
 """
 
 import os
+from bisect import bisect_left
 from collections.abc import Generator, Iterator
 from struct import Struct
 from typing import Final
@@ -14,6 +15,7 @@ from .format.flags import HOSTS_MASK
 from .format.record import CRC_MASK, HEADS, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PREFIX
 from .mapped_file_queue import MappedFileQueue
 
+SECTOR: Final = 512  # bytes; what a disk writes as a whole, so that no less of it is missing
 SCAN_CHUNK: Final = 1 << 20  # bytes read at once; more would not stay in the processor's cache
 _HEAD_START: Final = Struct(">iIIiiqqi")  # the head up to the flags
 _INT: Final = Struct(">i")
@@ -82,6 +84,23 @@ def store_timestamp(chunk: bytes, position: int, sys_flag: int) -> int:
     return timestamp
 
 
+def is_torn(chunk: bytes, position_in_file: int, found: Found) -> bool:
+    """Tell whether a sector under a record's properties looks as if it was never written.
+
+    The CRC covers the body alone. A damaged head or topic does not add up to the record's size,
+    but the properties may be anything; where a power cut has kept their sector from the disk there
+    are zeros, to the end of the sector or of the record.
+    """
+    position, size, *_, properties_at = found
+    end = position + size
+    sector = properties_at + -(position_in_file + properties_at) % SECTOR
+    while sector < end:
+        if not any(chunk[sector : min(sector + SECTOR, end)]):
+            return True
+        sector += SECTOR
+    return False
+
+
 class LogScan:
     """One walk over the log; iterate it once, then ask how far it came.
 
@@ -89,9 +108,19 @@ class LogScan:
     """
 
     def __init__(
-        self, files: MappedFileQueue, start: int, end: int | None = None, *, check_crc: bool = True
+        self,
+        files: MappedFileQueue,
+        start: int,
+        end: int | None = None,
+        *,
+        check_crc: bool = True,
+        torn_since: int | None = None,
     ) -> None:
-        """A record begins at ``start``, or a file; ``end`` of None means as far as it goes."""
+        """A record begins at ``start``, or a file; ``end`` of None means as far as it goes.
+
+        A record stored at ``torn_since`` (ms) or later ends the walk if ``is_torn`` says so. Older
+        ones were on disk; what looks like that in them was put there by their sender.
+        """
         self.end_offset = start  # behind the last valid record
         self.last_record = -1  # physical offset where that begins; -1 while there is none
         self.last_timestamp = 0  # when it was stored, in ms
@@ -99,6 +128,7 @@ class LogScan:
         self._files = files
         self._end = end
         self._check_crc = check_crc
+        self._torn_since = torn_since
 
     def __iter__(self) -> Iterator[tuple[int, bytes, list[Found]]]:
         """Give physical offset, content and records of each chunk."""
@@ -129,6 +159,8 @@ class LogScan:
                 if len(chunk) < size <= end - position:
                     chunk = os.pread(fd, size, position)
                 found = find_records(chunk, self.end_offset, check_crc=self._check_crc)
+                if found and self._torn_since is not None:
+                    found = self._whole(chunk, position, found, self._torn_since)
                 if not found:
                     return False
                 offset = self._note(chunk, found)
@@ -136,6 +168,17 @@ class LogScan:
             return False
         finally:
             os.close(fd)
+
+    @staticmethod
+    def _whole(chunk: bytes, position: int, found: list[Found], torn_since: int) -> list[Found]:
+        """Return the records before the first torn one; only young ones are looked at."""
+        first = bisect_left(
+            found, torn_since, key=lambda record: store_timestamp(chunk, record[0], record[2])
+        )
+        for number in range(first, len(found)):
+            if is_torn(chunk, position, found[number]):
+                return found[:number]
+        return found
 
     def _note(self, chunk: bytes, found: list[Found]) -> int:
         offset = self.end_offset

@@ -13,7 +13,8 @@ proven, so that no stop and no earlier fault can make a message unreachable:
   record of the log, which rebuilds all queues. Entries of records that retention has deleted
   stay, because they carry the queue offset.
 
-The scan ends at the first byte that begins no whole record with a matching CRC. What lies behind
+The scan ends at the first byte that begins no whole record with a matching CRC, and at a record of
+the last second whose properties are not on disk, which that CRC does not cover. What lies behind
 is zeroed, in log and queues, before anything is appended: RocketMQ leaves it, and a later crash
 then brings cut records back.
 
@@ -104,6 +105,7 @@ class Recovery:
         self._scans: dict[tuple[bytes, int], _QueueScan] = {}
         self._scan_start = 0
         self._log_start = 0
+        self._torn_since = 0  # ms; records stored earlier were on disk
         self.last_record = -1
         self.last_timestamp = 0
 
@@ -115,6 +117,7 @@ class Recovery:
             DiskFullError: There is no space for queue entries that must be written.
         """
         began = time.monotonic()
+        self._torn_since = checkpoint.log_timestamp
         log_start = self._files.bases[0] if self._files.bases else 0
         if not self._files.bases:
             for queue in self._queues.values():
@@ -218,7 +221,12 @@ class Recovery:
         self._scans.clear()
         self._scan_start = start
         self._log_start = log_start
-        scan = LogScan(self._files, start, check_crc=self._config.check_crc_on_recover)
+        scan = LogScan(
+            self._files,
+            start,
+            check_crc=self._config.check_crc_on_recover,
+            torn_since=self._torn_since,
+        )
         told = time.monotonic()
         for chunk_offset, chunk, found in scan:
             self._dispatch(chunk_offset, chunk, found)

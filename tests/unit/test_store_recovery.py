@@ -186,6 +186,43 @@ def test_a_torn_record_is_cut(root: Path) -> None:
     store.close()
 
 
+def test_a_record_without_all_of_its_properties_is_cut(root: Path) -> None:
+    """A power cut kept one sector of them from the disk; the CRC covers only the body."""
+    offsets = filled(root, 3)
+    store, _ = open_store(root)
+    long = {"UNIQ_KEY": "u", "LONG": "x" * 2_000}
+    (last,) = store.append([draft(body=b"last", properties=long)])
+    store.close()
+    mark_aborted(root)
+    for cut in range(512, last.size, 512):
+        sector = last.physical_offset + cut
+        sector -= sector % 512
+        whole = log_path(root, 0).read_bytes()
+        log_patch(root, sector, bytes(min(512, last.end - sector)))
+
+        store, report = open_store(root)
+
+        assert report.end_offset == last.physical_offset
+        assert served(store) == offsets
+        store.close()
+        mark_aborted(root)
+        log_patch(root, 0, whole)
+
+
+def test_zeros_that_a_sender_put_into_properties_cut_nothing(root: Path) -> None:
+    """The checkpoint says that the record was on disk, so nothing of it can be missing."""
+    store, _ = open_store(root)
+    zeros = {"UNIQ_KEY": "u", "ZEROS": "\0" * 2_000}
+    done = [*store.append([draft(properties=zeros)]), *store.append([draft(body=b"later")])]
+    store.close()
+    mark_aborted(root)
+
+    store, _ = open_store(root)
+
+    assert served(store) == [one.physical_offset for one in done]
+    store.close()
+
+
 def test_the_cut_tail_is_zero(root: Path) -> None:
     """What is left behind the end would come back with a later crash: in log and queues."""
     offsets = filled(root)
