@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from halfmq.store.format.properties import get_property
-from halfmq.store.format.record import MAGIC_V1, MAGIC_V2, Record
+from halfmq.store.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PREFIX, Record
 
 from .fold import Fold, ForeignRecordError
 from .pending import PendingTable
@@ -83,7 +83,7 @@ def records_from(log: ReplayLog, position: int) -> Iterator[Record]:
         for record in log.scan(position, end):
             yield record
             position = record.end
-        if position >= end:
+        if position >= end or _is_blank(log, position, end):
             return
         found = _next_record(log, position, end)
         logger.error(
@@ -94,6 +94,12 @@ def records_from(log: ReplayLog, position: int) -> Iterator[Record]:
         if found is None:
             return
         position = found
+
+
+def _is_blank(log: ReplayLog, position: int, end: int) -> bool:
+    """Tell whether all that is left is the end of a file, behind which nothing is written yet."""
+    prefix = log.read_cold([(position, PREFIX.size)])
+    return len(prefix) == PREFIX.size and PREFIX.unpack(prefix) == (end - position, MAGIC_BLANK)
 
 
 def _next_record(log: ReplayLog, damaged: int, end: int) -> int | None:

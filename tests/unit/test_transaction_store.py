@@ -186,6 +186,29 @@ def test_a_parked_message_can_be_read(broker: StoredBroker) -> None:
     assert parked.body == b"row 1"
 
 
+def test_a_file_that_is_full_is_no_damage(
+    broker: StoredBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log may end with a file's end: nobody needs to look at what is as it should be."""
+    first_file = broker.root / "commitlog" / f"{0:020d}"
+    size = 16_384  # of a file, in these stores
+    halves = [broker.prepare(b"x" * 1_000)]
+    while halves[-1].physical_offset < size:
+        halves.append(broker.prepare(b"x" * 1_000))
+    broker.stop()
+    (broker.root / "config" / "halfmqTransactions").unlink()
+    second_file = first_file.with_name(f"{size:020d}")
+    second_file.write_bytes(bytes(size))
+    (broker.root / "abort").touch()
+
+    broker.open(broker.root)
+
+    assert [entry.offset for entry in broker.service._table] == [
+        half.physical_offset for half in halves[:-1]
+    ]
+    assert "event=log_damaged" not in caplog.text
+
+
 @pytest.mark.parametrize("what", ["body", "length", "blank", "file"])
 def test_a_damaged_place_hides_nothing_behind_it(
     broker: StoredBroker, what: str, caplog: pytest.LogCaptureFixture
