@@ -2,6 +2,8 @@
 
 * A local transaction has committed if and only if its messages were delivered, at least once.
 * A half has at most one final message in the log, and none once a rollback was accepted.
+* So has a message, however often its producer sent it: twins are one transaction.
+* A broker that starts doubts no decision that was confirmed before.
 * Every half that was acknowledged is in the log, and decided, pending or parked.
 * Of several messages in one transaction consumers got all or none.
 * The queue offsets of a queue have no gap, and its entries lead to its records.
@@ -16,7 +18,7 @@ is not repeated.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -126,6 +128,17 @@ def check_table(world: World) -> None:
         world.violate(f"the table has {table}, the log says {log.undecided()}")
 
 
+def check_start(world: World) -> None:
+    """Check that a broker that has just started doubts nothing that was confirmed before."""
+    assert world.broker is not None
+    undecided = set(world.broker.transactions._table.offsets())
+    for attempt in world.records.attempts.values():
+        if attempt.accepted and attempt.ended is not Decision.UNKNOWN:
+            offset = parse_offset_message_id(attempt.half_ids[0]).physical_offset
+            if offset in undecided:
+                world.violate(f"the accepted decision about {attempt.key} is forgotten")
+
+
 def check(world: World) -> None:
     """Check everything that can be said when the broker has been stopped."""
     try:
@@ -157,6 +170,10 @@ def _check_finals(world: World, log: Log) -> None:
             world.violate(f"finals at {_where(finals)} decide {half}, where no half is")
         elif len(finals) > 1:
             world.violate(f"the half at {half} has {len(finals)} finals, at {_where(finals)}")
+    times = Counter(final.body for finals in log.finals.values() for final in finals)
+    for body, count in times.items():
+        if count > 1:
+            world.violate(f"{body.decode()} has {count} finals, of several halves")
     for leader, rollbacks in log.rollbacks.items():
         if len(rollbacks) > 1 or log.leaders.get(leader) != leader:
             world.violate(f"the half at {leader} has rollbacks at {_where(rollbacks)}")

@@ -235,6 +235,7 @@ class World:
         await broker.start()
         self.broker = broker
         self.loop.witness("ready", process.name)
+        invariants.check_start(self)
 
     def stop_broker(self, restart_after: float | None) -> None:
         """Stop the broker in good order."""
