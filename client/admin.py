@@ -78,7 +78,7 @@ class PendingTransaction:
     """Seconds since it was stored, by the broker's clock."""
     prepared_at: datetime
     owner: str | None
-    """``host:port`` of the producer that prepared it, while it is connected."""
+    """``host:port`` of the producer that prepared it, while it is connected and may be asked."""
     checks_sent: int
     checks_delivered: int
     """Of those sent, how many reached a producer; only these count towards parking."""

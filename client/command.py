@@ -172,7 +172,7 @@ async def _show(admin: Admin, options: argparse.Namespace) -> int:
             "messages": str(transaction.messages),
             "prepared": transaction.prepared_at.isoformat(timespec="milliseconds"),
             "age": in_words(transaction.age),
-            "owner": transaction.owner or "not connected",
+            "owner": transaction.owner or "-",
             "checks": checks,
             "next check": _next_check(transaction),
             "broker": transaction.broker_name,
@@ -287,7 +287,7 @@ def _state(transaction: PendingTransaction) -> str:
 def _next_check(transaction: PendingTransaction) -> str:
     if transaction.next_check is None:
         return "-"
-    return "now" if transaction.next_check <= 0 else f"in {in_words(transaction.next_check)}"
+    return "now" if transaction.next_check < 1 else f"in {in_words(transaction.next_check)}"
 
 
 def in_words(seconds: float) -> str:

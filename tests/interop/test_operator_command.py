@@ -186,8 +186,21 @@ async def _parked(admin: Admin) -> PendingTransaction:
             await asyncio.sleep(0.05)
 
 
-async def test_a_parked_transaction_is_resumed(tmp_path: Path) -> None:
-    """Its producers are asked again, and this time they know."""
+async def _copy(broker: BrokerProcess) -> str:
+    """Return the offset id of the parked copy."""
+    topics = {"TRANS_CHECK_MAX_TIME_TOPIC": "*"}
+    async with Consumer("operators", topics, namesrv=broker.address) as consumer:
+        message = await consumer.receive(timeout=WAIT_S)
+        assert message is not None
+        return message.offset_message_id
+
+
+@pytest.mark.parametrize("named_by", ["half", "copy"])
+async def test_a_parked_transaction_is_resumed(tmp_path: Path, named_by: str) -> None:
+    """Its producers are asked again, and this time they know.
+
+    An operator may name it by what consumers of the parked messages see, as RocketMQ's tools do.
+    """
     asked: list[str] = []
     known = asyncio.Event()
 
@@ -207,11 +220,12 @@ async def test_a_parked_transaction_is_resumed(tmp_path: Path) -> None:
             parked = await _parked(admin)
             known.set()
             times = len(asked)
-            resumed = await halfmq("tx", "resume", parked.id)
+            chosen = parked.id if named_by == "half" else await _copy(broker)
+            resumed = await halfmq("tx", "resume", chosen)
             async with Consumer("later", {"later": "*"}, namesrv=broker.address) as consumer:
                 assert await consumer.receive(timeout=WAIT_S) is not None
 
-    assert (resumed.code, resumed.out) == (0, f"resumed {parked.id}\n"), resumed.err
+    assert (resumed.code, resumed.out) == (0, f"resumed {chosen}\n"), resumed.err
     assert parked.unique_key == transaction.id
     assert (parked.state, parked.next_check) == ("parked", None)
     assert parked.parked_reason == "unknown"

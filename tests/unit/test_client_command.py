@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import threading
+import tomllib
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -156,7 +159,7 @@ def test_one_transaction_is_shown_in_full(halfmq: Shell, served: OperatedThread)
 
     assert shown["id"].strip() == served.operated.id_of(200)
     assert shown["checks"].strip() == "3 sent, 2 delivered, 1 answered"
-    assert shown["owner"].strip() == "not connected"
+    assert shown["owner"].strip() == "-"
     assert halfmq("tx", "show", served.operated.id_of(200), "--json").json["unique_key"] == "Key200"
     missing = halfmq("tx", "show", "other")
     assert (missing.code, missing.out) == (1, "")
@@ -250,6 +253,14 @@ def test_a_broker_that_is_not_there_is_exit_code_1(capsys: pytest.CaptureFixture
     assert done.err == (
         "halfmq: cannot connect to 127.0.0.1:1: connection refused; is the broker running?\n"
     )
+
+
+def test_the_installed_command_is_this_one() -> None:
+    """The name that operators type leads here."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    module, _, function = project["project"]["scripts"]["halfmq"].partition(":")
+
+    assert getattr(importlib.import_module(module), function) is main
 
 
 @pytest.mark.parametrize(
