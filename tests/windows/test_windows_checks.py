@@ -146,6 +146,25 @@ async def test_w14_a_late_commit_of_a_parked_transaction_is_delivered_once(rig: 
     assert rig.bodies() == [b"row 1"]
 
 
+@windowed(check_max=CHECK_MAX)
+async def test_w14_resuming_twice_is_asking_about_one_transaction(rig: Rig) -> None:
+    """RESUME_CHECK_HALF_MESSAGE makes no copy: two of them still lead to one message."""
+    producer = await rig.peer()
+    half = await producer.prepare("K1")
+    await rig.wait(UNTIL_PARKED_MS)
+    before = len(producer.checks)
+
+    for _ in range(2):
+        assert await _resume(rig, producer, half) == ResponseCode.SUCCESS
+    await rig.wait(2_000)
+    assert producer.asked[before:] == [half.offset]
+    await producer.answer_check(producer.checks[-1], COMMIT)
+    await rig.wait(UNTIL_PARKED_MS)
+
+    assert len(producer.checks) == before + 1
+    assert rig.bodies() == [b"row 1"]
+
+
 @pytest.mark.parametrize("ack", [None, 1])
 @windowed()
 async def test_w22_a_check_that_nobody_took_goes_to_the_next_member(
