@@ -5,15 +5,21 @@ The model knows nothing but what clients were told. Whatever happens:
 * a half has at most one final message, ever, also over several crashes;
 * there is none after a rollback that was answered;
 * a commit that was answered has its final message after every later crash;
+* of several messages in one transaction all are delivered or none, after every start too;
 * a half that was answered is decided, or undecided and known to the broker;
+* every answer to a commit names the same final message, whoever asks, and how often;
+* nobody is asked about a parked transaction, until it is resumed;
 * the table that a restart builds is the one a reading of the whole log gives.
 """
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -26,12 +32,13 @@ from hypothesis.stateful import (
 )
 
 from halfmq.broker.config import TransactionConfig
+from halfmq.broker.transaction.deciding import Ended, PlannedDecision
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
     TransactionError,
 )
 from halfmq.broker.transaction.fold import Fold
-from halfmq.broker.transaction.pending import Event, PendingTable
+from halfmq.broker.transaction.pending import Event, PendingTable, State
 from halfmq.store.draft import Appended
 from tests.support.transactions import Broker, Connected
 
@@ -42,11 +49,25 @@ GROUPS = ("pg-a", "pg-b")
 class Known:
     """What clients know of one half."""
 
-    half: Appended
+    halves: list[Appended]  # the leader first; of most transactions the only one
     group: str
     lost: bool = False  # a crash took it before its sender was answered
     told: Event | None = None  # the decision that was answered with success
-    waiting: list[tuple[int, Event]] = field(default_factory=list)  # answers held for the disk
+    final_offset: int | None = None  # of the final message that an answer named
+    waiting: list[Answer] = field(default_factory=list)  # held for the disk
+
+    @property
+    def half(self) -> Appended:
+        """The half by which the broker knows the transaction."""
+        return self.halves[0]
+
+
+class Answer(NamedTuple):
+    """A success that the broker will tell when the log is on disk."""
+
+    position: int
+    event: Event
+    final_offset: int | None
 
 
 class TransactionMachine(RuleBasedStateMachine):
@@ -64,6 +85,7 @@ class TransactionMachine(RuleBasedStateMachine):
         )
         self.known: list[Known] = []
         self.members: dict[str, list[Connected]] = {group: [] for group in GROUPS}
+        self.parked_before: set[int] = set()  # and no question about it under way
 
     def teardown(self) -> None:
         self._abandon_snapshot()
@@ -80,22 +102,116 @@ class TransactionMachine(RuleBasedStateMachine):
     def prepare(self, group: str, immune: bool) -> Known:
         seconds = "40" if immune else "none"
         half = self.broker.prepare(group=group, CHECK_IMMUNITY_TIME_IN_SECONDS=seconds)
-        self.known.append(Known(half, group))
+        self.known.append(Known([half], group))
         return self.known[-1]
 
-    @rule(known=halves, event=st.sampled_from([Event.COMMIT, Event.ROLLBACK, Event.UNKNOWN]))
-    def end(self, known: Known, event: Event) -> None:
+    @rule(target=halves, group=st.sampled_from(GROUPS), count=st.integers(2, 4))
+    def prepare_several(self, group: str, count: int) -> Known:
+        self.known.append(Known(self.broker.prepare_group(count, group=group), group))
+        return self.known[-1]
+
+    @rule(
+        known=halves,
+        event=st.sampled_from([Event.COMMIT, Event.ROLLBACK, Event.UNKNOWN]),
+        named=st.integers(0, 3),
+        from_check=st.booleans(),
+    )
+    def end(self, known: Known, event: Event, named: int = 0, from_check: bool = False) -> None:
         if known.lost:
             return  # its sender got no answer, and has no offsets to send
+        half = known.halves[named % len(known.halves)]
+        with self.refused_only_by_the_opposite(known, event):
+            ended = self.broker.service.end(
+                half.physical_offset, half.queue_offset, known.group, event, from_check
+            )
+            self.note(known, event, ended)
+
+    @rule(known=halves, action=st.sampled_from(["commit", "rollback"]), named=st.integers(0, 3))
+    def decide(self, known: Known, action: str, named: int) -> None:
+        """An operator steps in."""
+        if known.lost:
+            return
+        event = Event.COMMIT if action == "commit" else Event.ROLLBACK
+        half = known.halves[named % len(known.halves)]
+        with self.refused_only_by_the_opposite(known, event):
+            self.note(known, event, self.broker.service.decide(half.physical_offset, action))
+
+    @rule(known=halves, named=st.integers(0, 3))
+    def resume(self, known: Known, named: int) -> None:
+        """An operator has the producers asked again."""
+        if known.lost:
+            return
+        half = known.halves[named % len(known.halves)]
+        self.parked_before.discard(known.half.physical_offset)
+        try:
+            self.broker.service.resume(half.physical_offset)
+        except DecidedOtherwiseError:
+            assert known.half.physical_offset not in self.broker.service._table
+            return
+        entry = self.broker.service._table.get(known.half.physical_offset)
+        assert entry is not None
+        assert entry.state is State.PREPARED
+
+    @rule(
+        ends=st.lists(
+            st.tuples(halves, st.sampled_from([Event.COMMIT, Event.ROLLBACK]), st.integers(0, 3)),
+            min_size=1,
+            max_size=5,
+        ),
+        refused=st.booleans(),
+    )
+    def end_together(self, ends: list[tuple[Known, Event, int]], refused: bool) -> None:
+        """Several decisions are planned and appended as one group, or the store takes none."""
+        service = self.broker.service
+        plans: list[tuple[Known, Event, int, PlannedDecision | None]] = []
+        for known, event, named in ends:
+            if known.lost:
+                continue
+            half = known.halves[named % len(known.halves)]
+            planned = service.plan(half.physical_offset, half.queue_offset, known.group, event)
+            plans.append((known, event, named, planned))
+        drafts = [
+            draft
+            for *_, planned in plans
+            if planned is not None
+            for draft in (planned.draft, *planned.rest)
+        ]
+        if refused:
+            for *_, planned in plans:
+                if planned is not None:
+                    service.abandon(planned)
+        else:
+            appended = self.broker.log.append(drafts)
+            for known, event, _, planned in plans:
+                if planned is None:
+                    continue
+                count = 1 + len(planned.rest)
+                mine, appended = appended[:count], appended[count:]
+                position = service.decided(planned, mine)
+                final_offset = mine[0].physical_offset if event is Event.COMMIT else None
+                self.note(known, event, Ended(position, final_offset))
+        for known, event, named, planned in plans:
+            if planned is None or refused:
+                self.end(known, event, named)
+
+    @contextmanager
+    def refused_only_by_the_opposite(self, known: Known, event: Event) -> Iterator[None]:
+        """See that a refusal has its reason, and a success none against it."""
         finals = len(self.broker.finals_of(known.half))
         try:
-            position = self.broker.end(known.half, event, group=known.group)
+            yield
         except DecidedOtherwiseError:
             assert event is not known.told
             assert finals == (event is Event.ROLLBACK)
+
+    def note(self, known: Known, event: Event, ended: Ended) -> None:
+        """Remember an answer until the disk has what it tells."""
+        if event is Event.UNKNOWN:
             return
-        if event is not Event.UNKNOWN:
-            known.waiting.append((position, event))
+        assert (ended.final_offset is not None) == (event is Event.COMMIT)
+        if known.final_offset is not None:
+            assert ended.final_offset == known.final_offset
+        known.waiting.append(Answer(ended.position, event, ended.final_offset))
 
     @rule(known=halves, skew=st.sampled_from([(0, 1, ""), (1, 0, ""), (0, 0, "other")]))
     def end_wrongly(self, known: Known, skew: tuple[int, int, str]) -> None:
@@ -129,7 +245,7 @@ class TransactionMachine(RuleBasedStateMachine):
         for producer in self.members[group]:
             for offset in producer.asked_offsets:
                 assert by_offset[offset].group == group
-                self.end(by_offset[offset], event)
+                self.end(by_offset[offset], event, from_check=True)
             producer.asked.clear()
 
     @rule(group=st.sampled_from(GROUPS))
@@ -149,10 +265,10 @@ class TransactionMachine(RuleBasedStateMachine):
     def flush(self) -> None:
         self.broker.log.flush()
         for known in self.known:
-            for position, event in known.waiting:
-                assert position <= self.broker.log.durable_offset
-                assert known.told in {None, event}
-                known.told = event
+            for answer in known.waiting:
+                assert answer.position <= self.broker.log.durable_offset
+                assert known.told in {None, answer.event}
+                known.told, known.final_offset = answer.event, answer.final_offset
             known.waiting.clear()
 
     @rule()
@@ -165,13 +281,15 @@ class TransactionMachine(RuleBasedStateMachine):
     def crash(self, survivors: int) -> None:
         """Lose what was not flushed, but for the first few records of it."""
         self._abandon_snapshot()
+        log = self.broker.log
+        unflushed = [record.end for record in log.scan(log.durable_offset)]
+        end = max([log.durable_offset, *unflushed[:survivors]])
         self.broker.restart(survivors=survivors)
         self._forget_connections()
-        end = self.broker.log.write_offset
         for known in self.known:
             known.waiting.clear()
-            if known.half.physical_offset >= end:
-                known.lost = True
+            last = known.halves[-1]
+            known.lost = last.physical_offset + last.size > end
         self.known = [known for known in self.known if not known.lost]
 
     def _abandon_snapshot(self) -> None:
@@ -191,6 +309,9 @@ class TransactionMachine(RuleBasedStateMachine):
         for known in self.known:
             finals = len(self.broker.finals_of(known.half))
             assert finals <= 1
+            assert [len(self.broker.finals_of(half)) for half in known.halves] == [finals] * len(
+                known.halves
+            )
             if known.told is Event.COMMIT:
                 assert finals == 1
             if known.told is Event.ROLLBACK:
@@ -212,14 +333,35 @@ class TransactionMachine(RuleBasedStateMachine):
                 )
 
     @invariant()
+    def nobody_is_asked_about_what_is_parked(self) -> None:
+        """Questions that were sent before it was parked are answered before this looks."""
+        for members in self.members.values():
+            for producer in members:
+                assert not {*producer.asked_offsets} & self.parked_before
+        self.parked_before = {
+            entry.offset
+            for entry in self.broker.service._table
+            if entry.state is State.PARKED and not self._was_asked(entry.offset)
+        }
+
+    def _was_asked(self, offset: int) -> bool:
+        return any(
+            offset in producer.asked_offsets
+            for members in self.members.values()
+            for producer in members
+        )
+
+    @invariant()
     def the_table_is_what_the_log_says(self) -> None:
         table = PendingTable()
         fold = Fold(table)
         for record in self.broker.log.records():
             fold.apply(record)
-        assert {(one.offset, one.state) for one in table} == {
-            (one.offset, one.state) for one in self.broker.service._table
+        assert {(one.offset, one.state, one.parked_reason) for one in table} == {
+            (one.offset, one.state, one.parked_reason) for one in self.broker.service._table
         }
+        assert table.groups == self.broker.service._table.groups
+        assert (fold.incomplete, fold.unfinished) == ({}, {})
         assert set(fold.unmirrored) == set(self.broker.service._ops.waiting)
 
 
