@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, cast
 
 from halfmq.remoting.bodies import (
@@ -29,9 +29,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import (
-    CheckTransactionStateRequestHeader,
     ConsumerSendMsgBackRequestHeader,
-    EndTransactionRequestHeader,
     GetConsumerListByGroupRequestHeader,
     GetMaxOffsetRequestHeader,
     GetMaxOffsetResponseHeader,
@@ -54,26 +52,11 @@ from halfmq.remoting.replies import (
     encode_request,
     encode_send_reply,
 )
-from halfmq.remoting.transaction_headers import (
-    EndTransactionResponseHeader,
-    EndTransactionsRequestHeader,
-    PrepareTransactionRequestHeader,
-    QueryTransactionsRequestHeader,
-    QueryTransactionsResponseHeader,
-)
-from halfmq.remoting.transactions import (
-    EndResult,
-    PreparedResult,
-    TransactionInfo,
-    decode_ends,
-    decode_prepared_messages,
-    encode_entries,
-)
-from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
-from halfmq.store.format.ids import pack_host
-from halfmq.store.format.properties import decode_batch, decode_properties, tags_code
+from halfmq.store.format.properties import decode_batch, tags_code
 from halfmq.store.format.record import Record, encode_record, new_record
-from halfmq.store.format.topics import DEFAULT_TOPIC, HALF_TOPIC, RETRY_PREFIX, retry_topic
+from halfmq.store.format.topics import DEFAULT_TOPIC, RETRY_PREFIX, retry_topic
+
+from .fake_transactions import FakeTransactions
 
 READ_WRITE: Final = 6
 INHERIT: Final = 7
@@ -114,19 +97,6 @@ class Answer:
 
 
 Fault = Refuse | Ignore | Cut | Answer
-
-
-@dataclass
-class Half:
-    """A half message and what became of it."""
-
-    record: Record
-    real_topic: str
-    real_queue: int
-    decisions: list[int] = field(default_factory=list)
-    final_id: str | None = None
-    others: list[Half] = field(default_factory=list)
-    """The other halves of its transaction, which it decides about."""
 
 
 class Peer(asyncio.Protocol):
@@ -180,18 +150,15 @@ class Peer(asyncio.Protocol):
         )
 
 
-class FakeBroker:
+class FakeBroker(FakeTransactions):
     """Listens on a free port of 127.0.0.1; use :func:`fake_broker`."""
 
     def __init__(self, *, halfmq: bool = True, auto_create: bool = True, queues: int = 8) -> None:
+        super().__init__()
         self.halfmq = halfmq
         self.auto_create = auto_create
         self.default_queues = queues
         self.send_back_supported = True
-        self.twins = True
-        """Whether a half message that comes twice is recognised (by a halfmq broker)."""
-        self.batches = True
-        """Whether END_TRANSACTIONS is known here."""
         self.pull_max = PULL_MAX
         self.send_status: int = ResponseCode.SUCCESS
         self.broker_name = "broker-a"
@@ -200,11 +167,6 @@ class FakeBroker:
         self.requests: list[RemotingCommand] = []
         self.queues: dict[str, list[list[Record]]] = {}
         self.offsets: dict[tuple[str, str, int], int] = {}
-        self.halves: dict[int, Half] = {}
-        self.asked: dict[int, str] = {}
-        """Transaction ids of the checks that are to be acknowledged, by opaque."""
-        self.acknowledged: list[tuple[str, int, str | None]] = []
-        """Transaction id, code and remark of each acknowledgement."""
         self.now_ms = 1_700_000_000_000
         self._log_end = 0
         self._faults: dict[int, deque[Fault]] = defaultdict(deque)
@@ -225,11 +187,8 @@ class FakeBroker:
             RequestCode.GET_MAX_OFFSET: self._max_offset,
             RequestCode.GET_MIN_OFFSET: self._min_offset,
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search_offset,
-            RequestCode.END_TRANSACTION: self._end_transaction,
-            RequestCode.END_TRANSACTIONS: self._end_transactions,
-            RequestCode.PREPARE_TRANSACTION: self._prepare_transaction,
-            RequestCode.QUERY_TRANSACTIONS: self._query_transactions,
             RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back,
+            **self.transaction_handlers(),
         }
 
     # -- for tests
@@ -270,39 +229,8 @@ class FakeBroker:
         records = [record for queue in self.queues.get(topic, []) for record in queue]
         return sorted(records, key=lambda record: record.physical_offset)
 
-    def half_of(self, transaction_id: str) -> Half:
-        return next(
-            half
-            for half in self.halves.values()
-            if half.record.property_map["UNIQ_KEY"] == transaction_id
-        )
-
     def producers(self, group: str) -> list[Peer]:
         return [peer for peer in self.peers if group in peer.producer_groups]
-
-    def check(self, half: Half, *, group: str | None = None, asked: Peer | None = None) -> bool:
-        """Ask a producer of the half's group, or this one; False when there is none."""
-        properties = half.record.property_map
-        live = self.producers(group or properties["PGROUP"])
-        if asked is None and not live:
-            return False
-        peer = asked or live[0]
-        shown = half.record._replace(topic=half.real_topic, queue_id=half.real_queue)
-        header = CheckTransactionStateRequestHeader(
-            topic=HALF_TOPIC,
-            tran_state_table_offset=half.record.queue_offset,
-            commit_log_offset=half.record.physical_offset,
-            msg_id=properties["UNIQ_KEY"],
-            transaction_id=properties["UNIQ_KEY"],
-            offset_msg_id=half.record.msg_id,
-            broker_name=self.broker_name,
-        )
-        opaque = None
-        if self.halfmq and peer.header_type == HeaderType.MSGPACK:
-            opaque = len(self.asked)
-            self.asked[opaque] = properties["UNIQ_KEY"]
-        peer.send(RequestCode.CHECK_TRANSACTION_STATE, header, encode_record(shown), opaque=opaque)
-        return True
 
     def notify_members(self, group: str) -> None:
         header = NotifyConsumerIdsChangedRequestHeader(consumer_group=group)
@@ -401,7 +329,7 @@ class FakeBroker:
 
     # -- storing
 
-    def _store(self, record: Record) -> Record:
+    def store(self, record: Record) -> Record:
         """Append a record to its queue at the end of the log."""
         queue = self.queues[record.topic][record.queue_id]
         self.now_ms += 1
@@ -422,10 +350,10 @@ class FakeBroker:
                 return encode_reply(command, ResponseCode.TOPIC_NOT_EXIST, remark=header.topic)
             self.create_topic(header.topic, header.default_topic_queue_nums)
         if not header.batch:
-            stored = [self._store_one(header, command.body, (header.properties or "").encode())]
+            stored = [self.store_one(header, command.body, (header.properties or "").encode())]
         else:
             stored = [
-                self._store_one(header, unit.body, unit.properties)
+                self.store_one(header, unit.body, unit.properties)
                 for unit in decode_batch(command.body)
             ]
         first = stored[0]
@@ -438,161 +366,6 @@ class FakeBroker:
             code=self.send_status,
         )
 
-    def _store_one(self, header: SendMessageRequestHeader, body: bytes, raw: bytes) -> Record:
-        properties = decode_properties(raw)
-        half = properties.get("TRAN_MSG") == "true"
-        if half and self.halfmq and (first := self._twin(properties["UNIQ_KEY"])) is not None:
-            return first.record
-        topic, queue_id = (HALF_TOPIC, 0) if half else (header.topic, header.queue_id)
-        self.create_topic(topic, 1)
-        host, _, port = self.address.rpartition(":")
-        stored = self._store(
-            new_record(
-                topic=topic,
-                queue_id=queue_id,
-                body=body,
-                properties=raw,
-                born_timestamp=header.born_timestamp,
-                born_host=pack_host("127.0.0.1", 1),
-                store_timestamp=0,
-                store_host=pack_host(host, int(port)),
-                flag=header.flag,
-                sys_flag=header.sys_flag & ~TRANSACTION_MASK,
-            )
-        )
-        if half:
-            self.halves[stored.physical_offset] = Half(stored, header.topic, header.queue_id)
-        return stored
-
-    def _twin(self, unique_key: str) -> Half | None:
-        """The half that was stored for this message before, unless that was refused since."""
-        if not self.twins:
-            return None
-        for half in self.halves.values():
-            if half.record.property_map["UNIQ_KEY"] == unique_key:
-                return None if TransactionType.ROLLBACK in half.decisions else half
-        return None
-
-    def _prepare_transaction(self, command: RemotingCommand, _peer: Peer) -> bytes:
-        header = cast("PrepareTransactionRequestHeader", command.header)
-        messages = decode_prepared_messages(command.body)
-        stored = []
-        for message in messages:
-            self.create_topic(message.topic)
-            single = SendMessageRequestHeader(
-                producer_group=header.producer_group,
-                topic=message.topic,
-                default_topic=DEFAULT_TOPIC,
-                default_topic_queue_nums=4,
-                queue_id=message.queue_id,
-                sys_flag=message.sys_flag,
-                born_timestamp=message.born_timestamp,
-                flag=message.flag,
-            )
-            stored.append(self._store_one(single, message.body, message.properties.encode()))
-        halves = [self.halves[record.physical_offset] for record in stored]
-        halves[0].others = halves[1:]
-        results = [
-            PreparedResult(message.queue_id, record.queue_offset, record.msg_id)
-            for message, record in zip(messages, stored, strict=True)
-        ]
-        return encode_reply(command, body=encode_entries(results))
-
-    def _query_transactions(self, command: RemotingCommand, _peer: Peer) -> bytes:
-        """A page of two undecided transactions at most; nobody owns them or was asked."""
-        if not self.halfmq:
-            code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-            return encode_reply(command, code, remark=" request type 9000 not supported")
-        header = cast("QueryTransactionsRequestHeader", command.header)
-        members = {id(other) for half in self.halves.values() for other in half.others}
-        found = [
-            self._info(half)
-            for offset, half in self.halves.items()
-            if offset > header.after
-            and not any(half.decisions)
-            and id(half) not in members
-            and half.record.property_map["PGROUP"] == header.producer_group
-        ]
-        page, more = found[:2], len(found) > 2
-        next_after = page[-1].offset if more else None
-        fields = QueryTransactionsResponseHeader(next_after=next_after)
-        return encode_reply(command, header=fields, body=encode_entries(page))
-
-    def _info(self, half: Half) -> TransactionInfo:
-        properties = half.record.property_map
-        return TransactionInfo(
-            offset=half.record.physical_offset,
-            queue_offset=half.record.queue_offset,
-            message_id=half.record.msg_id,
-            transaction_id=properties["UNIQ_KEY"],
-            producer_group=properties["PGROUP"],
-            topic=half.real_topic,
-            keys=properties.get("KEYS", ""),
-            state="prepared",
-            age_ms=self.now_ms - half.record.store_timestamp,
-            store_timestamp=half.record.store_timestamp,
-            owner=None,
-            checks_sent=len(half.decisions),
-            checks_delivered=len(half.decisions),
-            checks_answered=len(half.decisions),
-            next_check_ms=None,
-            parked_reason=None,
-            messages=1 + len(half.others),
-        )
-
-    def _end_transaction(self, command: RemotingCommand, _peer: Peer) -> bytes | None:
-        header = cast("EndTransactionRequestHeader", command.header)
-        result = self._end(
-            header.commit_log_offset, header.producer_group, header.commit_or_rollback
-        )
-        if header.commit_or_rollback == 0 and not self.halfmq:
-            return None  # as the official broker: not answered
-        made = None
-        if command.header_type == HeaderType.MSGPACK:
-            made = EndTransactionResponseHeader(msg_id=result.message_id)
-        return encode_reply(command, result.code, header=made, remark=result.remark)
-
-    def _end_transactions(self, command: RemotingCommand, _peer: Peer) -> bytes | None:
-        if not self.halfmq or not self.batches:
-            code = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
-            return encode_reply(command, code, remark=" request type 9001 not supported")
-        header = cast("EndTransactionsRequestHeader", command.header)
-        results = [
-            self._end(end.commit_log_offset, header.producer_group, end.decision)
-            for end in decode_ends(command.body)
-        ]
-        return encode_reply(command, body=encode_entries(results))
-
-    def _end(self, offset: int, group: str, decision: int) -> EndResult:
-        """Decide one half message, once; an official broker takes every decision."""
-        half = self.halves.get(offset)
-        if half is None or half.record.property_map["PGROUP"] != group:
-            return EndResult(ResponseCode.SYSTEM_ERROR, "no such half message")
-        final = [made for made in half.decisions if made]
-        half.decisions.append(decision)
-        if decision == 0:
-            return EndResult(ResponseCode.SUCCESS)
-        if self.halfmq and final:
-            if final[0] == decision:
-                return EndResult(ResponseCode.SUCCESS, None, half.final_id)
-            return EndResult(ResponseCode.ILLEGAL_OPERATION, "decided before")
-        if decision == TransactionType.COMMIT:
-            for one in (half, *half.others):
-                self._commit(one)
-        return EndResult(ResponseCode.SUCCESS, None, half.final_id)
-
-    def _commit(self, half: Half) -> None:
-        stored = self._store(
-            half.record._replace(
-                topic=half.real_topic,
-                queue_id=half.real_queue,
-                total_size=half.record.total_size + len(half.real_topic) - len(HALF_TOPIC),
-                sys_flag=half.record.sys_flag | TransactionType.COMMIT,
-                prepared_transaction_offset=half.record.physical_offset,
-            )
-        )
-        half.final_id = stored.msg_id
-
     def _send_back(self, command: RemotingCommand, _peer: Peer) -> bytes:
         header = cast("ConsumerSendMsgBackRequestHeader", command.header)
         if not self.send_back_supported:
@@ -604,7 +377,7 @@ class FakeBroker:
         properties = record.properties
         if not record.topic.startswith(RETRY_PREFIX):
             properties += b"RETRY_TOPIC\x01" + record.topic.encode() + b"\x02"
-        self._store(
+        self.store(
             new_record(
                 topic=retry_topic(header.group),
                 queue_id=0,

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import logging
+import threading
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,14 +21,16 @@ from tests.support.client_transactions import (
     ENDS,
     MESSAGE,
     QUICK,
+    ROLLBACK,
     UNKNOWN,
+    LocalError,
     commits,
     ends,
     never,
     new_producer,
     undecided,
 )
-from tests.support.fake_broker import Cut, FakeBroker, Refuse, fake_broker, until
+from tests.support.fake_broker import Cut, FakeBroker, Ignore, Refuse, fake_broker, until
 
 PATIENT = replace(QUICK, send_timeout=3.0)
 
@@ -219,3 +225,184 @@ async def test_a_conflicting_answer_is_logged_and_over(caplog: pytest.LogCapture
         assert not producer._check_back._under_check
 
     assert broker.messages("orders") == []
+
+
+class AsyncCallable:
+    """An object whose call is a coroutine, which inspection does not tell."""
+
+    async def __call__(self, message: MessageView) -> Decision:
+        return await commits(message)
+
+
+@on_both_loops
+async def test_a_restarted_producer_is_asked_without_having_sent(broker: FakeBroker) -> None:
+    """It stands in for the one that died between the local commit and its decision."""
+    asked: list[MessageView] = []
+
+    async def checker(message: MessageView) -> Decision:
+        asked.append(message)
+        return Decision.COMMIT
+
+    async with new_producer(broker) as first, first.transaction(MESSAGE) as tx:
+        tx.decide(Decision.UNKNOWN)
+    async with new_producer(broker, checker):
+        assert broker.check(broker.half_of(tx.id))
+        await until(lambda: len(broker.messages("orders")) == 1)
+
+    (message,) = asked
+    assert (message.keys, message.body, message.topic) == ("o-2", b"o-2", "orders")
+    assert (message.transaction_id, message.message_id) == (tx.id, tx.id)
+    answer = ends(broker)[-1]
+    assert (answer.from_transaction_check, answer.commit_or_rollback) == (True, COMMIT)
+    assert (answer.topic, answer.transaction_id) == ("orders", tx.id)
+    assert not broker.requests_of(END)[-1].is_one_way
+    assert broker.acknowledged == [(tx.id, ResponseCode.SUCCESS, None)]
+
+
+def blocking_checker(_message: MessageView) -> Decision:
+    assert threading.current_thread() is not threading.main_thread()
+    return Decision.ROLLBACK
+
+
+async def failing_checker(_message: MessageView) -> Decision:
+    raise LocalError("database is away")
+
+
+@on_both_loops
+@pytest.mark.parametrize(
+    ("checker", "decision"),
+    [
+        (commits, COMMIT),
+        (blocking_checker, ROLLBACK),
+        (functools.partial(commits), COMMIT),
+        (AsyncCallable(), COMMIT),
+        (failing_checker, UNKNOWN),
+        (lambda _message: True, UNKNOWN),
+        (lambda _message: None, UNKNOWN),
+    ],
+)
+async def test_checkers_may_be_plain_or_async_and_may_fail(
+    broker: FakeBroker, checker: Callable[[MessageView], object], decision: int
+) -> None:
+    """A plain one runs in a thread; what is no answer counts as "not known yet"."""
+    async with new_producer(broker, checker) as producer:
+        identity = await undecided(producer)
+
+        broker.check(broker.half_of(identity))
+        await until(lambda: bool(broker.half_of(identity).decisions))
+
+    assert broker.half_of(identity).decisions == [decision]
+
+
+async def test_checks_are_bounded_and_the_rest_is_asked_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """After an outage thousands may be due at once; the database must not get them all."""
+    running = most = 0
+    release = asyncio.Event()
+
+    async def checker(_message: MessageView) -> Decision:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await release.wait()
+        running -= 1
+        return Decision.COMMIT
+
+    config = replace(QUICK, check_concurrency=2, check_queue_max=5, send_timeout=2.0)
+    async with fake_broker() as broker, new_producer(broker, checker, config) as producer:
+        identities = [await undecided(producer) for _ in range(7)]
+        for identity in identities + identities:
+            broker.check(broker.half_of(identity))
+        await until(lambda: running == 2)
+        await until(lambda: caplog.text.count("event=check_dropped") >= 2)
+        release.set()
+
+        await until(lambda: len(broker.messages("orders")) == 5)
+
+        assert most == 2
+        for identity in identities[5:]:
+            broker.check(broker.half_of(identity))
+        await until(lambda: len(broker.messages("orders")) == 7)
+
+
+async def test_a_checker_that_hangs_stops_no_other_check() -> None:
+    """It counts as "not known yet", and its turn goes to the next."""
+    called = 0
+
+    async def checker(_message: MessageView) -> Decision:
+        nonlocal called
+        called += 1
+        if called == 1:
+            await asyncio.Event().wait()
+        return Decision.COMMIT
+
+    config = replace(QUICK, check_concurrency=1, check_timeout=0.1)
+    async with fake_broker() as broker, new_producer(broker, checker, config) as producer:
+        first, second = [await undecided(producer) for _ in range(2)]
+        for identity in (first, second):
+            broker.check(broker.half_of(identity))
+
+        await until(lambda: len(broker.messages("orders")) == 1)
+
+        assert broker.half_of(first).decisions == [UNKNOWN]
+        assert broker.half_of(second).decisions == [COMMIT]
+
+
+async def test_checks_that_make_no_sense_are_logged_and_dropped(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A broker's mistake must not end the connection or the producer."""
+    caplog.set_level(logging.WARNING)
+    async with fake_broker() as broker, new_producer(broker) as producer:
+        identity = await undecided(producer)
+        half = broker.half_of(identity)
+        peer = broker.producers("orders-tx")[0]
+        peer.send(RequestCode.CHECK_TRANSACTION_STATE, {"topic": "x"})
+        header = {"tranStateTableOffset": "0", "commitLogOffset": "0"}
+        peer.send(RequestCode.CHECK_TRANSACTION_STATE, header, b"no record")
+        foreign = half.record.properties.replace(b"orders-tx", b"others-tx")
+        half.record = half.record._replace(properties=foreign)
+        broker.check(half, group="orders-tx")
+
+        await until(lambda: "group=others-tx" in caplog.text)
+
+        assert caplog.text.count("event=check_not_understood") == 2
+        await producer.send(MESSAGE)
+        assert broker.requests_of(END) == []
+
+
+@on_both_loops
+async def test_a_check_that_comes_before_the_start_is_over_is_answered(broker: FakeBroker) -> None:
+    """A broker asks as soon as it has heard of a producer, and again only after a long while."""
+    async with new_producer(broker) as producer:
+        identity = await undecided(producer)
+    late = new_producer(broker, commits, replace(QUICK, send_timeout=3.0))
+    broker.fail(RequestCode.HEART_BEAT, Ignore(after_doing=True))  # the start waits for it
+    starting = asyncio.ensure_future(late.start())
+    await until(lambda: bool(broker.producers("orders-tx")))
+
+    broker.check(broker.half_of(identity))
+    await until(lambda: broker.acknowledged == [(identity, ResponseCode.SUCCESS, None)])
+    await until(lambda: broker.half_of(identity).decisions == [COMMIT])
+
+    await starting
+    await late.close()
+
+
+@on_both_loops
+async def test_a_check_that_comes_after_the_end_is_refused(broker: FakeBroker) -> None:
+    """A broker asks until it has heard the farewell; that must not break the connection."""
+    producer = new_producer(broker)
+    await producer.start()
+    identity = await undecided(producer)
+    broker.fail(RequestCode.UNREGISTER_CLIENT, Ignore())
+    closing = asyncio.ensure_future(producer.close())
+    await until(lambda: bool(broker.requests_of(RequestCode.UNREGISTER_CLIENT)))
+    for acknowledges in (True, False):
+        broker.halfmq = acknowledges
+        broker.check(broker.half_of(identity))
+    await closing
+
+    assert [code for _, code, _ in broker.acknowledged] == [ResponseCode.SYSTEM_ERROR]
+    assert broker.half_of(identity).decisions == []
