@@ -31,7 +31,7 @@ from tests.support.ledger_database import LedgerDatabase
 
 GROUP: Final = "ledger-producers"
 TOPICS: Final = ("ledger-a", "ledger-b")
-MESSAGES_MAX: Final = 1
+MESSAGES_MAX: Final = 3
 """Of one transaction; they go to the topics in turn."""
 LOOPS: Final = 6
 SLOW_SECONDS: Final = (0.2, 1.2)

@@ -1,0 +1,254 @@
+"""A store that our broker wrote in the middle of transactions, opened by Apache RocketMQ 5.3.3.
+
+What was decided stays decided: RocketMQ reads our op messages, asks about nothing they name, and
+delivers nothing again. What is undecided it asks about, and carries out the answer. Then our broker
+opens the store again.
+
+Three things RocketMQ cannot know. It asks about parked transactions too, because nothing in its
+format says "asked enough" of a half that it has not passed itself. It asks about every half of a
+transaction of several messages, and decides each for itself. And a delay from the commit on is to
+it a delay level: it delivers when the level that the message waits in is due.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from benchmarks.rocketmq_peer import PeerMissingError, fetch_jars
+from halfmq.client import ClientConfig, Decision, Message, blocking
+from halfmq.client.testing import BrokerProcess, broker_process
+from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
+from tests.support.checkers import WAIT_SECONDS, AnsweringByBody
+from tests.support.ledger_log import read_log, records_of
+from tests.support.rocketmq_broker import OfficialBroker, Wire, rocketmq_broker
+
+pytestmark = [
+    pytest.mark.campaign,
+    pytest.mark.skipif(
+        shutil.which("java") is None,
+        reason="needs java and mvn; our transactions are NOT tested in Apache RocketMQ",
+    ),
+]
+
+FORMAT: Final = {
+    "mappedFileSizeCommitLog": 65_536,
+    "mappedFileSizeConsumeQueue": 1000,
+    "maxMessageSize": 16_384,
+    "maxHashSlotNum": 100,
+    "maxIndexNum": 200,
+    "messageDelayLevel": "1s 10s",
+    "defaultTopicQueueNums": 4,
+}
+OURS: Final = FORMAT | {"transactionTimeOut": 600_000, "transactionCheckInterval": 600_000}
+PARKING: Final = FORMAT | {
+    "transactionTimeOut": 100,
+    "transactionCheckInterval": 100,
+    "transactionCheckMax": 1,
+}
+THEIRS: Final = FORMAT | {
+    "transactionTimeOut": 1000,
+    "transactionCheckInterval": 1000,
+    "transactionCheckMax": 1000,  # the official broker counts checks that nobody received
+    "transactionOpBatchInterval": 500,
+}
+GROUP: Final = "midway-producer"
+TOPICS: Final = ("decided", "beside")
+QUEUES: Final = range(4)
+
+COMMITTED: Final = {f"committed-{number}" for number in range(4)}
+PARKED: Final = {"parked-commit", "parked-rollback"}
+SEVERAL: Final = {f"{name}-{number}" for name in ("together", "dropped") for number in range(3)}
+SEVERAL_COMMITTED: Final = {name for name in SEVERAL if name.startswith("together")}
+SEVERAL_UNDECIDED: Final = {f"open-{number}-commit" for number in range(3)}
+UNDECIDED: Final = {"undecided-commit", "undecided-rollback"}
+DELAYED: Final = {"delayed"}
+ASKED_THERE: Final = UNDECIDED | SEVERAL_UNDECIDED | PARKED
+COMMITTED_THERE: Final = {name for name in ASKED_THERE if name.endswith("commit")}
+DELIVERED: Final = Counter(COMMITTED | SEVERAL_COMMITTED | DELAYED | COMMITTED_THERE)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _jars() -> None:
+    try:
+        fetch_jars()
+    except PeerMissingError as missing:
+        pytest.skip(f"{missing}; our transactions are NOT tested in Apache RocketMQ")
+
+
+def _producer(namesrv: str, checker: AnsweringByBody | None = None) -> blocking.TransactionProducer:
+    config = ClientConfig(namesrv=namesrv)
+    return blocking.TransactionProducer(GROUP, checker=checker or AnsweringByBody(), config=config)
+
+
+def _until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def _wait_for(address: str, expected: Counter[str]) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while missing := expected - _bodies(address):
+        assert time.monotonic() < deadline, f"{missing} of {_bodies(address)}"
+        time.sleep(0.1)
+
+
+def _transact(
+    producer: blocking.TransactionProducer, decision: Decision, *messages: Message
+) -> None:
+    with producer.transaction(messages) as transaction:
+        transaction.decide(decision)
+
+
+def _message(body: str, deliver_after: timedelta | None = None) -> Message:
+    return Message("decided", body.encode(), keys=body, deliver_after=deliver_after)
+
+
+def _several(name: str, end: str = "") -> list[Message]:
+    return [
+        Message(TOPICS[number % 2], f"{name}-{number}{end}".encode(), keys=f"{name}-{number}")
+        for number in range(3)
+    ]
+
+
+def _park(broker: BrokerProcess) -> None:
+    """Have two transactions given up: the one check that is allowed is answered UNKNOWN."""
+
+    class Unknowing(AnsweringByBody):
+        def __call__(self, _message: object) -> Decision:
+            return Decision.UNKNOWN
+
+    with _producer(broker.address, Unknowing()) as producer:
+        for name in sorted(PARKED):
+            _transact(producer, Decision.UNKNOWN, _message(name))
+        store = broker.directory / "store"
+        _until(lambda: len(read_log(store).parked) == len(PARKED), "it is not parked")
+
+
+def _write(broker: BrokerProcess) -> None:
+    """Transactions in every state; the undecided ones last, for RocketMQ asks in this order."""
+    with _producer(broker.address) as producer:
+        for number in range(4):
+            _transact(producer, Decision.COMMIT, _message(f"committed-{number}"))
+            _transact(producer, Decision.ROLLBACK, _message(f"rolled-back-{number}"))
+        _transact(producer, Decision.COMMIT, *_several("together"))
+        _transact(producer, Decision.ROLLBACK, *_several("dropped"))
+        _transact(producer, Decision.COMMIT, _message("delayed", timedelta(seconds=8)))
+        _transact(producer, Decision.UNKNOWN, *_several("open", "-commit"))
+        for name in sorted(UNDECIDED):
+            _transact(producer, Decision.UNKNOWN, _message(name))
+
+
+def _bodies(address: str) -> Counter[str]:
+    """What consumers are given, and how often."""
+    with Wire(address) as wire:
+        return Counter(
+            record.body.decode()
+            for topic in TOPICS
+            for number in QUEUES
+            for record in wire.records(topic, number)
+        )
+
+
+@contextmanager
+def _written(tmp_path: Path) -> Iterator[BrokerProcess]:
+    """Our broker after writing all of it; still running."""
+    with broker_process(tmp_path / "ours", **PARKING) as ours:
+        _park(ours)
+        ours.restart(**OURS)
+        _write(ours)
+        assert _bodies(ours.address) == Counter(COMMITTED | SEVERAL_COMMITTED)
+        yield ours
+
+
+def _check_there(official: OfficialBroker, delayed_max: int = 1) -> Counter[str]:
+    """Everything undecided is asked about and carried out once; nothing else is touched."""
+    asked = AnsweringByBody()
+    official.wait_for_route("decided")
+    with _producer(official.namesrv, asked):
+        assert asked.until(ASKED_THERE) == ASKED_THERE
+        _wait_for(official.address, DELIVERED)
+        _until(lambda: _ops_cover(official), "decisions are not written down")
+        assert asked.asked() <= ASKED_THERE
+    bodies = _bodies(official.address)
+    assert bodies <= DELIVERED | asked.commits | Counter(delayed=delayed_max)
+    return bodies
+
+
+def _ops_cover(official: OfficialBroker) -> bool:
+    """Whether RocketMQ has written an op message for each half that it was told about."""
+    with Wire(official.address) as wire:
+        end = wire.end(HALF_TOPIC, 0)
+        time.sleep(1.5)  # a round: it copies what it believes undecided
+        return wire.end(HALF_TOPIC, 0) == end
+
+
+def _check_again(copy: Path, tmp_path: Path, expected: Counter[str]) -> None:
+    """With us again nobody is asked about any of it, and nothing comes twice."""
+    settings = THEIRS | {"storePathRootDir": copy}
+    with broker_process(tmp_path / "again", **settings) as again:
+        asked = AnsweringByBody()
+        with _producer(again.address, asked) as producer:
+            _transact(producer, Decision.UNKNOWN, _message("marker-rollback"))
+            assert asked.until({"marker-rollback"}) == {"marker-rollback"}
+        assert _bodies(again.address) == expected
+
+
+def test_what_we_decided_stays_decided_in_rocketmq(tmp_path: Path) -> None:
+    """After an ordered stop: commits, rollbacks, parked, several messages, and a delayed one."""
+    with _written(tmp_path) as ours:
+        assert ours.stop() == 0
+        copy = shutil.copytree(tmp_path / "ours" / "store", tmp_path / "copy")
+
+    with rocketmq_broker(copy, tmp_path / "theirs", **THEIRS) as official:
+        bodies = _check_there(official)
+    _check_again(copy, tmp_path, bodies)
+
+
+def _mirrored(store: Path) -> bool:
+    """Whether op messages name every half that we decided."""
+    truth = read_log(store)
+    undecided = set(truth.undecided)
+    decided = {half.queue_offset for at, half in truth.halves.items() if at not in undecided}
+    named = {
+        int(number)
+        for record in records_of(store)
+        if record.topic == OP_TOPIC
+        for number in record.body.decode().split(",")
+        if number
+    }
+    return decided <= named
+
+
+def _waiting(store: Path) -> list[int]:
+    """Where records of the delayed message lie in the delay levels."""
+    found = [record for record in records_of(store) if record.topic == SCHEDULE_TOPIC]
+    return [record.physical_offset for record in found if record.body == b"delayed"]
+
+
+def test_after_a_kill_rocketmq_knows_what_op_messages_say(tmp_path: Path) -> None:
+    """They follow a decision by transactionOpBatchInterval at most; from then on a kill is safe.
+
+    But for the delayed message: how far a delay level has come is written every ten seconds, by
+    both brokers, and what is on its way meanwhile is delivered again after a kill.
+    """
+    with _written(tmp_path) as ours:
+        store = tmp_path / "ours" / "store"
+        _until(lambda: _mirrored(store), "op messages are missing")
+        _until(lambda: len(_waiting(store)) > 1, "the delayed message does not go on")
+        ours.kill()
+        copy = shutil.copytree(store, tmp_path / "copy")
+
+    with rocketmq_broker(copy, tmp_path / "theirs", **THEIRS) as official:
+        bodies = _check_there(official, delayed_max=len(_waiting(copy)))
+    _check_again(copy, tmp_path, bodies)
