@@ -73,7 +73,7 @@ class Transactions(Protocol):
 
     def decide(self, offset: int, action: str) -> Ended: ...
 
-    def resume(self, offset: int) -> None: ...
+    def resume(self, offset: int) -> Ended: ...
 
 
 class Log(Protocol):
@@ -143,8 +143,7 @@ class AdminHandlers:
         self._group.append_staged()  # the first decision may be among what is staged
         try:
             if action == RESUME:
-                self._transactions.resume(offset)
-                ended = None
+                ended = self._transactions.resume(offset)
             else:
                 ended = self._transactions.decide(offset, action)
         except TransactionError as error:
@@ -156,38 +155,35 @@ class AdminHandlers:
             )
             raise RequestRefusedError(code, str(error)) from error
         _log(logging.INFO, "operator_decided", header, connection, header.reason or "")
-        if ended is None:
-            return encode_reply(request)
-        return self._when_durable(request, connection, ended)
-
-    def _when_durable(
-        self, request: RemotingCommand, connection: Connection, ended: Ended
-    ) -> bytes | None:
         message_id = (
             None
             if ended.final_offset is None
             else offset_message_id(ended.store_host, ended.final_offset)
         )
         reply = encode_reply(request, header=DecideTransactionResponseHeader(msg_id=message_id))
+        return self._when_durable(connection, ended, reply)
+
+    def _when_durable(self, connection: Connection, ended: Ended, reply: bytes) -> bytes | None:
+        """Return the reply, or hold it until what it tells is on disk."""
         if ended.position <= self._log.durable_offset:
             return reply
         connection.reply_when_durable(ended.position, reply)
         return None
 
-    def resume_check(self, request: RemotingCommand, connection: Connection) -> bytes:
+    def resume_check(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Have the producers of a parked transaction asked again, as RocketMQ's tools want it."""
         header = request.header
         assert isinstance(header, ResumeCheckHalfMessageRequestHeader)
         offset = self._half_offset(header.msg_id or "")
         self._group.append_staged()
         try:
-            self._transactions.resume(offset)
+            ended = self._transactions.resume(offset)
         except TransactionError as error:
             raise _refused(str(error)) from error
         logger.info(
             "event=operator_decided half_offset=%d action=resume peer=%s", offset, connection.name
         )
-        return encode_reply(request)
+        return self._when_durable(connection, ended, encode_reply(request))
 
     def _half_offset(self, message_id: str) -> int:
         """Return the physical offset of the half that an id names, or whose parked copy it names.

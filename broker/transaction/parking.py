@@ -106,14 +106,17 @@ class Parking:
         )
         return True
 
-    def resume(self, entry: Pending) -> bool:
-        """Have its producers asked again, from the first check on; False when it is not parked.
+    def resume(self, entry: Pending) -> int:
+        """Have its producers asked again, from the first check on.
+
+        Return the log position that must be durable before that is sure; 0 when it is not parked,
+        and nothing happens.
 
         Raises:
             StoreError: That could not be recorded; it stays parked.
         """
         if outcome(entry.state, Event.RESUME).verdict is not Verdict.NOTE:
-            return False
+            return 0
         resumed = bare_draft(
             entry.offset,
             entry.group,
@@ -121,12 +124,12 @@ class Parking:
             now_ms=self._now_ms(),
             host=self._store_host,
         )
-        self._log.append((resumed,))
+        (appended,) = self._log.append((resumed,))
         self._log.request_flush()
         self._table.resume(entry)
         self._counters.resumed += 1
         logger.info("event=transaction_resumed half_offset=%d group=%s", entry.offset, entry.group)
-        return True
+        return appended.end
 
     def note_retention_blocked(self, min_wanted_offset: int) -> None:
         """Take note that the log should begin at an offset, and undecided halves lie before it.

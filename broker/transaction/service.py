@@ -34,7 +34,7 @@ from .admission import FINAL_RESERVE, GROUP_RESERVE, admitted, not_taken
 from .checker import RESTART_GRACE_MS, Checker, ProducerDirectory
 from .cold_halves import FIRST_READ, OnRead
 from .counters import Counters
-from .deciding import Decisions
+from .deciding import Decisions, Ended
 from .half import (
     GroupMark,
     StoredHalf,
@@ -370,7 +370,7 @@ class TransactionService:
 
     # --- decisions
 
-    def resume(self, offset: int) -> None:
+    def resume(self, offset: int) -> Ended:
         """Have the producers of a parked transaction asked again, from the first check on.
 
         Nothing happens when it is not parked.
@@ -381,9 +381,11 @@ class TransactionService:
         """
         entry = self._table.get(self._table.first_of(offset))
         if entry is None:
-            self._decisions.refuse_decided(offset, Event.RESUME)
-        elif self._parking.resume(entry):
+            return self._decisions.refuse_decided(offset, Event.RESUME)
+        position = self._parking.resume(entry)
+        if position:
             self._checker.schedule_first(entry, self._now_ms())
+        return Ended(position)
 
     # --- reading halves
 

@@ -104,10 +104,11 @@ class FakeTransactions:
         self.done.append((action, offset))
         return FakeEnded(700, 600 if action == "commit" else None)
 
-    def resume(self, offset: int) -> None:
+    def resume(self, offset: int) -> FakeEnded:
         if self.error is not None:
             raise self.error
         self.done.append(("resume", offset))
+        return FakeEnded(0, None)
 
 
 class Front:

@@ -240,7 +240,7 @@ def test_a_resumed_transaction_is_asked_about_from_the_start(broker: Broker, res
     assert broker.service.metrics()["pending_parked"] == 1
     producer.asked.clear()
 
-    broker.service.resume(half.physical_offset)
+    assert broker.service.resume(half.physical_offset).position == broker.log.write_offset
     assert broker.log.flush_requests
     broker.log.flush()
     if restart != "no":
