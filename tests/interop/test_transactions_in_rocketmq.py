@@ -24,7 +24,7 @@ from typing import Final
 import pytest
 
 from benchmarks.rocketmq_peer import PeerMissingError, fetch_jars
-from halfmq.client import ClientConfig, Decision, Message, blocking
+from halfmq.client import ClientConfig, Decision, Message, MessageView, blocking
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
 from tests.support.checkers import WAIT_SECONDS, AnsweringByBody
@@ -252,3 +252,34 @@ def test_after_a_kill_rocketmq_knows_what_op_messages_say(tmp_path: Path) -> Non
     with rocketmq_broker(copy, tmp_path / "theirs", **THEIRS) as official:
         bodies = _check_there(official, delayed_max=len(_waiting(copy)))
     _check_again(copy, tmp_path, bodies)
+
+
+class AnsweringForTheLeader(AnsweringByBody):
+    """Knows of the first message of a transaction only."""
+
+    def __call__(self, message: MessageView) -> Decision:
+        answer = super().__call__(message)
+        return answer if message.body == b"open-0-commit" else Decision.UNKNOWN
+
+
+def test_what_rocketmq_decided_in_part_is_made_whole_here(tmp_path: Path) -> None:
+    """It committed one message of three; with us again the other two are delivered, unasked."""
+    with broker_process(tmp_path / "ours", **OURS) as ours:
+        with _producer(ours.address) as producer:
+            _transact(producer, Decision.UNKNOWN, *_several("open", "-commit"))
+        assert ours.stop() == 0
+        copy = shutil.copytree(tmp_path / "ours" / "store", tmp_path / "copy")
+
+    with rocketmq_broker(copy, tmp_path / "theirs", **THEIRS) as official:
+        official.wait_for_route("decided")
+        with _producer(official.namesrv, AnsweringForTheLeader()):
+            _wait_for(official.address, Counter({"open-0-commit": 1}))
+        assert set(_bodies(official.address)) == {"open-0-commit"}
+
+    settings = THEIRS | {"storePathRootDir": copy}
+    with broker_process(tmp_path / "again", **settings) as again:
+        asked = AnsweringByBody()
+        with _producer(again.address, asked) as producer:
+            _transact(producer, Decision.UNKNOWN, _message("marker-rollback"))
+            assert asked.until({"marker-rollback"}) == {"marker-rollback"}
+        assert set(_bodies(again.address)) == SEVERAL_UNDECIDED
