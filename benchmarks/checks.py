@@ -137,7 +137,7 @@ def measure_slices(root: Path, count: int) -> list[Row]:
     service = TransactionService(
         store,
         willing,
-        TransactionConfig(timeout_ms=1, check_interval_ms=86_400_000),
+        TransactionConfig(timeout_ms=1, check_interval_ms=600_000),
         broker_name="broker-a",
         store_host=_HOST,
         now_ms=_now_ms,

@@ -541,7 +541,7 @@ def test_a_refusing_member_does_not_get_everything_again_and_again(broker: Broke
 def test_a_member_with_its_hands_full_gets_the_rest_soon(broker: Broker) -> None:
     """A client takes a number of questions at a time; a storm must not wait half a minute each."""
     producer = member(broker)
-    at_a_time, total = 100, 2_000
+    at_a_time, total = 50, 600
     for _ in range(total):
         broker.prepare()
     broker.wait(TIMEOUT_MS + BUCKET_MS)
@@ -723,3 +723,64 @@ def counts(broker: Broker) -> tuple[int, int, int]:
     """Checks sent, delivered, and not taken."""
     checks = broker.service._checker
     return checks.sent, checks.delivered, checks.not_taken
+
+
+# --- clocks and durations
+
+
+@pytest.mark.parametrize("skew_ms", [-86_400_000, 0, 86_400_000])
+@pytest.mark.parametrize(("immunity", "first_ms"), [("", 6_000), ("60", 60_000)])
+def test_a_clients_clock_changes_no_check(
+    broker: Broker, skew_ms: int, immunity: str, first_ms: int
+) -> None:
+    """A day ahead or a day behind: every check comes at the same time of the broker."""
+    producer = broker.producers.join("pg", Connected())
+    broker.prepare(born_ms=START_MS + skew_ms, CHECK_IMMUNITY_TIME_IN_SECONDS=immunity)
+    asked_at: list[int] = []
+    for _ in range(400):
+        broker.wait(1_000)
+        asked_at += [broker.clock.now_ms - START_MS] * (len(producer.asked) - len(asked_at))
+    assert asked_at == [first_ms, first_ms + 30_000, first_ms + 75_000]
+    assert broker.service.metrics()["parked"] == 1
+
+
+LOCAL_SECONDS = (0.05, 0.5, 3, 5, 7, 12, 29, 33, 62, 95, 120)  # none at the time of a check
+
+
+@pytest.mark.parametrize("acknowledges", [True, False])
+@pytest.mark.parametrize("immunity_s", [0, 1, 60, 150, 600])
+@pytest.mark.parametrize("local_s", LOCAL_SECONDS)
+def test_a_local_transaction_of_any_length_is_delivered_once(
+    broker: Broker, local_s: float, immunity_s: int, acknowledges: bool
+) -> None:
+    """With and without immunity; while it runs, the answer to every check is "not known yet".
+
+    The producer commits when it is done, and says so again to every check that still comes: no
+    second final message, no check before its time, and none after the decision.
+    """
+    broker.config = TransactionConfig(check_max=15)
+    broker.restart()
+    producer = broker.producers.join("pg", Connected(acknowledges=acknowledges))
+    half = broker.prepare(producer, CHECK_IMMUNITY_TIME_IN_SECONDS=str(immunity_s or ""))
+    step_ms, done_ms, done, answered = 200, round(local_s * 1_000), False, 0
+    asked_at: list[int] = []
+    while broker.clock.now_ms - START_MS < 160_000:
+        broker.wait(step_ms)
+        producer.acknowledge()
+        now_ms = broker.clock.now_ms - START_MS
+        asked_at += [now_ms] * (len(producer.asked) - len(asked_at))
+        if now_ms >= done_ms and not done:
+            done = True
+            broker.end(half, Event.COMMIT)
+        for _ in producer.asked[answered:]:
+            broker.end(half, Event.COMMIT if done else Event.UNKNOWN)
+        answered = len(producer.asked)
+
+    assert len(broker.finals_of(half)) == 1
+    due_ms = [immunity_s * 1_000 or TIMEOUT_MS]
+    for pause_ms in (30_000, 45_000, 67_500, 101_250):
+        due_ms.append(due_ms[-1] + pause_ms)
+    expected = [due for due in due_ms if due <= done_ms]
+    assert len(asked_at) == len(expected)
+    for asked, due in zip(asked_at, expected, strict=True):
+        assert due <= asked <= due + 5 * (BUCKET_MS + step_ms)
