@@ -25,7 +25,7 @@ shortly before: then its members are willing and have their hands full."""
 REFUSED_RETRY_MS_MAX: Final = 30_000
 """Longest pause until a question that no member took is asked again."""
 
-REFUSALS_MAX: Final = 32
+REFUSALS_MAX: Final = 8
 """Questions in a row that no member took before the rest of the group's waits for the pause. Fewer
 may be the fault of single messages, which must not stop the others."""
 
