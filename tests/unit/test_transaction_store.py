@@ -209,6 +209,64 @@ def test_a_file_that_is_full_is_no_damage(
     assert "event=log_damaged" not in caplog.text
 
 
+def test_messages_of_one_transaction_become_visible_together(
+    broker: StoredBroker, tmp_path: Path
+) -> None:
+    """Of several topics, over the ends of log files, and with one flush that covers them all."""
+    bodies = [bytes([65 + number]) * 2_500 for number in range(5)]
+    for attempt in range(4):
+        messages = []
+        for number, body in enumerate(bodies):
+            key = f"{attempt}-{number}"
+            messages.append((message(f"topic{number}", body, key=key, queue_id=0), key))
+        halves = broker.service.prepare_group(messages, "pg", gone())
+        broker.flush()
+        broker.prepare(b"in between" * 100)
+        if attempt % 2:
+            broker.restart()
+
+        broker.service.end(halves[0].physical_offset, halves[0].queue_offset, "pg", Event.COMMIT)
+        seen = [len(broker.consumed(f"topic{number}")) for number in range(5)]
+        assert seen in ([attempt] * 5, [attempt + 1] * 5)  # the flusher may have been as fast
+        broker.flush()
+
+        assert [
+            [record.body for record in broker.consumed(f"topic{number}")] for number in range(5)
+        ] == [[body] * (attempt + 1) for body in bodies]
+    broker.kill(tmp_path / "after")
+    assert broker.service.pending == 4
+    assert [len(broker.consumed(f"topic{number}")) for number in range(5)] == [4] * 5
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_commit_that_the_disk_has_in_part_is_completed(
+    broker: StoredBroker, tmp_path: Path, cut: int
+) -> None:
+    """The power went while it was written; nothing is served before the rest is there."""
+    keys = [f"{number}" for number in range(4)]
+    messages = [(message(f"topic{key}", key.encode(), key=key, queue_id=0), key) for key in keys]
+    halves = broker.service.prepare_group(messages, "pg", gone())
+    broker.flush()
+    start = broker.store.write_offset
+    broker.end(halves[0], Event.COMMIT)
+    ends = [record.end for record in broker.store.scan(start)]
+    log = broker.root / "commitlog" / f"{0:020d}"
+    after = tmp_path / "after"
+    shutil.copytree(broker.root, after)
+    data = bytearray(log.read_bytes())
+    data[ends[cut - 1] :] = bytes(len(data) - ends[cut - 1])
+    (after / "commitlog" / log.name).write_bytes(data)
+    broker.store.close()
+
+    broker.open(after)
+    broker.flush()
+
+    assert [[one.body for one in broker.consumed(f"topic{key}")] for key in keys] == [
+        [key.encode()] for key in keys
+    ]
+    assert broker.service.pending == 0
+
+
 @pytest.mark.parametrize("what", ["body", "length", "blank", "file"])
 def test_a_damaged_place_hides_nothing_behind_it(
     broker: StoredBroker, what: str, caplog: pytest.LogCaptureFixture
