@@ -47,6 +47,8 @@ TIMEOUT_MS: Final = 6_000  # transactionTimeOut
 INTERVAL_MS: Final = 30_000  # transactionCheckInterval
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS
+EXCHANGE_TURNS: Final = 16
+"""Turns of the loop, of which a request and its answer over the loopback device take four."""
 HEARTBEAT_MS: Final = 90_000
 """Longest step of time: a client without a sign of life for 120 s is taken for dead."""
 
@@ -249,16 +251,31 @@ class Rig:
                 if peer.member and not peer.closed:
                     await peer.heartbeat()
 
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Let time pass, second by second, until it is so; an hour at most."""
+        for _ in range(HOUR_MS // 1_000):
+            if condition():
+                return
+            await self.wait(1_000)
+        raise AssertionError("an hour passed, and nothing happened")
+
     async def settle(self) -> None:
         """Return when everything due is done, on disk, and seen by the peers."""
         while self._loop.has_due:  # noqa: ASYNC110  # what is due makes more that is due
             await asyncio.sleep(0)
+        await self._exchange()
         if not self.disk.held:
             self.store.request_flush()
             await until(lambda: self.store.durable_offset >= self.store.write_offset)
+            await self._exchange()
         for _ in range(2):  # an answer of a peer may have led to a further question
             for peer in self._peers:
                 await peer.sync()
+
+    async def _exchange(self) -> None:
+        """Give clients of ours, on this very loop, the turns for some questions and answers."""
+        for _ in range(EXCHANGE_TURNS):
+            await asyncio.sleep(0)
 
     async def patiently(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for something that takes time, moving it on where nothing else happens."""

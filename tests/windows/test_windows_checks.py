@@ -99,17 +99,12 @@ async def test_w13_what_cannot_be_parked_stays_undecided(rig: Rig) -> None:
     assert rig.bodies() == [b"decided"]
 
 
-async def _until_the_last_check(rig: Rig, producer: Peer) -> None:
-    while len(producer.checks) < CHECK_MAX:
-        await rig.wait(1_000)
-
-
 @windowed(check_max=CHECK_MAX)
 async def test_w14_the_answer_to_the_last_check_still_counts(rig: Rig) -> None:
     """Nothing is parked before the last answer had its time: delivered or parked, never both."""
     producer = await rig.peer()
     await producer.prepare("K1")
-    await _until_the_last_check(rig, producer)
+    await rig.wait_for(lambda: len(producer.checks) == CHECK_MAX)
     await rig.wait(INTERVAL_MS // 2)
     assert rig.records_of(TRANS_CHECK_MAX_TIME_TOPIC) == []
 
@@ -242,10 +237,10 @@ async def test_w24_a_member_that_does_not_know_decides_nothing(rig: Rig) -> None
     owner, stranger, heir = [await rig.peer() for _ in range(3)]
     half = await owner.prepare("K1")
     await rig.lose(owner)
-    while not heir.checks:
-        await rig.wait(1_000)
-        for check in stranger.checks:
-            await stranger.answer_check(check, UNKNOWN)
+    await rig.wait_for(lambda: bool(stranger.checks or heir.checks))
+    if stranger.checks:
+        await stranger.answer_check(stranger.checks[0], UNKNOWN)
+    await rig.wait_for(lambda: bool(heir.checks))
     await heir.answer_check(heir.checks[0], COMMIT)
 
     assert heir.asked == [half.offset]

@@ -150,9 +150,10 @@ async def test_w08_the_fence_makes_the_late_local_commit_fail(rig: Rig) -> None:
     transaction = producers[0].transaction(Message("orders", b"row 1"))
     await rig.patiently(transaction.__aenter__())
     # The slow producer answers UNKNOWN while its transaction runs; the other one cannot know.
-    while not rig.metrics["rolled_back"]:
-        await rig.wait(1_000)
-        await until(lambda: rig.metrics["checks_answered"] == rig.metrics["checks_delivered"])
+    await rig.wait_for(lambda: rig.metrics["checks_delivered"] == 1)
+    await until(lambda: rig.metrics["checks_answered"] == 1)
+    await rig.wait_for(lambda: rig.metrics["checks_delivered"] == 2)
+    await until(lambda: rig.metrics["rolled_back"] == 1)
 
     database.execute("insert into orders values ('o-1')")
     with pytest.raises(TransactionFencedError) as fenced:
