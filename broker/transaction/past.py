@@ -73,7 +73,9 @@ class PastDecisions:
         mark = group_mark(half.properties)
         if mark is not None and mark.number > 0:
             leader = self._leader_of(half, mark.leader_key.decode(errors="replace"))
-            return None if leader is None else self.find(leader.physical_offset, leader)
+            if leader is None or leader.physical_offset in self._table:
+                return None  # the member was decided alone, by Apache RocketMQ
+            return self.find(leader.physical_offset, leader)
         return self._in_log(first, half)
 
     def decided_ms(self, decision: Decision) -> int:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from halfmq.broker.transaction.errors import DecisionForgottenError
 from halfmq.broker.transaction.fold import Fold, ForeignRecordError
 from halfmq.broker.transaction.pending import Event, Member, PendingTable, State
 from halfmq.store.draft import Draft
@@ -187,6 +188,10 @@ def test_a_final_of_another_broker_decides_its_half_alone(tmp_path: Path) -> Non
     table = broker.service._table
     assert table.groups == {leader.physical_offset: (Member(last.physical_offset, 2),)}
     assert broker.service._ops.waiting == [member.queue_offset]
+    assert broker.ended(member, Event.COMMIT).final_offset is not None
+    broker.service._table.decided.clear()  # forgotten
+    with pytest.raises(DecisionForgottenError):
+        broker.end(member, Event.ROLLBACK)
     broker.end(leader, Event.COMMIT)
     assert [len(broker.finals_of(one)) for one in (leader, member, last)] == [1, 1, 1]
 
