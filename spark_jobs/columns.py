@@ -11,10 +11,12 @@ from typing import Final
 from zlib import crc32
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.properties import (
+    PROPERTY_DELAY,
     PROPERTY_KEYS,
     PROPERTY_PGROUP,
     PROPERTY_REAL_QID,
@@ -53,6 +55,7 @@ OP: Final = "op"
 COMMIT: Final = "commit"
 ROLLBACK: Final = "rollback"
 DISCARD: Final = "discard"
+RESUME: Final = "resume"
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,11 +208,39 @@ def _transaction_type(rows: Rows, _: Wanted) -> pa.Array:
     bits = rows.field("sys_flag") & TRANSACTION_MASK
     roles = [_ROLES.get(name, _role_of_other(name)) for name in rows.topic_names]
     kinds = np.array(roles, dtype=np.int8)[rows.topic_codes]
-    kinds[(kinds == _APPLICATION) & (bits == TransactionType.COMMIT)] = _KINDS.index(COMMIT)
+    kinds[_decides(rows, (kinds >= _APPLICATION) & (bits == TransactionType.COMMIT), kinds)] = (
+        _KINDS.index(COMMIT)
+    )
+    kinds[kinds >= _APPLICATION] = 0
     is_rollback = (kinds == _KINDS.index(HALF)) & (bits == TransactionType.ROLLBACK)
     kinds[is_rollback] = _KINDS.index(ROLLBACK)
+    is_resume = (kinds == _KINDS.index(HALF)) & (bits == TransactionType.PREPARED)
+    kinds[is_resume] = _KINDS.index(RESUME)
     kinds[_marks_nothing(rows, kinds == _KINDS.index(OP))] = 0
-    return texts([*_KINDS, NONE]).take(from_numpy(kinds, pa.int8()))
+    return texts(_KINDS).take(from_numpy(kinds, pa.int8()))
+
+
+def _decides(rows: Rows, has_bits: Bools, kinds: npt.NDArray[np.int8]) -> Ints:
+    """Find the final messages among the records with the transaction bits of one.
+
+    Only a final message links to a half. RocketMQ keeps the bits, and not the link, in the copies
+    that it makes for consumers' retries and when a delay is over. Without a link a record is either
+    such a copy, or the final message of the half at offset 0.
+    Source: RocketMQ ``AbstractSendMessageProcessor.consumerSendMsgBack``,
+    ``ScheduleMessageService.messageTimeUp``.
+    """
+    linked = rows.field("prepared_transaction_offset") != 0
+    places = np.flatnonzero(has_bits & (linked | (rows.field("reconsume_times") == 0)))
+    unlinked = places[~linked[places]]
+    if not len(unlinked):
+        return places
+    chosen = np.zeros(len(rows), dtype=np.bool_)
+    chosen[unlinked] = True
+    delayed = rows.select(chosen).property_values(PROPERTY_DELAY).is_valid().to_pylist()
+    is_copy = (kinds[unlinked] == _COPIES) | ((kinds[unlinked] == _APPLICATION) & delayed)
+    chosen[places] = True
+    chosen[unlinked[is_copy]] = False
+    return np.flatnonzero(chosen)
 
 
 def _marks_nothing(rows: Rows, is_op: Bools) -> Ints:
@@ -220,25 +251,22 @@ def _marks_nothing(rows: Rows, is_op: Bools) -> Ints:
 
 
 OP_TAG: Final = b"d"  # RocketMQ's TransactionalMessageUtil.REMOVE_TAG
-_KINDS: Final = (NONE, HALF, OP, COMMIT, ROLLBACK, DISCARD)
-_APPLICATION: Final = len(_KINDS)  # a topic of the users: a record there may be a commit
+_KINDS: Final = (NONE, HALF, OP, COMMIT, ROLLBACK, DISCARD, RESUME)
+# Topics in which a record may be a final message:
+_APPLICATION: Final = len(_KINDS)  # the users';
+_WAITING: Final = _APPLICATION + 1  # where delayed messages wait;
+_COPIES: Final = _APPLICATION + 2  # where consumers' retries are, and what they gave up.
 _ROLES: Final = {
     HALF_TOPIC: _KINDS.index(HALF),
     OP_TOPIC: _KINDS.index(OP),
     TRANS_CHECK_MAX_TIME_TOPIC: _KINDS.index(DISCARD),
-    SCHEDULE_TOPIC: _KINDS.index(NONE),
-    TIMER_TOPIC: _KINDS.index(NONE),
+    SCHEDULE_TOPIC: _WAITING,
+    TIMER_TOPIC: _WAITING,
 }
 
 
 def _role_of_other(topic: str) -> int:
-    """Tell a topic in which a final message can stand from one that holds copies.
-
-    A message that a consumer returned is stored again with the flags it had, COMMIT among them,
-    and so is a delayed one; such a copy decides nothing.
-    Source: RocketMQ ``AbstractSendMessageProcessor.consumerSendMsgBack``.
-    """
-    return 0 if topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)) else _APPLICATION
+    return _COPIES if topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)) else _APPLICATION
 
 
 def _record_type(_: Segment, hole: Hole) -> str:

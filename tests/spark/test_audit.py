@@ -319,3 +319,20 @@ def test_odd_records_are_taken_for_what_they_are(spark: SparkSession, tmp_path: 
         ]
         assert (audit.states[State.ROLLED_BACK], audit.states[State.COMMITTED]) == (1, 1)
         assert audit.states[State.PENDING] == 1
+
+
+def test_a_delayed_commit_is_decided_where_it_waits(spark: SparkSession, tmp_path: Path) -> None:
+    """The record that waits first decides; its copies, and consumers' retries, decide nothing."""
+    log = LogWriter(tmp_path)
+    transactions = Ours(log)
+    for number in range(4):
+        half = transactions.half(transactions.key())  # the first one lies at offset 0
+        transactions.commit_delayed(half, waits=1 + number % 2, by_rocketmq=number > 1)
+    undecided = transactions.half(transactions.key())
+    for topic in ("SCHEDULE_TOPIC_XXXX", "%RETRY%cg", "%DLQ%cg"):
+        log.append(topic, b"", undecided.properties, sys_flag=COMMIT, reconsume_times=1)
+    log.close()
+
+    with audit_of(spark, tmp_path) as audit:
+        assert audit.anomalies == []
+        assert (audit.states[State.COMMITTED], audit.states[State.PENDING]) == (4, 1)

@@ -14,6 +14,7 @@ from zlib import crc32
 HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 PARKED = "TRANS_CHECK_MAX_TIME_TOPIC"
+SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 PREPARED, COMMIT, ROLLBACK = 0x4, 0x8, 0xC
 V1, V2, BLANK = 0xDAA320A7, 0xDAA320AB, 0xCBD43194
 START = 1_700_000_000_000  # ms; the clock of a test log begins here
@@ -259,6 +260,29 @@ class Ours(Apache):
             prepared=half.offset if names is None else names,
         )
         self.done(half.queue_offset)
+
+    def commit_delayed(
+        self, half: Written, *, waits: int = 1, by_rocketmq: bool = False
+    ) -> Written:
+        """Append the final message to the delayed ones, then the copies up to its delivery.
+
+        ``by_rocketmq`` leaves the transaction bits in the delivered copy, as RocketMQ does.
+        """
+        waiting = {**half.properties, "TRANSACTION_DELIVER_MS": str(self.log.now + 5), "DELAY": "1"}
+        final = self.log.append(
+            SCHEDULE, half.body, waiting, queue_id=0, sys_flag=COMMIT, prepared=half.offset
+        )
+        for _ in range(waits - 1):
+            self.log.append(SCHEDULE, half.body, waiting, queue_id=0)
+        self.log.append(
+            half.properties["REAL_TOPIC"],
+            half.body,
+            waiting,
+            queue_id=int(half.properties["REAL_QID"]),
+            sys_flag=COMMIT if by_rocketmq else 0,
+        )
+        self.done(half.queue_offset)
+        return final
 
     def discard(self, half: Written) -> Written:
         return self.log.append(PARKED, half.body, half.properties, prepared=half.offset)
