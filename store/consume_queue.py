@@ -50,6 +50,19 @@ def _is_directory_name(topic: str) -> bool:
     return topic not in {"", ".", ".."} and "/" not in topic and "\0" not in topic
 
 
+def _first_behind(fd: int, base: int, queue_offsets: range, physical_offset: int) -> int:
+    """Return the first of some queue offsets in one file whose record lies at or behind another."""
+
+    def is_behind(queue_offset: int) -> bool:
+        for place in range(queue_offset, queue_offsets.stop):
+            entry = unpack_entry(os.pread(fd, ENTRY_SIZE, place * ENTRY_SIZE - base))
+            if entry != PRE_BLANK:  # one without a record says nothing; the next one does
+                return entry.physical_offset >= physical_offset
+        return True
+
+    return queue_offsets.start + bisect_left(queue_offsets, True, key=is_behind)
+
+
 class MapPool:
     """Bounds how many queues have files mapped, each of which costs up to two descriptors."""
 
@@ -376,6 +389,45 @@ class ConsumeQueue:
     def _start_of(self, queue_offset: int) -> int:
         entry = self.entry(queue_offset)
         return -1 if entry == PRE_BLANK else entry.physical_offset
+
+    def look_for(self, physical_offset: int) -> int:
+        """Return from where on, ``min_offset`` at least, records lie at an offset or behind it.
+
+        Any thread may look. Files are read one after the other and not mapped: those at the
+        beginning of a queue are rarely in memory, and only a read lets others run meanwhile.
+        """
+        files = self._files
+        end, low = self.next_offset, self.min_offset
+        per_file = files.file_size // ENTRY_SIZE
+        while low < end:
+            base = files.base_of(low * ENTRY_SIZE)
+            high = min(base // ENTRY_SIZE + per_file, end)
+            try:
+                fd = os.open(files.path(base), os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                low = high
+                continue
+            try:
+                low = _first_behind(fd, base, range(low, high), physical_offset)
+            finally:
+                os.close(fd)
+            if low < high:
+                break
+        return low
+
+    def begin_at(self, queue_offset: int) -> list[Path]:
+        """Let the queue begin at an offset; return its files that have no entry behind that.
+
+        They are no part of it any more; whoever asked deletes them, in this order.
+        """
+        self.min_offset = max(self.min_offset, queue_offset)
+        files = self._files
+        # The one that is appended to stays, wherever the queue begins.
+        gone = files.forget_before(min(self.min_offset * ENTRY_SIZE, self._active_base))
+        if self._read_base in gone and self._read_map is not _CLOSED:
+            _unmap(self._read_map)
+            self._read_map = _CLOSED
+        return [files.path(base) for base in gone]
 
     def sync(self) -> bool:
         """Flush what was written since the last time; called by the janitor's thread.

@@ -400,7 +400,7 @@ class IndexFile:
 class IndexService:
     """All index files of one store.
 
-    ``recover`` comes first. ``put``, ``put_group`` and ``delete_before`` belong to one thread;
+    ``recover`` comes first. ``put``, ``put_group`` and ``forget_before`` belong to one thread;
     ``query`` and ``flush`` may be called from any.
     """
 
@@ -624,15 +624,17 @@ class IndexService:
             sync_directory(self._directory)
         return durable_ms
 
-    def delete_before(self, log_start: int) -> None:
-        """Delete the oldest files whose records are all gone from the log; never the newest."""
+    def forget_before(self, log_start: int) -> list[IndexFile]:
+        """Drop the oldest files whose records are all gone from the log; never the newest.
+
+        Whoever asked deletes them and lets go of the objects, on a thread that may wait: the last
+        use of a file closes it, and frees its hundreds of megabytes.
+        """
         expired = list(
             takewhile(lambda file: file.header.end_physical_offset < log_start, self._files[:-1])
         )
         self._files = self._files[len(expired) :]
-        for file in expired:
-            file.path.unlink(missing_ok=True)
-            _log.info("index_file_deleted path=%s reason=expired", file.path)
+        return expired
 
     def _delete(self, files: Sequence[IndexFile]) -> None:
         """Delete files during recovery; durably, or they would come back behind newer ones."""

@@ -13,7 +13,7 @@ from typing import Final
 from .draft import Appended, AppendedBatch, Batch, Draft
 from .errors import StoreError
 from .format.index import KeyedRecord, UniqueKeys
-from .index_file import IndexService
+from .index_file import IndexFile, IndexService
 from .log_scan import LogScan, store_timestamp
 from .mapped_file_queue import MappedFileQueue
 
@@ -162,6 +162,10 @@ class KeyIndexing:
         """Store timestamp and physical offset of the newest record in the index."""
         self.work()
         return self.index.last_update
+
+    def forget_before(self, log_start: int) -> list[IndexFile]:
+        """Drop the files whose records are all gone from the log; see ``IndexService``."""
+        return self.index.forget_before(log_start)
 
     def flush(self, flushed_timestamp: int) -> int:
         """Flush the index now and then; return up to when it is on disk. For a helper thread."""

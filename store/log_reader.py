@@ -143,6 +143,11 @@ class LogReader:
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
+    def forget_before(self, offset: int) -> None:
+        """Close the files that end at ``offset`` or before it, so that their space becomes free."""
+        for base in [base for base in self._descriptors if base + self._files.file_size <= offset]:
+            os.close(self._descriptors.pop(base))
+
     def forget_from(self, offset: int) -> None:
         """Close the files that begin at ``offset`` or behind it, because they were deleted."""
         for base in [base for base in self._descriptors if base >= offset]:

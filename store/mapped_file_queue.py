@@ -86,6 +86,15 @@ class MappedFileQueue:
         """Remember a file that was created."""
         insort(self.bases, base)
 
+    def forget_before(self, offset: int) -> list[int]:
+        """Take the files that end at ``offset`` or before it off the row, but never the last one.
+
+        Return their offsets, oldest first; whoever asked deletes them, in this order.
+        """
+        gone = [base for base in self.bases[:-1] if base + self.file_size <= offset]
+        del self.bases[: len(gone)]
+        return gone
+
     def remove_from(self, offset: int) -> list[int]:
         """Delete the files that begin at ``offset`` or behind it; return their offsets."""
         removed = [base for base in self.bases if base >= offset]

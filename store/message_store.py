@@ -36,6 +36,7 @@ from .lock import DirectoryLock
 from .log_reader import LogReader, Range
 from .mapped_file import make_directory, sync_data, sync_directory
 from .recovery import Recovery, RecoveryReport
+from .retention import Deleted, Retention
 from .selection import GetResult, GetStatus, select
 from .worker import ThreadWorker, WorkerFactory
 
@@ -100,6 +101,7 @@ class MessageStore:
             fdatasync=fdatasync,
             worker=worker,
         )
+        self._retention = Retention(self._log.files, self._queues, self._reader, worker=worker)
         self._worker = worker
         self._keys: KeyIndexing | None = None
         self._janitor: Janitor | None = None
@@ -159,6 +161,7 @@ class MessageStore:
                 log_end=report.end_offset,
                 index_timestamp=self._checkpoint.index_timestamp,
             )
+            self._retention.keys = self._keys
         self._confirm_offset = max(recovery.last_record, 0)
         return report
 
@@ -172,6 +175,7 @@ class MessageStore:
         self._log.wake_helper = self._look_ahead
         self._flusher.start()
         self._janitor.start()
+        self._retention.start()
 
     def close(self) -> None:
         """Flush everything, leave a clean marker, and let the directory go; idempotent.
@@ -182,6 +186,7 @@ class MessageStore:
             return
         self._opened = False
         assert self._janitor is not None
+        self._retention.stop()
         self._janitor.stop()
         self._flusher.stop()
         try:
@@ -300,7 +305,33 @@ class MessageStore:
 
     def tick(self, budget_ms: float = 2.0) -> bool:
         """Do deferred work for about ``budget_ms``; return whether there is more."""
+        self._retention.work(self._flusher.durable_offset)
         return self._keys is not None and self._keys.work(budget_ms)
+
+    # Retention ------------------------------------------------------------------------------
+
+    def look_for_expired(self, stored_before_ms: int) -> None:
+        """Have it found out where the files of the log end that hold nothing younger; no wait."""
+        self._retention.look(stored_before_ms)
+
+    @property
+    def expired_end(self) -> int:
+        """The physical offset of that end, as far as the look has come."""
+        return self._retention.expired_end
+
+    def delete_before(self, end: int) -> None:
+        """Delete the files of the log that end at ``end`` or before it, and what leads there.
+
+        That begins at a ``tick`` when everything appended by now is durable, and goes on beside
+        the loop. The last file always stays.
+        """
+        self._retention.delete(end, self._log.write_offset)
+        self._flusher.request()
+
+    @property
+    def deleted(self) -> Deleted:
+        """What was deleted since the store was opened."""
+        return self._retention.deleted
 
     # Positions ------------------------------------------------------------------------------
 

@@ -828,18 +828,19 @@ def test_a_failed_flush_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.Mon
     index.close()
 
 
-def test_files_whose_records_are_gone_are_deleted(tmp_path: Path) -> None:
-    """Never the newest, and only from the oldest on."""
+def test_files_whose_records_are_gone_are_dropped(tmp_path: Path) -> None:
+    """Never the newest, and only from the oldest on; whoever asked deletes them."""
     index = opened(tmp_path, items=4, records=[record(10 * n, keys="a") for n in range(9)])
-    assert len(list(tmp_path.iterdir())) == 3
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 3
 
-    index.delete_before(20)
+    assert index.forget_before(20) == []
     assert found(index, "a") == [10 * n for n in range(9)]
-    index.delete_before(21)
+    assert [file.path.name for file in index.forget_before(21)] == names[:1]
     assert found(index, "a") == [30, 40, 50, 60, 70, 80]
-    index.delete_before(1000)
+    assert [file.path.name for file in index.forget_before(1000)] == names[1:2]
     assert found(index, "a") == [60, 70, 80]
-    assert len(list(tmp_path.iterdir())) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
     index.close()
 
 

@@ -1,0 +1,408 @@
+"""Deleting old files: what goes, in which order, and what a crash in between leaves."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from halfmq.store.config import FlushMode
+from halfmq.store.consume_queue import ConsumeQueue, MapPool
+from halfmq.store.format.queue_entry import QueueEntry
+from halfmq.store.message_store import GetStatus, MessageStore
+from halfmq.store.worker import Round
+from tests.support.golden_store import unpack
+from tests.support.stores import (
+    BORN,
+    Clock,
+    append_durably,
+    bounds,
+    crash,
+    draft,
+    everything,
+    flush,
+    golden_config,
+    pulled,
+    small_config,
+    wait_until,
+)
+
+LOG_FILE = 16_384
+QUEUE_FILE = 200  # bytes: ten entries
+FILES = 5
+STEPS_MAX = 1000  # of a helper, until a test gives up
+
+
+class SteppedWorker:
+    """A helper that works when the test says so."""
+
+    def __init__(self, work: Round) -> None:
+        self._work = work
+
+    def start(self) -> None:
+        """Nothing runs by itself."""
+
+    def wake(self) -> None:
+        """Nor when it is asked for."""
+
+    def stop(self) -> bool:
+        return True
+
+    def step(self) -> bool:
+        """Do one round; return whether it wants another one soon."""
+        pause = self._work(True)
+        return pause is not None and pause < 1
+
+
+class Aged:
+    """A store with some full files of the log, whose deletion goes on step by step."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.clock = Clock()
+        self.workers: dict[str, SteppedWorker] = {}
+        self.open()
+
+    def open(self) -> None:
+        def worker(name: str, work: Round, _pause: float) -> SteppedWorker:
+            return self.workers.setdefault(name, SteppedWorker(work))
+
+        self.workers.clear()
+        config = small_config(self.root, consume_queue_file_size=QUEUE_FILE)
+        self.store = MessageStore(config, now_ms=self.clock, worker=worker)
+        self.store.open()
+
+    @property
+    def helper(self) -> SteppedWorker:
+        return self.workers["store-retention"]
+
+    def flush(self) -> None:
+        self.workers["store-flush"].step()
+
+    def fill(self, files: int = FILES) -> None:
+        """Append until the log has so many files; a second passes between two groups."""
+        number = 0
+        while len(self.log_files()) < files:
+            group = [
+                draft("T", number % 3, bytes(1000), properties={"KEYS": f"k{number}"}),
+                draft("U", 0, b"small", properties={"UNIQ_KEY": f"u{number}"}),
+            ]
+            self.store.append(group)
+            self.clock.now += 1000
+            number += 1
+        self.store.tick(1000)
+        self.flush()
+
+    def log_files(self) -> list[str]:
+        return sorted(path.name for path in (self.root / "commitlog").iterdir())
+
+    def settle(self) -> None:
+        for _ in range(STEPS_MAX):
+            self.store.tick(1000)
+            if not self.helper.step():
+                self.store.tick(1000)
+                if not self.helper.step():
+                    return
+        raise AssertionError("the helper does not come to rest")
+
+    def look(self, stored_before_ms: int) -> int:
+        self.store.look_for_expired(stored_before_ms)
+        self.settle()
+        return self.store.expired_end
+
+
+@pytest.fixture
+def aged(tmp_path: Path) -> Iterator[Aged]:
+    aged = Aged(tmp_path / "store")
+    aged.fill()
+    yield aged
+    aged.store.close()
+
+
+def first_time(store: MessageStore, offset: int) -> int:
+    record = store.record_at(offset)
+    assert record is not None
+    return record.store_timestamp
+
+
+def test_a_file_is_old_when_all_its_records_are(aged: Aged) -> None:
+    """The youngest record of a file decides, which the first one behind it is as old as."""
+    second, third = (first_time(aged.store, base) for base in (LOG_FILE, 2 * LOG_FILE))
+
+    assert aged.look(BORN) == 0
+    assert aged.look(second - 1) == 0
+    assert aged.look(second) == LOG_FILE
+    assert aged.look(third - 1) == LOG_FILE
+    assert aged.look(third) == 2 * LOG_FILE
+    assert aged.look(1 << 60) == (FILES - 1) * LOG_FILE  # the last one is never old
+
+
+def test_a_damaged_first_record_leaves_the_file_before_it(aged: Aged) -> None:
+    """How old a file is must be known before it is deleted."""
+    path = aged.root / "commitlog" / f"{2 * LOG_FILE:020d}"
+    content = bytearray(path.read_bytes())
+    content[4:8] = bytes(4)
+    path.write_bytes(content)
+
+    assert aged.look(1 << 60) <= 2 * LOG_FILE
+
+
+def test_deleted_files_take_queues_and_index_with_them(aged: Aged) -> None:
+    """What remains is served as before; a consumer below the minimum is told where to go on."""
+    store, start = aged.store, 3 * LOG_FILE
+    before = everything(store)
+    ends = {key: end for key, (_, end) in bounds(store).items()}
+
+    store.delete_before(start + 1)
+    aged.settle()
+
+    kept = [record for record in before if record.physical_offset >= start]
+    assert store.min_offset == start
+    assert aged.log_files() == [f"{base:020d}" for base in (start, 4 * LOG_FILE)]
+    assert everything(store) == kept
+    assert {key: end for key, (_, end) in bounds(store).items()} == ends
+    for key, (first, _) in bounds(store).items():
+        assert first == min(r.queue_offset for r in kept if (r.topic, r.queue_id) == key)
+        below = store.get(*key, first - 1)
+        assert (below.status, below.next_offset) == (GetStatus.OFFSET_TOO_SMALL, first)
+        files = sorted((aged.root / "consumequeue" / key[0] / str(key[1])).iterdir())
+        assert int(files[0].name) == first * 20 - first * 20 % QUEUE_FILE
+    assert store.query_index("U", "u0", 10, 0, 1 << 60) == []
+    assert store.deleted.log_files == 3
+    assert store.deleted.queue_files > 0
+    assert store.deleted.index_files == 0  # hundreds of keys fit into the only one
+
+    minimums = bounds(store)
+    store.close()
+    aged.open()
+    assert bounds(aged.store) == minimums
+    assert everything(aged.store) == kept
+
+
+def test_old_index_files_are_deleted(tmp_path: Path) -> None:
+    """Except for the newest, all whose records are gone."""
+    aged = Aged(tmp_path)
+    group = [draft("T", 0, bytes(10), properties={"KEYS": " ".join("abcdefghij")})] * 20
+    while len(aged.log_files()) < 4:
+        aged.store.append(group)
+        aged.clock.now += 1000
+    aged.store.tick(1000)
+    aged.flush()
+    files = sorted((tmp_path / "index").iterdir())
+
+    aged.store.delete_before(3 * LOG_FILE)
+    aged.settle()
+
+    left = sorted((tmp_path / "index").iterdir())
+    assert 1 <= len(left) < len(files)
+    assert left == files[-len(left) :]
+    assert aged.store.deleted.index_files == len(files) - len(left)
+    hits = aged.store.query_index("T", "a", 64, 0, 1 << 60)
+    assert hits
+    assert min(hits) >= 3 * LOG_FILE
+    aged.store.close()
+
+
+def test_the_last_file_always_stays(aged: Aged) -> None:
+    """Otherwise the next start would begin at offset 0 again."""
+    aged.store.delete_before(1 << 60)
+    aged.settle()
+
+    assert aged.log_files() == [f"{4 * LOG_FILE:020d}"]
+    end = aged.store.write_offset
+    ends = {key: end for key, (_, end) in bounds(aged.store).items()}
+    aged.store.close()
+    aged.open()
+    assert aged.store.write_offset == end
+    assert {key: end for key, (_, end) in bounds(aged.store).items()} == ends
+
+
+def test_nothing_is_deleted_before_what_allows_it_is_on_disk(aged: Aged) -> None:
+    """A decision that a power cut takes back must find its half again."""
+    aged.store.append([draft("T", 0, b"the decision")])
+    aged.store.delete_before(2 * LOG_FILE)
+    aged.settle()
+    assert aged.store.min_offset == 0
+    assert len(aged.log_files()) == FILES
+
+    aged.flush()
+    aged.settle()
+    assert aged.store.min_offset == 2 * LOG_FILE
+    assert len(aged.log_files()) == FILES - 2
+
+
+def test_a_crash_between_any_two_steps_leaves_a_store_that_opens(
+    aged: Aged, tmp_path: Path
+) -> None:
+    """It begins where it did or later, without a hole, and the rest is deleted the next time."""
+    before = everything(aged.store)
+    ends = {key: end for key, (_, end) in bounds(aged.store).items()}
+    aged.store.delete_before(3 * LOG_FILE)
+    copies: list[Path] = []
+    for number in range(8):  # three log files, the index, the queues, their files
+        aged.store.tick(1000)
+        aged.helper.step()
+        copies.append(crash(aged.root, tmp_path / f"copy{number}"))
+    assert aged.store.deleted.queue_files > 0
+
+    starts = set()
+    for copy in copies:
+        opened = Aged(copy)
+        start = opened.store.min_offset
+        starts.add(start)
+        kept = [record for record in before if record.physical_offset >= start]
+        assert everything(opened.store) == kept
+        assert {key: end for key, (_, end) in bounds(opened.store).items()} == ends
+        opened.store.delete_before(3 * LOG_FILE)
+        opened.settle()
+        assert opened.log_files() == aged.log_files()
+        assert everything(opened.store) == everything(aged.store)
+        opened.store.close()
+    assert starts == {LOG_FILE, 2 * LOG_FILE, 3 * LOG_FILE}
+
+
+def test_names_are_durably_gone_in_order(aged: Aged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut that brings a file back brings back all behind it: no hole in the log."""
+    calls: list[str] = []
+    real_unlink, real_fsync = os.unlink, os.fsync
+
+    def unlink(path: str) -> None:
+        calls.append(Path(path).name)
+        real_unlink(path)
+
+    def fsync(fd: int) -> None:
+        calls.append("sync")
+        real_fsync(fd)
+
+    aged.store.delete_before(3 * LOG_FILE)
+    aged.store.tick()
+    monkeypatch.setattr(os, "unlink", unlink)
+    monkeypatch.setattr(os, "fsync", fsync)
+    for _ in range(3):
+        aged.helper.step()
+
+    assert calls == [
+        f"{0:020d}",
+        "sync",
+        f"{LOG_FILE:020d}",
+        "sync",
+        f"{2 * LOG_FILE:020d}",
+        "sync",
+    ]
+
+
+def test_a_file_that_cannot_be_deleted_is_tried_again(
+    aged: Aged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing behind it goes before it does, and nobody is served from it."""
+    real = os.unlink
+
+    def refuse(path: str) -> None:
+        if Path(path).name == f"{LOG_FILE:020d}":
+            raise PermissionError(path)
+        real(path)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    aged.store.delete_before(3 * LOG_FILE)
+    aged.settle()
+    assert aged.store.min_offset == 3 * LOG_FILE
+    assert aged.log_files() == [
+        f"{base:020d}" for base in range(LOG_FILE, FILES * LOG_FILE, LOG_FILE)
+    ]
+
+    monkeypatch.setattr(os, "unlink", real)
+    aged.look(0)
+    assert aged.log_files() == [f"{base:020d}" for base in (3 * LOG_FILE, 4 * LOG_FILE)]
+
+
+def test_an_idle_queue_keeps_its_place(aged: Aged) -> None:
+    """All its messages are gone, and the next one has the offset behind the last."""
+    aged.store.append([draft("idle", 0, b"old")] * 7)
+    aged.flush()
+    aged.fill(len(aged.log_files()) + 2)
+    aged.store.delete_before(aged.store.write_offset)
+    aged.settle()
+    assert aged.store.queue_bounds("idle", 0) == (7, 7)
+    assert aged.store.get("idle", 0, 3).status is GetStatus.OFFSET_TOO_SMALL
+    aged.store.close()
+
+    aged.open()
+    assert aged.store.queue_bounds("idle", 0) == (7, 7)
+    (appended,) = aged.store.append([draft("idle", 0, b"new")])
+    assert appended.queue_offset == 7
+
+
+def test_a_read_that_has_begun_ends_well(aged: Aged) -> None:
+    """Files are not cut, so another program that copies one gets all of it."""
+    path = aged.root / "commitlog" / f"{0:020d}"
+    content = path.read_bytes()
+    with path.open("rb") as file:
+        half = file.read(LOG_FILE // 2)
+        aged.store.delete_before(LOG_FILE)
+        aged.settle()
+        assert not path.exists()
+        assert half + file.read() == content
+
+
+def test_appends_and_pulls_go_on_during_a_deletion(tmp_path: Path) -> None:
+    """With real threads, in both flush modes: neither loses its place."""
+    for mode in FlushMode:
+        root = tmp_path / mode
+        store = MessageStore(small_config(root, flush_mode=mode), now_ms=Clock())
+        store.open()
+        for number in range(400):
+            store.append([draft("T", number % 2, bytes(500))])
+            if number % 40 == 39:
+                flush(store)
+                store.delete_before(store.write_offset - 2 * LOG_FILE)
+                wait_until(ticking(store, store.write_offset - 4 * LOG_FILE))
+            for queue_id in (0, 1):
+                visible = store.queue_bounds("T", queue_id)[1]
+                got = [record.queue_offset for record in pulled(store, "T", queue_id)]
+                assert [*range(visible)][-1:] <= got[-1:]
+                assert got == [*range(visible + 400)][got[0] : got[-1] + 1] if got else not visible
+        assert store.min_offset > 0
+        append_durably(store, draft("T", 0, b"last"))
+        served = everything(store)
+        store.close()
+        reopened = MessageStore(small_config(root, flush_mode=mode), now_ms=Clock())
+        reopened.open()
+        assert everything(reopened) == served
+        reopened.close()
+
+
+def ticking(store: MessageStore, start: int) -> Callable[[], bool]:
+    def done() -> bool:
+        store.tick()
+        return store.min_offset >= start
+
+    return done
+
+
+def test_a_store_that_rocketmq_has_deleted_from_goes_on(tmp_path: Path) -> None:
+    """Its minimums are found, and more of it can be deleted."""
+    golden = unpack("retention", tmp_path)
+    config = golden_config(golden)
+    store = MessageStore(config, now_ms=Clock())
+    store.open()
+    assert store.min_offset == int(golden.truth["runtime"]["commitLogMinOffset"])
+    kept = everything(store)
+    end = store.min_offset + 2 * config.commit_log_file_size
+
+    store.delete_before(end)
+    wait_until(ticking(store, end))
+    assert everything(store) == [record for record in kept if record.physical_offset >= end]
+    store.close()
+
+
+def test_entries_without_a_record_hide_none_before_them(tmp_path: Path) -> None:
+    """Where the log lacks records in the middle of a queue, those around them are still found."""
+    queue = ConsumeQueue("T", 0, directory=tmp_path, file_size=2000, pool=MapPool(1))
+    queue.extend(b"".join(QueueEntry(at, 10, 0).pack() for at in range(0, 200, 10)), 200)
+    queue.skip_to(80)
+    queue.extend(b"".join(QueueEntry(at, 10, 0).pack() for at in range(800, 1000, 10)), 1000)
+
+    assert [queue.look_for(at) for at in (0, 1, 100, 190, 191, 800, 990, 991)] == [
+        *(0, 1, 10, 19, 20, 20, 99, 100)
+    ]
+    queue.close()
