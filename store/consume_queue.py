@@ -25,7 +25,7 @@ from .format.record import (
     MAGIC_V2,
     TOPIC_LENGTH_V1_MAX,
 )
-from .mapped_file import sync_data, try_reserve, write_zeros, zero_tail
+from .mapped_file import sync_data, sync_directory, try_reserve, write_zeros, zero_tail
 from .mapped_file_queue import MappedFileQueue
 
 # Bytes reserved at a time: a page at first, since most queues are short, then as much as the file
@@ -92,6 +92,7 @@ class ConsumeQueue:
     __slots__ = (
         "_active_base",
         "_files",
+        "_names_durable",
         "_pool",
         "_read_base",
         "_read_map",
@@ -148,6 +149,7 @@ class ConsumeQueue:
         self._visible_end = 0  # where the last search for it ended
         self._pool = pool
         self._files = MappedFileQueue(directory, file_size)
+        self._names_durable = False  # those of the files, and of the directories they are in
 
     # Writing -------------------------------------------------------------------------------
 
@@ -173,6 +175,7 @@ class ConsumeQueue:
         except OSError as error:
             raise DiskFullError(self._files.directory, str(error)) from error
         self._files.create(base)
+        self._names_durable = False
 
     def _map_active(self, base: int, position: int) -> int:
         """Map the file for writing and reserve space from ``position`` on; return its end."""
@@ -432,6 +435,9 @@ class ConsumeQueue:
     def sync(self) -> bool:
         """Flush what was written since the last time; called by the janitor's thread.
 
+        Recovery believes that the entries of what the checkpoint covers are there. So the names by
+        which they are found have to be on disk as well.
+
         Files are opened anew, so that no map or descriptor is shared between threads.
         """
         start, end = self.flushed_offset, self.next_offset
@@ -448,6 +454,11 @@ class ConsumeQueue:
                 sync_data(fd)
             finally:
                 os.close(fd)
+        if not self._names_durable:
+            self._names_durable = True  # first: a file created meanwhile takes it back
+            queue = files.directory
+            for directory in (queue, queue.parent, queue.parent.parent):
+                sync_directory(directory)
         self.flushed_offset = end
         return True
 

@@ -162,9 +162,9 @@ class Disk:
 
     def pwrite(self, fd: int, data: bytes, offset: int) -> int:
         if self._changes():
-            if self.chance.random() < 0.5:
-                data = data[: self.chance.randrange(len(data) + 1)]
-            real.pwrite(fd, data, offset)
+            # The kernel looks for a fatal signal between two pages.
+            ends = [*range(PAGE - offset % PAGE, len(data), PAGE), len(data)]
+            real.pwrite(fd, data[: self.chance.choice(ends)], offset)
             self._die()
         return int(real.pwrite(fd, data, offset))
 
@@ -269,6 +269,13 @@ class Disk:
             if owner is process:
                 del self.descriptors[fd]
                 real.close(fd)
+
+    def release_all(self) -> None:
+        """Close what any process has left open, at the end of a run."""
+        for fd in self.descriptors:
+            real.close(fd)
+        self.descriptors.clear()
+        self.on_write_of_death = lambda: None
 
     def process_killed(self) -> None:
         """Hand the files, as the page cache has them, to the next process under a new path."""

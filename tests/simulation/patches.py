@@ -151,6 +151,7 @@ def _let_go(loop: SimulationLoop, disk: Disk) -> None:
         warnings.simplefilter("ignore")  # of coroutines that were killed before their first step
         loop.close()
         gc.collect()
+        gc.collect()  # coroutines that ended in the first one have let go of more
 
 
 __all__ = ["Killed", "installed", "real"]

@@ -69,6 +69,7 @@ class World:
         self.broker: Broker | None = None  # while it serves
         self.broker_process: Process | None = None
         self.programs: dict[str, Process] = {}  # of users, by name
+        self._brokers: list[Broker] = []  # all that there were
         self._outside = contextvars.copy_context()
         self._incarnations = Counter[str]()
 
@@ -92,10 +93,22 @@ class World:
             self._settle()
             self.records.violations.extend(loop.failures)
             self.records.violations.extend(loop.errors)
-            self.programs.clear()
-            self.clients.under_way.clear()
-            self.network.clear()
-            self.disk.on_write_of_death = _nothing
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Break up what the collector of garbage cannot: records that it does not look into."""
+        for broker in self._brokers:
+            for entry in broker.transactions._table:
+                entry.owner = None
+            broker._group._staged.clear()
+            broker._release._waiting.clear()
+            broker._release._stalled.clear()
+            broker._polling.waiting.clear()
+        self._brokers.clear()
+        self.programs.clear()
+        self.clients.under_way.clear()
+        self.network.clear()
+        self.disk.release_all()
 
     def _settle(self) -> None:
         self.settling = True
@@ -231,6 +244,7 @@ class World:
             self._broker_config(),
             worker=lambda _name, work, pause: SimulatedWorker(self.loop, process, work, pause),
         )
+        self._brokers.append(broker)
         _make_small(broker)
         await broker.start()
         self.broker = broker
@@ -377,10 +391,6 @@ class World:
     def _fault_replay(self) -> None:
         if self.network.frames and self.broker_process is not None:
             self.network.replay(self._process("box-0", "10.0.4.1"), BROKER, PORT)
-
-
-def _nothing() -> None:
-    """Refer to no process, as the death of one would."""
 
 
 def _make_small(broker: Broker) -> None:

@@ -1,0 +1,219 @@
+"""``python -m tests.simulation.bites``: what the simulation finds when a protection is missing.
+
+Each bite takes one protection out of the code, for its own process only, and runs seeds until an
+invariant is violated. A protection whose absence no seed notices would be one that nothing proves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any, Final, NamedTuple
+from unittest import mock
+
+from halfmq.broker.server import ClientConnection
+from halfmq.broker.transaction import snapshot
+from halfmq.broker.transaction.deciding import Decisions
+from halfmq.broker.transaction.fold import Fold
+from halfmq.broker.transaction.half import committed
+from halfmq.broker.transaction.pending import Event
+from halfmq.broker.transaction.twins import TwinFinder
+from halfmq.store import log_scan
+from halfmq.store.flush import Flusher
+from halfmq.store.recovery import Recovery
+
+from .__main__ import fix_hashes
+from .clients import Clients
+from .scenario import ROW
+from .world import run
+
+SEEDS_MAX: Final = 3_000
+
+
+class Bite(NamedTuple):
+    """A protection, and how to do without it."""
+
+    missing: str
+    owner: Any
+    attribute: str
+    without: Callable[[Any], Any]  # the original → what takes its place
+
+
+def _nothing(result: object = None) -> Callable[[Any], Any]:
+    return lambda _original: lambda *_args, **_named: result
+
+
+def _early(*modules: str) -> Callable[[Any], Any]:
+    """Reply at once, where a handler of these modules asks to wait for the disk."""
+
+    def without(original: Any) -> Any:
+        def reply(self: Any, position: int, reply: bytes) -> None:
+            caller = sys._getframe(1).f_globals["__name__"].rpartition(".")[2]
+            if caller in modules:
+                self.write(reply)
+                self._shared.release.ask_flush()
+            else:
+                original(self, position, reply)
+
+        return reply
+
+    return without
+
+
+def _flush_that_looks_late(_original: Any) -> Any:
+    def flush(self: Any) -> None:
+        start = self.durable_offset
+        if start == self._written.write_offset:
+            return
+        end = self._written.write_offset
+        for base in range(self._files.base_of(start), end, self._files.file_size):
+            self._sync_file(base)
+        self.durable_timestamp = self._written.last_store_timestamp
+        self.durable_offset = self._written.write_offset  # more than was there when it began
+        self._tell(self._on_durable, self.durable_offset)
+
+    return flush
+
+
+def _opposite_is_taken(original: Any) -> Any:
+    def answer(self: Any, offset: int, half: Any, event: Event) -> Any:
+        decision = self._past.find(self._table.first_of(offset), half)
+        if event is Event.COMMIT and decision is not None and decision.state.name == "ROLLED_BACK":
+            self._append((committed(self._final_at(offset)),))
+        return original(self, offset, half, event)
+
+    return answer
+
+
+def _planned_is_forgotten(original: Any) -> Any:
+    def plan(self: Any, *args: Any, **named: Any) -> Any:
+        self._planned.clear()
+        return original(self, *args, **named)
+
+    return plan
+
+
+def _any_log_end(original: Any) -> Any:
+    return lambda header, rows, log: original(header, rows._replace(log_end=0), log)
+
+
+def _newest_file(_original: Any) -> Any:
+    return lambda self, _checkpoint: self._files.bases[-1] if self._files.bases else 0
+
+
+def _no_tombstone(original: Any) -> Any:
+    def look_up(self: Any, key: str) -> Any:
+        records = self._world.records
+        known = key in records.ledger
+        decision = original(self, key)
+        if not known and records.ledger.get(key) != ROW:
+            del records.ledger[key]
+        return decision
+
+    return look_up
+
+
+BITES: Final = {
+    "decisions": Bite(
+        "a decision is durable before it is confirmed",
+        ClientConnection,
+        "reply_when_durable",
+        _early("transaction"),
+    ),
+    "halves": Bite(
+        "a half is durable before it is acknowledged",
+        ClientConnection,
+        "reply_when_durable",
+        _early("send", "plain_send", "prepare"),
+    ),
+    "tail": Bite("a start cuts what is torn off the log", Recovery, "_cut_log", _nothing(0)),
+    "fold": Bite("a final message is a decision", Fold, "_final", _nothing()),
+    "opposite": Bite(
+        "the opposite of a decision is refused", Decisions, "_answer_decided", _opposite_is_taken
+    ),
+    "snapshot": Bite(
+        "a snapshot holds only while the log reaches its end", snapshot, "_misfit", _any_log_end
+    ),
+    "finish": Bite("a start completes a commit that was cut off", Decisions, "finish", _nothing()),
+    "incomplete": Bite(
+        "a start rolls back a group without all of its halves",
+        Decisions,
+        "roll_back_incomplete",
+        _nothing(),
+    ),
+    "planned": Bite(
+        "a decision waiting for its group counts as made", Decisions, "plan", _planned_is_forgotten
+    ),
+    "twins": Bite("a half that was sent twice is one", TwinFinder, "find", _nothing()),
+    "flush": Bite(
+        "durable is what was written when the flush began",
+        Flusher,
+        "_flush",
+        _flush_that_looks_late,
+    ),
+    "checkpoint": Bite(
+        "queues are checked from the checkpoint on", Recovery, "_checkpoint_start", _newest_file
+    ),
+    "properties": Bite(
+        "a record without all of its properties is torn", log_scan, "is_torn", _nothing(False)
+    ),
+    "tombstone": Bite(
+        "a checker that finds no row forbids it (the users' part)",
+        Clients,
+        "look_up",
+        _no_tombstone,
+    ),
+}
+
+
+@contextlib.contextmanager
+def bitten(name: str) -> Iterator[None]:
+    """Take a protection away."""
+    bite = BITES[name]
+    original = getattr(bite.owner, bite.attribute)
+    with mock.patch.object(bite.owner, bite.attribute, bite.without(original)):
+        yield
+
+
+class Found(NamedTuple):
+    """The first seed that noticed."""
+
+    name: str
+    seeds: int  # that were run
+    violation: str | None
+
+
+def first_violation(name: str, seeds_max: int = SEEDS_MAX) -> Found:
+    """Run seeds without a protection until one notices."""
+    with bitten(name):
+        for seed in range(seeds_max):
+            violations = run(seed).records.violations
+            if violations:
+                return Found(name, seed + 1, f"seed {seed}: {violations[0]}")
+    return Found(name, seeds_max, None)
+
+
+def main() -> int:
+    """Try every bite, or those that are named; 1 if one is not noticed."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.bites", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(BITES)}")
+    parser.add_argument("--processes", type=int, default=1)
+    arguments = parser.parse_args()
+    unnoticed = 0
+    with ProcessPoolExecutor(arguments.processes) as pool:
+        for found in pool.map(first_violation, arguments.names or BITES):
+            unnoticed += found.violation is None
+            print(
+                f"{found.name}: without '{BITES[found.name].missing}' "
+                f"{found.seeds} seeds, {found.violation or 'NOTHING NOTICED'}",
+                flush=True,
+            )
+    return 1 if unnoticed else 0
+
+
+if __name__ == "__main__":
+    fix_hashes("tests.simulation.bites")
+    sys.exit(main())
