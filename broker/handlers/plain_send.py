@@ -25,7 +25,7 @@ from halfmq.store.format.topics import CLIENTS_MAY_NOT_SEND
 from ..connection import Connection, Handler
 from ..group_append import GroupAppend
 from ..topics import TopicConfig
-from ..transaction.admission import FINAL_RESERVE
+from ..transaction.admission import FINAL_RESERVE, UNIQUE_KEY_SIZE_MAX
 from ..transaction.half import half_draft
 from ..transaction.twins import Twins
 
@@ -207,7 +207,7 @@ class PlainSends:
         if (
             not shape.plain
             or len(raw) > PROPERTIES_SIZE_MAX
-            or (transactional and not self._may_prepare(header, shape, len(raw)))
+            or (transactional and not self._may_prepare(header, shape, unique_key, len(raw)))
         ):
             return None
         draft = Draft(
@@ -241,11 +241,16 @@ class PlainSends:
         )
 
     def _may_prepare(
-        self, header: SendMessageRequestHeader, shape: Shape, properties_size: int
+        self,
+        header: SendMessageRequestHeader,
+        shape: Shape,
+        unique_key: str,
+        properties_size: int,
     ) -> bool:
         """Tell whether a message with marks of a transaction is certainly a half message."""
         return (
             shape.producer_group != ""
+            and len(unique_key) <= UNIQUE_KEY_SIZE_MAX
             and properties_size <= PROPERTIES_SIZE_MAX - FINAL_RESERVE
             and not header.reconsume_times
             and self._transactions.takes_prepares

@@ -34,6 +34,16 @@ delay level and the time of delivery, the reason of parking, the number of the c
 GROUP_RESERVE: Final = 2_048
 """The same for a message of a group, whose final may name 63 other halves of 20 digits each."""
 
+DECISION_RESERVE: Final = 192
+"""What of it a half leaves free as it is stored, with its topic and a second copy of its key: for
+the id of the half (77), the level and time of delivery (46), a CRC (20); or the parked reason."""
+
+GROUP_DECISION_RESERVE: Final = DECISION_RESERVE + 1_408
+"""The same for a message of a group: the offsets of 63 halves."""
+
+UNIQUE_KEY_SIZE_MAX: Final = 128
+"""Bytes of a key that `FINAL_RESERVE` has room for; with a longer one the half is looked at."""
+
 _OURS: Final = (
     "TRANSACTION_GROUP",
     "TRANSACTION_HALVES",
@@ -66,6 +76,20 @@ def admitted(properties: bytes, now_ms: int, *, reserve: int = FINAL_RESERVE) ->
             "limit for a transactional message, whose commit needs room for some more: send fewer"
         )
     return properties
+
+
+def leave_room(half: bytes, *, reserve: int = DECISION_RESERVE) -> None:
+    """Raise if properties of a half, as it is to be stored, leave no room for its decision.
+
+    Raises:
+        RequestRefusedError: It could be prepared, and never committed or parked.
+    """
+    if len(half) > PROPERTIES_SIZE_MAX - reserve:
+        raise refusal(
+            f"properties of {len(half)} bytes, with the topic and the UNIQ_KEY once more, exceed "
+            f"{PROPERTIES_SIZE_MAX - reserve}, the limit for a half message, whose commit needs "
+            "room for some more: send fewer, or a shorter UNIQ_KEY"
+        )
 
 
 def not_taken(config: TransactionConfig, halves: int, broker_address: str) -> RequestRefusedError:

@@ -30,7 +30,14 @@ from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.properties import get_property
 
 from ..config import TransactionConfig
-from .admission import FINAL_RESERVE, GROUP_RESERVE, admitted, not_taken
+from .admission import (
+    FINAL_RESERVE,
+    GROUP_DECISION_RESERVE,
+    GROUP_RESERVE,
+    admitted,
+    leave_room,
+    not_taken,
+)
 from .checker import RESTART_GRACE_MS, Checker, ProducerDirectory
 from .cold_halves import FIRST_READ, OnRead
 from .counters import Counters
@@ -263,7 +270,9 @@ class TransactionService:
         properties = admitted(message.properties, self._now_ms(), reserve=reserve)
         if properties is not message.properties:
             message = replace(message, properties=properties)
-        return half_draft(message, unique_key)
+        half = half_draft(message, unique_key)
+        leave_room(half.properties)
+        return half
 
     def prepared(
         self,
@@ -312,6 +321,7 @@ class TransactionService:
         if total > 1:
             for number, half in enumerate(halves):
                 in_group(half, GroupMark(leader_key, number, total))
+                leave_room(half.properties, reserve=GROUP_DECISION_RESERVE)
         appended = self._append(halves, contiguous=True)
         keys = [twin_key(producer_group, key) for _, key in messages]
         leader = appended[0].physical_offset

@@ -16,7 +16,7 @@ from halfmq.remoting.codes import ResponseCode
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import PROPERTIES_SIZE_MAX
 from halfmq.store.format.topics import HALF_TOPIC
-from tests.support.prepares import Prepares
+from tests.support.prepares import Prepares, accepted
 from tests.support.transactions import START_MS
 
 ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
@@ -148,6 +148,33 @@ def test_a_half_leaves_room_for_its_decision(sends: Prepares, long_path: bool) -
     assert "send fewer" in remark
     offset = parse_offset_message_id(largest.msg_id).physical_offset
     sends.broker.service.end(offset, largest.queue_offset, "pg", Event.COMMIT)
+
+
+@pytest.mark.parametrize("key_size", [32, 128, 129, 600, 5_000])
+@pytest.mark.parametrize("extra", [{}, {"TRANSACTION_DELAY_MS": "60000"}])
+def test_a_long_key_leaves_room_for_the_decision_as_well(
+    sends: Prepares, key_size: int, extra: dict[str, Any]
+) -> None:
+    """The half holds its key twice, and what it adds must not take the room of the commit."""
+    too_long = PROPERTIES_SIZE_MAX
+    size = 0
+    while too_long - size > 1:
+        middle = (size + too_long) // 2
+        key = f"{middle:0{key_size}d}"
+        (answer,) = sends.arrive(sends.request(key, X="x" * middle, **extra))
+        if answer.code == ResponseCode.SUCCESS:
+            size, largest = middle, accepted(answer)
+        else:
+            too_long = middle
+            assert "send fewer" in (answer.remark or "")
+
+    offset = parse_offset_message_id(largest.msg_id).physical_offset
+    ended = sends.broker.service.end(offset, largest.queue_offset, "pg", Event.COMMIT)
+
+    final = sends.broker.log.record_at(ended.final_offset or 0)
+    assert final is not None
+    assert "TRANSACTION_HALF_ID" in final.property_map
+    assert len(final.properties) <= PROPERTIES_SIZE_MAX
 
 
 def test_what_is_ours_to_set_is_left_out_of_a_prepare(sends: Prepares) -> None:
