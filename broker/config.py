@@ -150,14 +150,14 @@ class StoreSettings:
     file_reserved_hours: int = setting(
         "fileReservedTime",
         72,
-        integer(1, 1_000_000, "hours"),
-        "hours a full log file is kept; without effect so far, this version deletes nothing",
+        integer(0, 1_000_000, "hours"),
+        "hours that messages are kept at least; then whole files of the log are deleted",
     )
     delete_when: str = setting(
         "deleteWhen",
         "04",
         pattern(_HOURS, "hours of the day from 00 to 23, several separated by ;"),
-        "local hours in which expired files are deleted; without effect so far as well",
+        "local hours in which that happens; at any hour when the disk gets scarce",
     )
 
     def store_config(self, delay_levels_ms: tuple[int, ...]) -> StoreConfig:
@@ -280,9 +280,6 @@ _ROCKETMQ_ONLY: Final = frozenset(
 )
 
 
-_NOT_YET_IN_FORCE: Final = frozenset({"fileReservedTime", "deleteWhen"})
-
-
 class Origin(NamedTuple):
     """Where a value came from: `default`, `--set` or `FILE:LINE`."""
 
@@ -331,8 +328,6 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
         section, item = known[key]
         chosen[section][item.attribute] = _parse(item, value, source)
         origins[key] = Origin(value, source)
-        if key in _NOT_YET_IN_FORCE and chosen[section][item.attribute] != item.default:
-            warnings.append(f"{source}: {key} has no effect yet: this version deletes nothing")
     parts = {name: _SECTIONS[name](**values) for name, values in chosen.items()}
     return LoadedConfig(BrokerConfig(**parts), origins, warnings)
 

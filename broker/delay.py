@@ -341,6 +341,28 @@ class DelayService:
         """Messages that are stored and not yet delivered."""
         return sum(self._end(queue) - queue.next_offset for queue in self._queues)
 
+    def oldest_waiting_offset(self) -> int | None:
+        """Physical offset of the oldest message that the log must keep; None when there is none.
+
+        That is one whose delivered copy is not on disk yet.
+        """
+        self._note_durable()
+        offsets = [self._offset_behind(queue) for queue in self._queues]
+        return min((offset for offset in offsets if offset is not None), default=None)
+
+    def _offset_behind(self, queue: _Level) -> int | None:
+        """Return where the first message of a level lies that is not delivered for good."""
+        queue_offset = queue.saved_offset
+        while True:
+            found = self._store.get(
+                SCHEDULE_TOPIC, queue.level - 1, queue_offset, max_count=1, max_bytes=1
+            )
+            if found.ranges:
+                return found.ranges[0][0]
+            if found.next_offset <= queue_offset:
+                return None
+            queue_offset = found.next_offset
+
     def tick(self) -> float:
         """Deliver what is due, a batch of each level; return the seconds until the next call."""
         now = self._now_ms()

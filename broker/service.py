@@ -49,6 +49,7 @@ from .offsets import ConsumerOffsetTable
 from .registration import NameServerRegistration
 from .registry import SCAN_S, ClientRegistry
 from .release import ReplyRelease
+from .retention import RetentionSchedule
 from .router import Router
 from .runtime_info import RuntimeInfo
 from .server import Server
@@ -129,6 +130,15 @@ class Broker:
             now_ms=now_ms,
             warm=self._warm,
         )
+        self._retention = RetentionSchedule(
+            self._store,
+            config.store,
+            self.transactions,
+            self._delay,
+            now_ms=now_ms,
+            hurry=self._hurry_retention,
+        )
+        self._deleting = Ticker("retention", self._retention.tick)
         self._store_service = self._make_store_service()
         self._clients = ClientHandlers(
             self._tables.registry, self._tables.topics, self._tables.groups
@@ -259,7 +269,13 @@ class Broker:
             QueryHandlers(store),
             LockHandlers(tables.locks),
             RouteHandlers(tables.topics, self.config.topics),
-            AdminHandlers(self.transactions, store, self._group, self._make_runtime_info()),
+            AdminHandlers(
+                self.transactions,
+                store,
+                self._group,
+                self._make_runtime_info(),
+                self._retention.ask,
+            ),
         ]
 
     def _make_runtime_info(self) -> RuntimeInfo:
@@ -298,6 +314,7 @@ class Broker:
             Ticker("index", self._index_tick),
             self._asking,
             Ticker("delay", self._delay.tick),
+            self._deleting,
             Ticker("clients", _every(SCAN_S, self._clients.expire, tables.locks.expire)),
             PersistTicker([tables.offsets.persist_job, self._delay.persist_job]),
         ]
@@ -358,6 +375,9 @@ class Broker:
     def _transactions_tick(self) -> float:
         self._group.append_staged()  # nobody is asked about what has just been decided
         return self.transactions.tick()
+
+    def _hurry_retention(self) -> None:
+        self._deleting.hurry()
 
     def _index_tick(self) -> float:
         return 0 if self._store.tick() else INDEX_TICK_S

@@ -165,7 +165,6 @@ class Retention:
                 break
             end = base + self._files.file_size
             if not known:
-                self.expired_end = end
                 return False
         self.expired_end = end
         return True

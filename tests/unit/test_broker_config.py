@@ -130,10 +130,3 @@ def test_the_shipped_file_lists_every_key_with_its_default() -> None:
         assert any(entry.lstrip("#").startswith(f"{key}=") for entry in text.splitlines()), (
             f"{key} is not listed"
         )
-
-
-def test_a_key_that_is_not_in_force_says_so() -> None:
-    """Nobody may count on files being deleted that are not."""
-    loaded = load_config(None, ["fileReservedTime=24"])
-
-    assert "deletes nothing" in loaded.warnings[0]

@@ -120,7 +120,9 @@ class Front:
         self.connection = FakeConnection()
         self.group = GroupAppend(self.log, call_soon=lambda work: None)
         self._router = Router(
-            AdminHandlers(self.transactions, self.log, self.group, lambda: {"k": "v"}).handlers()
+            AdminHandlers(
+                self.transactions, self.log, self.group, lambda: {"k": "v"}, lambda: None
+            ).handlers()
         )
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | None:
