@@ -48,7 +48,10 @@ class Transactions(Protocol):
     def refuse_prepares(self, broker_address: str) -> None: ...
 
     def twin(
-        self, messages: Sequence[tuple[Draft, str]], producer_group: str
+        self,
+        messages: Sequence[tuple[Draft, str]],
+        producer_group: str,
+        connection: Connection,
     ) -> list[FirstHalf] | None: ...
 
     def prepare_group(
@@ -106,7 +109,7 @@ class PrepareHandler:
             self._message(one, group, connection) for one in decode_prepared_messages(request.body)
         ]
         self._check_together(messages)
-        halves = self._transactions.twin(messages, group)
+        halves = self._transactions.twin(messages, group, connection)
         if halves is None:
             self._transactions.refuse_prepares(connection.broker_address)
             appended = self._transactions.prepare_group(messages, group, connection)

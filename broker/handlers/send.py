@@ -77,7 +77,10 @@ class Transactions(plain_send.Transactions, Protocol):
     def refuse_prepares(self, broker_address: str) -> None: ...
 
     def twin(
-        self, messages: Sequence[tuple[Draft, str]], producer_group: str
+        self,
+        messages: Sequence[tuple[Draft, str]],
+        producer_group: str,
+        connection: Connection,
     ) -> list[FirstHalf] | None: ...
 
 
@@ -305,7 +308,7 @@ class SendHandler:
                 "group, or nobody could be asked about the transaction",
                 REFUSAL_FIELDS,
             )
-        twin = self._transactions.twin([(draft, unique_key)], group)
+        twin = self._transactions.twin([(draft, unique_key)], group, connection)
         if twin is not None:
             (first,) = twin
         else:

@@ -178,7 +178,9 @@ class Decisions:
         return self._answer_decided(offset, self._existing_half(offset), event)
 
     def _answered(self, entry: Pending) -> None:
-        if outcome(entry.state, Event.ANSWERED).verdict is Verdict.COUNT:
+        """Count the answer to a check; one is answered once, however often the answer comes."""
+        counts = outcome(entry.state, Event.ANSWERED).verdict is Verdict.COUNT
+        if counts and entry.answered < entry.sent:
             entry.answered += 1
             self._counters.checks_answered += 1
 

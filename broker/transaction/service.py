@@ -357,16 +357,25 @@ class TransactionService:
         return immunity_s(half.properties)
 
     def twin(
-        self, messages: Sequence[tuple[Draft, str]], producer_group: str
+        self,
+        messages: Sequence[tuple[Draft, str]],
+        producer_group: str,
+        connection: Producer,
     ) -> list[FirstHalf] | None:
         """Return the halves that these messages repeat; None when they begin a new transaction.
 
         Args:
             messages: Of one transaction, the leader first, each with its unique key.
             producer_group: Who sent them.
+            connection: By which they came; it is asked first if the one before it is closed.
         """
         found = self._twin_finder.find(messages, producer_group)
-        self._counters.twins += found is not None
+        if found is None:
+            return None
+        self._counters.twins += 1
+        entry = self._table.get(self._table.first_of(found[0].physical_offset))
+        if entry is not None and (entry.owner is None or entry.owner.closed):
+            entry.owner = connection
         return found
 
     def _state_of(self, offset: int, half: StoredHalf) -> State:

@@ -415,7 +415,9 @@ def test_large_batches_do_not_pile_up(front: Front) -> None:
 
 def test_answers_to_checks_are_counted(front: Front) -> None:
     """In a batch as well as alone."""
+    front.broker.producers.join("pg", Connected())
     halves = [front.broker.prepare() for _ in range(2)]
+    front.broker.wait(7_000)
     front.batch(
         an_end(halves[0], COMMIT, from_check=True), an_end(halves[1], UNKNOWN, from_check=True)
     )

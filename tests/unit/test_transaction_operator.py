@@ -230,6 +230,19 @@ def test_only_answers_to_checks_are_counted_as_such(broker: Broker) -> None:
     assert info.checks_answered == 0
 
 
+def test_a_check_is_answered_once_however_often_its_answer_comes(broker: Broker) -> None:
+    """Network and clients repeat; more answers than questions would tell operators nothing."""
+    broker.producers.join("pg", Connected())
+    half = broker.prepare()
+    for checks in (0, 1, 2):
+        for _ in range(5):
+            broker.service.end(half.physical_offset, half.queue_offset, "pg", Event.UNKNOWN, True)
+        (info,) = broker.service.page(-1, 1).infos
+        assert (info.checks_sent, info.checks_answered) == (checks, checks)
+        broker.wait(50_000)
+    assert broker.service.metrics()["checks_answered"] == 2
+
+
 @pytest.mark.parametrize("restart", ["no", "crash", "stop"])
 def test_a_resumed_transaction_is_asked_about_from_the_start(broker: Broker, restart: str) -> None:
     """At once, as often as the first time, and also if the broker is restarted meanwhile."""

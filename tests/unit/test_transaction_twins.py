@@ -13,6 +13,7 @@ from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.headers import SendMessageResponseHeader
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.topics import HALF_TOPIC
+from tests.support.broker_doubles import FakeConnection
 from tests.support.prepares import Prepares, accepted
 
 
@@ -86,6 +87,29 @@ def test_a_twin_of_a_parked_half_gets_its_ids(sends: Prepares) -> None:
     entry.state = State.PARKED
 
     assert sends.prepare("K") == first
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_connection_of_a_twin_takes_the_place_of_a_lost_one(
+    sends: Prepares, restarted: bool
+) -> None:
+    """The producer is on the new one, and knows what became of its transaction."""
+    sends.prepare("K")
+    first = sends.connection
+    (entry,) = sends.broker.service._table
+    assert entry.owner is first
+    sends.connection = FakeConnection("127.0.0.1:50002")
+    sends.prepare("K")
+    assert entry.owner is first, "which lives, and may be running it"
+
+    first.closed = True
+    if restarted:
+        sends.restart()
+        (entry,) = sends.broker.service._table
+    sends.prepare("K")
+
+    assert entry.owner is sends.connection
+    assert _halves(sends) == 1
 
 
 def test_after_a_rollback_the_same_half_is_a_new_transaction(sends: Prepares) -> None:
