@@ -1,7 +1,7 @@
-"""The command ``halfmq``: what an operator does without writing a program.
+"""The nouns ``tx`` and ``broker`` of the command ``halfmq``: an operator and a running broker.
 
-Nouns, then verbs: ``halfmq tx list``, ``halfmq tx commit ID``, ``halfmq broker metrics``. Tables
-are for people; with ``--json`` the same is for programs, and its keys stay.
+``halfmq tx list``, ``halfmq tx commit ID``, ``halfmq broker metrics``. Tables are for people; with
+``--json`` the same is for programs, and its keys stay. ``halfmq.command`` puts all nouns together.
 
 Exit codes: 0 done · 1 refused, not found or not reached · 2 usage.
 """
@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import json
 import logging
-import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict
@@ -24,7 +23,6 @@ from .errors import ClientError, ConfigurationError
 DONE: Final = 0
 FAILED: Final = 1
 USAGE: Final = 2
-INTERRUPTED: Final = 130  # what a shell reports for Ctrl-C
 
 LIST_LIMIT: Final = 1_000
 """Transactions listed unless told otherwise: more than anybody reads, and an answer at once."""
@@ -39,23 +37,27 @@ TITLES: Final = (
 Verb: TypeAlias = Callable[[Admin, argparse.Namespace], Awaitable[int]]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
-    options = _parser().parse_args(arguments)
+def add_nouns(nouns: Any) -> None:
+    """Add the nouns to the command's parser; the options parsed then have a ``run``."""
+    transactions = nouns.add_parser("tx", help="transactions that nobody has decided")
+    _add_transaction_verbs(transactions.add_subparsers(metavar="VERB", required=True))
+    broker = nouns.add_parser("broker", help="the broker itself")
+    verbs = broker.add_subparsers(metavar="VERB", required=True)
+    metrics = _verb(verbs, "metrics", _metrics, "what the broker counts and measures")
+    metrics.add_argument(
+        "--all", action="store_true", help="RocketMQ's keys too, and not only halfmq's own"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the options say and return the exit code."""
     logging.basicConfig(level=logging.ERROR, format="halfmq: %(message)s")
     try:
-        code = asyncio.run(_run(options))
-        sys.stdout.flush()
+        return asyncio.run(_run(options))
     except ConfigurationError as error:
         return _failed(error, USAGE)
     except ClientError as error:
         return _failed(error, FAILED)
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit complains too
-        return DONE
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    return code
 
 
 async def _run(options: argparse.Namespace) -> int:
@@ -65,24 +67,6 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 # -- arguments ---------------------------------------------------------------------------------
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="halfmq",
-        description="Look at a halfmq broker, and decide what its producers could not.",
-        epilog="exit codes: 0 done, 1 refused, not found or not reached, 2 usage",
-    )
-    nouns = parser.add_subparsers(metavar="NOUN", required=True)
-    transactions = nouns.add_parser("tx", help="transactions that nobody has decided")
-    _add_transaction_verbs(transactions.add_subparsers(metavar="VERB", required=True))
-    broker = nouns.add_parser("broker", help="the broker itself")
-    verbs = broker.add_subparsers(metavar="VERB", required=True)
-    metrics = _verb(verbs, "metrics", _metrics, "what the broker counts and measures")
-    metrics.add_argument(
-        "--all", action="store_true", help="RocketMQ's keys too, and not only halfmq's own"
-    )
-    return parser
 
 
 def _add_transaction_verbs(verbs: Any) -> None:
@@ -118,7 +102,7 @@ def _verb(verbs: Any, name: str, verb: Verb, text: str) -> argparse.ArgumentPars
         help="name server or halfmq broker (default: NAMESRV_ADDR, else 127.0.0.1:9876)",
     )
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.set_defaults(verb=verb)
+    parser.set_defaults(verb=verb, run=run)
     return parser
 
 
@@ -333,7 +317,3 @@ def _complain(text: str) -> None:
 def _failed(error: ClientError, code: int) -> int:
     _complain(str(error))
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -89,6 +89,17 @@ def _closed_in(content: bytes) -> tuple[int, int]:
     return (closed_offset, digest) if magic == _CLOSED_MAGIC else (-1, 0)
 
 
+def closed_note_is_damaged(path: Path) -> bool:
+    """Tell whether something stands where an ordered stop of ours leaves its note, and is none."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    note = content[_CLOSED_AT:][: _CLOSED.size]
+    check = content[_CLOSED_AT + _CLOSED.size :][: _CRC.size]
+    return any(note + check) and check != _CRC.pack(crc32(note))
+
+
 class AbortMarker:
     """The file ``abort``."""
 

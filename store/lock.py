@@ -11,8 +11,10 @@ Source: RocketMQ ``DefaultMessageStore.java``.
 
 import fcntl
 import os
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from struct import Struct
 from typing import Final
 
 from .errors import DirectoryInUseError
@@ -21,6 +23,30 @@ from .mapped_file import make_directory
 _CONTENT: Final = b"lock"  # what RocketMQ writes
 _HOLDER_SIZE_MAX: Final = 200  # bytes
 _held: set[Path] = set()  # by this process
+# struct flock, in C's own layout: who holds what, as F_GETLK tells it.
+if sys.platform == "darwin":
+    _FLOCK: Final = Struct("qqihh")  # start, length, pid, type, whence
+    _TYPE_FIELD: Final = 3
+    _QUESTION: Final = (0, 1, 0, fcntl.F_WRLCK, os.SEEK_SET)
+else:
+    _FLOCK = Struct("hhqqi4x")  # type, whence, start, length, pid
+    _TYPE_FIELD = 0
+    _QUESTION = (fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+
+
+def is_held(root: Path) -> bool:
+    """Tell whether a broker works in a store root; neither takes the lock nor writes anything."""
+    if root.resolve() in _held:
+        return True  # to open the file would drop the lock
+    try:
+        fd = os.open(root / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(*_QUESTION))
+    finally:
+        os.close(fd)
+    return bool(_FLOCK.unpack(answer)[_TYPE_FIELD] != fcntl.F_UNLCK)
 
 
 class DirectoryLock:

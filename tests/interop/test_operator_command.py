@@ -53,7 +53,7 @@ class Shell:
     async def __call__(self, *words: str) -> Outcome:
         done = await asyncio.to_thread(
             subprocess.run,
-            [sys.executable, "-m", "halfmq.client.command", *words],
+            [sys.executable, "-m", "halfmq.command", *words],
             env=self._environment,
             capture_output=True,
             text=True,
@@ -74,7 +74,7 @@ class Shell:
     async def _run(self, words: tuple[str, ...], stdout: int) -> Outcome:
         done = await asyncio.to_thread(
             subprocess.run,
-            [sys.executable, "-m", "halfmq.client.command", *words],
+            [sys.executable, "-m", "halfmq.command", *words],
             env=self._environment,
             stdout=stdout,
             stderr=subprocess.PIPE,

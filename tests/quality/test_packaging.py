@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("broker", "client", "conf", "remoting", "spark_jobs", "store")
+FOLDERS = ("broker", "client", "command", "conf", "remoting", "spark_jobs", "store")
 
 
 def _run(*command: str, cwd: Path, **environment: str) -> str:

@@ -99,7 +99,7 @@ def test_the_operators_line_runs(broker: BrokerProcess, tmp_path: Path) -> None:
     line = next(block for block in _blocks("bash") if block.startswith("halfmq "))
     installed = tmp_path / "bin" / "halfmq"
     installed.parent.mkdir()
-    installed.write_text(f'#!/bin/sh\nexec {sys.executable} -m halfmq.client.command "$@"\n')
+    installed.write_text(f'#!/bin/sh\nexec {sys.executable} -m halfmq.command "$@"\n')
     installed.chmod(0o755)
     environment = _environment(broker, tmp_path)
     environment["PATH"] = f"{installed.parent}{os.pathsep}{environment['PATH']}"

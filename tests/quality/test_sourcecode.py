@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = ("broker", "client", "command", "remoting", "store", "spark_jobs", "benchmarks")
 
 
 def _run(*command: str) -> None:
@@ -38,7 +39,7 @@ def test_nothing_is_left_for_later_in_the_code(word: str) -> None:
     """An open end belongs into the issue tracker, not into a comment that nobody reads again."""
     marks = [
         f"{path.relative_to(ROOT)}:{number}"
-        for folder in ("broker", "client", "remoting", "store", "spark_jobs", "benchmarks")
+        for folder in FOLDERS
         for path in (ROOT / folder).rglob("*.py")
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if word in line.replace("SCHEDULE_TOPIC_XXXX", "")

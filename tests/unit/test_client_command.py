@@ -15,7 +15,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from halfmq.client.command import in_words, main
+from halfmq.client.command import in_words
+from halfmq.command.main import main
 from halfmq.remoting.bodies import encode_table
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.replies import encode_reply

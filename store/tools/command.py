@@ -1,0 +1,163 @@
+"""The noun ``store`` of the command ``halfmq``: an operator and the files of a broker.
+
+Exit codes of ``verify``: 0 sound · 1 damage found · 2 the directory cannot be read. Of the others:
+0 done · 2 the directory, or what is asked of it, cannot be read or written.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from ..errors import StoreError
+from .findings import Finding
+from .verify import Report, verify
+
+SOUND: Final = 0
+DAMAGED: Final = 1
+UNREADABLE: Final = 2
+
+FINDINGS_SHOWN: Final = 50
+"""Findings of each severity on a screen; ``--json`` gives more."""
+
+_MIB: Final = 1 << 20
+
+Verb: TypeAlias = Callable[[argparse.Namespace], int]
+
+
+def add_nouns(nouns: Any) -> None:
+    """Add the noun to the command's parser; the options parsed then have a ``run``."""
+    store = nouns.add_parser("store", help="the files of a broker, also of one that runs")
+    verbs = store.add_subparsers(metavar="VERB", required=True)
+    checking = _verb(verbs, "verify", _verify, "check every record, queue, key and table")
+    checking.add_argument(
+        "--hash-slots",
+        type=_positive,
+        metavar="N",
+        help="maxHashSlotNum of the broker (default: found out from the index files)",
+    )
+
+
+def _verb(verbs: Any, name: str, verb: Verb, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        name, help=text, description=f"{text[0].upper()}{text[1:]}."
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="storePathRootDir")
+    parser.add_argument(
+        "--commitlog",
+        type=Path,
+        metavar="DIR",
+        help="storePathCommitLog (default: commitlog below DIR)",
+    )
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.set_defaults(verb=verb, run=run)
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return int(text)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do what the options say and return the exit code."""
+    verb: Verb = options.verb
+    try:
+        return verb(options)
+    except BrokenPipeError:
+        raise
+    except (StoreError, OSError) as error:
+        sys.stdout.flush()
+        sys.stderr.write(f"halfmq: {error}\n")
+        return UNREADABLE
+
+
+# -- verify --------------------------------------------------------------------------------------
+
+
+def _verify(options: argparse.Namespace) -> int:
+    progress = _Progress("verified")
+    try:
+        report = verify(
+            options.directory,
+            commit_log=options.commitlog,
+            hash_slots=options.hash_slots,
+            progress=progress.tell,
+        )
+    finally:
+        progress.end()
+    if options.json:
+        _say(json.dumps(report.as_json(), indent=2))
+    else:
+        _show(report)
+    return SOUND if report.sound else DAMAGED
+
+
+_STATES: Final = {
+    "open": "a broker works in it: what it is about to write was left out",
+    "closed": "closed in order",
+    "not_closed": "not closed in order: the next start of a broker recovers it",
+}
+
+
+def _show(report: Report) -> None:
+    findings = report.findings
+    _say(f"{report.root}: {_STATES[report.state]}")
+    _say(
+        f"  log      {report.records} records in {report.log_files} files, "
+        f"offsets {report.log_start} to {report.log_end}"
+    )
+    _say(f"  queues   {report.queue_entries} entries in {report.queues} queues")
+    _say(f"  index    {report.index_items} items in {report.index_files} files")
+    _say(f"  tables   {report.tables}{', and a snapshot' if report.snapshot else ''}")
+    _say_findings("note", findings.notes, sum(findings.note_counts.values()))
+    _say_findings("DAMAGE", findings.damage, sum(findings.damage_counts.values()))
+    rate = (report.log_end - report.log_start) / _MIB / max(report.elapsed, 1e-6)
+    _say(
+        f"{'sound' if report.sound else 'DAMAGED'}, "
+        f"after {report.elapsed:.1f} s at {rate:.0f} MiB of log per second"
+    )
+
+
+def _say_findings(severity: str, findings: list[Finding], total: int) -> None:
+    shown = findings[:FINDINGS_SHOWN]
+    for one in shown:
+        place = one.file if one.position is None else f"{one.file} byte {one.position}"
+        times = "" if one.count == 1 else f" ({one.count})"
+        _say(f"  {severity:7}  {one.kind}{times}  {place}: {_printable(one.detail)}")
+    left = total - sum(one.count for one in shown)
+    if left > 0:
+        _say(f"  {severity:7}  and {left} more; --json has up to 1000 lines")
+
+
+class _Progress:
+    """How far a long command has come, on a terminal and nowhere else."""
+
+    def __init__(self, done: str) -> None:
+        self._done = done
+        self._shown = False
+
+    def tell(self, done: int, total: int) -> None:
+        """Show the bytes done, of how many."""
+        if sys.stderr.isatty():
+            self._shown = True
+            sys.stderr.write(f"\r{self._done} {done // _MIB} of {total // _MIB} MiB ")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        """Leave the line to what comes next."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def _printable(text: str) -> str:
+    """Keep what others chose, such as topics, from steering the terminal."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")

@@ -1,0 +1,84 @@
+"""What a look at a store's files brought up."""
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+FINDINGS_KEPT: Final = 1000  # of each severity; the rest is counted only, which bounds memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is not as it should be."""
+
+    kind: str  # a word for programs; docs/store-tools.md lists all
+    file: str  # relative to the store's root
+    position: int | None  # of the first byte concerned, in the file
+    detail: str  # for people
+    count: int = 1  # how many records, entries, keys, ... are concerned
+    offset: int | None = None  # physical offset of the record concerned, where there is one
+
+
+@dataclass(slots=True)
+class Findings:
+    """All of them; ``root`` is what their file names are relative to.
+
+    Damage is what loses, hides or distorts something. A note is what somebody should know and the
+    next start of a broker puts right, or nobody can tell apart from what is in order.
+    """
+
+    root: Path
+    damage: list[Finding] = field(default_factory=list)
+    notes: list[Finding] = field(default_factory=list)
+    damage_counts: Counter[str] = field(default_factory=Counter)
+    note_counts: Counter[str] = field(default_factory=Counter)
+
+    def add(
+        self,
+        kind: str,
+        path: Path,
+        detail: str,
+        *,
+        position: int | None = None,
+        count: int = 1,
+        offset: int | None = None,
+        harmless: bool = False,
+    ) -> None:
+        """Keep a finding, or only count it when there are very many; ``harmless`` makes a note."""
+        kept, counts = (
+            (self.notes, self.note_counts) if harmless else (self.damage, self.damage_counts)
+        )
+        counts[kind] += count
+        if len(kept) < FINDINGS_KEPT:
+            kept.append(
+                Finding(
+                    kind=kind,
+                    file=self._name(path),
+                    position=position,
+                    detail=detail,
+                    count=count,
+                    offset=offset,
+                )
+            )
+
+    def _name(self, path: Path) -> str:
+        return str(path.relative_to(self.root)) if path.is_relative_to(self.root) else str(path)
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is damaged."""
+        return not self.damage_counts
+
+    def as_json(self) -> dict[str, Any]:
+        """Return counts by kind and the findings kept, for programs."""
+        return {
+            "damage": {
+                "counts": dict(self.damage_counts),
+                "findings": [asdict(one) for one in self.damage],
+            },
+            "notes": {
+                "counts": dict(self.note_counts),
+                "findings": [asdict(one) for one in self.notes],
+            },
+        }

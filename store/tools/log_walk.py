@@ -1,0 +1,344 @@
+"""Walking a log that belongs to someone else, from its first record to its last.
+
+Where no record stands, the log ends or is damaged. So the walk looks for the next place that is a
+record beyond doubt, with a magic, lengths that add up, a body that fits its CRC, and its own
+physical offset. What lies between is a ``Hole``; when nothing follows, the log ends. Unlike the
+scan of a recovery, which decides what a broker goes on with, this trusts no checkpoint: it tells
+what is there.
+
+Nothing is taken on trust that a running broker could change meanwhile: the files are those that
+were there when the walk began, and a file that retention has deleted since is passed over.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..errors import CorruptRecordError, UnusableFileError
+from ..format.record import BLANK_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PREFIX, decode_record
+from ..log_scan import SCAN_CHUNK, Found, find_records, store_timestamp
+from ..mapped_file_queue import MappedFileQueue
+
+_NAME_DIGITS: Final = 20
+_SEARCH_PIECE: Final = 1 << 20  # bytes read at once while the next record is looked for
+_MAGICS: Final = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2))
+_MAGIC_AT: Final = 4  # in a record and in a blank
+SETTLE_TIME: Final = 1.0  # seconds that a broker may take to finish what it is writing
+SETTLE_PAUSE: Final = 0.02  # seconds
+
+
+class Chunk(NamedTuple):
+    """Whole records that follow each other."""
+
+    offset: int  # physical offset of the first byte of ``content``
+    content: bytes
+    found: list[Found]
+
+    @property
+    def end(self) -> int:
+        """The physical offset behind its last record."""
+        position, size, *_ = self.found[-1]
+        return self.offset + position + size
+
+
+class Hole(NamedTuple):
+    """A range of the log in which no record stands although more of the log follows."""
+
+    start: int
+    end: int
+    reason: str
+
+
+class FileRow(NamedTuple):
+    """The files of a directory that one offset runs through, and what else lies there."""
+
+    files: MappedFileQueue
+    strange: list[tuple[Path, str]]  # what no store can work with, and why
+
+
+def list_files(directory: Path, file_size: int | None = None) -> FileRow:
+    """Find such files without touching them; their size is what most of them have.
+
+    Raises:
+        OSError: The directory cannot be read.
+    """
+    strange: list[tuple[Path, str]] = []
+    sizes: dict[Path, int] = {}
+    for path in sorted(path for path in directory.iterdir() if path.is_file()):
+        if len(path.name) == _NAME_DIGITS and path.name.isascii() and path.name.isdigit():
+            sizes[path] = path.stat().st_size
+        else:
+            strange.append((path, "is no data file, and nothing else may lie here"))
+    if sizes and sizes[last := max(sizes)] == 0:
+        del sizes[last]  # it was being created; the next start removes it
+    usual = file_size or (Counter(sizes.values()).most_common(1)[0][0] if sizes else 1)
+    files = MappedFileQueue(directory, max(usual, 1))
+    for path, size in sizes.items():
+        if size != usual:
+            strange.append((path, f"has {size} bytes, but the others have {usual}"))
+        elif int(path.name) % usual:
+            strange.append((path, f"is not named by a multiple of {usual} bytes"))
+        else:
+            files.bases.append(int(path.name))
+    return FileRow(files, strange)
+
+
+def find_log(root: Path, commit_log: Path | None = None) -> FileRow:
+    """Find the log of a store.
+
+    Raises:
+        UnusableFileError: There is none.
+        OSError: It cannot be read.
+    """
+    directory = commit_log or root / "commitlog"
+    if not directory.is_dir():
+        raise UnusableFileError(root, f"is no store: there is no directory {directory}")
+    return list_files(directory)
+
+
+class LogWalk:
+    """One walk; iterate it once, then ask how far it came."""
+
+    def __init__(
+        self,
+        files: MappedFileQueue,
+        *,
+        start: int | None = None,
+        end: int | None = None,
+        reaches: int = 0,
+        live: bool = False,
+    ) -> None:
+        """A record or file begins at ``start``; up to ``reaches`` the log must go in any case.
+
+        In a ``live`` store, what looks damaged gets the time to become whole.
+        """
+        self.files = files
+        self.start = start if start is not None else (files.bases[0] if files.bases else 0)
+        self.end_offset = self.start  # behind the last valid record
+        self.records = 0
+        self.last_timestamp = 0  # ms, store time of the last record
+        self.stale_offset = -1  # where old records follow behind the end; -1 without
+        self._end = end
+        self._reaches = reaches
+        self._live = live
+
+    def __iter__(self) -> Iterator[Chunk | Hole]:
+        """Give chunks of records and the holes between them, in log order."""
+        at = self.start
+        waited_at, deadline = -1, 0.0
+        while self.files.bases:
+            try:
+                yield from self._chunks(at)
+            except FileNotFoundError:  # deleted by age while we were reading
+                at = self.end_offset = self._next_file()
+                continue
+            at = self.end_offset
+            if self._end is not None and at + PREFIX.size > self._end:
+                return
+            hole = self._hole(at)
+            if hole is None:
+                return
+            if self._live and (waited_at != at or time.monotonic() < deadline):
+                if waited_at != at:
+                    waited_at, deadline = at, time.monotonic() + SETTLE_TIME
+                time.sleep(SETTLE_PAUSE)
+                continue
+            yield hole
+            at = self.end_offset = hole.end
+
+    def _chunks(self, start: int) -> Iterator[Chunk]:
+        """Give chunks up to the first place where no record stands; ``end_offset`` is there."""
+        self.end_offset = start
+        file_size = self.files.file_size
+        while (base := self.files.base_of(self.end_offset)) in self.files.bases:
+            if not (yield from self._chunks_of(base)) or base + file_size not in self.files.bases:
+                return
+            self.end_offset = base + file_size
+
+    def _chunks_of(self, base: int) -> Generator[Chunk, None, bool]:
+        """Give the chunks of one file; return whether a blank ends it."""
+        file_size = self.files.file_size
+        end = file_size if self._end is None else min(file_size, self._end - base)
+        with self.files.path(base).open("rb", buffering=0) as file:
+            fd = file.fileno()
+            while (position := self.end_offset - base) + PREFIX.size <= end:
+                content = os.pread(fd, min(SCAN_CHUNK, end - position), position)
+                if len(content) < PREFIX.size:
+                    return False
+                size, magic = PREFIX.unpack_from(content)
+                if magic == MAGIC_BLANK:
+                    return bool(size == file_size - position)
+                if len(content) < size <= end - position and content[4:8] in _MAGICS:
+                    content = os.pread(fd, size, position)
+                found = find_records(content, self.end_offset, check_crc=True)
+                if not found:
+                    return False
+                chunk = Chunk(self.end_offset, content, found)
+                self._note(chunk)
+                yield chunk
+        return False
+
+    def _note(self, chunk: Chunk) -> None:
+        self.records += len(chunk.found)
+        self.end_offset = chunk.end
+        position, _, sys_flag, *_ = chunk.found[-1]
+        self.last_timestamp = store_timestamp(chunk.content, position, sys_flag)
+
+    def _next_file(self) -> int:
+        """Drop the file that was deleted; return where the next one begins."""
+        base = self.files.base_of(self.end_offset)
+        self.files.bases = [later for later in self.files.bases if later > base]
+        return self.files.bases[0] if self.files.bases else self.end_offset
+
+    # What follows a place where no record stands ----------------------------------------------
+
+    def _hole(self, at: int) -> Hole | None:
+        """Return the hole that begins where no record does; None if the log ends there."""
+        base = self.files.base_of(at)
+        if base in self.files.bases and self._is_blank(at):
+            later = next((later for later in self.files.bases if later > base), None)
+            missing = base + self.files.file_size
+            return None if later is None else Hole(missing, later, "the file is missing")
+        following = self._search(at)
+        if following is not None and self._is_stale(following):
+            self.stale_offset = following
+            following = None
+        if following is None and at < self._reaches:
+            following = self._reaches
+        return None if following is None else Hole(at, following, self.what_is_at(at))
+
+    def _is_stale(self, following: int) -> bool:
+        """Tell whether what follows is older than what precedes: left from before a cut.
+
+        RocketMQ cuts a log without zeroing what it cuts off.
+        """
+        if following < self._reaches:
+            return False
+        stored = self._stored_at(following)
+        return stored is not None and stored < self.last_timestamp
+
+    def _search(self, at: int) -> int | None:
+        """Return the first record, blank or begun file behind an offset; None without one."""
+        base = self.files.base_of(at)
+        if base in self.files.bases:
+            found = self._search_file(base, at - base + 1)
+            if found is not None:
+                return found
+        for later in self.files.bases:
+            if later > base and self._is_begun(later):
+                return later
+        return None
+
+    def _search_file(self, base: int, start: int) -> int | None:
+        size = self.files.file_size
+        with self.files.path(base).open("rb", buffering=0) as file:
+            fd = file.fileno()
+            position = start
+            while position + PREFIX.size <= size:
+                # Overlapping by what a prefix may lack at the end of a piece.
+                piece = os.pread(fd, _SEARCH_PIECE + PREFIX.size, position)
+                for candidate in _candidates(piece):
+                    if self._begins_something(fd, base, position + candidate):
+                        return base + position + candidate
+                position += _SEARCH_PIECE
+        return None
+
+    def _begins_something(self, fd: int, base: int, position: int) -> bool:
+        prefix = os.pread(fd, PREFIX.size, position)
+        if len(prefix) < PREFIX.size:
+            return False
+        size, magic = PREFIX.unpack(prefix)
+        if magic == MAGIC_BLANK:
+            return bool(size == self.files.file_size - position and size >= BLANK_SIZE)
+        if not 0 < size <= self.files.file_size - position:
+            return False
+        return bool(find_records(os.pread(fd, size, position), base + position, check_crc=True))
+
+    def _is_begun(self, base: int) -> bool:
+        """Tell whether anything was written at the start of a file; one made ahead has zeros."""
+        try:
+            with self.files.path(base).open("rb") as file:
+                return any(file.read(PREFIX.size))
+        except FileNotFoundError:
+            return False
+
+    def ends_with_blank(self, end: int) -> bool:
+        """Tell whether the last file is full, so that what follows its blank means nothing."""
+        return self.files.base_of(end) in self.files.bases and self._is_blank(end)
+
+    def _is_blank(self, at: int) -> bool:
+        size, magic = PREFIX.unpack(self._read(at, PREFIX.size).ljust(PREFIX.size, b"\0"))
+        left = self.files.base_of(at) + self.files.file_size - at
+        return bool(magic == MAGIC_BLANK and size == left)
+
+    def _stored_at(self, at: int) -> int | None:
+        """Return the store time of the record at an offset; None where none begins."""
+        prefix = self._read(at, PREFIX.size)
+        if len(prefix) < PREFIX.size:
+            return None
+        size, _ = PREFIX.unpack(prefix)
+        content = self._read(at, size) if size > 0 else b""
+        found = find_records(content, at, check_crc=False)
+        return store_timestamp(content, 0, found[0][2]) if found else None
+
+    def _read(self, at: int, size: int) -> bytes:
+        """Read from the file of an offset; less or nothing where it ends or is missing."""
+        base = self.files.base_of(at)
+        try:
+            with self.files.path(base).open("rb", buffering=0) as file:
+                wanted = min(size, self.files.file_size - (at - base))
+                return os.pread(file.fileno(), wanted, at - base)
+        except FileNotFoundError:
+            return b""
+
+    def what_is_at(self, at: int) -> str:
+        """Say why no record is at an offset."""
+        base = self.files.base_of(at)
+        if base not in self.files.bases:
+            return "the file is missing"
+        prefix = self._read(at, PREFIX.size)
+        if len(prefix) < PREFIX.size:
+            return "too little is left of the file for a record or a blank"
+        size, magic = PREFIX.unpack(prefix)
+        if magic == MAGIC_BLANK:
+            return f"a blank of {size} bytes where {base + self.files.file_size - at} are left"
+        content = self._read(at, size) if size > 0 else prefix
+        try:
+            record = decode_record(content)
+        except CorruptRecordError as error:
+            return error.reason
+        return f"a record that says it lies at {record.physical_offset}"
+
+    def tail_size(self, end: int) -> int:
+        """Return how many bytes behind an offset were written, up to the last that is not zero.
+
+        Only the file that the offset falls into is read.
+        """
+        base = self.files.base_of(end)
+        if base not in self.files.bases:
+            return 0
+        written = 0
+        at = end
+        while at < base + self.files.file_size:
+            piece = self._read(at, min(_SEARCH_PIECE, base + self.files.file_size - at))
+            if not piece:
+                break
+            content = piece.rstrip(b"\0")
+            if content:
+                written = at - end + len(content)
+            at += len(piece)
+        return written
+
+
+def _candidates(piece: bytes) -> Sequence[int]:
+    """Return where in a piece a record or a blank may begin, judged by the magic alone."""
+    places: list[int] = []
+    for magic in (*_MAGICS, MAGIC_BLANK.to_bytes(4, "big")):
+        at = piece.find(magic, _MAGIC_AT)
+        while at >= 0:
+            places.append(at - _MAGIC_AT)
+            at = piece.find(magic, at + 1)
+    return sorted(places)

@@ -1,0 +1,388 @@
+"""Comparing consume queues with the log, both ways.
+
+The log is read once, from its beginning to its end. What each record says of its queue entry is
+gathered queue by queue, in runs of entries that follow each other, and a run is compared with the
+queue's file as one piece of bytes. So a sound store costs little more than reading it, and memory
+is bounded by the runs.
+
+That proves each record's entry. The other way round, ``finish`` looks at all entries that no record
+has claimed: those before the log's first record, which may only point before it; those between two
+runs, which must say that they are none; and those behind the last.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..commit_log import NO_QUEUE_ENTRY
+from ..config import DELAY_LEVELS_MS
+from ..dispatch import delivery_time
+from ..format.properties import tags_code
+from ..format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
+from ..format.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC
+from ..log_scan import store_timestamp
+from ..mapped_file_queue import MappedFileQueue
+from .findings import Findings
+from .log_walk import SETTLE_PAUSE, SETTLE_TIME, Chunk, Hole, list_files
+from .state import State
+
+ENTRIES_HELD: Final = 1 << 16  # gathered before they are compared: about 6 MB
+_ENTRIES_READ: Final = 1 << 12  # unclaimed entries looked at at once
+_RECORD_SIZE_MIN: Final = 91  # bytes of an empty record
+_EXTENSION_BELOW: Final = -0x8000_0000  # a code below is an address in consumequeue_ext
+_SECOND: Final = 1000  # ms; delay levels are whole seconds
+
+# Why a run of entries is wrong. Each becomes one finding, however many entries it is.
+MISSING: Final = "entry_missing"
+WRONG: Final = "entry_wrong"
+
+
+class Unclaimed(NamedTuple):
+    """What there is to know of a store when entries that no record claimed are judged."""
+
+    log_start: int
+    log_end: int
+    holes: list[Hole]
+    state: State
+
+
+@dataclass(slots=True)
+class _Run:
+    """A queue, and the entries gathered for it that are not compared yet."""
+
+    row: MappedFileQueue
+    start: int = 0  # queue offset of the first of them
+    next_offset: int = 0  # behind the last of them
+    entries: list[bytes] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)  # their records' store times, of delayed ones
+    claimed: list[tuple[int, int]] = field(default_factory=list)  # compared so far, merged
+    is_schedule: bool = False
+    skipped: bool = False
+
+
+class QueueCheck:
+    """All queues of a store; ``take`` every chunk of the log, then ``finish``."""
+
+    def __init__(
+        self,
+        root: Path,
+        findings: Findings,
+        state: State,
+        *,
+        unsettled_from: int | None = None,
+    ) -> None:
+        """From physical offset ``unsettled_from`` on, the next start writes entries anew."""
+        self._directory = root / "consumequeue"
+        self._batch_directory = root / "batchconsumequeue"
+        self._findings = findings
+        self._state = state
+        self._unsettled_from = unsettled_from
+        self._runs: dict[tuple[bytes, int], _Run] = {}
+        self._held = 0
+        self.entries = 0
+        self.file_size = self._usual_file_size()
+
+    # Records to entries -----------------------------------------------------------------------
+
+    def take(self, chunk: Chunk) -> None:
+        """Gather what the records of a chunk say about queues."""
+        offset, content, found = chunk
+        runs, pack = self._runs, LAYOUT.pack
+        for position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at in found:
+            if sys_flag & NO_QUEUE_ENTRY:
+                continue
+            key = (content[topic_at : properties_at - 2], queue_id)
+            run = runs.get(key) or self._meet(key, offset + position)
+            if queue_offset != run.next_offset and (
+                run.skipped or not self._go_to(run, key, queue_offset, offset + position)
+            ):
+                continue
+            properties = content[properties_at : position + size]
+            if run.is_schedule:
+                stored = store_timestamp(content, position, sys_flag)
+                run.times.append(stored)
+                code = delivery_time(properties, stored, DELAY_LEVELS_MS)
+            else:
+                code = tags_code(properties)
+            run.entries.append(pack(offset + position, size, code))
+            run.next_offset = queue_offset + 1
+        self._held += len(found)
+        if self._held >= ENTRIES_HELD:
+            self._compare_all()
+
+    def _meet(self, key: tuple[bytes, int], offset: int) -> _Run:
+        """Ready a queue for its first record."""
+        topic, queue_id = key[0].decode(errors="replace"), key[1]
+        directory = self._directory / topic / str(queue_id)
+        row = MappedFileQueue(directory, self.file_size)
+        run = self._runs[key] = _Run(row, is_schedule=topic == SCHEDULE_TOPIC)
+        if "\0" in topic or "/" in topic or queue_id < 0:
+            self._findings.add(
+                "record_wrong",
+                self._directory,
+                f"a record of topic {topic!r}, queue {queue_id}",
+                offset=offset,
+            )
+            run.skipped, run.next_offset = True, -1
+        elif (self._batch_directory / topic).is_dir():
+            run.skipped, run.next_offset = True, -1  # its entries have another form, elsewhere
+        else:
+            run.row = self._files_of(directory)
+        return run
+
+    def _go_to(self, run: _Run, key: tuple[bytes, int], queue_offset: int, offset: int) -> bool:
+        """Begin a new run at a queue offset; False if an earlier record has that offset."""
+        if run.next_offset and queue_offset < run.next_offset:
+            self._findings.add(
+                "queue_offset_repeated",
+                run.row.directory,
+                f"the record at {offset} has queue offset {queue_offset} of "
+                f"{key[0].decode(errors='replace')}:{key[1]}, as an earlier one has",
+                position=queue_offset * ENTRY_SIZE,
+                offset=offset,
+            )
+            return False
+        self._compare(run)
+        run.start = run.next_offset = queue_offset
+        return True
+
+    def _compare_all(self) -> None:
+        for run in self._runs.values():
+            self._compare(run)
+        self._held = 0
+
+    def _compare(self, run: _Run) -> None:
+        """Compare the entries gathered for a queue with its files."""
+        if not run.entries:
+            return
+        expected = b"".join(run.entries)
+        if (found := self._found(run, expected)) != expected:
+            self._tell_differences(run, expected, found)
+        if run.claimed and run.claimed[-1][1] == run.start:
+            run.claimed[-1] = (run.claimed[-1][0], run.next_offset)
+        else:
+            run.claimed.append((run.start, run.next_offset))
+        self.entries += len(run.entries)
+        run.entries.clear()
+        run.times.clear()
+        run.start = run.next_offset
+
+    def _found(self, run: _Run, expected: bytes) -> bytes:
+        """Read what is there; RocketMQ writes entries a moment after their records."""
+        deadline = time.monotonic() + SETTLE_TIME
+        while True:
+            found = _read_entries(run.row, run.start, len(run.entries))
+            done = found == expected or self._state is not State.OPEN
+            if done or time.monotonic() > deadline:
+                return found
+            time.sleep(SETTLE_PAUSE)
+
+    def _tell_differences(self, run: _Run, expected: bytes, found: bytes) -> None:
+        """Name the entries that differ, those that follow each other in one finding."""
+        previous = ""
+        first = count = 0
+        for index, (wanted, there) in enumerate(
+            zip(unpack_entries(expected), unpack_entries(found), strict=True)
+        ):
+            kind = self._difference(run, index, wanted, there)
+            if kind != previous and count:
+                self._tell(run, previous, first, count, expected, found)
+                count = 0
+            if kind:
+                first = first if count else index
+                count += 1
+            previous = kind
+        if count:
+            self._tell(run, previous, first, count, expected, found)
+
+    @staticmethod
+    def _difference(run: _Run, index: int, wanted: QueueEntry, there: QueueEntry) -> str:
+        """Say what is wrong with an entry; nothing if it is as good as the one wanted."""
+        if there == wanted:
+            return ""
+        if not any(there):
+            return MISSING
+        if there[:2] != wanted[:2]:
+            return WRONG
+        if there.tags_code < _EXTENSION_BELOW and not run.is_schedule:
+            return ""
+        if run.is_schedule:
+            # The levels are a setting, and may have changed since. One flipped bit makes no whole
+            # seconds of whole seconds: no power of two is a multiple of a thousand.
+            delay = there.tags_code - run.times[index]
+            return "" if delay > 0 and delay % _SECOND == 0 else WRONG
+        return WRONG
+
+    def _tell(
+        self, run: _Run, kind: str, first: int, count: int, expected: bytes, found: bytes
+    ) -> None:
+        at = first * ENTRY_SIZE
+        wanted = QueueEntry._make(LAYOUT.unpack_from(expected, at))
+        there = QueueEntry._make(LAYOUT.unpack_from(found, at))
+        queue_offset = run.start + first
+        path, position = _place(run.row, queue_offset)
+        last = f" to {queue_offset + count - 1}" if count > 1 else ""
+        is_or_are = "is" if count == 1 else "are"
+        detail = (
+            f"queue offset {queue_offset}{last} {is_or_are} missing"
+            if kind == MISSING
+            else f"queue offset {queue_offset}{last}: {tuple(there)} instead of {tuple(wanted)}"
+        )
+        self._findings.add(
+            kind,
+            path,
+            detail,
+            position=position,
+            count=count,
+            offset=wanted.physical_offset,
+            harmless=self._is_unsettled(wanted.physical_offset),
+        )
+
+    def _is_unsettled(self, offset: int) -> bool:
+        return self._unsettled_from is not None and offset >= self._unsettled_from
+
+    # Entries to records -----------------------------------------------------------------------
+
+    def finish(self, known: Unclaimed) -> None:
+        """Compare what is left, then judge the entries that no record has claimed."""
+        self._compare_all()
+        claimed = {run.row.directory: run for run in self._runs.values()}
+        for directory in self._queue_directories():
+            run = claimed.get(directory)
+            if run is None:
+                run = _Run(self._files_of(directory))
+            if not run.skipped:
+                self._judge_unclaimed(run, known)
+
+    def _judge_unclaimed(self, run: _Run, known: Unclaimed) -> None:
+        bases = run.row.bases
+        if not bases:
+            return
+        at = bases[0] // ENTRY_SIZE
+        for start, end in run.claimed:
+            self._judge(run, range(at, start), known, between=True)
+            at = max(at, end)
+        self._judge(run, range(at, (bases[-1] + run.row.file_size) // ENTRY_SIZE), known)
+
+    def _judge(self, run: _Run, offsets: range, known: Unclaimed, *, between: bool = False) -> None:
+        """Judge entries that no record claims; behind the last record they end with a zero."""
+        for start in range(offsets.start, offsets.stop, _ENTRIES_READ):
+            count = min(_ENTRIES_READ, offsets.stop - start)
+            content = _read_entries(run.row, start, count)
+            if not any(content):
+                if between:
+                    self._tell_unclaimed(run, start, MISSING, "no entry", count)
+                    continue
+                return
+            for queue_offset, entry in enumerate(unpack_entries(content), start):
+                if not between and not entry.is_valid:
+                    return
+                self._judge_one(run, queue_offset, entry, known)
+            self.entries += count
+
+    def _judge_one(self, run: _Run, queue_offset: int, entry: QueueEntry, known: Unclaimed) -> None:
+        physical_offset, size, _ = entry
+        if entry == PRE_BLANK:
+            return
+        end = physical_offset + size
+        if physical_offset >= 0 and size >= _RECORD_SIZE_MIN and end <= known.log_start:
+            return  # its record was deleted by age
+        if any(hole.start <= physical_offset < hole.end for hole in known.holes):
+            kind, harmless = "entry_of_damaged_record", True
+        elif physical_offset < known.log_end:
+            kind, harmless = "entry_without_record", self._is_unsettled(physical_offset)
+        elif known.state is State.OPEN:
+            return  # of a record that was written since
+        else:
+            kind, harmless = "entry_behind_log", known.state is State.NOT_CLOSED
+        self._tell_unclaimed(run, queue_offset, kind, str(tuple(entry)), harmless=harmless)
+
+    def _tell_unclaimed(
+        self,
+        run: _Run,
+        queue_offset: int,
+        kind: str,
+        what: str,
+        count: int = 1,
+        *,
+        harmless: bool = False,
+    ) -> None:
+        path, position = _place(run.row, queue_offset)
+        self._findings.add(
+            kind,
+            path,
+            f"queue offset {queue_offset}: {what}",
+            position=position,
+            count=count,
+            harmless=harmless,
+        )
+
+    # Files ------------------------------------------------------------------------------------
+
+    def _queue_directories(self) -> Iterator[Path]:
+        if not self._directory.is_dir():
+            return
+        for topic in sorted(self._directory.iterdir()):
+            if topic.is_dir() and not topic.name.startswith(LIGHT_QUEUE_PREFIX):
+                for directory in sorted(topic.iterdir()):
+                    if directory.is_dir() and directory.name.isdecimal():
+                        yield directory
+
+    def _usual_file_size(self) -> int:
+        """Return the size of the store's queue files, taken from the first queue that has any."""
+        for directory in self._queue_directories():
+            row = list_files(directory)
+            if row.files.bases:
+                return row.files.file_size
+        return 300_000 * ENTRY_SIZE
+
+    def _files_of(self, directory: Path) -> MappedFileQueue:
+        """Find the files of a queue, and tell of those that it cannot have."""
+        if not directory.is_dir():
+            return MappedFileQueue(directory, self.file_size)
+        row = list_files(directory, self.file_size)
+        for path, reason in row.strange:
+            self._findings.add("file_unusable", path, reason)
+        return row.files
+
+    def end_of(self, topic: str, queue_id: int) -> int | None:
+        """Return the queue offset behind the last record of a queue; None where none was met."""
+        run = self._runs.get((topic.encode(), queue_id))
+        return None if run is None or not run.claimed else run.claimed[-1][1]
+
+    @property
+    def queues(self) -> int:
+        """How many queues were met."""
+        return len(list(self._queue_directories()))
+
+
+def _place(row: MappedFileQueue, queue_offset: int) -> tuple[Path, int]:
+    position = queue_offset * ENTRY_SIZE
+    base = row.base_of(position)
+    return row.path(base), position - base
+
+
+def _read_entries(row: MappedFileQueue, start: int, count: int) -> bytes:
+    """Read entries that follow each other; zeros where a file is missing."""
+    position, end = start * ENTRY_SIZE, (start + count) * ENTRY_SIZE
+    pieces: list[bytes] = []
+    while position < end:
+        base = row.base_of(position)
+        wanted = min(end, base + row.file_size) - position
+        pieces.append(_read(row.path(base), position - base, wanted).ljust(wanted, b"\0"))
+        position += wanted
+    return b"".join(pieces)
+
+
+def _read(path: Path, position: int, size: int) -> bytes:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return b""
+    try:
+        return os.pread(fd, size, position)
+    finally:
+        os.close(fd)

@@ -1,0 +1,220 @@
+"""``halfmq store verify``: is what lies in a store's directory what a broker has put there?
+
+The log is read once, record by record. Queues and index are compared with it on the way; then come
+checkpoint, tables and the snapshot of undecided transactions. Nothing is written, the directory's
+lock is not taken, and a broker may go on working: what it is about to write is left alone.
+
+What is wrong is damage or a note (``findings``). After a stop that was none, the next start derives
+queues and index anew from some record on, so what is wrong with these is a note only.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from zlib import crc32
+
+from ..log_reader import LogReader
+from .findings import Findings
+from .index_check import IndexCheck
+from .log_walk import Chunk, Hole, LogWalk, find_log
+from .queue_check import QueueCheck, Unclaimed
+from .state import Condition, State, check_checkpoint, read_condition, unsettled_from
+from .table_check import check_snapshot, check_tables
+
+PROGRESS_BYTES: Final = 16 << 20  # of log between two reports of progress
+
+Progress = Callable[[int, int], None]
+"""Told now and then: bytes of log read, bytes that there may be."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a store holds, and what is wrong with it."""
+
+    root: Path
+    state: State
+    findings: Findings
+    log_files: int
+    log_start: int
+    log_end: int
+    records: int
+    queues: int
+    queue_entries: int
+    index_files: int
+    index_items: int
+    tables: int
+    snapshot: bool
+    elapsed: float  # seconds
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing is damaged."""
+        return self.findings.sound
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything for programs; keys stay."""
+        return {
+            "directory": str(self.root),
+            "state": str(self.state),
+            "sound": self.sound,
+            "log": {
+                "files": self.log_files,
+                "first_offset": self.log_start,
+                "end_offset": self.log_end,
+                "records": self.records,
+            },
+            "queues": {"queues": self.queues, "entries": self.queue_entries},
+            "index": {"files": self.index_files, "items": self.index_items},
+            "tables": self.tables,
+            "snapshot": self.snapshot,
+            "elapsed_s": round(self.elapsed, 3),
+            **self.findings.as_json(),
+        }
+
+
+def verify(
+    root: Path,
+    *,
+    commit_log: Path | None = None,
+    hash_slots: int | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Report:
+    """Check everything in a store's directory.
+
+    ``commit_log`` is where the log lies if not below ``root``; ``hash_slots`` is
+    ``maxHashSlotNum``, for an index that does not tell.
+
+    Raises:
+        UnusableFileError: There is no log.
+        OSError: Something cannot be read.
+    """
+    return _Verification(root, commit_log, hash_slots, progress).run()
+
+
+class _Verification:
+    """One look at one store."""
+
+    def __init__(
+        self, root: Path, commit_log: Path | None, hash_slots: int | None, progress: Progress
+    ) -> None:
+        self._root = root
+        self._progress = progress
+        self._began = time.monotonic()
+        self._findings = Findings(root)
+        row = find_log(root, commit_log)
+        self._files = row.files
+        for path, reason in row.strange:
+            self._findings.add("file_unusable", path, reason)
+        self._condition: Condition = read_condition(root, self._findings)
+        state = self._condition.state
+        unsettled = unsettled_from(self._condition, self._files)
+        self._holes: list[Hole] = []
+        # In this order: the index may lag behind the log, but must not be found ahead of it, and
+        # queues are read behind the records that they must know by then.
+        self._index = IndexCheck(
+            root / "index",
+            self._findings,
+            state,
+            self._holes,
+            slots=hash_slots,
+            unsettled_from=unsettled,
+        )
+        self._queues = QueueCheck(root, self._findings, state, unsettled_from=unsettled)
+
+    def run(self) -> Report:
+        state, files = self._condition.state, self._files
+        walk = LogWalk(files, reaches=self._condition.closed_offset, live=state is State.OPEN)
+        log_files = len(files.bases)
+        self._index.begin(walk.start)
+        self._read_log(walk)
+        log_start = files.bases[0] if files.bases else walk.start  # deleted by age meanwhile
+        self._check_end(walk)
+        self._queues.finish(Unclaimed(log_start, walk.end_offset, self._holes, state))
+        self._index.finish(walk.end_offset)
+        if not self._holes or self._holes[-1].end < walk.end_offset:  # the last record is there
+            check_checkpoint(
+                self._condition,
+                self._root / "checkpoint",
+                walk.end_offset,
+                walk.last_timestamp,
+                self._findings,
+            )
+        tables = check_tables(self._root, self._findings, state, self._queues.end_of)
+        snapshot = check_snapshot(
+            self._root, self._findings, state, walk.end_offset, self._record_crc
+        )
+        return Report(
+            root=self._root,
+            state=state,
+            findings=self._findings,
+            log_files=log_files,
+            log_start=log_start,
+            log_end=walk.end_offset,
+            records=walk.records,
+            queues=self._queues.queues,
+            queue_entries=self._queues.entries,
+            index_files=len(self._index.files),
+            index_items=self._index.items,
+            tables=tables,
+            snapshot=snapshot,
+            elapsed=time.monotonic() - self._began,
+        )
+
+    def _read_log(self, walk: LogWalk) -> None:
+        total = len(self._files.bases) * self._files.file_size
+        told = 0
+        for part in walk:
+            if isinstance(part, Hole):
+                self._holes.append(part)
+                self._tell_hole(part)
+            else:
+                self._take(part)
+            done = walk.end_offset - walk.start
+            if done - told >= PROGRESS_BYTES:
+                told = done
+                self._progress(done, total)
+
+    def _take(self, chunk: Chunk) -> None:
+        self._queues.take(chunk)
+        self._index.take(chunk)
+
+    def _tell_hole(self, hole: Hole) -> None:
+        base = self._files.base_of(hole.start)
+        self._findings.add(
+            "record_damaged" if base in self._files.bases else "file_missing",
+            self._files.path(base),
+            f"{hole.end - hole.start} bytes at offset {hole.start}: {hole.reason}",
+            position=hole.start - base,
+            offset=hole.start,
+        )
+
+    def _check_end(self, walk: LogWalk) -> None:
+        """Tell what follows the end of the log; a broker that closed it leaves zeros."""
+        state = self._condition.state
+        if state is State.OPEN:
+            return
+        end = walk.end_offset
+        tail = walk.tail_size(end)
+        if tail and not walk.ends_with_blank(end):
+            base = self._files.base_of(end)
+            self._findings.add(
+                "bytes_behind_log",
+                self._files.path(base),
+                f"{tail} bytes behind the end at {end}: {walk.what_is_at(end)}",
+                position=end - base,
+                offset=end,
+                harmless=True,
+            )
+
+    def _record_crc(self, offset: int) -> int | None:
+        reader = LogReader(self._files)
+        try:
+            base = self._files.base_of(offset)
+            if base not in self._files.bases:
+                return None
+            encoded = reader.record_bytes(offset, base + self._files.file_size)
+            return 0 if encoded is None else crc32(encoded)
+        finally:
+            reader.close()

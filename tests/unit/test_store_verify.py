@@ -1,0 +1,480 @@
+"""Verifying a store's directory: what is sound passes, what is damaged is named with its place."""
+
+import json
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halfmq.command.main import main
+from halfmq.store.errors import UnusableFileError
+from halfmq.store.format.index import FIRST_ITEM, item_position
+from halfmq.store.format.transaction_snapshot import FILE_NAME, FOOTER
+from halfmq.store.json_table import save_table
+from halfmq.store.lock import DirectoryLock, is_held
+from halfmq.store.message_store import MessageStore
+from halfmq.store.tools.state import State
+from halfmq.store.tools.verify import Report, verify
+from tests.support.golden_store import NAMES, unpack
+from tests.support.stores import Clock, append_durably, crash, draft, small_config
+
+RECORDS = 200
+SLOTS = 100
+AT_REST = State.CLOSED
+
+DAMAGED_STATES = {
+    # name → what is damaged in it; notes are not asked for
+    "clean-cq-short": {"entry_missing": 5},
+    "plain-badcrc": {"record_damaged": 1},
+    "plain-cq-short": {"entry_missing": 121},
+    "stale-cq": {"entry_without_record": 7},  # RocketMQ brought them back
+}
+
+
+def fill(store: MessageStore, count: int = RECORDS) -> None:
+    """Append records of several queues, sizes and kinds, so that all kinds of files roll."""
+    for number in range(count):
+        properties = {"UNIQ_KEY": f"7F0000010001{number:020X}", "TAGS": f"tag-{number % 3}"}
+        if number % 4 == 0:
+            properties["KEYS"] = f"order-{number} customer-{number % 7}"
+        store.append(
+            [draft("orders", number % 2, bytes(number % 50) + b"x" * 300, properties=properties)]
+        )
+    append_durably(store, draft("events", 0, b"last", properties={"KEYS": "last"}))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A store that was filled and closed in order."""
+    store = MessageStore(small_config(tmp_path / "store"), now_ms=Clock())
+    store.open()
+    fill(store)
+    store.close()
+    return tmp_path / "store"
+
+
+def kinds(report: Report) -> dict[str, int]:
+    return dict(report.findings.damage_counts)
+
+
+def flip(path: Path, position: int, bit: int = 0) -> None:
+    """Flip one bit of a file in place."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        value = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([value ^ 1 << bit]))
+
+
+def only(directory: Path, number: int = 0) -> Path:
+    return sorted(path for path in directory.iterdir() if path.is_file())[number]
+
+
+def content_of(root: Path) -> dict[str, tuple[int, int, int]]:
+    """What a tool that only reads must leave as it is."""
+    return {
+        str(path.relative_to(root)): (
+            path.stat().st_mtime_ns,
+            path.stat().st_size,
+            zlib.crc32(path.read_bytes()),
+        )
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }
+
+
+# -- sound stores --------------------------------------------------------------------------------
+
+
+def test_a_store_that_was_closed_is_sound(root: Path) -> None:
+    """Everything is counted, and nothing is found, not even a note."""
+    report = verify(root)
+
+    assert (report.sound, report.state) == (True, State.CLOSED)
+    assert report.findings.notes == []
+    assert (report.records, report.queue_entries) == (RECORDS + 1, RECORDS + 1)
+    assert report.index_items == RECORDS + 2 * RECORDS // 4 + 1
+    assert report.log_files > 3
+    assert report.index_files > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_stores_are_judged_by_what_was_done_to_them(name: str, tmp_path: Path) -> None:
+    """What RocketMQ closed is sound; what was damaged by hand, or by RocketMQ itself, is named."""
+    report = verify(unpack(name, tmp_path).root)
+
+    assert kinds(report) == DAMAGED_STATES.get(name, {})
+
+
+def test_nothing_is_written(root: Path) -> None:
+    """Neither a byte nor a date, and no lock file appears."""
+    (root / "lock").unlink()
+    before = content_of(root)
+    verify(root)
+
+    assert content_of(root) == before
+
+
+def test_an_open_store_is_verified_and_stays_open(tmp_path: Path) -> None:
+    """The broker keeps its lock and goes on; what it writes meanwhile is no damage."""
+    store = MessageStore(small_config(tmp_path / "store"), now_ms=Clock())
+    store.open()
+    fill(store)
+    report = verify(tmp_path / "store")
+
+    assert (report.sound, report.state) == (True, State.OPEN)
+    assert report.records == RECORDS + 1
+    append_durably(store, draft())
+    store.close()
+    assert verify(tmp_path / "store").records == RECORDS + 2
+
+
+def test_the_lock_is_asked_for_and_not_taken(tmp_path: Path) -> None:
+    """Neither by the process that holds it, whose lock would be gone, nor by another."""
+    assert not is_held(tmp_path)
+    lock = DirectoryLock(tmp_path)
+    lock.acquire(0)
+    assert is_held(tmp_path)
+    reader, writer = os.pipe()
+    if not os.fork():  # another process, for which the kernel answers
+        from halfmq.store import lock as module  # noqa: PLC0415
+
+        module._held.clear()
+        os.write(writer, b"%d" % is_held(tmp_path))
+        os._exit(0)
+    os.wait()
+    assert os.read(reader, 1) == b"1"
+    lock.release()
+    assert not is_held(tmp_path)
+    for end in (reader, writer):
+        os.close(end)
+
+
+def test_what_the_next_start_puts_right_is_no_damage(tmp_path: Path) -> None:
+    """After a kill the queues may lag; they are derived from the log again."""
+    store = MessageStore(small_config(tmp_path / "store"), now_ms=Clock())
+    store.open()
+    fill(store)
+    copy = crash(tmp_path / "store", tmp_path / "copy")
+    store.close()
+    queue = only(copy / "consumequeue" / "orders" / "0")
+    queue.write_bytes(queue.read_bytes()[:20].ljust(queue.stat().st_size, b"\0"))
+    report = verify(copy)
+
+    assert (report.sound, report.state) == (True, State.NOT_CLOSED)
+    assert report.findings.note_counts["entry_missing"] > 0
+
+
+# -- damaged stores ------------------------------------------------------------------------------
+
+
+def test_a_damaged_body_is_named_and_the_rest_is_read(root: Path) -> None:
+    """One record is damaged; those behind it are checked all the same."""
+    path = only(root / "commitlog")
+    flip(path, 100)
+    report = verify(root)
+
+    assert kinds(report) == {"record_damaged": 1}
+    (finding,) = report.findings.damage
+    assert (finding.file, finding.position, finding.offset) == (f"commitlog/{path.name}", 0, 0)
+    assert "CRC" in finding.detail
+    assert report.records == RECORDS
+    # Its queue entry and its keys are no damage of their own.
+    assert set(report.findings.note_counts) == {
+        "entry_of_damaged_record",
+        "index_item_of_damaged_record",
+    }
+
+
+@pytest.mark.parametrize(
+    ("position", "what"), [(0, "size"), (4, "magic"), (28, "physical offset"), (87, "body length")]
+)
+def test_a_damaged_head_costs_its_record_only(root: Path, position: int, what: str) -> None:
+    """Where the next one begins is found without the size."""
+    flip(only(root / "commitlog"), position, bit=1)
+    report = verify(root)
+
+    assert kinds(report) == {"record_damaged": 1}, what
+    assert report.records == RECORDS
+
+
+def test_a_lost_end_is_damage_when_the_store_was_closed(root: Path) -> None:
+    """An ordered stop notes where the log ends; nothing in what is left says that more is gone."""
+    end = verify(root).log_end
+    last = only(root / "commitlog", -1)
+    content = last.read_bytes()
+    cut = content.rindex(b"last") - 88
+    last.write_bytes(content[:cut].ljust(len(content), b"\0"))
+    report = verify(root)
+
+    assert report.log_end == end
+    assert kinds(report) == {"record_damaged": 1}
+
+
+def test_a_missing_segment_is_named(root: Path) -> None:
+    """Queue entries and keys of its records are no damage of their own."""
+    path = only(root / "commitlog", 1)
+    path.unlink()
+    report = verify(root)
+
+    assert kinds(report) == {"file_missing": 1}
+    assert report.findings.damage[0].file == f"commitlog/{path.name}"
+
+
+def test_a_blank_that_is_none_is_damage(root: Path) -> None:
+    """It hides nothing here, but RocketMQ would end the log at it."""
+    path = only(root / "commitlog")
+    content = path.read_bytes()
+    flip(path, content.rindex(bytes.fromhex("cbd43194")), bit=3)
+
+    assert kinds(verify(root)) == {"record_damaged": 1}
+
+
+def test_a_strange_file_in_the_log_is_named(root: Path) -> None:
+    """No broker would start."""
+    (root / "commitlog" / "notes.txt").write_text("x")
+
+    assert kinds(verify(root)) == {"file_unusable": 1}
+
+
+def test_a_wrong_entry_is_named_by_its_queue_offset(root: Path) -> None:
+    """With what stands there and what should."""
+    path = only(root / "consumequeue" / "orders" / "1")
+    flip(path, 3 * 20 + 7)
+    report = verify(root)
+
+    assert kinds(report) == {"entry_wrong": 1}
+    (finding,) = report.findings.damage
+    assert (finding.file, finding.position) == (f"consumequeue/orders/1/{path.name}", 60)
+    assert finding.detail.startswith("queue offset 3: ")
+
+
+def test_missing_entries_are_one_finding(root: Path) -> None:
+    """A whole file of them is not a line each."""
+    only(root / "consumequeue" / "orders" / "1").unlink()
+    report = verify(root)
+
+    assert kinds(report) == {"entry_missing": 50}  # 1000 bytes
+    (finding,) = report.findings.damage
+    assert (finding.position, finding.count) == (0, 50)
+
+
+def test_an_entry_too_many_is_named(root: Path) -> None:
+    """RocketMQ serves what it points at."""
+    queue = only(root / "consumequeue" / "events" / "0")
+    content = queue.read_bytes()
+    queue.write_bytes((content[:20] * 2).ljust(len(content), b"\0"))
+
+    assert kinds(verify(root)) == {"entry_without_record": 1}
+
+
+def test_a_wrong_due_time_is_found_whatever_the_levels_are(tmp_path: Path) -> None:
+    """A due time is the store time and whole seconds; no flipped bit leaves that so."""
+    levels = (7000, 11_000)
+    config = small_config(tmp_path, delay_levels_ms=levels)
+    store = MessageStore(config, now_ms=Clock())
+    store.open()
+    append_durably(
+        store,
+        *(draft("SCHEDULE_TOPIC_XXXX", 1, properties={"DELAY": "2"}) for _ in range(3)),
+    )
+    store.close()
+    assert verify(tmp_path).sound
+
+    queue = only(tmp_path / "consumequeue" / "SCHEDULE_TOPIC_XXXX" / "1")
+    sound = queue.read_bytes()
+    for bit in range(64):
+        flip(queue, 20 + 12 + 7 - bit // 8, bit % 8)
+        assert kinds(verify(tmp_path)) == {"entry_wrong": 1}, bit
+        queue.write_bytes(sound)
+
+
+@pytest.mark.parametrize("position", range(40))
+def test_every_byte_of_an_index_header_counts(root: Path, position: int) -> None:
+    """Look-ups, expiry and recovery go by it."""
+    flip(only(root / "index"), position)
+
+    assert not verify(root).sound
+
+
+@pytest.mark.parametrize("position", range(20))
+def test_every_byte_of_an_index_item_counts(root: Path, position: int) -> None:
+    """Hash, offset, time and link follow from the record and the items before."""
+    flip(only(root / "index"), item_position(FIRST_ITEM + 5, SLOTS) + position)
+    report = verify(root)
+
+    assert set(kinds(report)) <= {"index_item_wrong", "index_chain_wrong", "index_slot_wrong"}
+    assert not report.sound
+
+
+def test_every_slot_of_an_index_counts(root: Path) -> None:
+    """An empty one too: it would lead to an item that is not of its hash."""
+    path = only(root / "index")
+    sound = path.read_bytes()
+    for slot in range(SLOTS):
+        flip(path, 40 + 4 * slot + 3)
+        assert "index_slot_wrong" in kinds(verify(root, hash_slots=SLOTS)), slot
+        path.write_bytes(sound)
+
+
+def test_keys_of_a_missing_index_file_are_counted(root: Path) -> None:
+    """Its messages are stored, and nobody finds them by key."""
+    files = sorted((root / "index").iterdir())
+    assert len(files) == 1
+    items = verify(root).index_items
+    store = MessageStore(small_config(root, max_index_items=400), now_ms=Clock(1 << 41))
+    store.open()
+    fill(store)
+    store.close()
+    only(root / "index").unlink()
+
+    assert kinds(verify(root))["key_missing"] >= items
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\0" * 50])
+@pytest.mark.parametrize("name", ["topics.json", "consumerOffset.json.bak"])
+def test_a_table_that_cannot_be_read_is_damage(root: Path, name: str, content: bytes) -> None:
+    """Its backup is one too: it is what a start would fall back to."""
+    (root / "config").mkdir()
+    save_table(root / "config" / name.removesuffix(".bak"), {"offsetTable": {}})
+    (root / "config" / name).write_bytes(content)
+
+    assert kinds(verify(root))["table_unreadable"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("topics.json", {"topicConfigTable": {"T": {"perm": 6, "readQueueNums": -1}}}),
+        ("topics.json", {"topicConfigTable": {"T": {"perm": 1 << 20}}}),
+        ("topics.json", {"dataVersion": {}}),
+        ("subscriptionGroup.json", {"subscriptionGroupTable": {"g": 5}}),
+        ("consumerOffset.json", {"offsetTable": {"T@g": {"0": "many"}}}),
+        ("consumerOffset.json", {"offsetTable": {"Tg": {"0": 1}}}),
+        ("delayOffset.json", {"offsetTable": {"1": -4}}),
+    ],
+)
+def test_a_table_with_impossible_values_is_damage(
+    root: Path, name: str, table: dict[str, Any]
+) -> None:
+    """It can be read, and yet nobody wrote this."""
+    (root / "config").mkdir()
+    save_table(root / "config" / name, table)
+
+    assert kinds(verify(root)) == {"table_wrong": 1}
+
+
+def test_an_offset_behind_its_queue_is_damage(root: Path) -> None:
+    """What is sent there next would never be consumed."""
+    (root / "config").mkdir()
+    save_table(
+        root / "config" / "consumerOffset.json",
+        {"offsetTable": {"orders@g": {"0": RECORDS // 2, "1": RECORDS // 2 + 1}}},
+    )
+
+    assert kinds(verify(root)) == {"offset_ahead": 1}
+
+
+def test_only_a_backup_left_is_a_note(root: Path) -> None:
+    """The next start takes it."""
+    (root / "config").mkdir()
+    save_table(root / "config" / "topics.json", {"topicConfigTable": {}})
+    (root / "config" / "topics.json").rename(root / "config" / "topics.json.bak")
+    report = verify(root)
+
+    assert (report.sound, report.findings.note_counts["table_missing"]) == (True, 1)
+
+
+def snapshot(root: Path, log_end: int, anchor: int, anchor_crc: int) -> Path:
+    """Write a snapshot of undecided transactions with no rows."""
+    path = root / "config" / FILE_NAME
+    path.parent.mkdir(exist_ok=True)
+    content = b"rows" + FOOTER.pack(log_end, anchor, anchor_crc, 0, 0)[:-4]
+    path.write_bytes(content + zlib.crc32(content).to_bytes(4, "big"))
+    return path
+
+
+def test_a_snapshot_is_checked_against_itself_and_the_log(root: Path) -> None:
+    """By its checksum, the end of the log, and one record of it."""
+    with (root / "commitlog" / f"{0:020}").open("rb") as file:
+        size = int.from_bytes(file.read(4), "big")
+        file.seek(0)
+        crc = zlib.crc32(file.read(size))
+    end = verify(root).log_end
+    path = snapshot(root, end, 0, crc)
+    report = verify(root)
+    assert (report.sound, report.snapshot) == (True, True)
+
+    flip(path, 2)
+    assert kinds(verify(root)) == {"snapshot_wrong": 1}
+    snapshot(root, end + 1, 0, crc)
+    assert kinds(verify(root)) == {"snapshot_ahead": 1}
+    snapshot(root, end, 0, crc + 1)
+    assert kinds(verify(root)) == {"snapshot_of_other_log": 1}
+    path.write_bytes(b"x")
+    assert kinds(verify(root)) == {"snapshot_wrong": 1}
+
+
+def spoil_note(root: Path) -> None:
+    flip(root / "checkpoint", 70)
+
+
+def set_timestamp(root: Path) -> None:
+    with (root / "checkpoint").open("r+b") as file:
+        file.write((1 << 50).to_bytes(8, "big"))
+
+
+def cut(root: Path) -> None:
+    (root / "checkpoint").write_bytes(b"\0" * 100)
+
+
+@pytest.mark.parametrize("damage", [spoil_note, set_timestamp, cut])
+def test_a_wrong_checkpoint_is_damage(root: Path, damage: Callable[[Path], None]) -> None:
+    """It decides where a recovery begins."""
+    damage(root)
+
+    assert "checkpoint_wrong" in kinds(verify(root))
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+
+def test_the_exit_code_tells(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0 sound, 1 damaged, 2 not readable; people read one line per finding."""
+    assert main(["store", "verify", str(root)]) == 0
+    assert "sound" in capsys.readouterr().out
+
+    flip(only(root / "commitlog"), 100)
+    assert main(["store", "verify", str(root)]) == 1
+    shown = capsys.readouterr()
+    assert "record_damaged" in shown.out
+    assert shown.err == ""
+
+    assert main(["store", "verify", str(root / "nothing")]) == 2
+    assert "no store" in capsys.readouterr().err
+
+
+def test_programs_get_kinds_places_and_counts(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The keys are a promise."""
+    flip(only(root / "commitlog"), 100)
+    assert main(["store", "verify", str(root), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+
+    assert report["state"] == "closed"
+    assert report["sound"] is False
+    assert report["log"]["records"] == RECORDS
+    assert report["damage"]["counts"] == {"record_damaged": 1}
+    assert set(report["damage"]["findings"][0]) == {
+        *("kind", "file", "position", "detail", "count", "offset")
+    }
+
+
+def test_without_a_log_there_is_nothing_to_verify(tmp_path: Path) -> None:
+    """An empty directory is not a sound store."""
+    with pytest.raises(UnusableFileError, match="no store"):
+        verify(tmp_path)
