@@ -217,6 +217,14 @@ class ConsumeQueue:
         self.next_offset += len(entries) // ENTRY_SIZE
         self.last_end = physical_end
 
+    def replace(self, queue_offset: int, entry: QueueEntry) -> None:
+        """Write one entry anew; only recovery may do that."""
+        position = queue_offset * ENTRY_SIZE
+        base = self._files.base_of(position)
+        with self._files.path(base).open("r+b", buffering=0) as file:
+            os.pwrite(file.fileno(), entry.pack(), position - base)
+        self.flushed_offset = min(self.flushed_offset, queue_offset)
+
     def move_to(self, queue_offset: int) -> None:
         """Let the next entry be that of ``queue_offset``; what lies there stays for now."""
         self.close()
@@ -247,7 +255,7 @@ class ConsumeQueue:
 
     def _end_of(self, queue_offset: int) -> int:
         entry = self.entry(queue_offset)
-        return 0 if entry == PRE_BLANK else entry.physical_offset + entry.size
+        return 0 if entry.size == PRE_BLANK.size else entry.physical_offset + entry.size
 
     def skip_to(self, queue_offset: int) -> None:
         """Let the next entry be that of an offset ahead; the log lacks what lies between."""
@@ -386,12 +394,20 @@ class ConsumeQueue:
         return first + bisect_left(
             range(self.next_offset - first),
             True,
-            key=lambda index: self._start_of(first + index) >= physical_offset,
+            key=lambda index: self.start_of(first + index) >= physical_offset,
         )
 
-    def _start_of(self, queue_offset: int) -> int:
-        entry = self.entry(queue_offset)
-        return -1 if entry == PRE_BLANK else entry.physical_offset
+    def start_of(self, queue_offset: int) -> int:
+        """Return the physical offset of an entry; of one that is none, that of the one before.
+
+        Without one before it is -1.
+        """
+        first = self.first_offset
+        while (entry := self.entry(queue_offset)) == PRE_BLANK:
+            if queue_offset == first:
+                return -1
+            queue_offset -= 1
+        return entry.physical_offset
 
     def look_for(self, physical_offset: int) -> int:
         """Return from where on, ``min_offset`` at least, records lie at an offset or behind it.

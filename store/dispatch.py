@@ -7,7 +7,7 @@ Source: RocketMQ ``CommitLog.java`` (``checkMessageAndReturnSize``), ``DefaultMe
 from collections.abc import Sequence
 from typing import Final
 
-from .format.properties import get_property, tags_code
+from .format.properties import PROPERTY_INNER_BASE, PROPERTY_INNER_NUM, get_property, tags_code
 
 _NO_LEVEL_DELAY_MS: Final = 1000  # of a level that no longer exists
 
@@ -24,3 +24,15 @@ def delivery_time(properties: bytes, store_timestamp: int, delay_levels_ms: Sequ
     level = min(level, len(delay_levels_ms))
     delay = delay_levels_ms[level - 1] if level else _NO_LEVEL_DELAY_MS
     return store_timestamp + delay
+
+
+def inner_batch_size(properties: bytes, queue_offset: int) -> int:
+    """Return how many queue offsets a record of a batch queue takes; 1 if it does not say.
+
+    Source: RocketMQ ``CommitLog.java`` (``getMessageNum``).
+    """
+    count = get_property(properties, PROPERTY_INNER_NUM.encode()) or b""
+    base = get_property(properties, PROPERTY_INNER_BASE.encode())
+    if base != b"%d" % queue_offset or not count.isdigit():
+        return 1
+    return max(int(count), 1)

@@ -2,20 +2,52 @@
 
 Records are found in chunks of 1 MiB and described by plain tuples: building a ``Record`` for
 each would double the time, and most walks look at a few fields only.
+
+Where no whole record begins, the walk goes on with the next one that does (``log_search``), and
+what lies between is noted as damaged. If none follows, the log ends there: what a power cut has
+torn is at its end. Three things need more care than that:
+
+* The CRC covers the body alone. A damaged head or topic does not add up to the record's size, but
+  properties may be anything; ``is_torn`` says when they look as if they had not been written.
+* Behind what is known to have been on disk, a power cut may have kept some sectors and lost
+  others before them. Nobody was told of any of it, so the log ends at the first one lost; records
+  behind it might be decisions about what is not there.
+* Records behind the end that an earlier start has cut off, but not zeroed, are whole as well and
+  lie where they say. They are older than what was written since.
 """
 
 import os
 from bisect import bisect_left
 from collections.abc import Generator, Iterator
+from enum import Enum
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
-from .format.flags import HOSTS_MASK
-from .format.record import CRC_MASK, HEADS, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PREFIX
+from .format.flags import HOSTS_MASK, has_queue_entry
+from .format.record import (
+    CRC_MASK,
+    CRC_TAIL_SIZE,
+    CRC_TAIL_START,
+    HEADS,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    PREFIX,
+    crc_tail_matches,
+)
+from .log_search import (
+    SECTOR,
+    Damage,
+    LogFile,
+    candidate_at,
+    candidates,
+    find_true,
+    has_unwritten_sector,
+    what_is_wrong,
+)
 from .mapped_file_queue import MappedFileQueue
 
-SECTOR: Final = 512  # bytes; what a disk writes as a whole, so that no less of it is missing
 SCAN_CHUNK: Final = 1 << 20  # bytes read at once; more would not stay in the processor's cache
 _HEAD_START: Final = Struct(">iIIiiqqi")  # the head up to the flags
 _INT: Final = Struct(">i")
@@ -70,8 +102,13 @@ def find_records(chunk: bytes, offset: int, *, check_crc: bool) -> list[Found]:
         properties_start = topic_end + 2
         if properties_start + unpack_short(chunk, topic_end)[0] != end:
             break
-        if check_crc and crc32(chunk[body_at:topic_at]) & CRC_MASK != body_crc:
-            break
+        if check_crc:
+            if crc32(chunk[body_at:topic_at]) & CRC_MASK != body_crc:
+                break
+            if chunk.startswith(CRC_TAIL_START, end - CRC_TAIL_SIZE) and not crc_tail_matches(
+                chunk[position:end]
+            ):
+                break
         add((position, size, sys_flag, queue_id, queue_offset, topic_start, properties_start))
         position = end
     return found
@@ -84,12 +121,21 @@ def store_timestamp(chunk: bytes, position: int, sys_flag: int) -> int:
     return timestamp
 
 
+class Trust(NamedTuple):
+    """What is known of the last life of a log, apart from the log; nothing is the default."""
+
+    durable_offset: int = -1  # below it everything was on disk; -1 when that is not known
+    durable_since: int = 0  # else: records stored before this time, in ms, were on disk
+    closed_offset: int = -1  # where the log ended at an ordered stop
+    fresh_offset: int = -1  # what lies behind it was written after the last recovery, not before
+    fresh_timestamp: int = 0  # so it is no older than this, in ms
+
+
 def is_torn(chunk: bytes, position_in_file: int, found: Found) -> bool:
     """Tell whether a sector under a record's properties looks as if it was never written.
 
-    The CRC covers the body alone. A damaged head or topic does not add up to the record's size,
-    but the properties may be anything; where a power cut has kept their sector from the disk there
-    are zeros, to the end of the sector or of the record.
+    Where a power cut has kept it from the disk there are zeros, to the end of the sector or of
+    the record.
     """
     position, size, *_, properties_at = found
     end = position + size
@@ -99,6 +145,32 @@ def is_torn(chunk: bytes, position_in_file: int, found: Found) -> bool:
             return True
         sector += SECTOR
     return False
+
+
+def is_garbled(chunk: bytes, position_in_file: int, found: Found) -> bool:
+    """Tell whether properties that continue in another sector are none there.
+
+    In the sector where they begin, garbage would have met something else. Senders may put anything
+    into properties, so this is no proof that they were garbled.
+    """
+    position, size, *_, properties_at = found
+    properties = chunk[properties_at : position + size]
+    if -(position_in_file + properties_at) % SECTOR >= len(properties):
+        return False
+    try:
+        segments = properties.decode().split("\x02")
+    except UnicodeDecodeError:
+        return True
+    return any(segment.find("\x01") < 1 for segment in segments if segment)
+
+
+class _Stop(Enum):
+    """Why no record was found."""
+
+    BLANK = "the file ends, and the next one goes on"
+    BAD = "what begins here is no whole record"
+    TORN = "a whole record whose properties are not as they were"
+    STALE = "a whole record that was cut off once"
 
 
 class LogScan:
@@ -114,21 +186,21 @@ class LogScan:
         end: int | None = None,
         *,
         check_crc: bool = True,
-        torn_since: int | None = None,
+        trust: Trust | None = None,
     ) -> None:
         """A record begins at ``start``, or a file; ``end`` of None means as far as it goes.
 
-        A record stored at ``torn_since`` (ms) or later ends the walk if ``is_torn`` says so. Older
-        ones were on disk; what looks like that in them was put there by their sender.
+        Without ``trust`` whatever is whole counts.
         """
         self.end_offset = start  # behind the last valid record
         self.last_record = -1  # physical offset where that begins; -1 while there is none
         self.last_timestamp = 0  # when it was stored, in ms
         self.records = 0
+        self.damages: list[Damage] = []  # stretches left out, in order
         self._files = files
         self._end = end
         self._check_crc = check_crc
-        self._torn_since = torn_since
+        self._trust = trust
 
     def __iter__(self) -> Iterator[tuple[int, bytes, list[Found]]]:
         """Give physical offset, content and records of each chunk."""
@@ -136,15 +208,18 @@ class LogScan:
         bases = set(self._files.bases)
         while True:
             base = self._files.base_of(self.end_offset)
-            if base not in bases:
+            if base not in bases or (self._end is not None and self.end_offset >= self._end):
                 return
-            at_blank = yield from self._scan_file(base)
-            if not at_blank or base + file_size not in bases:
+            stop = yield from self._scan_file(base)
+            if stop is _Stop.BLANK:
+                if base + file_size not in bases:
+                    return
+                self.end_offset = base + file_size
+            elif not self._goes_on(stop):
                 return
-            self.end_offset = base + file_size
 
-    def _scan_file(self, base: int) -> Generator[tuple[int, bytes, list[Found]], None, bool]:
-        """Scan on in one file; return whether a blank ends it."""
+    def _scan_file(self, base: int) -> Generator[tuple[int, bytes, list[Found]], None, _Stop]:
+        """Scan on in one file; return what ends that."""
         file_size = self._files.file_size
         end = file_size if self._end is None else min(file_size, self._end - base)
         fd = os.open(self._files.path(base), os.O_RDONLY | os.O_CLOEXEC)
@@ -152,33 +227,24 @@ class LogScan:
             while (position := self.end_offset - base) + PREFIX.size <= end:
                 chunk = os.pread(fd, min(SCAN_CHUNK, end - position), position)
                 if len(chunk) < PREFIX.size:
-                    return False
+                    return _Stop.BAD
                 size, magic = PREFIX.unpack_from(chunk)
-                if magic == MAGIC_BLANK:
-                    return bool(size == file_size - position)
-                if len(chunk) < size <= end - position:
+                if magic == MAGIC_BLANK and size == file_size - position:
+                    return _Stop.BLANK
+                if len(chunk) < size <= end - position and magic in {MAGIC_V1, MAGIC_V2}:
                     chunk = os.pread(fd, size, position)
                 found = find_records(chunk, self.end_offset, check_crc=self._check_crc)
-                if found and self._torn_since is not None:
-                    found = self._whole(chunk, position, found, self._torn_since)
-                if not found:
-                    return False
-                offset = self._note(chunk, found)
-                yield offset, chunk, found
-            return False
+                stop = _Stop.BAD
+                if found and self._trust is not None:
+                    found, stop = self._trusted(chunk, position, found, self._trust)
+                if found:
+                    offset = self._note(chunk, found)
+                    yield offset, chunk, found
+                if not found or stop is not _Stop.BAD:
+                    return stop
+            return _Stop.BAD
         finally:
             os.close(fd)
-
-    @staticmethod
-    def _whole(chunk: bytes, position: int, found: list[Found], torn_since: int) -> list[Found]:
-        """Return the records before the first torn one; only young ones are looked at."""
-        first = bisect_left(
-            found, torn_since, key=lambda record: store_timestamp(chunk, record[0], record[2])
-        )
-        for number in range(first, len(found)):
-            if is_torn(chunk, position, found[number]):
-                return found[:number]
-        return found
 
     def _note(self, chunk: bytes, found: list[Found]) -> int:
         offset = self.end_offset
@@ -188,3 +254,122 @@ class LogScan:
         self.last_timestamp = store_timestamp(chunk, position, sys_flag)
         self.end_offset = offset + position + size
         return offset
+
+    # What is whole and yet does not count ---------------------------------------------------
+
+    def _trusted(
+        self, chunk: bytes, position: int, found: list[Found], trust: Trust
+    ) -> tuple[list[Found], _Stop]:
+        """Return the records before the first that does not count, and why that one does not."""
+        offset = self.end_offset
+        stale = self._first_stale(chunk, found, offset, trust)
+        if stale < len(found):
+            return found[:stale], _Stop.STALE
+        last = found[-1]
+        known = trust.durable_offset >= 0
+        for number in range(self._first_young(chunk, found, offset, trust), len(found)):
+            record = found[number]
+            if is_torn(chunk, position, record):
+                return found[:number], _Stop.TORN
+            # A sender's own garbage is told from the disk's only where nothing can have been
+            # acknowledged, or at the end of the log.
+            if (
+                (known or record is last)
+                and is_garbled(chunk, position, record)
+                and (known or self._next_true(offset + record[0]) is None)
+            ):
+                return found[:number], _Stop.TORN
+        return found, _Stop.BAD
+
+    def _first_stale(self, chunk: bytes, found: list[Found], offset: int, trust: Trust) -> int:
+        """Return the number of the first of those at the end that were cut off once.
+
+        They are older than what was written since. A single older one among those is none.
+        """
+        number = len(found)
+        while (
+            0 <= trust.fresh_offset <= offset + found[number - 1][0]
+            and store_timestamp(chunk, found[number - 1][0], found[number - 1][2])
+            < trust.fresh_timestamp
+        ):
+            number -= 1
+            if not number:
+                break
+        if number == len(found) or self._next_true(offset + found[-1][0]) is None:
+            return number
+        return len(found)
+
+    @staticmethod
+    def _first_young(chunk: bytes, found: list[Found], offset: int, trust: Trust) -> int:
+        """Return the number of the first record that may not have been on disk."""
+        if trust.durable_offset >= 0:
+            return bisect_left(found, trust.durable_offset - offset, key=lambda record: record[0])
+        return bisect_left(
+            found,
+            trust.durable_since,
+            key=lambda record: store_timestamp(chunk, record[0], record[2]),
+        )
+
+    # Behind a damaged place -----------------------------------------------------------------
+
+    def _goes_on(self, stop: _Stop) -> bool:
+        """Go on behind the place where no record counts; tell whether there is anything."""
+        files, trust, start = self._files, self._trust, self.end_offset
+        if stop is _Stop.STALE or (self._end is not None and start + PREFIX.size > self._end):
+            return False
+        if trust is not None and trust.closed_offset == start and self._is_unwritten(start):
+            return False  # as expected, so no need to search what lies behind
+        young = trust is not None and 0 <= trust.durable_offset <= start
+        if young and stop is _Stop.TORN:
+            return False
+        end = self._next_true(start)
+        if end is None or (young and has_unwritten_sector(files, start, end)):
+            return False
+        self.damages.append(Damage(start, end - start, what_is_wrong(files, start)))
+        self.end_offset = end
+        return True
+
+    def _is_unwritten(self, offset: int) -> bool:
+        base = self._files.base_of(offset)
+        with self._files.path(base).open("rb", buffering=0) as file:
+            return not any(os.pread(file.fileno(), PREFIX.size, offset - base))
+
+    def _next_true(self, damaged: int) -> int | None:
+        """Return where the next record behind the one at ``damaged`` begins that counts."""
+        return find_true(self._files, damaged, self._end, self._is_true)
+
+    def _is_true(self, candidate: bytes, offset: int) -> bool:
+        """Tell whether the bytes at an offset are a whole record that counts."""
+        found = find_records(candidate, offset, check_crc=True)
+        if not found:
+            return False
+        trust = self._trust
+        if trust is None or not 0 <= trust.fresh_offset <= offset:
+            return True
+        return store_timestamp(candidate, 0, found[0][2]) >= trust.fresh_timestamp
+
+
+class QueuePlace(NamedTuple):
+    """Where a record belongs."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+
+
+def legible(files: MappedFileQueue, start: int, end: int) -> Iterator[QueuePlace]:
+    """Give the places of the records in a damaged stretch, within one file, that add up."""
+    base = files.base_of(start)
+    fd = os.open(files.path(base), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        file = LogFile(fd, base, end - base)
+        for position in candidates(file, start - base):
+            candidate = candidate_at(file, position)
+            for _, _, sys_flag, queue_id, queue_offset, topic_at, properties_at in find_records(
+                candidate, base + position, check_crc=False
+            ):
+                if has_queue_entry(sys_flag):
+                    topic = candidate[topic_at : properties_at - 2].decode(errors="replace")
+                    yield QueuePlace(topic, queue_id, queue_offset)
+    finally:
+        os.close(fd)

@@ -472,10 +472,12 @@ class MessageStore:
             return -1
         if not queue.min_offset <= offset < queue.visible_end(self.readable_offset):
             return -1
+        if queue.entry(offset).size == PRE_BLANK.size:
+            return -1
         return self._store_time(queue, offset)
 
     def _store_time(self, queue: ConsumeQueue, queue_offset: int) -> int:
-        entry = queue.entry(queue_offset)
-        if entry.physical_offset < self._log.min_offset or entry.size == PRE_BLANK.size:
+        physical_offset = queue.start_of(queue_offset)
+        if physical_offset < self._log.min_offset:
             return -1
-        return self._reader.store_timestamp(entry.physical_offset)
+        return self._reader.store_timestamp(physical_offset)

@@ -13,10 +13,10 @@ proven, so that no stop and no earlier fault can make a message unreachable:
   record of the log, which rebuilds all queues. Entries of records that retention has deleted
   stay, because they carry the queue offset.
 
-The scan ends at the first byte that begins no whole record with a matching CRC, and at a record of
-the last second whose properties are not on disk, which that CRC does not cover. What lies behind
-is zeroed, in log and queues, before anything is appended: RocketMQ leaves it, and a later crash
-then brings cut records back.
+Where the log is damaged the scan goes on behind it (``log_scan``), and what is lost keeps its place
+in log and queues (``queue_rebuild``, ``repair``). The log ends where no true record follows. What
+lies behind is zeroed, in log and queues, before anything is appended: RocketMQ leaves it, and a
+later crash then brings cut records back.
 
 Source: RocketMQ ``CommitLog.java`` (``recoverNormally``, ``recoverAbnormally``).
 """
@@ -24,22 +24,23 @@ Source: RocketMQ ``CommitLog.java`` (``recoverNormally``, ``recoverAbnormally``)
 import logging
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from .checkpoint import Checkpoint
-from .commit_log import NO_QUEUE_ENTRY
 from .config import StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
-from .dispatch import delivery_time
-from .errors import UnusableFileError
-from .format.properties import tags_code
-from .format.queue_entry import LAYOUT, PRE_BLANK, QueueEntry
-from .format.record import PREFIX
-from .format.topics import SCHEDULE_TOPIC
+from .dispatch import inner_batch_size
+from .format.flags import INNER_BATCH
+from .format.queue_entry import PRE_BLANK, QueueEntry
+from .format.record import PREFIX, Record
 from .log_reader import LogReader
-from .log_scan import Found, LogScan, store_timestamp
+from .log_scan import LogScan, Trust
+from .log_search import Damage
 from .mapped_file import sync_data, sync_directory, zero_tail
 from .mapped_file_queue import MappedFileQueue
+from .queue_rebuild import IncompleteError, QueueRebuild
+from .repair import Repair
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 # StoreCheckpoint.java, getMinTimestamp.
 CHECKPOINT_MARGIN_MS: Final = 3000
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
-_ENTRIES_HELD: Final = 1 << 16  # queue entries gathered before they are written: about 6 MB
+DAMAGES_TOLD_MAX: Final = 100  # lines of the log about damaged stretches, in one start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,77 +62,69 @@ class RecoveryReport:
     truncated_bytes: int  # bytes of a torn or stale tail that were removed
     queues_rebuilt: bool  # the scan had to begin with the first record of the log
     duration_ms: int
+    damages: tuple[Damage, ...] = ()  # stretches of the log whose records are lost
 
 
-class _IncompleteError(Exception):
-    """Queues lack entries, or hold wrong ones, below the point where the scan began."""
+@dataclass(slots=True)
+class Progress:
+    """How far a recovery is; written by the thread that opens the store, read by any."""
 
-
-class _QueueScan:
-    """Entries of one queue as the scan finds them, held back to be written in one go."""
-
-    __slots__ = ("entries", "is_schedule", "last_end", "next_offset", "queue")
-
-    def __init__(self, queue: ConsumeQueue) -> None:
-        self.queue = queue
-        self.next_offset = queue.next_offset
-        self.entries: list[bytes] = []
-        self.last_end = queue.last_end
-        self.is_schedule = queue.topic == SCHEDULE_TOPIC
-
-    def skip_to(self, queue_offset: int) -> None:
-        """Leave out queue offsets that no record of the log has."""
-        self.write()
-        self.queue.skip_to(queue_offset)
-        self.next_offset = queue_offset
-
-    def write(self) -> None:
-        """Write the entries gathered so far."""
-        if self.entries:
-            self.queue.extend(b"".join(self.entries), self.last_end)
-            self.entries.clear()
+    done: int = 0  # bytes of the log that were scanned
+    total: int = 0  # bytes at most, with unwritten space; 0 before it is known
+    records: int = 0
 
 
 class Recovery:
     """One opening of a store, from loaded files to a log that may be appended to."""
 
     def __init__(
-        self, config: StoreConfig, files: MappedFileQueue, queues: QueueTable, reader: LogReader
+        self,
+        config: StoreConfig,
+        files: MappedFileQueue,
+        queues: QueueTable,
+        reader: LogReader,
+        progress: Progress | None = None,
     ) -> None:
         self._config = config
         self._files = files
         self._queues = queues
         self._reader = reader
-        self._scans: dict[tuple[bytes, int], _QueueScan] = {}
+        self._progress = progress or Progress()
         self._scan_start = 0
         self._log_start = 0
-        self._torn_since = 0  # ms; records stored earlier were on disk
+        self._trust = Trust()
+        self._batch_queues: frozenset[tuple[str, int]] = frozenset()
+        self._damages: list[Damage] = []
         self.last_record = -1
         self.last_timestamp = 0
 
-    def run(self, checkpoint: Checkpoint, *, clean: bool) -> RecoveryReport:
+    def run(
+        self, checkpoint: Checkpoint, *, clean: bool, durable_offset: int = -1
+    ) -> RecoveryReport:
         """Find the end of the log, make the queues match it, and cut what is behind.
 
+        Below ``durable_offset`` the log was on disk; -1 if that is not known.
+
         Raises:
-            UnusableFileError: A record's topic can name no directory.
             DiskFullError: There is no space for queue entries that must be written.
         """
         began = time.monotonic()
-        self._torn_since = checkpoint.log_timestamp
-        log_start = self._files.bases[0] if self._files.bases else 0
+        log_start = self._log_start = self._files.bases[0] if self._files.bases else 0
+        self._batch_queues = _batch_queues(self._config.root / "batchconsumequeue")
         if not self._files.bases:
             for queue in self._queues.values():
                 queue.cut(0)  # there is no log any more that could hold their records
+        self._trust = self._trust_of(checkpoint, clean=clean, durable_offset=durable_offset)
         rebuilt = False
         try:
             start = self._clean_start(log_start) if clean else self._checkpoint_start(checkpoint)
-            scan = self._scan_from(start, log_start)
+            scan = self._scan_from(start)
             if clean:
                 self._compare(scan.end_offset, checkpoint)
-        except _IncompleteError as reason:
+        except IncompleteError as reason:
             logger.warning("event=queues_rebuilt offset=%d reason=%r", log_start, str(reason))
             start, rebuilt = log_start, True
-            scan = self._scan_from(start, log_start)
+            scan = self._scan_from(start)
         self._find_last(scan)
         truncated = self._cut_log(start, scan.end_offset)
         for queue in self._queues.values():
@@ -144,19 +137,38 @@ class Recovery:
             truncated_bytes=truncated,
             queues_rebuilt=rebuilt or (start == log_start and scan.records > 0),
             duration_ms=round((time.monotonic() - began) * 1000),
+            damages=tuple(self._damages),
         )
-        logger.info(
-            "event=recovered clean=%s start=%d end=%d records=%d truncated_bytes=%d "
-            "queues_rebuilt=%s elapsed_ms=%d",
-            report.clean,
-            report.start_offset,
-            report.end_offset,
-            report.records,
-            report.truncated_bytes,
-            report.queues_rebuilt,
-            report.duration_ms,
-        )
+        _tell(report)
         return report
+
+    def _trust_of(self, checkpoint: Checkpoint, *, clean: bool, durable_offset: int) -> Trust:
+        """Gather what the last life says of the log's end."""
+        trust = Trust(
+            durable_offset=durable_offset,
+            durable_since=checkpoint.log_timestamp,
+            closed_offset=checkpoint.closed_offset if clean else -1,
+        )
+        # A store of ours has no stale records: what is cut off is zeroed.
+        last = None if durable_offset >= 0 else self._record_at(checkpoint.confirm_offset)
+        if last is None or not checkpoint.confirm_offset:
+            return trust
+        # Behind the record that was the last one when RocketMQ recovered, everything is newer than
+        # what it wrote there first; the checkpoint tells whether its clock was turned back since.
+        first = self._record_at(last.end) or self._record_at(self._following(last.end))
+        if first is None or not last.store_timestamp <= first.store_timestamp:
+            return trust._replace(fresh_offset=last.end, fresh_timestamp=last.store_timestamp)
+        if first.store_timestamp > checkpoint.queues_timestamp:
+            return trust
+        return trust._replace(fresh_offset=last.end, fresh_timestamp=first.store_timestamp)
+
+    def _record_at(self, physical_offset: int) -> Record | None:
+        end = self._files.base_of(physical_offset) + self._files.file_size
+        return self._reader.record_at(physical_offset, end)
+
+    def _following(self, offset: int) -> int:
+        """Return where the next file begins."""
+        return self._files.base_of(offset) + self._files.file_size
 
     # Where to start -------------------------------------------------------------------------
 
@@ -166,8 +178,10 @@ class Recovery:
         Records in no queue may follow it, and, if someone's stop was not as clean as it said,
         others too: the scan goes on from here.
         """
-        self._log_start = log_start
         start = log_start
+        for key in self._batch_queues:
+            if key not in self._queues:
+                raise IncompleteError(f"{key[0]}:{key[1]} is a batch queue of RocketMQ")
         for queue in self._queues.values():
             self._prove(queue, queue.next_offset)
             start = max(start, queue.last_end)
@@ -183,7 +197,7 @@ class Recovery:
                 "event=log_shorter_than_closed end=%d closed=%d", end, checkpoint.closed_offset
             )
         if end == checkpoint.closed_offset and self._queues.digest() != checkpoint.queues_digest:
-            raise _IncompleteError("queues end elsewhere than at the last stop")
+            raise IncompleteError("queues end elsewhere than at the last stop")
 
     def _prove(self, queue: ConsumeQueue, end: int) -> None:
         """Check that the last entry before ``end`` is true, if its record still exists."""
@@ -193,17 +207,17 @@ class Recovery:
         if last == PRE_BLANK or last.physical_offset < self._log_start:
             return
         if not self._is_entry_of(queue, end - 1, last):
-            raise _IncompleteError(f"entry {end - 1} of {queue.topic}:{queue.queue_id} is false")
+            raise IncompleteError(f"entry {end - 1} of {queue.topic}:{queue.queue_id} is false")
 
     def _is_entry_of(self, queue: ConsumeQueue, queue_offset: int, entry: QueueEntry) -> bool:
         """Tell whether the record that an entry names says that it belongs there."""
-        end = self._files.base_of(entry.physical_offset) + self._files.file_size
-        record = self._reader.record_at(entry.physical_offset, end)
-        return (
-            record is not None
-            and (record.topic, record.queue_id) == (queue.topic, queue.queue_id)
-            and (record.queue_offset, record.total_size) == (queue_offset, entry.size)
-        )
+        record = self._record_at(entry.physical_offset)
+        if record is None or (record.topic, record.queue_id) != (queue.topic, queue.queue_id):
+            return False
+        last_offset = record.queue_offset
+        if record.sys_flag & INNER_BATCH and (queue.topic, queue.queue_id) in self._batch_queues:
+            last_offset += inner_batch_size(record.properties, record.queue_offset) - 1
+        return (last_offset, record.total_size) == (queue_offset, entry.size)
 
     def _checkpoint_start(self, checkpoint: Checkpoint) -> int:
         """Return the newest file that was begun long enough before the checkpoint."""
@@ -216,87 +230,66 @@ class Recovery:
 
     # The scan -------------------------------------------------------------------------------
 
-    def _scan_from(self, start: int, log_start: int) -> LogScan:
+    def _scan_from(self, start: int) -> LogScan:
         """Dispatch every record from ``start`` on to its queue; cut queues to what was found."""
-        self._scans.clear()
         self._scan_start = start
-        self._log_start = log_start
-        scan = LogScan(
-            self._files,
-            start,
-            check_crc=self._config.check_crc_on_recover,
-            torn_since=self._torn_since,
+        rebuild = QueueRebuild(
+            self._queues,
+            start=start,
+            log_start=self._log_start,
+            held=self._held,
+            delay_levels_ms=self._config.delay_levels_ms,
+            batch_queues=self._batch_queues,
         )
+        scan = LogScan(
+            self._files, start, check_crc=self._config.check_crc_on_recover, trust=self._trust
+        )
+        stored: list[int] = []  # when the record before each damage was, in ms
+        before = 0
         told = time.monotonic()
+        progress = self._progress
+        ends = self._files.bases[-1:]
+        progress.total = ends[0] + self._files.file_size - start if ends else 0
         for chunk_offset, chunk, found in scan:
-            self._dispatch(chunk_offset, chunk, found)
+            stored += [before] * (len(scan.damages) - len(stored))
+            before = scan.last_timestamp
+            rebuild.dispatch(chunk_offset, chunk, found)
+            progress.done, progress.records = scan.end_offset - start, scan.records
             if time.monotonic() - told >= PROGRESS_EVERY:
                 told = time.monotonic()
-                logger.info("event=recovering offset=%d records=%d", scan.end_offset, scan.records)
-        for queue_scan in self._scans.values():
-            queue_scan.write()
-        met = {queue_scan.queue for queue_scan in self._scans.values()}
-        for queue in list(self._queues.values()):
-            if queue not in met:
-                queue.cut(self._held(queue))
+                logger.info(
+                    "event=recovering offset=%d bytes=%d of=%d records=%d",
+                    scan.end_offset,
+                    progress.done,
+                    progress.total,
+                    progress.records,
+                )
+        self._mend(rebuild, list(zip(scan.damages, stored, strict=True)))
         return scan
 
-    def _dispatch(self, chunk_offset: int, chunk: bytes, found: list[Found]) -> None:
-        """Gather the queue entries of the records in a chunk."""
-        scans = self._scans
-        levels = self._config.delay_levels_ms
-        pack = LAYOUT.pack
-        for position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at in found:
-            if sys_flag & NO_QUEUE_ENTRY:
-                continue
-            key = (chunk[topic_at : properties_at - 2], queue_id)
-            scan = scans.get(key) or self._meet(key, queue_offset)
-            if queue_offset != scan.next_offset:
-                if queue_offset < scan.next_offset:
-                    continue  # a repeat: the first record of a queue offset keeps it
-                scan.skip_to(queue_offset)
-            properties = chunk[properties_at : position + size]
-            if scan.is_schedule:
-                timestamp = store_timestamp(chunk, position, sys_flag)
-                code = delivery_time(properties, timestamp, levels)
-            else:
-                code = tags_code(properties)
-            physical_offset = chunk_offset + position
-            scan.entries.append(pack(physical_offset, size, code))
-            scan.last_end = physical_offset + size
-            scan.next_offset = queue_offset + 1
-        if sum(len(scan.entries) for scan in scans.values()) > _ENTRIES_HELD:
-            for scan in scans.values():
-                scan.write()
-
-    def _meet(self, key: tuple[bytes, int], queue_offset: int) -> "_QueueScan":
-        """Ready a queue for its first record of the scan, which has ``queue_offset``."""
-        queue = self._queue(*key)
-        held = self._held(queue)
-        if queue_offset > held and self._scan_start > self._log_start:
-            raise _IncompleteError(
-                f"{queue.topic}:{queue.queue_id} lacks entries {held} to {queue_offset - 1}"
+    def _mend(self, rebuild: QueueRebuild, damages: list[tuple[Damage, int]]) -> None:
+        """Give what is lost its place in log and queues."""
+        self._damages += [damage for damage, _ in damages]
+        scans = rebuild.finish([(damage.offset, damage.end) for damage, _ in damages])
+        if not (damages or rebuild.gaps or rebuild.odd):
+            return
+        repair = Repair(self._files, damages, rebuild.odd)
+        blank_count = repair.fill_gaps(rebuild.gaps)
+        for scan in scans:
+            repair.mend_end(scan)
+        repair.write(self._config.root / "damaged")
+        if blank_count or rebuild.odd_count:
+            logger.error(
+                "event=queues_damaged places_without_message=%d records_without_place=%d",
+                blank_count,
+                rebuild.odd_count,
             )
-        # When the scan sees the whole log, a queue that holds more than its first record says
-        # holds nonsense.
-        rebuilding = self._scan_start == self._log_start
-        queue.cut(min(held, queue_offset) if rebuilding else held)
-        scan = self._scans[key] = _QueueScan(queue)
-        return scan
-
-    def _queue(self, topic: bytes, queue_id: int) -> ConsumeQueue:
-        try:
-            return self._queues[topic.decode(), queue_id]
-        except ValueError as error:
-            raise UnusableFileError(
-                self._files.directory, f"holds a record of topic {topic!r}, queue {queue_id}"
-            ) from error
 
     def _held(self, queue: ConsumeQueue) -> int:
         """Return how many entries a queue holds of records below the scan, proven by the last.
 
         Raises:
-            _IncompleteError: The last one names no record of this queue.
+            IncompleteError: The last one names no record of this queue.
         """
         held = queue.find_physical(self._scan_start)
         self._prove(queue, held)
@@ -335,3 +328,36 @@ class Recovery:
         if files.bases:
             sync_directory(files.directory)
         return truncated
+
+
+def _batch_queues(directory: Path) -> frozenset[tuple[str, int]]:
+    """Return topic and queue id of the batch queues that RocketMQ had."""
+    if not directory.is_dir():
+        return frozenset()
+    return frozenset(
+        (path.parent.name, int(path.name))
+        for path in directory.glob("*/*")
+        if path.is_dir() and path.name.isdecimal() and any(path.iterdir())
+    )
+
+
+def _tell(report: RecoveryReport) -> None:
+    for damage in report.damages[:DAMAGES_TOLD_MAX]:
+        logger.error(
+            "event=log_damaged offset=%d length=%d reason=%r",
+            damage.offset,
+            damage.length,
+            damage.reason,
+        )
+    logger.info(
+        "event=recovered clean=%s start=%d end=%d records=%d truncated_bytes=%d "
+        "queues_rebuilt=%s damages=%d elapsed_ms=%d",
+        report.clean,
+        report.start_offset,
+        report.end_offset,
+        report.records,
+        report.truncated_bytes,
+        report.queues_rebuilt,
+        len(report.damages),
+        report.duration_ms,
+    )

@@ -14,7 +14,8 @@ from typing import Final
 import msgspec
 
 from .consume_queue import ConsumeQueue
-from .format.queue_entry import ENTRY_SIZE, PRE_BLANK
+from .format.filler import FILLER_TAGS_CODE, FILLER_TAGS_CODE_LOW
+from .format.queue_entry import ENTRY_SIZE, PRE_BLANK, unpack_entry
 from .log_reader import Range
 
 SCAN_COUNT_MAX: Final = 800  # entries looked at in one pull; RocketMQ's 16 000 bytes of them
@@ -80,13 +81,15 @@ def select(
             fields = _unpacker(count).unpack(queue.entries(offset, count))
             sizes = fields[1::3]
             size = sum(sizes)
+            codes = fields[2::3]
             # Where everything passes there are no cases to tell apart. An entry that is none has
             # a size above any limit, or zero.
             if (
                 size <= max_bytes
                 and fields[0] >= log_start
-                and (tag_codes is None or tag_codes.issuperset(fields[2::3]))
+                and (tag_codes is None or tag_codes.issuperset(codes))
                 and all(sizes)
+                and FILLER_TAGS_CODE_LOW not in codes
             ):
                 ranges = _merged(fields[::3], sizes, size)
                 return GetResult(GetStatus.FOUND, offset + count, low, high, ranges, count, size)
@@ -111,6 +114,11 @@ def _merged(starts: Sequence[int], sizes: Sequence[int], size: int) -> list[Rang
         end = physical_offset + message_size
     ranges.append((start, end - start))
     return ranges
+
+
+def _is_filler(entries: bytes, number: int) -> bool:
+    """Tell whether an entry is that of a filler; the hash of a tag may look like it in part."""
+    return unpack_entry(entries, number * ENTRY_SIZE).tags_code == FILLER_TAGS_CODE
 
 
 def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
@@ -140,7 +148,9 @@ def _walk(
     removed = 0
     looked_at = 0
     for physical_offset, message_size, code in _ENTRY.iter_unpack(entries):
-        if physical_offset < log_start or message_size <= 0 or message_size == PRE_BLANK.size:
+        if code == FILLER_TAGS_CODE_LOW and _is_filler(entries, looked_at):
+            pass  # what was here is lost
+        elif physical_offset < log_start or message_size <= 0 or message_size == PRE_BLANK.size:
             removed += 1
         elif tag_codes is None or code in tag_codes:
             if count and (size + message_size > max_bytes or count >= max_count):

@@ -67,8 +67,8 @@ SYS_FLAG_AT: Final = 36
 BORN_HOST_AT: Final = 48
 
 CRC_TAIL_SIZE: Final = 20  # "__CRC32#", 0x01, ten digits, 0x02
-_CRC_TAIL_START: Final = b"__CRC32#\x01"
-_CRC_TAIL_BLANK: Final = _CRC_TAIL_START + b"0" * 10 + b"\x02"
+CRC_TAIL_START: Final = b"__CRC32#\x01"
+_CRC_TAIL_BLANK: Final = CRC_TAIL_START + b"0" * 10 + b"\x02"
 assert len(_CRC_TAIL_BLANK) == CRC_TAIL_SIZE
 
 _TOPIC_LENGTH_V1: Final = Struct(">b")
@@ -321,7 +321,7 @@ def blank(size_left: int) -> bytes:
 
 def with_crc_tail(properties: bytes) -> bytes:
     """Return the properties with room for the CRC over the whole record, and no older one."""
-    if _CRC_TAIL_START in properties:  # delayed and returned messages bring the one they had
+    if CRC_TAIL_START in properties:  # delayed and returned messages bring the one they had
         properties = without_crc_tail(properties)
     separator = b"" if not properties or properties.endswith(b"\x02") else b"\x02"
     return properties + separator + _CRC_TAIL_BLANK
@@ -329,7 +329,7 @@ def with_crc_tail(properties: bytes) -> bytes:
 
 def without_crc_tail(properties: bytes) -> bytes:
     """Return the properties without the CRC at their end, if there is one."""
-    if properties[-CRC_TAIL_SIZE:].startswith(_CRC_TAIL_START):
+    if properties[-CRC_TAIL_SIZE:].startswith(CRC_TAIL_START):
         return properties[:-CRC_TAIL_SIZE]
     return properties
 
@@ -349,12 +349,12 @@ def crc_tail(content: Buffer) -> bytes:
     RocketMQ writes the decimal digits least significant first, padded with zeros at the end.
     """
     digits = f"{crc32(content) & CRC_MASK:010d}"[::-1]
-    return b"%b%b\x02" % (_CRC_TAIL_START, digits.encode())
+    return b"%b%b\x02" % (CRC_TAIL_START, digits.encode())
 
 
 def crc_tail_matches(encoded: Buffer) -> bool | None:
     """Check the CRC over a whole encoded record; None when the record carries none."""
     tail = bytes(encoded[-CRC_TAIL_SIZE:])
-    if not tail.startswith(_CRC_TAIL_START):
+    if not tail.startswith(CRC_TAIL_START):
         return None
     return tail == crc_tail(encoded[:-CRC_TAIL_SIZE])

@@ -1,0 +1,170 @@
+"""Finding the next true record behind a place where the log is damaged.
+
+Every record says at which physical offset it lies, and its body has a CRC. A place where a magic
+stands, that offset is right, the lengths add up and the CRC fits, is a record of this log: a copy
+of one inside a message's body lies elsewhere than it says, and so does what an earlier life of a
+file left, unless it lies where it lay (``log_scan``).
+
+Right behind the damaged record is looked first, if its size may be true, so that not even a body
+made to deceive is looked into. Then the rest of the file is searched, and the next files.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from struct import Struct
+from typing import Final, NamedTuple
+
+from .errors import CorruptRecordError
+from .format.record import (
+    MAGIC_V1,
+    MAGIC_V2,
+    PHYSICAL_OFFSET_AT,
+    PREFIX,
+    decode_record,
+)
+from .mapped_file_queue import MappedFileQueue
+
+SECTOR: Final = 512  # bytes; what a disk writes as a whole, so that no less of it is missing
+_UNWRITTEN: Final = bytes(SECTOR)
+_PIECE: Final = 1 << 20  # bytes searched at once
+_MAGIC_AT: Final = 4
+_MAGICS: Final = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
+_MAGIC_START: Final = _MAGICS[0][:3]  # what both begin with
+assert _MAGICS[1].startswith(_MAGIC_START)
+_HEAD_READ: Final = 40  # bytes up to the flags
+_LONG: Final = Struct(">q")
+_REASON_READ: Final = 8 << 20  # bytes of a damaged record that are looked at to say what is wrong
+
+
+class Damage(NamedTuple):
+    """A stretch of the log that is no whole record, although true records follow it."""
+
+    offset: int  # physical
+    length: int  # bytes
+    reason: str
+
+    @property
+    def end(self) -> int:
+        """The physical offset just behind it."""
+        return self.offset + self.length
+
+
+class LogFile(NamedTuple):
+    """One file of the log, open for reading up to ``limit``."""
+
+    fd: int
+    base: int
+    limit: int  # position behind the last byte that counts
+
+    def read(self, position: int, size: int) -> bytes:
+        return os.pread(self.fd, max(min(size, self.limit - position), 0), position)
+
+
+def find_true(
+    files: MappedFileQueue,
+    start: int,
+    end: int | None,
+    is_true: Callable[[bytes, int], bool],
+) -> int | None:
+    """Return where the next true record behind ``start`` begins; None when there is none.
+
+    ``is_true`` is given the bytes that may be a record and the physical offset they lie at.
+    Below ``end`` only, if given.
+    """
+    first = files.base_of(start)
+    for base in [base for base in files.bases if base >= first]:
+        limit = files.file_size if end is None else min(files.file_size, end - base)
+        if limit <= 0:
+            return None
+        fd = os.open(files.path(base), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            file = LogFile(fd, base, limit)
+            places = _places(file, start - base) if base == first else candidates(file, 0)
+            for position in places:
+                if is_true(candidate_at(file, position), base + position):
+                    return base + position
+        finally:
+            os.close(fd)
+    return None
+
+
+def _places(file: LogFile, damaged: int) -> Iterator[int]:
+    """Give the positions where a record may begin behind the one that is damaged."""
+    prefix = file.read(damaged, PREFIX.size)
+    if len(prefix) == PREFIX.size:
+        following = damaged + int(PREFIX.unpack(prefix)[0])
+        if damaged < following < file.limit:
+            yield following
+    yield from candidates(file, damaged + 1)
+
+
+def candidates(file: LogFile, start: int) -> Iterator[int]:
+    """Give the positions from ``start`` on at which a record may begin: a magic stands there."""
+    position = start + _MAGIC_AT  # of a magic
+    while (position := _next_data(file.fd, position, file.limit)) < file.limit:
+        piece = file.read(position, _PIECE)
+        at = piece.find(_MAGIC_START)
+        while at >= 0:
+            yield position + at - _MAGIC_AT
+            at = piece.find(_MAGIC_START, at + 1)
+        # A magic that a piece's end cuts in two begins the next one.
+        position += max(len(piece) - len(_MAGIC_START) + 1, len(_MAGIC_START))
+
+
+def _next_data(fd: int, position: int, limit: int) -> int:
+    """Return where bytes that were ever written may follow, so that holes are not read."""
+    if position >= limit or not hasattr(os, "SEEK_DATA"):
+        return position
+    try:
+        return os.lseek(fd, position, os.SEEK_DATA)
+    except OSError as error:
+        return limit if error.errno == errno.ENXIO else position
+
+
+def candidate_at(file: LogFile, position: int) -> bytes:
+    """Return what may be a record because it says that it lies where it lies; else nothing."""
+    head = file.read(position, _HEAD_READ)
+    if len(head) < _HEAD_READ or head[_MAGIC_AT : _MAGIC_AT + 4] not in _MAGICS:
+        return b""
+    if _LONG.unpack_from(head, PHYSICAL_OFFSET_AT)[0] != file.base + position:
+        return b""
+    size, _ = PREFIX.unpack_from(head)
+    return file.read(position, size) if 0 < size <= file.limit - position else b""
+
+
+def what_is_wrong(files: MappedFileQueue, offset: int) -> str:
+    """Say why the bytes at an offset are no whole record."""
+    base = files.base_of(offset)
+    with files.path(base).open("rb", buffering=0) as file:
+        size = min(files.file_size - (offset - base), _REASON_READ)
+        content = os.pread(file.fileno(), size, offset - base)
+    try:
+        record = decode_record(content)
+    except CorruptRecordError as error:
+        return error.reason
+    if record.physical_offset != offset:
+        return f"a record that says it lies at {record.physical_offset}"
+    return "properties that were not written, or not as they are"
+
+
+def has_unwritten_sector(files: MappedFileQueue, start: int, end: int) -> bool:
+    """Tell whether a sector of a damaged stretch looks as if it was never written.
+
+    What the log has not reached yet is zeros. So is what a power cut kept from the disk: whole
+    sectors, or the rest of the one in which the stretch begins, if that was on disk without it.
+    """
+    base = files.base_of(start)
+    position, limit = start - base, min(end - base, files.file_size)
+    with files.path(base).open("rb", buffering=0) as file:
+        fd = file.fileno()
+        border = min(position + (-position % SECTOR or SECTOR), limit)
+        if not any(os.pread(fd, border - position, position)):
+            return True
+        position += -position % SECTOR
+        while position + SECTOR <= limit:
+            piece = os.pread(fd, min(_PIECE, limit - position) // SECTOR * SECTOR, position)
+            if any(piece[at : at + SECTOR] == _UNWRITTEN for at in range(0, len(piece), SECTOR)):
+                return True
+            position += len(piece)
+    return False

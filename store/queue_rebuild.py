@@ -1,0 +1,336 @@
+"""Queue entries from the records of the log, as a scan comes by them.
+
+A queue goes on with the queue offset behind its last one. A record that says something else is not
+simply believed, because nothing protects that field, nor topic and queue id: one flipped bit in
+them must not hide the messages behind. So
+
+* a record that is too early in its queue is left out: the first of a queue offset keeps it;
+* one that jumps ahead is held until the queue's next record tells: if that follows it, records
+  between them are lost; if that follows where the queue stood, the one held says it wrongly.
+
+Lost places get an entry that is none (``PRE_BLANK``) until the scan is over. Then each is filled:
+by a record left out that differs from what belongs there in one bit, which is flipped back; else by
+a filler in the damaged stretch where the lost one must have been (``repair.py``). A place that
+finds neither stays blank, and consumers skip it. A queue's end is made good in the same way, from
+what is legible in damaged stretches and from the entries that the queue had: no queue offset that
+a consumer may have seen is used again.
+
+A batch of RocketMQ's batch queues takes as many queue offsets as it has messages. All of them lead
+to its one record here: the last has the entry, the ones before are skipped.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from .commit_log import NO_QUEUE_ENTRY
+from .consume_queue import ConsumeQueue, QueueTable
+from .dispatch import delivery_time, inner_batch_size
+from .format.filler import FILLER_BIT, FILLER_TAGS_CODE, is_filler
+from .format.flags import INNER_BATCH
+from .format.properties import tags_code
+from .format.queue_entry import LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
+from .format.topics import SCHEDULE_TOPIC
+from .log_scan import Found, store_timestamp
+
+logger = logging.getLogger(__name__)
+
+_ENTRIES_HELD: Final = 1 << 16  # queue entries gathered before they are written: about 6 MB
+_TAIL_ENTRIES: Final = 64  # old entries of a queue's end that are remembered: what damage may hide
+_ODD_MAX: Final = 10_000  # records left out that are remembered
+_BLANKS_MAX: Final = 16 << 20  # places that may lack in a row: twenty bytes each
+_UNCONFIRMED_MAX: Final = 100_000  # of these, when no other record of the queue follows
+_UNUSUAL: Final = INNER_BATCH | FILLER_BIT
+
+
+class IncompleteError(Exception):
+    """Queues lack entries, or hold wrong ones, below the point where the scan began."""
+
+
+class Odd(NamedTuple):
+    """A record that is not the next of its queue, or that is more than one message."""
+
+    topic: bytes
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size: int
+    tags_code: int
+    topic_at: int  # position in the record
+    messages: int  # queue offsets that it takes
+
+    @property
+    def end(self) -> int:
+        """The physical offset just behind it."""
+        return self.physical_offset + self.size
+
+
+class Gap(NamedTuple):
+    """A place in a queue that no record was found for."""
+
+    queue: ConsumeQueue
+    queue_offset: int
+    after: int  # physical offset behind the record before it
+    before: int  # where the record behind it begins
+
+
+class QueueScan:
+    """Entries of one queue as the scan finds them, held back to be written in one go."""
+
+    __slots__ = (
+        "entries", "held", "held_at", "is_schedule", "last_end", "next_offset", "old_tail", "queue",
+    )  # fmt: skip
+
+    def __init__(self, queue: ConsumeQueue, old_tail: list[tuple[int, QueueEntry]]) -> None:
+        self.queue = queue
+        self.next_offset = queue.next_offset
+        self.entries: list[bytes] = []
+        self.last_end = queue.last_end
+        self.is_schedule = queue.topic == SCHEDULE_TOPIC
+        self.held: Odd | None = None  # a record that jumps ahead, until the next one tells
+        self.held_at = 0  # the queue's next offset when it came
+        self.old_tail = old_tail  # the last entries it had, with their queue offsets
+
+    def hold(self, record: Odd) -> None:
+        """Wait for the queue's next record to tell whether this one is right."""
+        self.held, self.held_at = record, self.next_offset
+
+    def add(self, record: Odd) -> None:
+        """Take the next record."""
+        if record.messages > 1:
+            # All but the last are skipped; consumers that ask for one of them get the batch.
+            skipped = QueueEntry(record.physical_offset, PRE_BLANK.size, 1).pack()
+            self.entries += [skipped] * (record.messages - 1)
+        self.entries.append(LAYOUT.pack(record.physical_offset, record.size, record.tags_code))
+        self.last_end = record.end
+        self.next_offset = record.queue_offset + record.messages
+
+    def skip_to(self, queue_offset: int) -> None:
+        """Leave out queue offsets that no record of the log has."""
+        self.write()
+        queue = self.queue
+        gap = queue_offset - queue.next_offset
+        if queue.next_offset > queue.first_offset and gap <= _BLANKS_MAX:
+            queue.extend(PRE_BLANK.pack() * gap, self.last_end)
+        else:
+            queue.skip_to(queue_offset)
+        self.next_offset = queue_offset
+
+    def write(self) -> None:
+        """Write the entries gathered so far."""
+        if self.entries:
+            self.queue.extend(b"".join(self.entries), self.last_end)
+            self.entries.clear()
+
+
+class QueueRebuild:
+    """Queues during one scan of the log, from ``start`` on."""
+
+    def __init__(
+        self,
+        queues: QueueTable,
+        *,
+        start: int,
+        log_start: int,
+        held: Callable[[ConsumeQueue], int],
+        delay_levels_ms: Sequence[int],
+        batch_queues: frozenset[tuple[str, int]],
+    ) -> None:
+        """``held`` says how many entries below the start a queue has; it may raise."""
+        self._queues = queues
+        self._start = start
+        self._log_start = log_start
+        self._held = held
+        self._levels = delay_levels_ms
+        self._batch_queues = batch_queues
+        self._scans: dict[tuple[bytes, int], QueueScan] = {}
+        self._nameless: set[tuple[bytes, int]] = set()  # no directory can have such a name
+        self.gaps: list[Gap] = []
+        self.odd: list[Odd] = []  # records left out
+        self.odd_count = 0
+
+    # The scan -------------------------------------------------------------------------------
+
+    def dispatch(self, chunk_offset: int, chunk: bytes, found: list[Found]) -> None:
+        """Gather the queue entries of the records in a chunk.
+
+        Raises:
+            IncompleteError: The scan has to begin with the first record of the log.
+        """
+        scans = self._scans
+        pack = LAYOUT.pack
+        for record in found:
+            position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = record
+            if sys_flag & NO_QUEUE_ENTRY:
+                continue
+            key = (chunk[topic_at : properties_at - 2], queue_id)
+            scan = scans.get(key) or self._meet(key, queue_offset)
+            if scan is None:
+                continue
+            if queue_offset != scan.next_offset or sys_flag & _UNUSUAL or scan.is_schedule:
+                self._dispatch_unusual(scan, chunk_offset, chunk, record)
+                continue
+            physical_offset = chunk_offset + position
+            code = tags_code(chunk[properties_at : position + size])
+            scan.entries.append(pack(physical_offset, size, code))
+            scan.last_end = physical_offset + size
+            scan.next_offset = queue_offset + 1
+        if sum(len(scan.entries) for scan in scans.values()) > _ENTRIES_HELD:
+            for scan in scans.values():
+                scan.write()
+
+    def _dispatch_unusual(
+        self, scan: QueueScan, chunk_offset: int, chunk: bytes, found: Found
+    ) -> None:
+        position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = found
+        properties = chunk[properties_at : position + size]
+        if is_filler(chunk, position, sys_flag):
+            code = FILLER_TAGS_CODE
+        elif scan.is_schedule:
+            stored = store_timestamp(chunk, position, sys_flag)
+            code = delivery_time(properties, stored, self._levels)
+        else:
+            code = tags_code(properties)
+        count = 1
+        key = scan.queue.topic, queue_id
+        if sys_flag & INNER_BATCH and key in self._batch_queues:
+            count = inner_batch_size(properties, queue_offset)
+        record = Odd(
+            chunk[topic_at : properties_at - 2],
+            queue_id,
+            queue_offset,
+            chunk_offset + position,
+            size,
+            code,
+            topic_at - position,
+            count,
+        )
+        if queue_offset == scan.next_offset or self._believe(scan, record):
+            scan.add(record)
+
+    def _meet(self, key: tuple[bytes, int], queue_offset: int) -> QueueScan | None:
+        """Ready a queue for its first record of the scan; None if there can be no such queue."""
+        if key in self._nameless:
+            return None
+        try:
+            queue = self._queues[key[0].decode(), key[1]]
+        except ValueError:
+            self._nameless.add(key)
+            logger.error("event=record_of_no_queue topic=%r queue_id=%d", *key)  # noqa: TRY400
+            return None
+        held = self._held(queue)
+        if queue_offset > held and self._start > self._log_start:
+            raise IncompleteError(
+                f"{queue.topic}:{queue.queue_id} lacks entries {held} to {queue_offset - 1}"
+            )
+        # When the scan sees the whole log, a queue that holds more than its first record says
+        # holds nonsense.
+        rebuilding = self._start == self._log_start
+        scan = self._cut(queue, min(held, queue_offset) if rebuilding else held)
+        self._scans[key] = scan
+        return scan
+
+    def _cut(self, queue: ConsumeQueue, end: int) -> QueueScan:
+        """Take all entries from a queue that the scan has to prove."""
+        first = max(end, queue.next_offset - _TAIL_ENTRIES, queue.first_offset)
+        tail = queue.entries(first, queue.next_offset - first) if first < queue.next_offset else b""
+        queue.cut(end)
+        return QueueScan(queue, list(enumerate(unpack_entries(tail), first)))
+
+    def _believe(self, scan: QueueScan, record: Odd) -> bool:
+        """Tell whether a record that is not its queue's next one may be written now."""
+        queue_offset = record.queue_offset
+        if queue_offset < scan.next_offset:
+            self._leave_out(record)
+            return False
+        held, scan.held = scan.held, None
+        if held is None:
+            pass
+        elif scan.held_at != scan.next_offset:
+            self._leave_out(held)  # the queue went on without it
+        elif queue_offset == held.queue_offset:
+            scan.held = held
+            self._leave_out(record)
+            return False
+        elif queue_offset > held.queue_offset and queue_offset != scan.next_offset + 1:
+            self._jump(scan, held)
+        else:
+            self._leave_out(held)
+            if queue_offset == scan.next_offset + 1:
+                self._skip(scan, queue_offset, record.physical_offset)  # it was the one before
+        if queue_offset == scan.next_offset:
+            return True
+        scan.hold(record)
+        return False
+
+    def _jump(self, scan: QueueScan, record: Odd) -> None:
+        """Go on with a record further ahead in its queue."""
+        self._skip(scan, record.queue_offset, record.physical_offset)
+        scan.add(record)
+
+    def _skip(self, scan: QueueScan, queue_offset: int, before: int) -> None:
+        """Leave room for the records that a queue lacks up to a queue offset."""
+        missing = range(scan.next_offset, queue_offset)
+        # What retention has deleted is no loss.
+        is_loss = self._log_start == 0 or scan.last_end > self._log_start
+        if is_loss and len(missing) <= _BLANKS_MAX:
+            self.gaps += [Gap(scan.queue, one, scan.last_end, before) for one in missing]
+        scan.skip_to(queue_offset)
+
+    def _leave_out(self, record: Odd) -> None:
+        self.odd_count += 1
+        if len(self.odd) < _ODD_MAX:
+            self.odd.append(record)
+
+    # The end --------------------------------------------------------------------------------
+
+    def finish(self, damaged: Sequence[tuple[int, int]]) -> list[QueueScan]:
+        """Write what is left, and take from all queues what no record proves; return all queues.
+
+        ``damaged`` are the stretches of the log, start and end, that records may be lost in.
+        """
+        lone: list[tuple[QueueScan, Odd]] = []
+        for scan in self._scans.values():
+            held = scan.held
+            if held is not None and (scan.held_at != scan.next_offset):
+                self._leave_out(held)
+            elif held is not None:
+                lone.append((scan, held))
+        for scan, held in lone:
+            self._settle(scan, held, damaged)
+        for scan in self._scans.values():
+            scan.write()
+        met = {scan.queue for scan in self._scans.values()}
+        unmet = [queue for queue in self._queues.values() if queue not in met]
+        return [*self._scans.values(), *(self._cut(queue, self._held(queue)) for queue in unmet)]
+
+    def _settle(self, scan: QueueScan, held: Odd, damaged: Sequence[tuple[int, int]]) -> None:
+        """Decide about a record that jumps ahead and that no other of its queue follows."""
+        is_explained = any(
+            scan.last_end <= start and end <= held.physical_offset for start, end in damaged
+        )
+        is_new = scan.next_offset == scan.queue.first_offset and not scan.entries
+        one_bit = (held.queue_offset ^ scan.next_offset).bit_count() == 1
+        missed = any(is_one_bit_off(held, gap) for gap in self.gaps)
+        jump = held.queue_offset - scan.next_offset
+        if not is_explained and (missed or (one_bit and not is_new) or jump > _UNCONFIRMED_MAX):
+            self._leave_out(held)
+        else:
+            self._jump(scan, held)
+
+
+def is_one_bit_off(record: Odd, gap: Gap) -> bool:
+    """Tell whether a record would belong into a gap if one bit of it were another."""
+    queue = gap.queue
+    if not gap.after <= record.physical_offset < gap.before:
+        return False
+    topic = queue.topic.encode()
+    return len(topic) == len(record.topic) and sum(_differing_bits(record, gap)) == 1
+
+
+def _differing_bits(record: Odd, gap: Gap) -> Iterator[int]:
+    yield from (
+        (a ^ b).bit_count() for a, b in zip(gap.queue.topic.encode(), record.topic, strict=True)
+    )
+    yield ((gap.queue.queue_id ^ record.queue_id) & 0xFFFF_FFFF).bit_count()
+    yield ((gap.queue_offset ^ record.queue_offset) & 0xFFFF_FFFF_FFFF_FFFF).bit_count()

@@ -1,0 +1,245 @@
+"""Putting fillers where the log is damaged, so that nothing behind is ever cut or moved.
+
+A damaged stretch is one that no record begins in, between two that are whole. Its records are lost,
+but mostly it is known which they were: the head of one may be legible, a queue's old entries may
+name it, and a queue that goes on behind the stretch lacks the queue offset. Each becomes a filler
+(``format/filler.py``) that keeps its place in log and queue. What is left over becomes a filler of
+no queue or, where the stretch reaches the end of a file, the blank that ends it.
+
+RocketMQ would end its scan at the stretch and cut off everything behind, so leaving the bytes as
+they are would lose most. They are put aside first, in ``damaged/`` below the root, one file per
+stretch, named by its physical offset. A crash between the two leaves a stretch that is repaired by
+the next start.
+"""
+
+import logging
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Final
+
+from .errors import DiskFullError
+from .format.filler import (
+    FILLER_SIZE_MIN,
+    FILLER_TAGS_CODE,
+    anonymous_filler,
+    filler_size,
+    queue_filler,
+)
+from .format.queue_entry import QueueEntry
+from .format.record import BLANK_SIZE, QUEUE_OFFSET_AT, blank
+from .log_scan import QueuePlace, legible
+from .log_search import Damage
+from .mapped_file import make_directory, sync_data, sync_directory
+from .mapped_file_queue import MappedFileQueue
+from .queue_rebuild import Gap, Odd, QueueScan, is_one_bit_off
+
+logger = logging.getLogger(__name__)
+
+ASIDE_SIZE_MAX: Final = 64 << 20  # bytes of damaged stretches that are kept, all together
+_COPY_SIZE: Final = 1 << 20  # bytes
+_FILLER_SIZE: Final = 1 << 20  # bytes
+_QUEUE_ID_AT: Final = 12  # in a record
+
+
+NO_END: Final = 1 << 63  # behind every record
+
+
+class Stretch:
+    """A damaged part of one file of the log, and what will be written there."""
+
+    def __init__(self, start: int, end: int, *, ends_file: bool, timestamp: int) -> None:
+        self.start = start
+        self.end = end
+        self.free = start  # up to here it is taken by fillers
+        self._rest_min = BLANK_SIZE if ends_file else FILLER_SIZE_MIN
+        self._ends_file = ends_file
+        self._timestamp = timestamp  # ms; when the record before it was stored
+        self._fillers: list[tuple[QueuePlace, int, int]] = []  # with physical offset and size
+
+    def take(self, lost: QueuePlace) -> QueueEntry | None:
+        """Give a lost record a filler; return its queue entry, or None if there is no room."""
+        offset, size = self.free, filler_size(lost.topic)
+        rest = self.end - offset - size
+        if not self._ends_file and 0 <= rest < self._rest_min:
+            size += rest  # too little for another filler
+        elif rest < self._rest_min:
+            return None
+        self._fillers.append((lost, offset, size))
+        self.free = offset + size
+        return QueueEntry(offset, size, FILLER_TAGS_CODE)
+
+    def content(self) -> Iterator[tuple[int, bytes]]:
+        """Give what is to be written, with the physical offsets."""
+        for lost, offset, size in self._fillers:
+            yield (
+                offset,
+                queue_filler(
+                    *lost, size=size, physical_offset=offset, store_timestamp=self._timestamp
+                ),
+            )
+        rest = self.end - self.free
+        if self._ends_file:
+            yield self.free, blank(rest)
+            return
+        offset = self.free
+        while (rest := self.end - offset) > 0:
+            # No larger than a record is, since readers take each into memory.
+            size = rest if rest < 2 * _FILLER_SIZE else _FILLER_SIZE
+            yield offset, anonymous_filler(size, offset, self._timestamp)
+            offset += size
+
+
+class Repair:
+    """Decides what is to be written where the log is damaged; ``write`` does it."""
+
+    def __init__(
+        self,
+        files: MappedFileQueue,
+        damages: Iterable[tuple[Damage, int]],
+        odd: Sequence[Odd],
+    ) -> None:
+        """Each damage comes with the time, in ms, at which the record before it was stored.
+
+        ``odd`` are records that were left out of the queues.
+        """
+        self._files = files
+        self._stretches = [
+            stretch
+            for damage, timestamp in damages
+            for stretch in _stretches(damage, files, timestamp)
+        ]
+        self._odd = list(odd)
+        self._corrected: list[tuple[Odd, Gap]] = []
+        # What heads in the stretches say, although the records are not whole.
+        self._legible = {
+            place: stretch
+            for stretch in self._stretches
+            for place in legible(files, stretch.start, stretch.end)
+        }
+
+    def fill_gaps(self, gaps: Iterable[Gap]) -> int:
+        """Find something for each place that a queue lacks; return how many stay blank."""
+        blank_count = 0
+        for gap in gaps:
+            entry = self._correct(gap) or self._fill(gap)
+            if entry is None:
+                blank_count += 1
+            else:
+                gap.queue.replace(gap.queue_offset, entry)
+        return blank_count
+
+    def mend_end(self, scan: QueueScan) -> None:
+        """Add what a queue had behind its last record, as far as it lies in a damaged stretch."""
+        queue = scan.queue
+        old = dict(scan.old_tail)
+        while True:
+            gap = Gap(queue, queue.next_offset, queue.last_end, NO_END)
+            entry = self._correct(gap) or self._fill_end(gap, old.get(queue.next_offset))
+            if entry is None:
+                return
+            queue.extend(entry.pack(), entry.physical_offset + entry.size)
+
+    def _correct(self, gap: Gap) -> QueueEntry | None:
+        """Use a record that one flipped bit has put elsewhere."""
+        for record in self._odd:
+            if is_one_bit_off(record, gap):
+                self._odd.remove(record)
+                self._corrected.append((record, gap))
+                return QueueEntry(record.physical_offset, record.size, record.tags_code)
+        return None
+
+    def _fill(self, gap: Gap) -> QueueEntry | None:
+        """Put a filler into a stretch between the records around the gap."""
+        queue = gap.queue
+        lost = QueuePlace(queue.topic, queue.queue_id, gap.queue_offset)
+        named = self._legible.get(lost)
+        first = bisect_left(self._stretches, gap.after, key=lambda stretch: stretch.start)
+        between = takewhile(
+            lambda stretch: stretch.end <= gap.before, islice(self._stretches, first, None)
+        )
+        for stretch in sorted(between, key=lambda stretch: stretch is not named):
+            entry = stretch.take(lost)
+            if entry is not None:
+                return entry
+        return None
+
+    def _fill_end(self, gap: Gap, old: QueueEntry | None) -> QueueEntry | None:
+        """Do the same behind the last record of a queue, if its place is known to be taken."""
+        queue = gap.queue
+        lost = QueuePlace(queue.topic, queue.queue_id, gap.queue_offset)
+        stretch = self._legible.get(lost)
+        if stretch is None and old is not None:
+            at = bisect_right(self._stretches, old.physical_offset, key=lambda one: one.start)
+            if at and old.physical_offset < self._stretches[at - 1].end:
+                stretch = self._stretches[at - 1]
+        if stretch is None or stretch.start < gap.after:
+            return None
+        return stretch.take(lost)
+
+    # Writing --------------------------------------------------------------------------------
+
+    def write(self, aside: Path) -> None:
+        """Write it all, durably; the damaged bytes go to files in the directory ``aside``."""
+        for stretch in self._stretches:
+            with self._opened(stretch.start) as (fd, base):
+                _put_aside(fd, stretch.start - base, stretch, aside)
+                for offset, content in stretch.content():
+                    os.pwrite(fd, content, offset - base)
+        for record, gap in self._corrected:
+            with self._opened(record.physical_offset) as (fd, base):
+                at = record.physical_offset - base
+                os.pwrite(fd, gap.queue.topic.encode(), at + record.topic_at)
+                os.pwrite(fd, gap.queue.queue_id.to_bytes(4, "big"), at + _QUEUE_ID_AT)
+                os.pwrite(fd, gap.queue_offset.to_bytes(8, "big"), at + QUEUE_OFFSET_AT)
+            logger.error(
+                "event=record_corrected offset=%d topic=%s queue_id=%d queue_offset=%d",
+                record.physical_offset,
+                gap.queue.topic,
+                gap.queue.queue_id,
+                gap.queue_offset,
+            )
+
+    @contextmanager
+    def _opened(self, offset: int) -> Iterator[tuple[int, int]]:
+        base = self._files.base_of(offset)
+        fd = os.open(self._files.path(base), os.O_RDWR | os.O_CLOEXEC)
+        try:
+            yield fd, base
+            sync_data(fd)
+        finally:
+            os.close(fd)
+
+
+def _stretches(damage: Damage, files: MappedFileQueue, timestamp: int) -> Iterator[Stretch]:
+    """Give the parts of a damage, one for each file it reaches into."""
+    start = damage.offset
+    while start < damage.end:
+        file_end = files.base_of(start) + files.file_size
+        end = min(damage.end, file_end)
+        yield Stretch(start, end, ends_file=end == file_end, timestamp=timestamp)
+        start = end
+
+
+def _put_aside(fd: int, position: int, stretch: Stretch, directory: Path) -> None:
+    """Keep damaged bytes for whoever wants to look at them, if there is room."""
+    size = stretch.end - stretch.start
+    target = directory / f"{stretch.start:020d}"
+    try:
+        make_directory(directory)
+        kept = sum(path.stat().st_size for path in directory.iterdir())
+        if target.exists() or kept + size > ASIDE_SIZE_MAX:
+            logger.warning("event=damage_not_kept offset=%d length=%d", stretch.start, size)
+            return
+        with target.open("wb") as file:
+            for at in range(0, size, _COPY_SIZE):
+                file.write(os.pread(fd, min(_COPY_SIZE, size - at), position + at))
+            file.flush()
+            sync_data(file.fileno())
+        sync_directory(directory)
+    except (OSError, DiskFullError) as error:
+        # The messages behind are worth more than the evidence.
+        logger.warning("event=damage_not_kept offset=%d error=%r", stretch.start, str(error))
