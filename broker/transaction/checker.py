@@ -64,6 +64,13 @@ LOOKS_PER_TICK: Final = 1_000
 """Due transactions looked at between two turns of the loop: most have been decided, at 0.2 us; to
 put one into its group's queue takes a microsecond."""
 
+STALE_MAX: Final = 100_000
+"""Entries of the timetable, beyond two for each undecided transaction, that may be left over from
+decided ones: 4 MB. A message's own time may be days, in which as many as one likes are decided."""
+
+SWEEP_PAUSE_MS: Final = 5
+"""Time between two slices in which those are dropped: a few hundredths of the loop's time."""
+
 RESTART_GRACE_MS: Final = 400
 """Time after a start before the first check: producers that come back at once may bring the
 decision. A group that is not back yet is asked when it is."""
@@ -203,11 +210,24 @@ class Checker:
         self._queues.take_retries(now_ms)
         self._queue_due(now_ms)
         self._take_turns(now_ms)
+        self._drop_stale()
         if self._queues.has_turns or self._due or self._receipts or self._read:
             return 0
         at_ms = [self._timetable.next_due_ms, self._queues.next_retry_ms]
         waits = [one - now_ms for one in at_ms if one is not None]
+        if self._timetable.sweeping:
+            waits.append(SWEEP_PAUSE_MS)
         return max(min(waits), 0) if waits else None
+
+    def _drop_stale(self) -> None:
+        """Drop what was decided long before it is due, when that has become too much."""
+        timetable = self._timetable
+        if timetable.sweeping or timetable.size > 2 * len(self._table) + STALE_MAX:
+            timetable.sweep(self._is_planned, LOOKS_PER_TICK)
+
+    def _is_planned(self, offset: int, number: int) -> bool:
+        entry = self._table.get(offset)
+        return entry is not None and entry.due == number
 
     def _queue_due(self, now_ms: int) -> None:
         """Move what is due from the timetable to the queues of the groups."""

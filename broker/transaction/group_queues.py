@@ -239,11 +239,12 @@ class GroupQueues:
         self.unblock(group)
 
     def _forget_gone(self, group: Group) -> None:
-        """Drop what was deleted by age, which hits the oldest, while the group is away."""
-        for _ in range(RETRIES_PER_TICK):
-            if not group.aside or not self._is_gone(group.aside[0]):
-                return
-            group.aside.popleft()
+        """Drop what was decided, or deleted by age, while the group is away; some at a time."""
+        aside = group.aside
+        for _ in range(min(len(aside), RETRIES_PER_TICK)):
+            offset = aside.popleft()
+            if not self._is_gone(offset):
+                aside.append(offset)  # the order does not matter
 
     def _plan_retry(self, group: Group, at_ms: int) -> None:
         if not group.retry_ms or at_ms < group.retry_ms:

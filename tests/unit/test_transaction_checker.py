@@ -396,6 +396,65 @@ def test_a_timetable_returns_everything_once_and_never_early() -> None:
     assert timetable.next_due_ms is None
 
 
+def test_what_is_not_meant_any_more_leaves_the_timetable() -> None:
+    """In slices, between which time goes on and more is planned; nothing that is meant is lost."""
+    timetable = Timetable()
+    planned: dict[int, int] = {}
+    for offset in range(3_000):
+        planned[offset] = timetable.add(START_MS + (offset * 7_919) % 5_000, offset)
+    meant = set(range(0, 3_000, 7))
+
+    def is_meant(offset: int, number: int) -> bool:
+        return offset in meant and planned[offset] == number
+
+    seen: list[int] = []
+    timetable.sweep(is_meant, 100)
+    for now_ms in range(START_MS, START_MS + 6_000, 100):
+        if timetable.sweeping:
+            timetable.sweep(is_meant, 100)
+        while found := timetable.take_due(now_ms):
+            seen += [offset for offset in found[1] if is_meant(offset, found[0])]
+        if now_ms % 300 == 0:
+            meant.add(now_ms)
+            planned[now_ms] = timetable.add(now_ms + 60, now_ms)
+    assert sorted(seen) == sorted(meant)
+    assert (timetable.size, timetable.next_due_ms) == (0, None)
+
+
+def test_what_was_decided_does_not_pile_up_until_it_would_have_been_due(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message may ask for days without a check; as many as one likes are decided in a day."""
+    monkeypatch.setattr(checker, "STALE_MAX", 100)
+    producer = broker.producers.join("pg", Connected())
+    timetable = broker.service._checker._timetable
+    halves = []
+    for number in range(2_000):
+        seconds = str(3_600 + number % 50)
+        halves.append(broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS=seconds))
+        if number % 10:
+            broker.end(halves.pop(), Event.ROLLBACK)
+        if number % 5 == 0:
+            broker.wait(10)
+            broker.wait(checker.SWEEP_PAUSE_MS)
+        assert timetable.size <= 2 * len(halves) + 200
+        assert len(timetable._order) <= 2 * len(timetable._buckets) + 100
+
+    broker.wait(4_000_000)
+    assert sorted(producer.asked_offsets) == [half.physical_offset for half in halves]
+
+
+def test_a_group_that_stays_away_keeps_no_decided_ones(broker: Broker) -> None:
+    """Also behind one that nobody decides."""
+    broker.prepare()
+    for _ in range(50):
+        half = broker.prepare()
+        broker.wait(TIMEOUT_MS + BUCKET_MS)
+        broker.end(half, Event.COMMIT)
+    broker.wait(2 * group_queues.ABSENT_SWEEP_MS)
+    assert broker.service._checker.waiting_for_producers == 1
+
+
 # --- pauses
 
 
