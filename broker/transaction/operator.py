@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from halfmq.remoting.transactions import TransactionInfo
@@ -62,7 +62,7 @@ class PendingView:
         self._schedule = schedule
         self._read_half = read_half
         self._now_ms = now_ms
-        self._offsets: list[int] = []  # of a listing that is under way
+        self._offsets: Sequence[int] = ()  # of a listing that is under way
         self._offsets_ms = 0  # when they were looked up
 
     def page(
@@ -115,7 +115,7 @@ class PendingView:
                     yield entry
             after = offsets[-1]  # there may be younger ones by now
 
-    def _offsets_around(self, after: int) -> list[int]:
+    def _offsets_around(self, after: int) -> Sequence[int]:
         """Return the identities in log order, as they were during this listing or are now.
 
         A list of a million takes ten milliseconds to make, and a listing of as many has hundreds

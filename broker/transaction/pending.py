@@ -27,6 +27,7 @@ the same transaction, kept in ``copies``; we write none.
 from __future__ import annotations
 
 import sys
+from array import array
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
@@ -425,9 +426,12 @@ class PendingTable:
     def __contains__(self, offset: int) -> bool:
         return offset in self._pending
 
-    def offsets(self) -> list[int]:
-        """Return the identities of all undecided transactions, oldest first."""
-        return list(self._pending)
+    def offsets(self) -> array[int]:
+        """Return the identities of all undecided transactions, oldest first.
+
+        In an array, which garbage collections do not walk: a list of a million costs each 30 ms.
+        """
+        return array("q", self._pending)
 
     @property
     def oldest(self) -> Pending | None:

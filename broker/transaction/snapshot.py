@@ -451,6 +451,7 @@ def _publish_in_background(writer: SnapshotWriter) -> Iterator[None]:
         while thread.is_alive():
             yield
     finally:
-        thread.join()  # the file must not change hands under it
+        if thread is not threading.current_thread():  # which may drop the last reference to us
+            thread.join()  # the file must not change hands under it
     if failures:
         raise failures[0]

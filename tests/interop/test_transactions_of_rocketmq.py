@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import pytest
 
+from halfmq.broker.transaction.checker import RESTART_GRACE_MS
 from halfmq.client import Admin, ClientConfig, Decision, Message, MessageView, TransactionProducer
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -49,7 +50,8 @@ def _broker_settings(golden: GoldenStore) -> dict[str, object]:
     return {
         **{key: recorded[key] for key in FORMAT},
         "storePathRootDir": golden.root,
-        "transactionTimeOut": 300,
+        # Longer than the grace after a start, so that what is overdue comes before it.
+        "transactionTimeOut": 2 * RESTART_GRACE_MS,
         "transactionCheckInterval": 300,
         "transactionCheckMax": 1000,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import cast
 
@@ -138,7 +139,7 @@ def test_the_offsets_of_a_listing_are_looked_up_once(monkeypatch: pytest.MonkeyP
     made: list[int] = []
     offsets = table.pending.offsets
 
-    def counted() -> list[int]:
+    def counted() -> array[int]:
         made.append(1)
         return offsets()
 
