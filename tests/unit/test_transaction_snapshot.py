@@ -1,5 +1,6 @@
 """Snapshots: a shorter start, with the table that the whole log would give."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -197,6 +198,37 @@ def test_an_ordered_stop_ends_a_snapshot_that_is_being_written(broker: Broker) -
 
     assert broker.service.oldest_pending_offset == half.physical_offset
     assert not list(broker.snapshot_path.parent.glob("*.tmp"))
+
+
+def test_a_dropped_broker_may_be_collected_by_the_thread_of_its_snapshot(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The collector runs on whatever thread it likes, and this one cannot wait for its own end."""
+    begun, dropped, over = threading.Event(), threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def fsync(_descriptor: int) -> None:
+        begun.set()
+        assert dropped.wait(10)
+        work = broker.service._snapshots._work
+        assert work is not None
+        try:
+            work.close()  # as the collector does
+        except RuntimeError as error:
+            errors.append(error)
+        over.set()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    broker.prepare()
+    broker.log.flush()
+    broker.clock.now_ms += snapshot.INTERVAL_MS
+    while not begun.is_set():
+        broker.service.tick()
+        broker.log.flush()
+    dropped.set()
+    assert over.wait(10)
+    assert errors == []
+    broker.service._snapshots._work = None
 
 
 def test_little_log_is_not_worth_a_snapshot(broker: Broker) -> None:
