@@ -14,6 +14,7 @@ import inspect
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -26,6 +27,7 @@ from halfmq.store.format import properties as names
 from halfmq.store.format.errors import CorruptRecordError
 from halfmq.store.format.record import decode_record
 
+from .checker_calls import CheckerCalls, InThread
 from .config import ClientConfig
 from .connection import Connection
 from .decisions import Decisions, Ending, Settled
@@ -64,7 +66,7 @@ class CheckBack:
         self._known_decision = known_decision
         self._spawn = spawn
         self._under_check: set[str] = set()
-        self._turns = asyncio.Semaphore(config.check_concurrency)
+        self._calls = CheckerCalls(config.check_concurrency, config.check_timeout)
 
     def requested(self, command: RemotingCommand, connection: Connection) -> None:
         """Take a check, and acknowledge it if it is a request that wants to be answered."""
@@ -110,6 +112,8 @@ class CheckBack:
             if check.acknowledged:
                 return "this producer has no checker"
             known = Decision.UNKNOWN
+        if known is None and self._calls.hangs and check.acknowledged:
+            return f"all {self._config.check_concurrency} calls of its checker hang"
         self._under_check.add(check.identity)
         self._spawn(self._answer(check, known))
         return None
@@ -118,8 +122,7 @@ class CheckBack:
         handed_over = False
         try:
             if decision is None:
-                async with self._turns:
-                    decision = await self._ask_checker(check.message)
+                decision = await self._ask_checker(check.message)
             if check.acknowledged:
                 self._decisions.tell(check.ending(decision, self._settled))
                 handed_over = True  # it stays under check until that is over
@@ -154,15 +157,13 @@ class CheckBack:
 
     async def _ask_checker(self, message: MessageView) -> Decision:
         assert self.checker is not None, "a check without a checker is not taken"
-        seconds = self._config.check_timeout
         try:
-            async with asyncio.timeout(seconds):  # or a few that hang would stop all checks
-                return await ask(self.checker, message)
+            return await self._calls.run(partial(_ask_on, self.checker, message))
         except TimeoutError:
             logger.error(  # noqa: TRY400 -- where it hangs is the user's to know
                 "event=check_timed_out transaction=%s seconds=%g counts_as=UNKNOWN",
                 message.transaction_id,
-                seconds,
+                self._config.check_timeout,
             )
             return Decision.UNKNOWN
 
@@ -253,7 +254,15 @@ def _remember(memory: OrderedDict[str, T], transaction_id: str, value: T) -> Non
         memory.popitem(last=False)
 
 
-async def ask(function: Callable[..., Decision | Awaitable[Decision]], *args: object) -> Decision:
+async def _ask_on(checker: Checker, message: MessageView, in_thread: InThread) -> Decision:
+    return await ask(checker, message, in_thread=in_thread)
+
+
+async def ask(
+    function: Callable[..., Decision | Awaitable[Decision]],
+    *args: object,
+    in_thread: InThread = asyncio.to_thread,
+) -> Decision:
     """A user function's decision; a plain function runs in a worker thread, for it may block.
 
     An exception, or anything that is no Decision, is logged and counts as UNKNOWN.
@@ -262,7 +271,7 @@ async def ask(function: Callable[..., Decision | Awaitable[Decision]], *args: ob
         if inspect.iscoroutinefunction(function):
             decision = await function(*args)
         else:
-            decision = await asyncio.to_thread(function, *args)
+            decision = await in_thread(function, *args)
             if inspect.isawaitable(decision):
                 decision = await decision
     except Exception:

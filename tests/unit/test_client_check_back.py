@@ -7,11 +7,13 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from halfmq.client import Decision, MessageView
+from halfmq.client.checker_calls import CheckerCalls, InThread
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from tests.support.client_loops import on_both_loops
@@ -347,6 +349,70 @@ async def test_a_checker_that_hangs_stops_no_other_check() -> None:
 
         assert broker.half_of(first).decisions == [UNKNOWN]
         assert broker.half_of(second).decisions == [COMMIT]
+
+
+async def test_checkers_that_hang_on_threads_hang_nothing_else() -> None:
+    """Neither the program's own threads, nor other checks; and the broker is sent to others."""
+    release = threading.Event()
+    asked: list[bytes] = []
+
+    def checker(message: MessageView) -> Decision:
+        asked.append(message.body)
+        if len(asked) <= 3:
+            release.wait()
+        return Decision.COMMIT
+
+    config = replace(QUICK, check_concurrency=3, check_timeout=0.1)
+    async with fake_broker() as broker, new_producer(broker, checker, config) as producer:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        identities = [await undecided(producer) for _ in range(5)]
+        for identity in identities[:4]:
+            broker.check(broker.half_of(identity))
+        for identity in identities[:4]:
+            await until(lambda: bool(broker.half_of(identity).decisions))  # noqa: B023
+        assert [broker.half_of(one).decisions for one in identities[:4]] == [[UNKNOWN]] * 4
+        assert await asyncio.to_thread(lambda: 7) == 7
+        assert all(thread.daemon for thread in threading.enumerate() if "checker" in thread.name)
+
+        broker.check(broker.half_of(identities[4]))
+        await until(lambda: len(broker.acknowledged) == 5)
+        assert broker.acknowledged[-1] == (
+            identities[4],
+            ResponseCode.SYSTEM_ERROR,
+            "all 3 calls of its checker hang",
+        )
+        assert len(asked) == 3
+
+        release.set()
+        await until(lambda: not producer._check_back._calls.hangs)
+        for identity in identities:
+            broker.check(broker.half_of(identity))
+        await until(lambda: len(broker.messages("orders")) == 5)
+
+
+async def test_a_call_that_was_given_up_ends_without_a_trace() -> None:
+    """Its thread may end long after the loop: nobody is told, and nothing fails."""
+    release = threading.Event()
+    calls = CheckerCalls(1, seconds=0.01)
+
+    async def call(in_thread: InThread) -> object:
+        return await in_thread(release.wait)
+
+    with pytest.raises(TimeoutError):
+        await calls.run(call)
+    assert calls.hangs
+    with pytest.raises(TimeoutError):
+        await calls.run(call)
+    cancelled = CheckerCalls(1, seconds=60.0)
+    first = asyncio.create_task(cancelled.run(call))
+    waiting = [asyncio.create_task(cancelled.run(call)) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    release.set()
+    assert await first is True
+    assert await waiting[1] is True
+    await until(lambda: not calls.hangs)
+    assert (calls._running, cancelled._running) == (0, 0)
 
 
 async def test_checks_that_make_no_sense_are_logged_and_dropped(
