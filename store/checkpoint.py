@@ -26,6 +26,8 @@ _CLOSED_AT: Final = 64
 _CLOSED_MAGIC: Final = b"hmqc"
 _CLOSED: Final = Struct(">4sqI")  # magic, closed offset, queues digest
 _CRC: Final = Struct(">I")
+# Behind the note a CRC of all before it: RocketMQ writes its five numbers and leaves the note.
+_OURS_AT: Final = _CLOSED_AT + _CLOSED.size + _CRC.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class Checkpoint:
     confirm_offset: int = 0  # confirmPhyOffset: where the last record that recovery saw begins
     closed_offset: int = -1  # ours: where the log ended at an ordered stop; -1 without one
     queues_digest: int = 0  # ours: of all queues' ends at that stop
+    is_ours: bool = True  # RocketMQ has not written it since
 
     def save(self, path: Path) -> None:
         """Write the file and flush it. All of it lies in one sector, so it cannot be torn."""
@@ -47,10 +50,11 @@ class Checkpoint:
             created = os.fstat(fd).st_size < _FILE_SIZE
             if created:
                 os.ftruncate(fd, _FILE_SIZE)
-            *rocketmqs, closed_offset, digest = astuple(self)
+            *rocketmqs, closed_offset, digest, _ = astuple(self)
             closed = _CLOSED.pack(_CLOSED_MAGIC, closed_offset, digest)
             content = _LAYOUT.pack(*rocketmqs).ljust(_CLOSED_AT, b"\0") + closed
-            os.pwrite(fd, content + _CRC.pack(crc32(closed)), 0)
+            content += _CRC.pack(crc32(closed))
+            os.pwrite(fd, content + _CRC.pack(crc32(content)), 0)
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -63,11 +67,12 @@ def load_checkpoint(path: Path) -> Checkpoint:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        return Checkpoint()
+        return Checkpoint(is_ours=False)
     if len(content) < _LAYOUT.size:
-        return Checkpoint()
+        return Checkpoint(is_ours=False)
     log, queues, index, master, confirm = _LAYOUT.unpack_from(content)
-    closed_offset, digest = _closed_in(content)
+    is_ours = content[_OURS_AT:][: _CRC.size] == _CRC.pack(crc32(content[:_OURS_AT]))
+    closed_offset, digest = _closed_in(content) if is_ours else (-1, 0)
     return Checkpoint(
         log_timestamp=log,
         queues_timestamp=queues,
@@ -76,6 +81,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         confirm_offset=confirm,
         closed_offset=closed_offset,
         queues_digest=digest,
+        is_ours=is_ours,
     )
 
 

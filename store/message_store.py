@@ -17,6 +17,7 @@ import logging
 import resource
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from .checkpoint import AbortMarker, Checkpoint, load_checkpoint
@@ -24,6 +25,7 @@ from .commit_log import CommitLog
 from .config import FlushMode, StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
 from .draft import Appended, AppendedBatch, Batch, Draft
+from .durable_mark import DurableMark
 from .errors import StoreClosedError, StoreError, UnusableFileError
 from .flush import Flusher
 from .format.queue_entry import PRE_BLANK
@@ -35,7 +37,7 @@ from .key_indexing import KeyIndexing
 from .lock import DirectoryLock
 from .log_reader import LogReader, Range
 from .mapped_file import make_directory, sync_data, sync_directory
-from .recovery import Recovery, RecoveryReport
+from .recovery import Progress, Recovery, RecoveryReport
 from .retention import Deleted, Retention
 from .selection import GetResult, GetStatus, select
 from .worker import ThreadWorker, WorkerFactory
@@ -83,6 +85,8 @@ class MessageStore:
         self._lock = DirectoryLock(config.root)
         self._abort = AbortMarker(config.root)
         self._checkpoint_path = config.root / "checkpoint"
+        self._durable_mark = DurableMark(self._checkpoint_path)
+        self._on_durable = on_durable
         self._queues = QueueTable(
             config.root / "consumequeue",
             config.consume_queue_file_size,
@@ -96,7 +100,7 @@ class MessageStore:
             self._log,
             self._log.files,
             interval_ms=config.flush_interval_ms,
-            on_durable=on_durable,
+            on_durable=self._durable,
             on_failure=on_failure,
             fdatasync=fdatasync,
             worker=worker,
@@ -109,6 +113,7 @@ class MessageStore:
         self._confirm_offset = 0  # where the last record begins that recovery saw
         self._upkeep_failed = False
         self._opened = False
+        self.recovery = Progress()  # how far ``open`` is; for other threads
 
     # Life -----------------------------------------------------------------------------------
 
@@ -145,8 +150,9 @@ class MessageStore:
         # From here on files change. A crash during recovery must not look like a clean stop.
         self._abort.create()
         self._checkpoint = load_checkpoint(self._checkpoint_path)
-        recovery = Recovery(self._config, files, self._queues, self._reader)
-        report = recovery.run(self._checkpoint, clean=clean)
+        recovery = Recovery(self._config, files, self._queues, self._reader, self.recovery)
+        durable_offset = self._durable_mark.load() if self._checkpoint.is_ours else -1
+        report = recovery.run(self._checkpoint, clean=clean, durable_offset=durable_offset)
         self._log.start(report.end_offset, recovery.last_timestamp)
         if self._config.index_enabled:
             index = IndexService(
@@ -163,7 +169,16 @@ class MessageStore:
             )
             self._retention.keys = self._keys
         self._confirm_offset = max(recovery.last_record, 0)
+        if not self._checkpoint.is_ours:
+            self._checkpoint = replace(self._checkpoint, is_ours=True)
+            self._checkpoint.save(self._checkpoint_path)
+        self._durable_mark.start(report.end_offset)
         return report
+
+    def _durable(self, offset: int) -> None:
+        """Note how far the log is on disk; called on the flusher's thread."""
+        self._durable_mark.move(offset)
+        self._on_durable(offset)
 
     def _start(self) -> None:
         self._janitor = Janitor(
@@ -222,6 +237,7 @@ class MessageStore:
         self._queues.close()
         self._log.close_files()
         self._reader.close()
+        self._durable_mark.close()
 
     def _maintain(self) -> None:
         """Flush queues and index and write the checkpoint; called on the janitor's thread."""

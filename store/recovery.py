@@ -40,7 +40,7 @@ from .log_search import Damage
 from .mapped_file import sync_data, sync_directory, zero_tail
 from .mapped_file_queue import MappedFileQueue
 from .queue_rebuild import IncompleteError, QueueRebuild
-from .repair import Repair
+from .repair import NO_END, Repair
 
 logger = logging.getLogger(__name__)
 
@@ -145,13 +145,14 @@ class Recovery:
     def _trust_of(self, checkpoint: Checkpoint, *, clean: bool, durable_offset: int) -> Trust:
         """Gather what the last life says of the log's end."""
         trust = Trust(
-            durable_offset=durable_offset,
+            durable_offset=NO_END if clean else durable_offset,
             durable_since=checkpoint.log_timestamp,
             closed_offset=checkpoint.closed_offset if clean else -1,
         )
         # A store of ours has no stale records: what is cut off is zeroed.
-        last = None if durable_offset >= 0 else self._record_at(checkpoint.confirm_offset)
-        if last is None or not checkpoint.confirm_offset:
+        is_stale_possible = checkpoint.confirm_offset > 0 and not checkpoint.is_ours
+        last = self._record_at(checkpoint.confirm_offset) if is_stale_possible else None
+        if last is None:
             return trust
         # Behind the record that was the last one when RocketMQ recovered, everything is newer than
         # what it wrote there first; the checkpoint tells whether its clock was turned back since.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.store.checkpoint import load_checkpoint
+from halfmq.store.durable_mark import DurableMark
 from halfmq.store.errors import DirectoryInUseError, UnusableFileError
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry
@@ -68,6 +69,18 @@ def log_patch(root: Path, offset: int, content: bytes) -> None:
 
 def mark_aborted(root: Path) -> None:
     (root / "abort").write_text("1")
+
+
+def forget_mark(root: Path) -> None:
+    """Take away what says how far the log was on disk, as a power cut may."""
+    patch(root / "checkpoint", 512, bytes(16))
+
+
+def move_mark(root: Path, offset: int) -> None:
+    """Say that the log was on disk up to here."""
+    mark = DurableMark(root / "checkpoint")
+    mark.start(offset)
+    mark.close()
 
 
 def served(store: MessageStore) -> list[int]:
@@ -186,7 +199,11 @@ def test_a_torn_record_is_cut(root: Path) -> None:
     store.close()
 
 
-def test_a_record_without_all_of_its_properties_is_cut(root: Path) -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("left", [bytes(512), bytes(range(256)) * 2], ids=["zeros", "garbage"])
+def test_a_record_without_all_of_its_properties_is_cut(
+    root: Path, left: bytes, *, is_known: bool
+) -> None:
     """A power cut kept one sector of them from the disk; the CRC covers only the body."""
     offsets = filled(root, 3)
     store, _ = open_store(root)
@@ -198,7 +215,11 @@ def test_a_record_without_all_of_its_properties_is_cut(root: Path) -> None:
         sector = last.physical_offset + cut
         sector -= sector % 512
         whole = log_path(root, 0).read_bytes()
-        log_patch(root, sector, bytes(min(512, last.end - sector)))
+        log_patch(root, sector, left[: last.end - sector])
+        if is_known:
+            move_mark(root, last.physical_offset)
+        else:
+            forget_mark(root)
 
         store, report = open_store(root)
 
