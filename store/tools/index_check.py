@@ -12,11 +12,13 @@ is a note, the latter is damage.
 """
 
 import os
+import struct
 import sys
 import time
 from array import array
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -26,6 +28,7 @@ from ..format.index import (
     ITEM,
     ITEM_SIZE,
     SLOT_SIZE,
+    HashedKeys,
     IndexHeader,
     IndexItem,
     KeyHasher,
@@ -41,10 +44,18 @@ from .index_layout import IndexLayout, find_layout, layout_of_slots
 from .log_walk import SETTLE_PAUSE, SETTLE_TIME, Chunk, Hole
 from .state import State
 
-_ITEMS_READ: Final = 1 << 14  # items read at once
 _LOOK_AHEAD: Final = 256  # items or keys looked at to find where the two go on alike
 
 Key = tuple[int, int]  # hash, physical offset
+
+
+class _Columns(NamedTuple):
+    """Items that follow each other in one file."""
+
+    hashes: tuple[int, ...]
+    offsets: tuple[int, ...]
+    seconds: tuple[int, ...]
+    previous: tuple[int, ...]
 
 
 class _Item(NamedTuple):
@@ -52,15 +63,17 @@ class _Item(NamedTuple):
 
     file: "_File"
     number: int
-    item: IndexItem
+    key_hash: int
+    physical_offset: int
+    seconds: int
 
     @property
     def key(self) -> Key:
-        return self.item.key_hash, self.item.physical_offset
+        return self.key_hash, self.physical_offset
 
 
 class _File:
-    """One index file, read item by item while its chains are followed."""
+    """One index file, read from its first item to its last while its chains are followed."""
 
     def __init__(
         self, path: Path, header: IndexHeader, layout: IndexLayout, begin_before: int | None
@@ -70,40 +83,52 @@ class _File:
         self.header = header
         self.layout = layout
         self.begin_before = begin_before
+        self.next_item = FIRST_ITEM  # the first that was not passed
         self.slots = array("i", bytes(SLOT_SIZE * layout.slots))  # newest item of each, so far
         self.slots_taken = 0
-        self.first = self.last = IndexItem(0, 0, 0, 0)
+        self.first_offset = self.last_offset = self.last_seconds = 0
         self.last_timestamp = -1  # ms, store time of the last item's record; -1 while not known
 
-    def items(self, findings: Findings) -> Iterator[_Item]:
-        """Give all items, oldest first, and tell of those that do not continue their slot."""
-        position = item_position(FIRST_ITEM, self.layout.slots)
-        end = item_position(min(self.header.next_item, self.layout.items), self.layout.slots)
-        number = FIRST_ITEM
-        with self.path.open("rb", buffering=0) as file:
-            while position < end:
-                wanted = min(_ITEMS_READ * ITEM_SIZE, end - position)
-                piece = os.pread(file.fileno(), wanted, position).ljust(wanted, b"\0")
-                for item in map(IndexItem._make, ITEM.iter_unpack(piece)):
-                    self._follow(number, item, findings)
-                    yield _Item(self, number, item)
-                    number += 1
-                position += wanted
+    @property
+    def items_left(self) -> int:
+        """How many items were not passed yet."""
+        return self.header.next_item - self.next_item
 
-    def _follow(self, number: int, item: IndexItem, findings: Findings) -> None:
-        slot = item.key_hash % self.layout.slots
-        before = self.slots[slot]
-        if item.previous != before:
-            findings.add(
-                "index_chain_wrong",
-                self.path,
-                f"item {number} continues item {item.previous} instead of {before}",
-                position=self.position(number),
-            )
-        self.slots[slot] = number
-        self.slots_taken += before == 0
-        self.first = item if number == FIRST_ITEM else self.first
-        self.last, self.last_timestamp = item, -1
+    def peek(self, count: int) -> _Columns:
+        """Read the next items, at most those that are left."""
+        count = min(count, self.items_left)
+        size = count * ITEM_SIZE
+        with self.path.open("rb", buffering=0) as file:
+            content = os.pread(file.fileno(), size, self.position(self.next_item))
+        fields = struct.unpack(">" + "iqii" * count, content.ljust(size, b"\0"))
+        return _Columns(fields[0::4], fields[1::4], fields[2::4], fields[3::4])
+
+    def pass_over(self, items: _Columns, findings: Findings) -> None:
+        """Go on behind items, and tell of those that do not continue their slot."""
+        slots, count = self.slots, self.layout.slots
+        before: list[int] = []
+        for number, key_hash in enumerate(items.hashes, self.next_item):
+            slot = key_hash % count
+            before.append(slots[slot])
+            slots[slot] = number
+        self.slots_taken += before.count(0)
+        if tuple(before) != items.previous:
+            for index, (wanted, there) in enumerate(zip(before, items.previous, strict=True)):
+                if there != wanted:
+                    self._tell_chain(self.next_item + index, wanted, there, findings)
+        if self.next_item == FIRST_ITEM:
+            self.first_offset = items.offsets[0]
+        self.last_offset, self.last_seconds = items.offsets[-1], items.seconds[-1]
+        self.last_timestamp = -1
+        self.next_item += len(items.hashes)
+
+    def _tell_chain(self, number: int, wanted: int, there: int, findings: Findings) -> None:
+        findings.add(
+            "index_chain_wrong",
+            self.path,
+            f"item {number} continues item {there} instead of {wanted}",
+            position=self.position(number),
+        )
 
     def position(self, number: int) -> int:
         """Return where an item stands in the file."""
@@ -136,8 +161,9 @@ class IndexCheck:
         self.files: list[_File] = []
         self.items = 0
         self._read_files(directory, slots)
-        self._source = (item for file in self.files for item in file.items(findings))
-        self._ahead: deque[_Item] = deque()
+        self._current = 0  # number of the file that is being read
+        self._ahead: deque[_Item] = deque()  # passed in their files, and not accounted for
+        self._topics: dict[bytes, str] = {}
         self._previous: _Item | None = None  # the last item that was accounted for
         self._exists = directory.is_dir() and bool(self.files)
         # Keys of the newest record may be about to go into a file that was not there yet.
@@ -186,87 +212,122 @@ class IndexCheck:
         """Compare the keys of a chunk's records with the items that come next."""
         if not self._exists:
             return
-        content, offset = chunk.content, chunk.offset
+        offset, content, found = chunk
         keys = self._hasher.hash_records(
             [
                 (
-                    content[topic_at : properties_at - 2].decode(errors="replace"),
+                    self._topic(content[topic_at : properties_at - 2]),
                     content[properties_at : position + size],
                     offset + position,
                     store_timestamp(content, position, sys_flag),
                     sys_flag,
                 )
-                for position, size, sys_flag, _, _, topic_at, properties_at in chunk.found
+                for position, size, sys_flag, _, _, topic_at, properties_at in found
                 if offset + position < self._indexed_end
             ],
             after=-1,
         )
-        expected = list(zip(keys.hashes, keys.physical_offsets, strict=True))
-        if expected:
-            self._compare(expected, keys.store_timestamps)
+        done = 0
+        while done < len(keys.hashes):
+            count = 0 if self._ahead else self._take_alike(keys, done)
+            done += count or self._align(keys.part(done, len(keys.hashes)))
 
-    def _compare(self, expected: list[Key], timestamps: list[int]) -> None:
-        ahead = self._fill(len(expected))
-        if [item.key for item in ahead] == expected:
-            for item, timestamp in zip(ahead, timestamps, strict=True):
-                self._check_time(item, timestamp)
-            self._previous = ahead[-1]
-            self.items += len(ahead)
-            for _ in ahead:
-                self._ahead.popleft()
-        else:
-            self._align(deque(zip(expected, timestamps, strict=True)))
+    def _topic(self, name: bytes) -> str:
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = name.decode(errors="replace")
+        return topic
+
+    def _take_alike(self, keys: HashedKeys, start: int) -> int:
+        """Pass over the next items of one file if all are the keys from ``start`` on.
+
+        Return how many that were; none where something differs, and nothing was passed.
+        """
+        file = self._file()
+        if file is None:
+            return 0
+        count = min(file.items_left, len(keys.hashes) - start)
+        items = file.peek(count)
+        hashes, offsets, timestamps = keys.part(start, start + count)
+        if items.hashes != tuple(hashes) or items.offsets != tuple(offsets):
+            return 0
+        first = file.next_item
+        file.pass_over(items, self._findings)
+        seconds = _seconds_of(file.header.begin_timestamp, timestamps)
+        if first == FIRST_ITEM or items.seconds != seconds:
+            for index, item in enumerate(_items(file, first, items)):
+                self._check_time(item, timestamps[index])
+        file.last_timestamp = timestamps[-1]
+        self._previous = _Item(file, first + count - 1, hashes[-1], offsets[-1], items.seconds[-1])
+        self.items += count
+        return count
+
+    def _file(self) -> _File | None:
+        """Return the file that the next item is in; None when there is none."""
+        while self._current < len(self.files) and not self.files[self._current].items_left:
+            self._current += 1
+        return self.files[self._current] if self._current < len(self.files) else None
 
     def _fill(self, count: int) -> list[_Item]:
         """Have so many items at hand, if there are; return them."""
-        while len(self._ahead) < count:
-            item = next(self._source, None)
-            if item is None:
-                break
-            self._ahead.append(item)
-        return [self._ahead[index] for index in range(min(count, len(self._ahead)))]
+        while len(self._ahead) < count and (file := self._file()) is not None:
+            first, items = file.next_item, file.peek(_LOOK_AHEAD)
+            file.pass_over(items, self._findings)
+            self._ahead.extend(_items(file, first, items))
+        return list(islice(self._ahead, count))
 
-    def _align(self, expected: deque[tuple[Key, int]]) -> None:
-        """Walk keys and items until the keys are used up; tell where one has no partner."""
-        while expected:
+    def _align(self, keys: HashedKeys) -> int:
+        """Walk keys and items one by one, as long as they differ; tell where one has no partner.
+
+        Return how many of the keys were accounted for, at least one.
+        """
+        pairs = zip(keys.hashes, keys.physical_offsets, strict=True)
+        expected = deque(zip(pairs, keys.store_timestamps, strict=True))
+        total = len(expected)
+        alike = False
+        while expected and (self._ahead or not alike):
             wanted, timestamp = expected[0]
-            ahead = self._fill(_LOOK_AHEAD)
-            if not ahead:
-                self._tell_missing([key for key, _ in expected])
-                return
-            found = ahead[0]
-            if found.key == wanted:
+            found = next(iter(self._fill(1)), None)
+            alike = found is not None and found.key == wanted
+            if found is not None and alike:
                 self._check_time(found, timestamp)
                 self._pass_item()
                 expected.popleft()
-                continue
-            extra = self._index_of(wanted, [item.key for item in ahead])
-            later = [key for key, _ in _first(expected, _LOOK_AHEAD)]
-            lacking = self._index_of(found.key, later)
-            if len(ahead) > 1 and len(later) > 1 and ahead[1].key == later[1]:
-                self._tell_wrong(found, wanted)
-                self._pass_item()
-                expected.popleft()
-            elif extra is not None and (lacking is None or extra <= lacking):
-                for _ in range(extra):
-                    self._tell_extra(self._ahead[0])
-                    self._pass_item()
-            elif lacking is not None:
-                self._tell_missing([expected.popleft()[0] for _ in range(lacking)])
-            elif found.item.physical_offset > expected[-1][0][1]:
-                self._tell_missing([key for key, _ in expected])
-                return
-            elif found.item.physical_offset < wanted[1]:
-                self._tell_extra(found)
-                self._pass_item()
+            elif found is None:
+                self._miss(expected, len(expected))
             else:
-                self._tell_wrong(found, wanted)
-                self._pass_item()
-                expected.popleft()
+                self._step_over(found, expected)
+        return total - len(expected)
 
-    @staticmethod
-    def _index_of(key: Key, keys: list[Key]) -> int | None:
-        return keys.index(key) if key in keys else None
+    def _step_over(self, found: _Item, expected: deque[tuple[Key, int]]) -> None:
+        """Find out which of an item and a key that differ has no partner, and pass it over."""
+        wanted = expected[0][0]
+        ahead = [item.key for item in self._fill(_LOOK_AHEAD)]
+        later = [key for key, _ in islice(expected, _LOOK_AHEAD)]
+        extra = ahead.index(wanted) if wanted in ahead else None
+        lacking = later.index(found.key) if found.key in later else None
+        if ahead[1:2] == later[1:2] != []:
+            self._replace(found, expected)
+        elif extra is not None and (lacking is None or extra <= lacking):
+            for _ in range(extra):
+                self._tell_extra(self._ahead[0])
+                self._pass_item()
+        elif lacking is not None:
+            self._miss(expected, lacking)
+        elif found.physical_offset > expected[-1][0][1]:
+            self._miss(expected, len(expected))
+        elif found.physical_offset < wanted[1]:
+            self._tell_extra(found)
+            self._pass_item()
+        else:
+            self._replace(found, expected)
+
+    def _replace(self, found: _Item, expected: deque[tuple[Key, int]]) -> None:
+        self._tell_wrong(found, expected.popleft()[0])
+        self._pass_item()
+
+    def _miss(self, expected: deque[tuple[Key, int]], count: int) -> None:
+        self._tell_missing([expected.popleft()[0] for _ in range(count)])
 
     def _pass_item(self) -> None:
         self._previous = self._ahead.popleft()
@@ -276,7 +337,7 @@ class IndexCheck:
 
     def _check_time(self, found: _Item, timestamp: int) -> None:
         """Check the seconds an item gives its record; ``timestamp`` is when that was stored."""
-        file, number, item = found
+        file, number = found.file, found.number
         begin: int | None = file.header.begin_timestamp
         if number == FIRST_ITEM:
             begin = file.begin_before
@@ -293,8 +354,8 @@ class IndexCheck:
         seconds = seconds_after(begin, timestamp)
         # Its predecessor's end may be known to the second only, after a repair.
         slack = 1 if number == FIRST_ITEM and begin else 0
-        if not seconds - slack <= item.seconds <= seconds + slack:
-            self._tell_item(found, "index_item_wrong", f"{item.seconds} s instead of {seconds} s")
+        if not seconds - slack <= found.seconds <= seconds + slack:
+            self._tell_item(found, "index_item_wrong", f"{found.seconds} s instead of {seconds} s")
 
     def _tell_item(self, found: _Item, kind: str, detail: str, *, harmless: bool = False) -> None:
         self._findings.add(
@@ -302,11 +363,12 @@ class IndexCheck:
             found.file.path,
             f"item {found.number}: {detail}",
             position=found.file.position(found.number),
-            offset=found.item.physical_offset,
+            offset=found.physical_offset,
             harmless=harmless,
         )
 
     def _tell_wrong(self, found: _Item, wanted: Key) -> None:
+        found.file.last_timestamp = -1
         harmless = self._is_unsettled(wanted[1])
         self._tell_item(
             found, "index_item_wrong", f"{found.key} instead of {wanted}", harmless=harmless
@@ -314,11 +376,12 @@ class IndexCheck:
 
     def _tell_extra(self, found: _Item) -> None:
         """Tell of an item that no record asks for."""
-        previous, offset = self._previous, found.item.physical_offset
+        found.file.last_timestamp = -1
+        previous, offset = self._previous, found.physical_offset
         if any(hole.start <= offset < hole.end for hole in self._holes):
             kind = "index_item_of_damaged_record"
             self._tell_item(found, kind, f"{found.key}", harmless=True)
-        elif previous is not None and previous.item.physical_offset == offset:
+        elif previous is not None and previous.physical_offset == offset:
             # RocketMQ's way of going on after a crash. It is found twice.
             self._tell_item(found, "index_item_repeated", f"{found.key}", harmless=True)
         else:
@@ -348,8 +411,8 @@ class IndexCheck:
 
     def begin(self, log_start: int) -> None:
         """Pass over the items of records that were deleted by age."""
-        while (ahead := self._fill(1)) and ahead[0].item.physical_offset < log_start:
-            if self._fill(2)[-1].item.physical_offset < ahead[0].item.physical_offset:
+        while (ahead := self._fill(1)) and ahead[0].physical_offset < log_start:
+            if self._fill(2)[-1].physical_offset < ahead[0].physical_offset:
                 break  # it is the one out of order; ``take`` will tell
             self._pass_item()
 
@@ -357,7 +420,7 @@ class IndexCheck:
         """Judge the items that are left, then headers and slots."""
         while ahead := self._fill(1):
             found = ahead[0]
-            offset = found.item.physical_offset
+            offset = found.physical_offset
             if offset >= log_end:
                 harmless = self._state is not State.CLOSED
                 self._tell_item(found, "index_item_behind_log", f"{found.key}", harmless=harmless)
@@ -369,18 +432,18 @@ class IndexCheck:
             self._check_slots(file)
 
     def _check_header(self, file: _File) -> None:
-        header, last = file.header, file.last
+        header = file.header
         if header.next_item == FIRST_ITEM:
             return
         wrong: list[tuple[int, str]] = []
-        if header.begin_physical_offset != file.first.physical_offset:
+        if header.begin_physical_offset != file.first_offset:
             wrong.append((16, f"begins with the record at {header.begin_physical_offset}"))
-        if header.end_physical_offset != last.physical_offset:
+        if header.end_physical_offset != file.last_offset:
             wrong.append((24, f"ends with the record at {header.end_physical_offset}"))
         if header.slot_count != file.slots_taken:
             wrong.append((32, f"{header.slot_count} slots in use, not {file.slots_taken}"))
         # After a repair the time of the last item is known to the second only.
-        repaired = header.begin_timestamp + last.seconds * 1000 + 999
+        repaired = header.begin_timestamp + file.last_seconds * 1000 + 999
         if file.last_timestamp >= 0 and header.end_timestamp not in {file.last_timestamp, repaired}:
             wrong.append((8, f"ends at {header.end_timestamp}, not {file.last_timestamp}"))
         for position, detail in wrong:
@@ -439,8 +502,17 @@ class IndexCheck:
         return number
 
 
-def _first(items: deque[tuple[Key, int]], count: int) -> list[tuple[Key, int]]:
-    return [items[index] for index in range(min(count, len(items)))]
+def _items(file: _File, first: int, items: _Columns) -> Iterator[_Item]:
+    for number, (key_hash, offset, seconds) in enumerate(
+        zip(items.hashes, items.offsets, items.seconds, strict=True), first
+    ):
+        yield _Item(file, number, key_hash, offset, seconds)
+
+
+def _seconds_of(begin: int, timestamps: list[int]) -> tuple[int, ...]:
+    """Return what items store for these times; many records share one."""
+    seconds = {time: seconds_after(begin, time) for time in set(timestamps)}
+    return tuple([seconds[time] for time in timestamps])
 
 
 def _header(path: Path) -> IndexHeader | None:
