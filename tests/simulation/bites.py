@@ -21,7 +21,7 @@ from halfmq.broker.transaction.fold import Fold
 from halfmq.broker.transaction.half import committed
 from halfmq.broker.transaction.pending import Event
 from halfmq.broker.transaction.twins import TwinFinder
-from halfmq.store import log_scan
+from halfmq.store import consume_queue, log_scan
 from halfmq.store.flush import Flusher
 from halfmq.store.recovery import Recovery
 
@@ -33,13 +33,19 @@ from .world import run
 SEEDS_MAX: Final = 3_000
 
 
+class Patch(NamedTuple):
+    """What takes the place of something."""
+
+    owner: Any
+    attribute: str
+    without: Callable[[Any], Any]  # the original → its replacement
+
+
 class Bite(NamedTuple):
     """A protection, and how to do without it."""
 
     missing: str
-    owner: Any
-    attribute: str
-    without: Callable[[Any], Any]  # the original → what takes its place
+    patches: tuple[Patch, ...]
 
 
 def _nothing(result: object = None) -> Callable[[Any], Any]:
@@ -100,6 +106,22 @@ def _any_log_end(original: Any) -> Any:
     return lambda header, rows, log: original(header, rows._replace(log_end=0), log)
 
 
+def _not_durable(original: Any) -> Any:
+    class Log:
+        def __init__(self, log: Any) -> None:
+            self._log = log
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._log, "write_offset" if name == "durable_offset" else name)
+
+    def take(self: Any, *, background: bool) -> Any:
+        if not isinstance(self._log, Log):
+            self._log = Log(self._log)
+        return original(self, background=background)
+
+    return take
+
+
 def _newest_file(_original: Any) -> Any:
     return lambda self, _checkpoint: self._files.bases[-1] if self._files.bases else 0
 
@@ -116,55 +138,62 @@ def _no_tombstone(original: Any) -> Any:
     return look_up
 
 
+_REPLY: Final = "reply_when_durable"
 BITES: Final = {
     "decisions": Bite(
         "a decision is durable before it is confirmed",
-        ClientConnection,
-        "reply_when_durable",
-        _early("transaction"),
+        (Patch(ClientConnection, _REPLY, _early("transaction")),),
     ),
     "halves": Bite(
         "a half is durable before it is acknowledged",
-        ClientConnection,
-        "reply_when_durable",
-        _early("send", "plain_send", "prepare"),
+        (Patch(ClientConnection, _REPLY, _early("send", "plain_send", "prepare")),),
     ),
-    "tail": Bite("a start cuts what is torn off the log", Recovery, "_cut_log", _nothing(0)),
-    "fold": Bite("a final message is a decision", Fold, "_final", _nothing()),
+    "tail": Bite(
+        "a start cuts what is torn off the log", (Patch(Recovery, "_cut_log", _nothing(0)),)
+    ),
+    "fold": Bite("a final message is a decision", (Patch(Fold, "_final", _nothing()),)),
     "opposite": Bite(
-        "the opposite of a decision is refused", Decisions, "_answer_decided", _opposite_is_taken
+        "the opposite of a decision is refused",
+        (Patch(Decisions, "_answer_decided", _opposite_is_taken),),
     ),
     "snapshot": Bite(
-        "a snapshot holds only while the log reaches its end", snapshot, "_misfit", _any_log_end
+        "a snapshot is for a log that is durable up to its end",
+        (
+            Patch(snapshot, "_misfit", _any_log_end),
+            Patch(snapshot.Snapshots, "_take", _not_durable),
+        ),
     ),
-    "finish": Bite("a start completes a commit that was cut off", Decisions, "finish", _nothing()),
+    "finish": Bite(
+        "a start completes a commit that was cut off", (Patch(Decisions, "finish", _nothing()),)
+    ),
     "incomplete": Bite(
-        "a start rolls back a group without all of its halves",
-        Decisions,
-        "roll_back_incomplete",
-        _nothing(),
+        "a start rolls back a transaction without all of its halves",
+        (Patch(Decisions, "roll_back_incomplete", _nothing()),),
     ),
     "planned": Bite(
-        "a decision waiting for its group counts as made", Decisions, "plan", _planned_is_forgotten
+        "a decision that waits for its group is made",
+        (Patch(Decisions, "plan", _planned_is_forgotten),),
     ),
-    "twins": Bite("a half that was sent twice is one", TwinFinder, "find", _nothing()),
+    "twins": Bite("a half that was sent twice is one", (Patch(TwinFinder, "find", _nothing()),)),
     "flush": Bite(
         "durable is what was written when the flush began",
-        Flusher,
-        "_flush",
-        _flush_that_looks_late,
+        (Patch(Flusher, "_flush", _flush_that_looks_late),),
     ),
     "checkpoint": Bite(
-        "queues are checked from the checkpoint on", Recovery, "_checkpoint_start", _newest_file
+        "queues are checked from the checkpoint on",
+        (Patch(Recovery, "_checkpoint_start", _newest_file),),
     ),
     "properties": Bite(
-        "a record without all of its properties is torn", log_scan, "is_torn", _nothing(False)
+        "a record without all of its properties is torn",
+        (Patch(log_scan, "is_torn", _nothing(False)),),
+    ),
+    "names": Bite(
+        "a new file of a queue has a durable name",
+        (Patch(consume_queue, "sync_directory", _nothing()),),
     ),
     "tombstone": Bite(
         "a checker that finds no row forbids it (the users' part)",
-        Clients,
-        "look_up",
-        _no_tombstone,
+        (Patch(Clients, "look_up", _no_tombstone),),
     ),
 }
 
@@ -172,9 +201,10 @@ BITES: Final = {
 @contextlib.contextmanager
 def bitten(name: str) -> Iterator[None]:
     """Take a protection away."""
-    bite = BITES[name]
-    original = getattr(bite.owner, bite.attribute)
-    with mock.patch.object(bite.owner, bite.attribute, bite.without(original)):
+    with contextlib.ExitStack() as stack:
+        for patch in BITES[name].patches:
+            replacement = patch.without(getattr(patch.owner, patch.attribute))
+            stack.enter_context(mock.patch.object(patch.owner, patch.attribute, replacement))
         yield
 
 

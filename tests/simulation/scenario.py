@@ -36,6 +36,8 @@ class Scenario:
     local_s: float  # of a local transaction, at most, as a rule
     several: float  # share of transactions that have several messages
     skew_s: float  # how far the clients' clocks are off, at most
+    body_size: int  # bytes, at least
+    fenced: bool  # the checker leaves a tombstone, as users should have it
     middle_box: bool
     operator: bool  # decides what is parked, all the time; else only in the end
 
@@ -61,6 +63,8 @@ class Scenario:
             local_s=chance.choice((0.05, 0.05, 0.5, 5.0)),
             several=chance.choice((0.0, 0.3, 1.0)),
             skew_s=chance.choice((0.0, 0.0, 1.0, 86_400.0)),
+            body_size=chance.choice((1, 1, 700)),
+            fenced=chance.random() < 0.85,
             middle_box=chance.random() < 0.2,
             operator=chance.random() < 0.5,
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from .bites import first_violation
 from .world import World, run
 
 ROOT = Path(__file__).parents[2]
@@ -66,6 +67,15 @@ def test_a_seed_replays_exactly() -> None:
 
     assert len(first.splitlines()) > 300
     assert first == again
+
+
+@pytest.mark.parametrize("name", ["tail", "fold", "opposite", "planned", "halves"])
+def test_a_missing_protection_is_noticed(name: str) -> None:
+    """Seeds that pass prove something: they fail as soon as one of these is taken away."""
+    found = first_violation(name, 100)
+
+    print(found)
+    assert found.violation is not None
 
 
 @pytest.mark.campaign
