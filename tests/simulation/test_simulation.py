@@ -69,7 +69,12 @@ def test_a_seed_replays_exactly() -> None:
     assert first == again
 
 
-@pytest.mark.parametrize("name", ["tail", "fold", "opposite", "planned", "halves"])
+QUICK, SLOWER = ["halves", "opposite", "planned"], ["tail", "fold", "decisions", "incomplete"]
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.campaign) for name in SLOWER)]
+)
 def test_a_missing_protection_is_noticed(name: str) -> None:
     """Seeds that pass prove something: they fail as soon as one of these is taken away."""
     found = first_violation(name, 100)
