@@ -39,6 +39,8 @@ _NAME: Final = pattern(
     r"[%|A-Za-z0-9_-]{1,127}", "a name of 1 to 127 letters, digits and the characters % | _ -"
 )
 _DAY_MS: Final = 86_400_000
+_PERCENT: Final = integer(10, 100, "percent in use; 100: never")
+_FREE_BYTES: Final = integer(0, 1 << 50, "bytes; 0: never")
 _ADDRESS_LIST: Final = r"(|[^:;,\s]+:\d{1,5}([;,][^:;,\s]+:\d{1,5})*)"
 _HOURS: Final = r"([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*"
 
@@ -180,6 +182,60 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiskConfig:
+    """What happens as the disk of the store fills; a stage begins when both its limits are passed.
+
+    One that begins brings those before it along, whatever their limits. Messages younger than
+    `fileReservedTime` are never deleted for any of them.
+    """
+
+    warn_ratio: int = setting(
+        "diskMaxUsedSpaceRatio",
+        75,
+        _PERCENT,
+        "from here on: warnings with a forecast, old files are deleted at any hour",
+    )
+    warn_bytes: int = setting(
+        "diskWarnFreeBytes",
+        64 << 30,
+        _FREE_BYTES,
+        "bytes; that begins only when fewer are left as well",
+    )
+    slow_ratio: int = setting(
+        "diskSlowDownRatio",
+        85,
+        _PERCENT,
+        "from here on messages are taken only so fast that what is left lasts",
+    )
+    slow_bytes: int = setting(
+        "diskSlowDownFreeBytes",
+        8 << 30,
+        _FREE_BYTES,
+        "bytes; that begins only when fewer are left as well",
+    )
+    refuse_ratio: int = setting(
+        "diskSpaceWarningLevelRatio",
+        90,
+        _PERCENT,
+        "from here on messages and halves are refused with SERVICE_NOT_AVAILABLE, on which clients "
+        "try another broker; consumption, decisions and checks go on",
+    )
+    refuse_bytes: int = setting(
+        "diskRefuseFreeBytes",
+        2 << 30,
+        _FREE_BYTES,
+        "bytes; that begins only when fewer are left as well",
+    )
+    reserve_bytes: int = setting(
+        "diskReserveBytes",
+        256 << 20,
+        _FREE_BYTES,
+        "bytes held back for decisions on a full disk, from the first warning on; at most half of "
+        "what is left when messages are refused",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionConfig:
     """When and how often a producer is asked about a half message."""
 
@@ -237,6 +293,7 @@ class BrokerConfig:
     network: NetworkConfig = field(default_factory=NetworkConfig)
     topics: TopicDefaults = field(default_factory=TopicDefaults)
     store: StoreSettings = field(default_factory=StoreSettings)
+    disk: DiskConfig = field(default_factory=DiskConfig)
     transaction: TransactionConfig = field(default_factory=TransactionConfig)
     delay: DelayConfig = field(default_factory=DelayConfig)
 
@@ -245,6 +302,7 @@ _SECTIONS: Final = {
     "network": NetworkConfig,
     "topics": TopicDefaults,
     "store": StoreSettings,
+    "disk": DiskConfig,
     "transaction": TransactionConfig,
     "delay": DelayConfig,
 }
@@ -259,7 +317,7 @@ _ROCKETMQ_ONLY: Final = frozenset(
         "brokerId",
         "brokerRole",
         "destroyMapedFileIntervalForcibly",
-        "diskMaxUsedSpaceRatio",
+        "diskSpaceCleanForciblyRatio",
         "enablePropertyFilter",
         "haListenPort",
         "maxTransferCountOnMessageInMemory",

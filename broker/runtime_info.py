@@ -90,8 +90,13 @@ class RuntimeInfo:
         *,
         root: Path,
         now_ms: Callable[[], int],
+        more: Mapping[str, Callable[[], Mapping[str, object]]] | None = None,
     ) -> None:
-        """Wire it; ``transactions`` gives the metrics of transactions, maps of maps of numbers."""
+        """Wire it; ``transactions`` gives the metrics of transactions, maps of maps of numbers.
+
+        ``more`` gives those of other parts, by name.
+        """
+        self._more = more or {}
         self._log = log
         self._transactions = transactions
         self._connections = connections
@@ -149,6 +154,7 @@ class RuntimeInfo:
                 "write_offset": log.write_offset,
             },
             "transactions": self._transactions(),
+            **{name: metrics() for name, metrics in self._more.items()},
         }
         return dict(_flat("halfmq", numbers))
 

@@ -24,11 +24,13 @@ from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.mapped_file import make_directory
 from halfmq.store.recovery import RecoveryReport
+from halfmq.store.space import Space, space_of
 from halfmq.store.worker import ThreadWorker, WorkerFactory
 
 from .config import BrokerConfig
 from .connection import Handler
 from .delay import DelayLevels, DelayService, parse_delay_levels
+from .disk_guard import DiskGuard
 from .group_append import GroupAppend
 from .groups import GroupTable
 from .handlers.admin import AdminHandlers
@@ -52,6 +54,7 @@ from .release import ReplyRelease
 from .retention import RetentionSchedule
 from .router import Router
 from .runtime_info import RuntimeInfo
+from .send_gate import SendGate
 from .server import Server
 from .store_service import ObservedStore, PersistTicker, StoreService
 from .ticker import Ticker
@@ -98,8 +101,12 @@ class Broker:
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
         worker: WorkerFactory = ThreadWorker,
+        disk_space: Callable[[Path], Space] = space_of,
     ) -> None:
-        """Wire the parts; ``worker`` makes the store's helper threads."""
+        """Wire the parts.
+
+        ``worker`` makes the store's helper threads; ``disk_space`` looks up how full a disk is.
+        """
         self.config = config
         self._now_ms = now_ms
         self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
@@ -135,17 +142,24 @@ class Broker:
             config.store,
             self.transactions,
             self._delay,
+            is_scarce=lambda: self._guard.is_scarce,
             now_ms=now_ms,
             hurry=self._hurry_retention,
         )
         self._deleting = Ticker("retention", self._retention.tick)
+        self._router = Router()
+        self._gate = SendGate(self._router)
+        self._guard = self._make_disk_guard(disk_space)
+        self._watching = Ticker("disk", self._guard.tick)
         self._store_service = self._make_store_service()
         self._clients = ClientHandlers(
             self._tables.registry, self._tables.topics, self._tables.groups
         )
         self._pull = self._make_pull_handler()
+        for part in self._make_handlers():
+            self._router.serve(part.handlers())
         self._server = Server(
-            Router(*(part.handlers() for part in self._make_handlers())),
+            self._router,
             self._release,
             self._clients.connection_lost,
             host=config.network.bind_address,
@@ -155,11 +169,13 @@ class Broker:
         self._stack = ServiceStack(
             [
                 self._store_service,
+                self._guard,
                 self._pull,
                 self._cold_halves,
                 self._polling,
                 *self._make_housekeeping(),
                 self._server,
+                self._gate,
                 self._make_registration(),
             ]
         )
@@ -285,7 +301,22 @@ class Broker:
             lambda: self._server.open_connections,
             root=self.config.store.root,
             now_ms=self._now_ms,
+            more={"disk": self._guard.metrics, "retention": self._retention.metrics},
         )
+
+    def _make_disk_guard(self, space: Callable[[Path], Space]) -> DiskGuard:
+        guard = DiskGuard(
+            self.config.disk,
+            self._store.reserve,
+            self._gate,
+            path=self.config.store.store_config(()).commit_log_directory,
+            reserved_ahead=lambda: self._store.reserved_ahead,
+            space_of=space,
+            clock=time.monotonic,
+            hurry=self._hurry_watching,
+        )
+        self._store.room = guard
+        return guard
 
     def _make_send_handler(self, send_back: SendBackHandler) -> SendHandler:
         unique_keys = UniqueKeyFactory(
@@ -315,6 +346,7 @@ class Broker:
             self._asking,
             Ticker("delay", self._delay.tick),
             self._deleting,
+            self._watching,
             Ticker("clients", _every(SCAN_S, self._clients.expire, tables.locks.expire)),
             PersistTicker([tables.offsets.persist_job, self._delay.persist_job]),
         ]
@@ -378,6 +410,9 @@ class Broker:
 
     def _hurry_retention(self) -> None:
         self._deleting.hurry()
+
+    def _hurry_watching(self) -> None:
+        self._watching.hurry()
 
     def _index_tick(self) -> float:
         return 0 if self._store.tick() else INDEX_TICK_S

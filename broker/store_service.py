@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 from halfmq.store.config import StoreConfig
 from halfmq.store.draft import Appended, AppendedBatch, Batch, Draft
-from halfmq.store.errors import StoreError
+from halfmq.store.errors import DiskFullError, StoreError
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery import RecoveryReport
 from halfmq.store.worker import ThreadWorker, WorkerFactory
+
+from .disk_guard import decides
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +22,21 @@ TABLES_TICK_S: Final = 1.0
 """Seconds between two looks for tables that are due to be written."""
 
 
+class Room(Protocol):
+    """Who looks after the disk."""
+
+    only_decisions: bool
+
+    def make_room(self, group: Sequence[Draft | Batch]) -> bool: ...
+
+
 class ObservedStore(MessageStore):
-    """The store, whose every append is told: what comes in wakes who waits for it."""
+    """The store, whose every append is told: what comes in wakes who waits for it.
+
+    On a full disk decisions still find space, and nothing else is appended in their place.
+    """
+
+    room: Room | None = None
 
     def __init__(
         self,
@@ -37,15 +52,38 @@ class ObservedStore(MessageStore):
             config, now_ms=now_ms, on_durable=on_durable, on_failure=on_failure, worker=worker
         )
         self._on_append = on_append
+        self.root = config.root
 
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
         """Append records; see `MessageStore.append`."""
-        appended = super().append(group, contiguous=contiguous)
+        if self.room is not None and self.room.only_decisions:
+            self._check_room(group)
+        try:
+            appended = super().append(group, contiguous=contiguous)
+        except DiskFullError as error:
+            appended = self._append_with_room(group, error, contiguous=contiguous)
         self._on_append(group)
         return appended
 
+    def _check_room(self, group: Sequence[Draft | Batch]) -> None:
+        if not decides(group):
+            raise DiskFullError(self.root, "the rest of the disk is kept for decisions")
+
+    def _append_with_room(
+        self, group: Sequence[Draft], error: DiskFullError, *, contiguous: bool
+    ) -> list[Appended]:
+        """Append what found no space, as long as some can be made."""
+        while self.room is not None and self.room.make_room(group):
+            try:
+                return super().append(group, contiguous=contiguous)
+            except DiskFullError as again:
+                error = again
+        raise error
+
     def append_batch(self, batch: Batch) -> AppendedBatch:
         """Append a batch; see `MessageStore.append_batch`."""
+        if self.room is not None and self.room.only_decisions:
+            self._check_room((batch,))
         appended = super().append_batch(batch)
         self._on_append((batch,))
         return appended

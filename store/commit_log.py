@@ -96,6 +96,15 @@ class CommitLog:
         """The physical offset of the first byte that still exists."""
         return self.files.bases[0] if self.files.bases else self.write_offset
 
+    @property
+    def reserved_ahead(self) -> int:
+        """How many bytes of log can still be written without asking the disk for more."""
+        ahead = 0
+        active, spare = self._active, self._spare
+        if active is not None:
+            ahead = max(active.reserved_end, active.ready_end) - (self.write_offset - active.base)
+        return ahead if spare is None else ahead + max(spare.reserved_end, spare.ready_end)
+
     # Appending -----------------------------------------------------------------------------
 
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:

@@ -32,6 +32,9 @@ from typing import Final
 from .errors import DiskFullError, UnusableFileError
 
 READY_PIECE: Final = 1 << 20  # bytes zeroed at once: a millisecond, during which appends may wait
+# Bytes of a disk that the reservation of a whole file leaves to queues, tables and all others.
+ROOM_LEFT: Final = 64 << 20
+_BLOCK: Final = 512  # bytes; what st_blocks counts, on any file system
 _ZEROS: Final = bytes(READY_PIECE)
 _URGENT_PAUSE: Final = 0.0005  # seconds; how long the helper steps aside for the appender
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -75,6 +78,11 @@ def _translated(error: OSError, path: Path) -> Exception:
     if error.errno in _NO_SPACE:
         return DiskFullError(path, error.strerror or str(error))
     return error
+
+
+def lacks_space(error: OSError) -> bool:
+    """Tell whether a call has failed because the disk, or a quota, is full."""
+    return error.errno in _NO_SPACE
 
 
 def create_file(path: Path, size: int) -> None:
@@ -185,16 +193,26 @@ def _seek(fd: int, position: int, size: int, *, data: bool) -> int:
         return position if data else size  # a file system without holes
 
 
+def _leaves_room(fd: int, size: int) -> bool:
+    """Tell whether others still have room when all of a file is reserved."""
+    lacking = size - os.fstat(fd).st_blocks * _BLOCK
+    disk = os.fstatvfs(fd)
+    return lacking <= 0 or disk.f_bavail * disk.f_frsize - lacking >= ROOM_LEFT
+
+
 class LogFile:
     """One file of the commit log, open for appending."""
 
-    __slots__ = ("_fd", "_lock", "_urgent", "base", "path", "ready_end", "size")
+    __slots__ = ("_fd", "_lock", "_urgent", "base", "path", "ready_end", "reserved_end", "size")
 
     def __init__(self, path: Path, base: int, size: int, *, written_end: int) -> None:
         """Open an existing file; from ``written_end`` on it will be zeroed before it is used.
 
+        Its holes are filled at once, unless that would leave next to nothing to others. Then the
+        file gets its blocks as it is zeroed, so that the last megabyte of a disk can be used.
+
         Raises:
-            DiskFullError: Its holes could not be filled.
+            DiskFullError: They could not be filled.
         """
         self.path = path
         self.base = base
@@ -203,8 +221,11 @@ class LogFile:
         self._lock = Lock()
         self._urgent = False
         self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self.reserved_end = 0  # up to where it has blocks, as far as that was asked for
         try:
-            try_reserve(self._fd, 0, size, path)  # and make_ready writes it before it is used
+            # make_ready writes it before it is used
+            if _leaves_room(self._fd, size) and try_reserve(self._fd, 0, size, path):
+                self.reserved_end = size
         except BaseException:
             os.close(self._fd)
             raise

@@ -36,10 +36,11 @@ from .janitor import Janitor
 from .key_indexing import KeyIndexing
 from .lock import DirectoryLock
 from .log_reader import LogReader, Range
-from .mapped_file import make_directory, sync_data, sync_directory
+from .mapped_file import lacks_space, make_directory, sync_data, sync_directory
 from .recovery import Progress, Recovery, RecoveryReport
 from .retention import Deleted, Retention
 from .selection import GetResult, GetStatus, select
+from .space import SpaceReserve, reserve_path
 from .worker import ThreadWorker, WorkerFactory
 
 __all__ = ["GetResult", "GetStatus", "MessageStore", "RecoveryReport"]
@@ -87,6 +88,7 @@ class MessageStore:
         self._checkpoint_path = config.root / "checkpoint"
         self._durable_mark = DurableMark(self._checkpoint_path)
         self._on_durable = on_durable
+        self.reserve = SpaceReserve()  # empty, unless its owner has it hold something
         self._queues = QueueTable(
             config.root / "consumequeue",
             config.consume_queue_file_size,
@@ -140,6 +142,7 @@ class MessageStore:
     def _recover(self) -> RecoveryReport:
         make_directory(self._config.commit_log_directory)
         make_directory(self._config.root / "consumequeue")
+        self.reserve.open(reserve_path(self._config))
         files = self._log.files
         files.load()
         missing = files.missing()
@@ -266,7 +269,14 @@ class MessageStore:
             queues_digest=self._queues.digest() if closed else 0,
         )
         if checkpoint != self._checkpoint:
-            checkpoint.save(self._checkpoint_path)
+            try:
+                checkpoint.save(self._checkpoint_path)
+            except OSError as error:
+                if closed or not lacks_space(error):
+                    raise
+                # What it promised stays true, and a start after a kill reads a little more.
+                logger.warning("event=checkpoint_waits error=%r", str(error))
+                return
             self._checkpoint = checkpoint
 
     # Appending ------------------------------------------------------------------------------
@@ -343,6 +353,11 @@ class MessageStore:
         """
         self._retention.delete(end, self._log.write_offset)
         self._flusher.request()
+
+    @property
+    def reserved_ahead(self) -> int:
+        """How many bytes of log can still be written without asking the disk for more."""
+        return self._log.reserved_ahead
 
     @property
     def deleted(self) -> Deleted:
