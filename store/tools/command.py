@@ -8,13 +8,19 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from ..errors import StoreError
+from .copying import Border, copy_log
+from .dump import Dumped, dump
 from .findings import Finding
+from .log_walk import Hole
 from .verify import Report, verify
 
+DONE: Final = 0
 SOUND: Final = 0
 DAMAGED: Final = 1
 UNREADABLE: Final = 2
@@ -38,6 +44,33 @@ def add_nouns(nouns: Any) -> None:
         metavar="N",
         help="maxHashSlotNum of the broker (default: found out from the index files)",
     )
+    dumping = _verb(verbs, "dump", _dump, "print records as lines, in log order")
+    dumping.add_argument("--topic", metavar="T", help="of this topic only")
+    dumping.add_argument(
+        "--from", type=_offset, dest="start", metavar="OFFSET", help="from this log offset on"
+    )
+    dumping.add_argument(
+        "--to", type=_offset, dest="end", metavar="OFFSET", help="records that begin before this"
+    )
+    dumping.add_argument("--bodies", action="store_true", help="with bodies; base64 in JSON")
+    copying = _verb(verbs, "copy", _copy, "copy files of the log, whole records only")
+    copying.add_argument("target", type=Path, metavar="TARGET", help="directory to be made")
+    copying.add_argument(
+        "--from",
+        type=_border,
+        dest="start",
+        metavar="OFFSET|TIME",
+        help="from the file on that holds this log offset, or this time (2030-01-31T12:00)",
+    )
+    copying.add_argument(
+        "--to",
+        type=_border,
+        dest="end",
+        metavar="OFFSET|TIME",
+        help="records that begin before this log offset, or were stored until this time",
+    )
+    copying.add_argument("--config", action="store_true", help="the tables in config/ as well")
+    copying.add_argument("--queues", action="store_true", help="the consume queues as well")
 
 
 def _verb(verbs: Any, name: str, verb: Verb, text: str) -> argparse.ArgumentParser:
@@ -60,6 +93,21 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
     return int(text)
+
+
+def _offset(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no offset")
+    return int(text)
+
+
+def _border(text: str) -> Border:
+    if text.isdecimal():
+        return int(text)
+    try:
+        return datetime.fromisoformat(text).astimezone()  # without a zone, it is the local one
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither an offset nor a time") from None
 
 
 def run(options: argparse.Namespace) -> int:
@@ -131,6 +179,62 @@ def _say_findings(severity: str, findings: list[Finding], total: int) -> None:
     left = total - sum(one.count for one in shown)
     if left > 0:
         _say(f"  {severity:7}  and {left} more; --json has up to 1000 lines")
+
+
+# -- dump and copy -------------------------------------------------------------------------------
+
+
+def _dump(options: argparse.Namespace) -> int:
+    found = dump(
+        options.directory,
+        commit_log=options.commitlog,
+        topic=options.topic,
+        start=options.start,
+        end=options.end,
+    )
+    for one in found:
+        if options.json:
+            _say(json.dumps(_hole_json(one) if isinstance(one, Hole) else _record(one, options)))
+        elif isinstance(one, Hole):
+            _say(f"{one.start:>12}  DAMAGED: {one.end - one.start} bytes, {one.reason}")
+        else:
+            _say(_printable(one.as_text(body=options.bodies)))
+    return DONE
+
+
+def _record(one: Dumped, options: argparse.Namespace) -> dict[str, Any]:
+    return one.as_json(body=options.bodies)
+
+
+def _hole_json(hole: Hole) -> dict[str, Any]:
+    return {"offset": hole.start, "size": hole.end - hole.start, "damaged": hole.reason}
+
+
+def _copy(options: argparse.Namespace) -> int:
+    progress = _Progress("copied")
+    try:
+        copied = copy_log(
+            options.directory,
+            options.target,
+            commit_log=options.commitlog,
+            start=options.start,
+            end=options.end,
+            with_config=options.config,
+            with_queues=options.queues,
+            progress=progress.tell,
+        )
+    finally:
+        progress.end()
+    if options.json:
+        _say(json.dumps(asdict(copied)))
+    else:
+        _say(
+            f"copied {copied.files} files to {options.target}, offsets {copied.first_offset} to "
+            f"{copied.end_offset}"
+        )
+    if copied.damaged:
+        sys.stderr.write(f"halfmq: {copied.damaged} damaged stretches were copied as they are\n")
+    return DONE
 
 
 class _Progress:

@@ -86,6 +86,17 @@ def list_files(directory: Path, file_size: int | None = None) -> FileRow:
     return FileRow(files, strange)
 
 
+def list_queues(directory: Path) -> Iterator[Path]:
+    """Give the directories of all queues below ``consumequeue``; others are none of its."""
+    if not directory.is_dir():
+        return
+    for topic in sorted(directory.iterdir()):
+        if topic.is_dir():
+            for path in sorted(topic.iterdir()):
+                if path.is_dir() and path.name.isdecimal():
+                    yield path
+
+
 def find_log(root: Path, commit_log: Path | None = None) -> FileRow:
     """Find the log of a store.
 
@@ -270,21 +281,21 @@ class LogWalk:
         return self.files.base_of(end) in self.files.bases and self._is_blank(end)
 
     def _is_blank(self, at: int) -> bool:
-        size, magic = PREFIX.unpack(self._read(at, PREFIX.size).ljust(PREFIX.size, b"\0"))
+        size, magic = PREFIX.unpack(self.read(at, PREFIX.size).ljust(PREFIX.size, b"\0"))
         left = self.files.base_of(at) + self.files.file_size - at
         return bool(magic == MAGIC_BLANK and size == left)
 
     def _stored_at(self, at: int) -> int | None:
         """Return the store time of the record at an offset; None where none begins."""
-        prefix = self._read(at, PREFIX.size)
+        prefix = self.read(at, PREFIX.size)
         if len(prefix) < PREFIX.size:
             return None
         size, _ = PREFIX.unpack(prefix)
-        content = self._read(at, size) if size > 0 else b""
+        content = self.read(at, size) if size > 0 else b""
         found = find_records(content, at, check_crc=False)
         return store_timestamp(content, 0, found[0][2]) if found else None
 
-    def _read(self, at: int, size: int) -> bytes:
+    def read(self, at: int, size: int) -> bytes:
         """Read from the file of an offset; less or nothing where it ends or is missing."""
         base = self.files.base_of(at)
         try:
@@ -299,13 +310,13 @@ class LogWalk:
         base = self.files.base_of(at)
         if base not in self.files.bases:
             return "the file is missing"
-        prefix = self._read(at, PREFIX.size)
+        prefix = self.read(at, PREFIX.size)
         if len(prefix) < PREFIX.size:
             return "too little is left of the file for a record or a blank"
         size, magic = PREFIX.unpack(prefix)
         if magic == MAGIC_BLANK:
             return f"a blank of {size} bytes where {base + self.files.file_size - at} are left"
-        content = self._read(at, size) if size > 0 else prefix
+        content = self.read(at, size) if size > 0 else prefix
         try:
             record = decode_record(content)
         except CorruptRecordError as error:
@@ -323,7 +334,7 @@ class LogWalk:
         written = 0
         at = end
         while at < base + self.files.file_size:
-            piece = self._read(at, min(_SEARCH_PIECE, base + self.files.file_size - at))
+            piece = self.read(at, min(_SEARCH_PIECE, base + self.files.file_size - at))
             if not piece:
                 break
             content = piece.rstrip(b"\0")

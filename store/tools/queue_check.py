@@ -26,7 +26,7 @@ from ..format.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC
 from ..log_scan import store_timestamp
 from ..mapped_file_queue import MappedFileQueue
 from .findings import Findings
-from .log_walk import SETTLE_PAUSE, SETTLE_TIME, Chunk, Hole, list_files
+from .log_walk import SETTLE_PAUSE, SETTLE_TIME, Chunk, Hole, list_files, list_queues
 from .state import State
 
 ENTRIES_HELD: Final = 1 << 16  # gathered before they are compared: about 6 MB
@@ -323,13 +323,10 @@ class QueueCheck:
     # Files ------------------------------------------------------------------------------------
 
     def _queue_directories(self) -> Iterator[Path]:
-        if not self._directory.is_dir():
-            return
-        for topic in sorted(self._directory.iterdir()):
-            if topic.is_dir() and not topic.name.startswith(LIGHT_QUEUE_PREFIX):
-                for directory in sorted(topic.iterdir()):
-                    if directory.is_dir() and directory.name.isdecimal():
-                        yield directory
+        """Give all but those of light queues, whose offsets are in properties of the records."""
+        for directory in list_queues(self._directory):
+            if not directory.parent.name.startswith(LIGHT_QUEUE_PREFIX):
+                yield directory
 
     def _usual_file_size(self) -> int:
         """Return the size of the store's queue files, taken from the first queue that has any."""

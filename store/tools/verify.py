@@ -18,7 +18,7 @@ from zlib import crc32
 from ..log_reader import LogReader
 from .findings import Findings
 from .index_check import IndexCheck
-from .log_walk import Chunk, Hole, LogWalk, find_log
+from .log_walk import Chunk, Hole, LogWalk, find_log, list_queues
 from .queue_check import QueueCheck, Unclaimed
 from .state import Condition, State, check_checkpoint, read_condition, unsettled_from
 from .table_check import check_snapshot, check_tables
@@ -121,7 +121,12 @@ class _Verification:
             slots=hash_slots,
             unsettled_from=unsettled,
         )
+        bare = next(list_queues(root / "consumequeue"), None) is None
+        if bare:
+            unsettled = 0  # every start derives all queues when there is none
         self._queues = QueueCheck(root, self._findings, state, unsettled_from=unsettled)
+        if self._files.bases and not self._index.files:
+            self._findings.add("index_missing", root / "index", "there is no index", harmless=True)
 
     def run(self) -> Report:
         state, files = self._condition.state, self._files

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +19,12 @@ from halfmq.store.lock import DirectoryLock, is_held
 from halfmq.store.message_store import MessageStore
 from halfmq.store.tools.state import State
 from halfmq.store.tools.verify import Report, verify
+from tests.support.damage import content_of, fill, filled_store, flip, only
 from tests.support.golden_store import NAMES, unpack
 from tests.support.stores import Clock, append_durably, crash, draft, small_config
 
 RECORDS = 200
 SLOTS = 100
-AT_REST = State.CLOSED
 
 DAMAGED_STATES = {
     # name → what is damaged in it; notes are not asked for
@@ -34,56 +35,14 @@ DAMAGED_STATES = {
 }
 
 
-def fill(store: MessageStore, count: int = RECORDS) -> None:
-    """Append records of several queues, sizes and kinds, so that all kinds of files roll."""
-    for number in range(count):
-        properties = {"UNIQ_KEY": f"7F0000010001{number:020X}", "TAGS": f"tag-{number % 3}"}
-        if number % 4 == 0:
-            properties["KEYS"] = f"order-{number} customer-{number % 7}"
-        store.append(
-            [draft("orders", number % 2, bytes(number % 50) + b"x" * 300, properties=properties)]
-        )
-    append_durably(store, draft("events", 0, b"last", properties={"KEYS": "last"}))
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A store that was filled and closed in order."""
-    store = MessageStore(small_config(tmp_path / "store"), now_ms=Clock())
-    store.open()
-    fill(store)
-    store.close()
-    return tmp_path / "store"
+    return filled_store(tmp_path / "store", RECORDS)
 
 
 def kinds(report: Report) -> dict[str, int]:
     return dict(report.findings.damage_counts)
-
-
-def flip(path: Path, position: int, bit: int = 0) -> None:
-    """Flip one bit of a file in place."""
-    with path.open("r+b") as file:
-        file.seek(position)
-        value = file.read(1)[0]
-        file.seek(position)
-        file.write(bytes([value ^ 1 << bit]))
-
-
-def only(directory: Path, number: int = 0) -> Path:
-    return sorted(path for path in directory.iterdir() if path.is_file())[number]
-
-
-def content_of(root: Path) -> dict[str, tuple[int, int, int]]:
-    """What a tool that only reads must leave as it is."""
-    return {
-        str(path.relative_to(root)): (
-            path.stat().st_mtime_ns,
-            path.stat().st_size,
-            zlib.crc32(path.read_bytes()),
-        )
-        for path in sorted(root.rglob("*"))
-        if path.is_file()
-    }
 
 
 # -- sound stores --------------------------------------------------------------------------------
@@ -122,7 +81,7 @@ def test_an_open_store_is_verified_and_stays_open(tmp_path: Path) -> None:
     """The broker keeps its lock and goes on; what it writes meanwhile is no damage."""
     store = MessageStore(small_config(tmp_path / "store"), now_ms=Clock())
     store.open()
-    fill(store)
+    fill(store, RECORDS)
     report = verify(tmp_path / "store")
 
     assert (report.sound, report.state) == (True, State.OPEN)
@@ -157,7 +116,7 @@ def test_what_the_next_start_puts_right_is_no_damage(tmp_path: Path) -> None:
     """After a kill the queues may lag; they are derived from the log again."""
     store = MessageStore(small_config(tmp_path / "store"), now_ms=Clock())
     store.open()
-    fill(store)
+    fill(store, RECORDS)
     copy = crash(tmp_path / "store", tmp_path / "copy")
     store.close()
     queue = only(copy / "consumequeue" / "orders" / "0")
@@ -166,6 +125,16 @@ def test_what_the_next_start_puts_right_is_no_damage(tmp_path: Path) -> None:
 
     assert (report.sound, report.state) == (True, State.NOT_CLOSED)
     assert report.findings.note_counts["entry_missing"] > 0
+
+
+def test_a_bare_log_is_sound(root: Path) -> None:
+    """Queues and index are derived from it when there are none, as in a copy."""
+    shutil.rmtree(root / "consumequeue")
+    shutil.rmtree(root / "index")
+    report = verify(root)
+
+    assert report.sound
+    assert set(report.findings.note_counts) == {"entry_missing", "index_missing"}
 
 
 # -- damaged stores ------------------------------------------------------------------------------
@@ -327,7 +296,7 @@ def test_keys_of_a_missing_index_file_are_counted(root: Path) -> None:
     items = verify(root).index_items
     store = MessageStore(small_config(root, max_index_items=400), now_ms=Clock(1 << 41))
     store.open()
-    fill(store)
+    fill(store, RECORDS)
     store.close()
     only(root / "index").unlink()
 

@@ -1,0 +1,278 @@
+"""``halfmq store copy``: segments of a log, taken from a directory in which a broker may work.
+
+A copy has files of the same names and sizes as the log, so that whatever reads a store reads it:
+the audit, a broker, Apache RocketMQ. Full files are copied as they are. The last one ends with the
+last whole record that is wanted, and zeros follow: what a broker is writing, or a power cut has
+torn, is left out. A file is flushed before it is copied, so that the copy never knows of a record
+that its source may still lose.
+
+Files are cut at their ends only, since readers begin with the first record of a file. So the copy
+begins with the file in which the first record wanted lies.
+
+It is made beside the target, which gets its name when everything is on disk: a copy that was
+interrupted cannot be taken for a whole one.
+"""
+
+import os
+import shutil
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..errors import UnusableFileError
+from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, unpack_entries
+from ..log_reader import LogReader
+from ..log_scan import store_timestamp
+from ..mapped_file import sync_data, sync_directory
+from ..mapped_file_queue import MappedFileQueue
+from .findings import Findings
+from .log_walk import Chunk, Hole, LogWalk, find_log, list_files, list_queues
+from .state import State, read_condition
+
+_PIECE: Final = 1 << 20  # bytes copied at once
+_SUFFIX: Final = ".part"  # of the directory while it is filled
+
+Border = int | datetime
+"""A physical offset, or a store time."""
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """What a copy holds."""
+
+    first_offset: int
+    end_offset: int  # behind its last whole record
+    files: int
+    damaged: int  # stretches in the last file that are no record; they were copied as they are
+
+
+def copy_log(
+    root: Path,
+    target: Path,
+    *,
+    commit_log: Path | None = None,
+    start: Border | None = None,
+    end: Border | None = None,
+    with_config: bool = False,
+    with_queues: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> Copied:
+    """Copy the files that hold the records from ``start`` to before ``end``.
+
+    With an offset, records count that begin before it; with a time, those stored until then. The
+    tables in ``config/`` and the consume queues come along when asked for. Without its queues a
+    store gets them anew at its first start.
+
+    Raises:
+        UnusableFileError: There is no log, nothing of it is in the range, a file was deleted by
+            age meanwhile, or the target is there already.
+        OSError: Something cannot be read or written.
+    """
+    files = find_log(root, commit_log).files
+    live = read_condition(root, Findings(root)).state is State.OPEN
+    chosen = _choose(files, start, end)
+    stop = _find_stop(files, chosen[-1], end, live=live)
+    if _is_before(stop, start):
+        raise UnusableFileError(files.directory, "holds no record in this range")
+    partial = target.with_name(target.name + _SUFFIX)
+    for path in (target, partial):
+        if path.exists():
+            raise UnusableFileError(path, "is there already")
+    (partial / "commitlog").mkdir(parents=True)
+    try:
+        _copy_files(files, chosen, stop.size, partial / "commitlog", progress)
+        copied = Copied(
+            first_offset=chosen[0],
+            end_offset=stop.end_offset,
+            files=len(chosen),
+            damaged=stop.damaged,
+        )
+        if with_config and (root / "config").is_dir():
+            _copy_config(root / "config", partial / "config")
+        if with_queues and (root / "consumequeue").is_dir():
+            _copy_queues(root / "consumequeue", partial / "consumequeue", copied)
+        _sync_directories(partial)
+        partial.rename(target)
+        sync_directory(target.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return copied
+
+
+# What to copy ---------------------------------------------------------------------------------
+
+
+def _choose(files: MappedFileQueue, start: Border | None, end: Border | None) -> list[int]:
+    """Return the files to copy by their first offsets.
+
+    Raises:
+        UnusableFileError: There is none.
+    """
+    begun = [base for base in files.bases if _first_time(files, base) is not None]
+    low = 0 if start is None else _number_of(files, begun, start)
+    high = len(begun) - 1 if end is None else _number_of(files, begun, end)
+    if isinstance(end, int) and 0 <= high < len(begun) and begun[high] == end:
+        high -= 1
+    chosen = begun[max(low, 0) : high + 1]
+    if not chosen:
+        raise UnusableFileError(files.directory, "holds no record in this range")
+    return chosen
+
+
+def _number_of(files: MappedFileQueue, begun: list[int], border: Border) -> int:
+    """Return the number of the last file that begins at or before a border; -1 if none does."""
+    if isinstance(border, int):
+        return bisect_right(begun, border) - 1
+    wanted = _milliseconds(border)
+    return bisect_right(begun, wanted, key=lambda base: _first_time(files, base) or 0) - 1
+
+
+def _first_time(files: MappedFileQueue, base: int) -> int | None:
+    """Return when the first record of a file was stored, in ms; None where there is none."""
+    reader = LogReader(files)
+    try:
+        record = reader.record_at(base, base + files.file_size)
+    except FileNotFoundError:
+        return None
+    finally:
+        reader.close()
+    if record is not None:
+        return record.store_timestamp
+    for part in LogWalk(files, start=base, end=base + files.file_size):  # its first one is damaged
+        if isinstance(part, Chunk):
+            position, _, sys_flag, *_ = part.found[0]
+            return store_timestamp(part.content, position, sys_flag)
+    return None
+
+
+def _milliseconds(border: datetime) -> int:
+    return int(border.timestamp() * 1000)
+
+
+# Copying --------------------------------------------------------------------------------------
+
+
+class _Stop(NamedTuple):
+    """Where the copy ends in its last file."""
+
+    end_offset: int  # behind the last record wanted
+    last_timestamp: int  # ms, when that was stored
+    size: int  # bytes of the file to copy, its blank included if it is wanted to its end
+    damaged: int
+
+
+def _find_stop(files: MappedFileQueue, base: int, end: Border | None, *, live: bool) -> _Stop:
+    walk = LogWalk(files, start=base, end=base + files.file_size, live=live)
+    found, timestamp, damaged = base, 0, 0
+    for part in walk:
+        if isinstance(part, Hole):
+            damaged += 1
+            continue
+        for position, size, sys_flag, *_ in part.found:
+            stored = store_timestamp(part.content, position, sys_flag)
+            if end is not None and _is_behind(end, part.offset + position, stored):
+                return _Stop(found, timestamp, found - base, damaged)
+            found, timestamp = part.offset + position + size, stored
+    full = walk.ends_with_blank(walk.end_offset)
+    return _Stop(found, timestamp, files.file_size if full else found - base, damaged)
+
+
+def _is_before(stop: _Stop, start: Border | None) -> bool:
+    """Tell whether even the last record is not wanted yet."""
+    if start is None:
+        return False
+    if isinstance(start, int):
+        return stop.end_offset <= start
+    return stop.last_timestamp < _milliseconds(start)
+
+
+def _is_behind(end: Border, offset: int, stored: int) -> bool:
+    return offset >= end if isinstance(end, int) else stored > _milliseconds(end)
+
+
+def _copy_files(
+    files: MappedFileQueue, chosen: list[int], last_size: int, directory: Path, progress: Progress
+) -> None:
+    for number, base in enumerate(chosen):
+        progress(number * files.file_size, len(chosen) * files.file_size)
+        size = last_size if base == chosen[-1] else files.file_size
+        path = files.path(base)
+        try:
+            with path.open("rb", buffering=0) as source:
+                sync_data(source.fileno())
+                _copy_bytes(source.fileno(), directory / path.name, size, files.file_size)
+        except FileNotFoundError as error:
+            raise UnusableFileError(path, "was deleted by age meanwhile") from error
+
+
+def _copy_bytes(source: int, path: Path, size: int, full_size: int) -> None:
+    """Copy the first ``size`` bytes of a file into one of ``full_size``; the rest are zeros."""
+    with path.open("xb", buffering=0) as copy:
+        copied = 0
+        while copied < size:
+            piece = os.pread(source, min(_PIECE, size - copied), copied)
+            if not piece:
+                break
+            copy.write(piece)
+            copied += len(piece)
+        copy.truncate(full_size)
+        os.fsync(copy.fileno())
+
+
+def _copy_config(source: Path, target: Path) -> None:
+    """Copy the tables; each is replaced as a whole when it changes, so none is caught half."""
+    target.mkdir()
+    for path in sorted(source.iterdir()):
+        if path.is_file() and path.suffix in {".json", ".bak"}:
+            try:
+                content = path.read_bytes()
+            except FileNotFoundError:
+                continue  # a backup that is being replaced
+            _write(target / path.name, content)
+
+
+def _copy_queues(source: Path, target: Path, copied: Copied) -> None:
+    """Copy the entries of records in the copy, and of earlier ones where they share a file."""
+    for directory in list_queues(source):
+        row = list_files(directory).files
+        wanted = target / directory.relative_to(source)
+        for number, base in enumerate(row.bases):
+            content = row.path(base).read_bytes()
+            kept, newest = _entries_kept(content, copied.end_offset)
+            last = number == len(row.bases) - 1
+            if kept and (last or newest >= copied.first_offset):
+                wanted.mkdir(parents=True, exist_ok=True)
+                _write(wanted / row.path(base).name, content[:kept].ljust(row.file_size, b"\0"))
+            if kept < len(content):
+                break
+
+
+def _entries_kept(content: bytes, end_offset: int) -> tuple[int, int]:
+    """Return how many bytes of entries lie before an offset of the log, and the last's offset."""
+    newest = -1
+    for number, entry in enumerate(
+        unpack_entries(content[: len(content) // ENTRY_SIZE * ENTRY_SIZE])
+    ):
+        behind = entry != PRE_BLANK and entry.physical_offset + entry.size > end_offset
+        if not entry.is_valid or behind:
+            return number * ENTRY_SIZE, newest
+        newest = max(newest, entry.physical_offset)
+    return len(content), newest
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_directories(root: Path) -> None:
+    for directory, _, _ in os.walk(root):
+        sync_directory(Path(directory))

@@ -1,0 +1,54 @@
+"""Damaging files of a store, for tests of what notices it."""
+
+import zlib
+from pathlib import Path
+
+from halfmq.store.message_store import MessageStore
+from tests.support.stores import Clock, append_durably, draft, small_config
+
+
+def fill(store: MessageStore, count: int) -> None:
+    """Append records of several queues, sizes and kinds, so that all kinds of files roll."""
+    for number in range(count):
+        properties = {"UNIQ_KEY": f"7F0000010001{number:020X}", "TAGS": f"tag-{number % 3}"}
+        if number % 4 == 0:
+            properties["KEYS"] = f"order-{number} customer-{number % 7}"
+        body = bytes(number % 50) + b"x" * 300
+        store.append([draft("orders", number % 2, body, properties=properties)])
+    append_durably(store, draft("events", 0, b"last", properties={"KEYS": "last"}))
+
+
+def filled_store(root: Path, count: int) -> Path:
+    """Return a store of ``count`` orders and one event that was closed in order."""
+    store = MessageStore(small_config(root), now_ms=Clock())
+    store.open()
+    fill(store, count)
+    store.close()
+    return root
+
+
+def flip(path: Path, position: int, bit: int = 0) -> None:
+    """Flip one bit of a file in place."""
+    with path.open("r+b") as file:
+        file.seek(position)
+        value = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([value ^ 1 << bit]))
+
+
+def only(directory: Path, number: int = 0) -> Path:
+    """Return one of the files of a directory, by its place in their order."""
+    return sorted(path for path in directory.iterdir() if path.is_file())[number]
+
+
+def content_of(root: Path) -> dict[str, tuple[int, int, int]]:
+    """Return what a tool that only reads must leave as it is: dates, sizes, checksums."""
+    return {
+        str(path.relative_to(root)): (
+            path.stat().st_mtime_ns,
+            path.stat().st_size,
+            zlib.crc32(path.read_bytes()),
+        )
+        for path in sorted(root.rglob("*"))
+        if path.is_file()
+    }

@@ -1,0 +1,254 @@
+"""Copying a log: the copy is a log of the same names and sizes, and holds whole records only."""
+
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from halfmq.command.main import main
+from halfmq.store.errors import UnusableFileError
+from halfmq.store.json_table import save_table
+from halfmq.store.message_store import MessageStore
+from halfmq.store.tools import copying
+from halfmq.store.tools.copying import copy_log
+from halfmq.store.tools.dump import Dumped, dump
+from halfmq.store.tools.verify import verify
+from tests.support.damage import content_of, fill, filled_store, flip, only
+from tests.support.stores import Clock, append_durably, crash, draft, everything, small_config
+
+RECORDS = 200
+FILE_SIZE = 16_384
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A store that was filled and closed in order."""
+    return filled_store(tmp_path / "store", RECORDS)
+
+
+def records(root: Path) -> list[bytes]:
+    """Return the bytes of all records in a log."""
+    found: list[bytes] = []
+    for one in dump(root):
+        assert isinstance(one, Dumped)
+        offset, size = one.record.physical_offset, one.record.total_size
+        path = root / "commitlog" / f"{offset // FILE_SIZE * FILE_SIZE:020}"
+        found.append(path.read_bytes()[offset % FILE_SIZE :][:size])
+    return found
+
+
+def starts(root: Path) -> list[int]:
+    return [one.record.physical_offset for one in dump(root) if isinstance(one, Dumped)]
+
+
+def test_a_whole_copy_is_the_log(root: Path, tmp_path: Path) -> None:
+    """File by file, byte by byte; and the source is as it was."""
+    before = content_of(root)
+    copied = copy_log(root, tmp_path / "copy")
+
+    names = sorted(path.name for path in (root / "commitlog").iterdir())
+    assert sorted(path.name for path in (tmp_path / "copy" / "commitlog").iterdir()) == names
+    for name in names:
+        source, copy = (path / "commitlog" / name for path in (root, tmp_path / "copy"))
+        assert source.read_bytes() == copy.read_bytes()
+    assert (copied.files, copied.end_offset) == (len(names), verify(root).log_end)
+    assert content_of(root) == before
+    assert [path.name for path in (tmp_path / "copy").iterdir()] == ["commitlog"]
+
+
+def test_a_copy_is_sound_and_opens(root: Path, tmp_path: Path) -> None:
+    """A broker rebuilds queues and index, and goes on."""
+    copy_log(root, tmp_path / "copy")
+    store = MessageStore(small_config(tmp_path / "copy"), now_ms=Clock(1 << 41))
+    store.open()
+    assert len(everything(store)) == RECORDS + 1
+    append_durably(store, draft())
+    store.close()
+
+    assert verify(tmp_path / "copy").sound
+
+
+@pytest.mark.parametrize("number", [1, 30, 77, 150, RECORDS])
+def test_a_copy_ends_with_the_last_record_before_an_offset(
+    root: Path, tmp_path: Path, number: int
+) -> None:
+    """Wherever in a record or a file the offset lies; zeros follow."""
+    begins = starts(root)
+    for end in (begins[number] - 1, begins[number], begins[number] + 1):
+        target = tmp_path / f"copy-{end}"
+        copied = copy_log(root, target, end=end)
+        wanted = [start for start in begins if start < end]
+
+        assert starts(target) == wanted
+        assert records(target) == records(root)[: len(wanted)]
+        last = only(target / "commitlog", -1)
+        assert last.stat().st_size == FILE_SIZE
+        behind = last.read_bytes()[copied.end_offset - int(last.name) :]
+        assert not any(behind[8:]), "at most the blank of a full file"
+
+
+def test_a_copy_begins_with_the_file_of_an_offset(root: Path, tmp_path: Path) -> None:
+    """Readers begin with the first record of a file, so files are not cut in front."""
+    copied = copy_log(root, tmp_path / "copy", start=2 * FILE_SIZE + 5, end=4 * FILE_SIZE)
+
+    assert copied.first_offset == 2 * FILE_SIZE
+    assert starts(tmp_path / "copy") == [
+        start for start in starts(root) if 2 * FILE_SIZE <= start < 4 * FILE_SIZE
+    ]
+    assert copied.files == 2
+
+
+def test_a_copy_may_be_chosen_by_time(root: Path, tmp_path: Path) -> None:
+    """From the file that holds the first record of that time to the last one stored until then."""
+    times = {
+        one.record.physical_offset: one.record.store_timestamp
+        for one in dump(root)
+        if isinstance(one, Dumped)
+    }
+    begins = sorted(times)
+    low, high = (datetime.fromtimestamp(times[begins[n]] / 1000, UTC) for n in (90, 140))
+    copied = copy_log(root, tmp_path / "copy", start=low, end=high)
+
+    assert copied.first_offset == begins[90] // FILE_SIZE * FILE_SIZE
+    assert starts(tmp_path / "copy")[-1] == begins[140]
+
+
+@pytest.mark.parametrize(
+    "border", [{"end": 0}, {"start": 1 << 40}, {"end": datetime.fromtimestamp(0, UTC)},
+               {"start": datetime.fromtimestamp(1 << 33, UTC)}]
+)  # fmt: skip
+def test_nothing_in_the_range_is_an_error(
+    root: Path, tmp_path: Path, border: dict[str, int | datetime]
+) -> None:
+    """An empty copy would be audited as clean."""
+    with pytest.raises(UnusableFileError, match="no record in this range"):
+        copy_log(root, tmp_path / "copy", **border)  # type: ignore[arg-type]
+
+    assert not (tmp_path / "copy").exists()
+
+
+def test_what_is_being_written_is_left_out(tmp_path: Path) -> None:
+    """Of a live directory, and of one after a power cut: a torn end is no part of the copy."""
+    store = MessageStore(small_config(tmp_path / "store"), now_ms=Clock())
+    store.open()
+    fill(store, RECORDS)
+    end = store.write_offset
+    torn = crash(tmp_path / "store", tmp_path / "torn")
+    with (torn / "commitlog" / f"{end // FILE_SIZE * FILE_SIZE:020}").open("r+b") as file:
+        file.seek(end % FILE_SIZE)
+        file.write(bytes.fromhex("00000400 daa320a7 12345678"))
+
+    live = copy_log(tmp_path / "store", tmp_path / "live")
+    cut = copy_log(torn, tmp_path / "cut")
+    store.close()
+
+    assert (live.end_offset, cut.end_offset) == (end, end)
+    assert records(tmp_path / "live") == records(tmp_path / "cut")
+    assert verify(tmp_path / "cut").sound
+
+
+def test_the_source_is_flushed_first(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is in the copy must not vanish from the source by a power cut."""
+    flushed: list[str] = []
+
+    def note(fd: int) -> None:
+        flushed.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+
+    monkeypatch.setattr(copying, "sync_data", note)
+    copy_log(root, tmp_path / "copy")
+
+    assert sorted(flushed) == sorted(str(path) for path in (root / "commitlog").iterdir())
+
+
+def test_damage_is_copied_and_counted(root: Path, tmp_path: Path) -> None:
+    """A copy is evidence."""
+    last = only(root / "commitlog", -1)
+    flip(last, 100)
+    copied = copy_log(root, tmp_path / "copy")
+
+    assert copied.damaged == 1
+    assert only(tmp_path / "copy" / "commitlog", -1).read_bytes() == last.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["copy", "copy.part"])
+def test_a_target_that_is_there_is_left_alone(root: Path, tmp_path: Path, name: str) -> None:
+    """Be it a copy, or the remains of one that was interrupted."""
+    (tmp_path / name).mkdir()
+    with pytest.raises(UnusableFileError, match="there already"):
+        copy_log(root, tmp_path / "copy")
+
+    assert list((tmp_path / name).iterdir()) == []
+
+
+def test_a_copy_that_fails_leaves_nothing(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a copy must not pass for a short log."""
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        copy_log(root, tmp_path / "copy")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_a_file_deleted_meanwhile_is_told(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention goes on while we copy; what it takes cannot be copied."""
+    first = only(root / "commitlog")
+
+    def retention(done: int, _: int) -> None:
+        if not done:
+            first.unlink()
+
+    with pytest.raises(UnusableFileError, match="deleted by age"):
+        copy_log(root, tmp_path / "copy", progress=retention)
+
+    assert not (tmp_path / "copy").exists()
+
+
+def test_queues_and_tables_come_along_when_asked_for(root: Path, tmp_path: Path) -> None:
+    """The queues end where the copied log does; nothing has to be rebuilt."""
+    (root / "config").mkdir()
+    save_table(root / "config" / "topics.json", {"topicConfigTable": {}})
+    end = starts(root)[150]
+    copy_log(root, tmp_path / "copy", end=end, with_config=True, with_queues=True)
+    report = verify(tmp_path / "copy")
+
+    assert report.sound
+    assert (report.records, report.queue_entries, report.tables) == (150, 150, 1)
+
+
+def test_queue_files_before_the_copied_log_are_left_out(root: Path, tmp_path: Path) -> None:
+    """As retention would have left it."""
+    copy_log(root, tmp_path / "copy", start=5 * FILE_SIZE, with_queues=True)
+    queue = Path("consumequeue") / "orders" / "0"
+    report = verify(tmp_path / "copy")
+
+    assert report.sound
+    assert report.log_start == 5 * FILE_SIZE
+    assert len(list((tmp_path / "copy" / queue).iterdir())) < len(list((root / queue).iterdir()))
+
+
+def test_the_command_tells_what_was_copied(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In words and for programs; a refusal is exit code 2."""
+    words = ["store", "copy", str(root)]
+    assert main([*words, str(tmp_path / "a"), "--from", "0", "--to", "2100-01-01T00:00"]) == 0
+    assert "copied" in capsys.readouterr().out
+    assert main([*words, str(tmp_path / "b"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["first_offset"] == 0
+    assert main([*words, str(tmp_path / "b")]) == 2
+    assert "there already" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main([*words, str(tmp_path / "c"), "--from", "yesterday"])
+    assert stopped.value.code == 2
