@@ -137,12 +137,14 @@ def test_a_file_is_old_when_all_its_records_are(aged: Aged) -> None:
     assert aged.look(1 << 60) == (FILES - 1) * LOG_FILE  # the last one is never old
 
 
-def test_a_damaged_first_record_makes_no_file_older(aged: Aged) -> None:
-    """The next whole record decides then, which is younger."""
+def test_damage_makes_no_file_older(aged: Aged) -> None:
+    """Where the first records of a file are damaged, the next whole one decides: a younger one."""
     third = first_time(aged.store, 2 * LOG_FILE)
     path = aged.root / "commitlog" / f"{2 * LOG_FILE:020d}"
     content = bytearray(path.read_bytes())
-    content[4:8] = bytes(4)
+    second = int.from_bytes(content[:4], "big")
+    for start in (0, second):  # they were stored together
+        content[start + 4 : start + 8] = bytes(4)
     path.write_bytes(content)
 
     assert aged.look(third) == LOG_FILE
