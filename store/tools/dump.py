@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptRecordError
+from ..format.filler import is_filler
 from ..format.flags import transaction_type
 from ..format.ids import unpack_host
 from ..format.record import Record, crc_tail_matches, decode_record
@@ -24,6 +25,7 @@ class Dumped:
     record: Record
     crc_ok: bool  # of the body
     property_crc_ok: bool | None  # of the whole record; None when it carries none
+    lost: bool = False  # a filler: it stands for a record that was damaged
 
     def as_json(self, *, body: bool) -> dict[str, Any]:
         """Return the record for programs; with ``body``, that in base64 as it is stored."""
@@ -50,6 +52,7 @@ class Dumped:
             "body_size": len(record.body),
             "crc_ok": self.crc_ok,
             "property_crc_ok": self.property_crc_ok,
+            "lost": self.lost,
             "properties": properties,
         }
         if body:
@@ -74,6 +77,8 @@ class Dumped:
             for name in ("UNIQ_KEY", "KEYS", "TAGS")
             if name in properties
         ]
+        if self.lost:
+            parts.append("LOST, only its place is kept")
         if not self.crc_ok or self.property_crc_ok is False:
             parts.append("CRC WRONG")
         if body:
@@ -122,7 +127,7 @@ def _first(files: MappedFileQueue, start: int | None) -> int | None:
 
 def _records(chunk: Chunk, topic: bytes | None, start: int, end: int | None) -> Iterator[Dumped]:
     content = chunk.content
-    for position, size, _, _, _, topic_at, properties_at in chunk.found:
+    for position, size, sys_flag, _, _, topic_at, properties_at in chunk.found:
         offset = chunk.offset + position
         if offset < start or (topic is not None and content[topic_at : properties_at - 2] != topic):
             continue
@@ -130,7 +135,8 @@ def _records(chunk: Chunk, topic: bytes | None, start: int, end: int | None) -> 
             return
         record = decode_record(content, position, check_crc=False)
         tail_ok = crc_tail_matches(content[position : position + size])
-        yield Dumped(record=record, crc_ok=True, property_crc_ok=tail_ok)
+        lost = is_filler(content, position, sys_flag)
+        yield Dumped(record=record, crc_ok=True, property_crc_ok=tail_ok, lost=lost)
 
 
 def _damaged(walk: LogWalk, hole: Hole) -> Dumped | None:

@@ -20,8 +20,10 @@ from typing import Final, NamedTuple
 from ..commit_log import NO_QUEUE_ENTRY
 from ..config import DELAY_LEVELS_MS
 from ..dispatch import delivery_time
+from ..format.filler import FILLER_BIT, FILLER_TAGS_CODE, is_filler
 from ..format.properties import tags_code
 from ..format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
+from ..format.record import decode_record
 from ..format.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC
 from ..log_scan import store_timestamp
 from ..mapped_file_queue import MappedFileQueue
@@ -33,6 +35,7 @@ ENTRIES_HELD: Final = 1 << 16  # gathered before they are compared: about 6 MB
 _ENTRIES_READ: Final = 1 << 12  # unclaimed entries looked at at once
 _RECORD_SIZE_MIN: Final = 91  # bytes of an empty record
 _EXTENSION_BELOW: Final = -0x8000_0000  # a code below is an address in consumequeue_ext
+_UNUSUAL: Final = NO_QUEUE_ENTRY | FILLER_BIT
 _SECOND: Final = 1000  # ms; delay levels are whole seconds
 
 # Why a run of entries is wrong. Each becomes one finding, however many entries it is.
@@ -45,7 +48,6 @@ class Unclaimed(NamedTuple):
 
     log_start: int
     log_end: int
-    holes: list[Hole]
     state: State
 
 
@@ -71,14 +73,19 @@ class QueueCheck:
         root: Path,
         findings: Findings,
         state: State,
+        holes: list[Hole],
         *,
         unsettled_from: int | None = None,
     ) -> None:
-        """From physical offset ``unsettled_from`` on, the next start writes entries anew."""
+        """From physical offset ``unsettled_from`` on, the next start writes entries anew.
+
+        ``holes`` gets the places of records that were lost and replaced by fillers.
+        """
         self._directory = root / "consumequeue"
         self._batch_directory = root / "batchconsumequeue"
         self._findings = findings
         self._state = state
+        self._holes = holes
         self._unsettled_from = unsettled_from
         self._runs: dict[tuple[bytes, int], _Run] = {}
         self._held = 0
@@ -92,6 +99,9 @@ class QueueCheck:
         offset, content, found = chunk
         runs, pack = self._runs, LAYOUT.pack
         for position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at in found:
+            lost = sys_flag & _UNUSUAL and is_filler(content, position, sys_flag)
+            if lost:
+                self._tell_filler(chunk, position, size)
             if sys_flag & NO_QUEUE_ENTRY:
                 continue
             key = (content[topic_at : properties_at - 2], queue_id)
@@ -107,11 +117,27 @@ class QueueCheck:
                 code = delivery_time(properties, stored, DELAY_LEVELS_MS)
             else:
                 code = tags_code(properties)
+            if lost:
+                code = FILLER_TAGS_CODE
             run.entries.append(pack(offset + position, size, code))
             run.next_offset = queue_offset + 1
         self._held += len(found)
         if self._held >= ENTRIES_HELD:
             self._compare_all()
+
+    def _tell_filler(self, chunk: Chunk, position: int, size: int) -> None:
+        """Tell of a record that was lost, and of which a start has kept the place."""
+        offset = chunk.offset + position
+        self._holes.append(Hole(offset, offset + size, "a filler"))
+        record = decode_record(chunk.content, position, check_crc=False)
+        self._findings.add(
+            "record_lost",
+            self._directory,
+            f"{size} bytes at offset {offset} stand for a damaged record, perhaps queue offset "
+            f"{record.queue_offset} of {record.topic}:{record.queue_id}",
+            offset=offset,
+            harmless=True,
+        )
 
     def _meet(self, key: tuple[bytes, int], offset: int) -> _Run:
         """Ready a queue for its first record."""
@@ -290,7 +316,7 @@ class QueueCheck:
         end = physical_offset + size
         if physical_offset >= 0 and size >= _RECORD_SIZE_MIN and end <= known.log_start:
             return  # its record was deleted by age
-        if any(hole.start <= physical_offset < hole.end for hole in known.holes):
+        if any(hole.start <= physical_offset < hole.end for hole in self._holes):
             kind, harmless = "entry_of_damaged_record", True
         elif physical_offset < known.log_end:
             kind, harmless = "entry_without_record", self._is_unsettled(physical_offset)

@@ -124,7 +124,9 @@ class _Verification:
         bare = next(list_queues(root / "consumequeue"), None) is None
         if bare:
             unsettled = 0  # every start derives all queues when there is none
-        self._queues = QueueCheck(root, self._findings, state, unsettled_from=unsettled)
+        self._queues = QueueCheck(
+            root, self._findings, state, self._holes, unsettled_from=unsettled
+        )
         if self._files.bases and not self._index.files:
             self._findings.add("index_missing", root / "index", "there is no index", harmless=True)
 
@@ -136,7 +138,7 @@ class _Verification:
         self._read_log(walk)
         log_start = files.bases[0] if files.bases else walk.start  # deleted by age meanwhile
         self._check_end(walk)
-        self._queues.finish(Unclaimed(log_start, walk.end_offset, self._holes, state))
+        self._queues.finish(Unclaimed(log_start, walk.end_offset, state))
         self._index.finish(walk.end_offset)
         if not self._holes or self._holes[-1].end < walk.end_offset:  # the last record is there
             check_checkpoint(

@@ -136,6 +136,19 @@ def test_what_is_no_record_is_named_in_its_place(
     assert "DAMAGED" in capsys.readouterr().out.splitlines()[0]
 
 
+def test_a_lost_record_is_marked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a start puts in the place of a damaged record is no message of anybody."""
+    flip(only(root / "commitlog"), 100)
+    (root / "abort").write_text("1")
+    store = MessageStore(small_config(root), now_ms=Clock(1 << 41))
+    store.open()
+    store.close()
+    found = lines(capsys, str(root))
+
+    assert next(line["offset"] for line in found if line["lost"]) == 0
+    assert sum(not line["lost"] for line in found) == RECORDS
+
+
 def test_an_open_store_is_dumped_and_not_touched(tmp_path: Path) -> None:
     """Not even its lock."""
     store = MessageStore(small_config(tmp_path), now_ms=Clock())

@@ -170,6 +170,20 @@ def test_a_damaged_head_costs_its_record_only(root: Path, position: int, what: s
     assert report.records == RECORDS
 
 
+def test_a_damaged_record_that_a_start_has_found_is_a_note(root: Path) -> None:
+    """Its place is kept by a filler, so that nothing behind it moves; it is lost all the same."""
+    flip(only(root / "commitlog"), 100)
+    (root / "abort").write_text("1")
+    store = MessageStore(small_config(root), now_ms=Clock(1 << 41))
+    store.open()
+    store.close()
+    report = verify(root)
+
+    assert report.sound
+    assert report.findings.note_counts["record_lost"] > 0
+    assert report.queue_entries == RECORDS + 1
+
+
 def test_a_lost_end_is_damage_when_the_store_was_closed(root: Path) -> None:
     """An ordered stop notes where the log ends; nothing in what is left says that more is gone."""
     end = verify(root).log_end
