@@ -35,6 +35,7 @@ from .group_append import GroupAppend
 from .groups import GroupTable
 from .handlers.admin import AdminHandlers
 from .handlers.clients import ClientHandlers
+from .handlers.later import Later, call_soon
 from .handlers.locks import LockHandlers
 from .handlers.offsets import OffsetHandlers
 from .handlers.prepare import PrepareHandler
@@ -232,6 +233,7 @@ class Broker:
                 tables.topics.load,
                 tables.groups.load,
                 tables.offsets.load,
+                self._complete_tables,
                 self._delay.load,
                 self.transactions.rebuild,
             ],
@@ -244,6 +246,12 @@ class Broker:
             # Saves positions only as far as the copies are durable.
             after_close=[self._delay.persist],
         )
+
+    def _complete_tables(self) -> None:
+        """Make anew what damaged tables have lost and messages or other tables still tell."""
+        tables = self._tables
+        tables.topics.complete(self._store.queues())
+        tables.groups.complete({*tables.topics.groups(), *tables.offsets.groups()})
 
     def _make_pull_handler(self) -> PullHandler:
         tables = self._tables
@@ -280,7 +288,13 @@ class Broker:
             self._pull,
             send_back,
             self._clients,
-            TransactionHandler(self.transactions, store, self._group, self._release.ask_flush),
+            TransactionHandler(
+                self.transactions,
+                store,
+                self._group,
+                self._release.ask_flush,
+                Later(self._cold_halves.read, call_soon=call_soon),
+            ),
             OffsetHandlers(store, tables.offsets, tables.topics, tables.groups),
             QueryHandlers(store),
             LockHandlers(tables.locks),

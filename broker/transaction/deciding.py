@@ -24,6 +24,7 @@ from halfmq.store.format.properties import get_property
 from ..errors import RequestRefusedError
 from .counters import Counters
 from .errors import (
+    ColdHalfError,
     DecidedOtherwiseError,
     DecisionForgottenError,
     HalfMismatchError,
@@ -62,6 +63,10 @@ class Log(Protocol):
     def record_bytes(self, physical_offset: int) -> bytes | None: ...
 
 
+ReadHalf = Callable[[int], StoredHalf | None]
+"""Reads the half at a physical offset; None when there is none that is sound."""
+
+
 class Ended(NamedTuple):
     """The answer to a decision."""
 
@@ -84,6 +89,12 @@ class PlannedDecision(msgspec.Struct, gc=False):
     entry: Pending
     state: State
     rest: Sequence[Draft] = ()  # the final messages of the other halves
+    dropped: int = 0  # bytes of the message that a rollback was made from
+
+    @property
+    def size(self) -> int:
+        """Bytes of the messages that were looked at for it."""
+        return self.dropped + len(self.draft.body) + sum([len(one.body) for one in self.rest])
 
     @property
     def message_host(self) -> bytes | None:
@@ -103,7 +114,8 @@ class Decisions:
         past: PastDecisions,
         counters: Counters,
         *,
-        read_half: Callable[[int], StoredHalf | None],
+        read_half: ReadHalf,
+        half_in_memory: ReadHalf,
         place: Callable[[str, int], tuple[str, int]],
         delayed: Callable[[Draft, int], Draft],
         store_host: bytes,
@@ -111,8 +123,9 @@ class Decisions:
     ) -> None:
         """Wire the parts.
 
-        ``place`` says to which topic and queue a message goes that was prepared for one;
-        ``delayed`` turns a final message that asks for a delay into what its commit stores, now.
+        ``read_half`` waits for the disk, ``half_in_memory`` returns None instead; ``place`` says to
+        which topic and queue a message goes that was prepared for one; ``delayed`` turns a final
+        message that asks for a delay into what its commit stores, now.
         """
         self._log = log
         self._append = log.append
@@ -124,6 +137,7 @@ class Decisions:
         self._past = past
         self._counters = counters
         self._read_half = read_half
+        self._half_in_memory = half_in_memory
         self._place = place
         self._delayed = delayed
         self._store_host = store_host
@@ -190,50 +204,58 @@ class Decisions:
             self._counters.unknown += 1
             return Ended(0)
         assert entry.offset not in self._planned  # or there would be two decisions
-        planned = self._decision(entry, state)
+        planned = self._decision(entry, state, self._read_half)
         appended = self._append((planned.draft, *planned.rest))
         position = self._decided(entry, state, appended)
         if state is not _COMMITTED:
             return Ended(position)
         return Ended(position, appended[0].physical_offset, planned.draft.store_host)
 
-    def _decision(self, entry: Pending, state: State) -> PlannedDecision:
+    def _decision(self, entry: Pending, state: State, read: ReadHalf) -> PlannedDecision:
         """Return what is to be appended for a decision."""
         if state is not _COMMITTED:
-            return PlannedDecision(self._rollback(entry), entry, state)
+            return self._rollback(entry, read)
         offset = entry.offset
         if offset in self._groups:
             members = [member.offset for member in self._groups[offset]]
-            rest = [self._placed(committed(self._final_at(member))) for member in members]
-            final = self._placed(committed(self._final_at(offset), members))
+            rest = [self._placed(committed(self._final_at(member, read))) for member in members]
+            final = self._placed(committed(self._final_at(offset, read), members))
             return PlannedDecision(final, entry, state, rest)
         recent = self._take_recent(offset)
         if recent is None:
-            final = self._placed(committed(self._final_at(offset)))
+            final = self._placed(committed(self._final_at(offset, read)))
         else:  # asks for no delay
             final = committed(recent)
             final.topic, final.queue_id = self._place(final.topic, final.queue_id)
         return PlannedDecision(final, entry, state)
 
-    def _rollback(self, entry: Pending) -> Draft:
+    def _rollback(self, entry: Pending, read: ReadHalf) -> PlannedDecision:
         beside = [member.offset for member in self._groups.get(entry.offset, ())]
         try:
-            return rollback_draft(self._final_at(entry.offset), beside)
+            final = self._final_at(entry.offset, read)
         except TransactionError:  # a half that the disk has damaged can still be rolled back
-            return bare_draft(
+            bare = bare_draft(
                 entry.offset,
                 entry.group,
                 TransactionType.ROLLBACK,
                 now_ms=self._now_ms(),
                 host=self._store_host,
             )
+            return PlannedDecision(bare, entry, State.ROLLED_BACK)
+        return PlannedDecision(
+            rollback_draft(final, beside), entry, State.ROLLED_BACK, (), len(final.body)
+        )
 
-    def _final_at(self, offset: int) -> Draft:
+    def _final_at(self, offset: int, read: ReadHalf) -> Draft:
         final = self._take_recent(offset)
         if final is not None:
             return final
-        half = self._read_half(offset)
+        half = read(offset)
         if half is None:
+            if read is self._half_in_memory:
+                leader = self._table.first_of(offset)
+                members = self._groups.get(leader, ())
+                raise ColdHalfError((leader, *[member.offset for member in members]))
             raise HalfNotFoundError(offset)
         try:
             return final_draft(half)
@@ -268,11 +290,15 @@ class Decisions:
         producer_group: str,
         event: Event,
         from_check: bool = False,
+        wait: bool = True,
     ) -> PlannedDecision | None:
         """Return the records of a first decision, to be appended together with others.
 
         None when the request is anything else than the first decision about an undecided half, or
         one is planned already: `end` knows what to do then.
+
+        Raises:
+            ColdHalfError: The disk would have to be waited for, and ``wait`` is False.
         """
         entry = self._find(offset)
         if (
@@ -286,7 +312,9 @@ class Decisions:
         if verdict is not _DECIDE:
             return None
         try:
-            planned = self._decision(entry, state)
+            planned = self._decision(
+                entry, state, self._read_half if wait else self._half_in_memory
+            )
         except (TransactionError, RequestRefusedError):
             return None
         if from_check:

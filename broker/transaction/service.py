@@ -149,6 +149,7 @@ class TransactionService:
             self._past,
             self._counters,
             read_half=self._half_at,
+            half_in_memory=self._half_in_memory,
             place=place,
             delayed=delayed,
             store_host=store_host,
@@ -417,6 +418,13 @@ class TransactionService:
         if size > FIRST_READ:
             chunk = self._read(((offset, size),))
         return None if chunk is None else parse_half(chunk, offset)
+
+    def is_cold(self, offset: int) -> bool:
+        """Tell whether the disk would have to be waited for to read what is at an offset."""
+        try:
+            return self._read(((offset, FIRST_READ),)) is None
+        except OSError:  # no such file
+            return False
 
     def _half_at(self, offset: int) -> StoredHalf | None:
         """Read the half record at an offset; None when there is none, or none that is sound."""

@@ -1,0 +1,98 @@
+"""What deciding one transaction and deciding many have in common.
+
+Source: RocketMQ ``EndTransactionProcessor.java``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.transactions import TransactionEnd
+from halfmq.store.draft import Appended
+from halfmq.store.format.flags import TransactionType
+
+from ..connection import Connection
+from ..transaction.deciding import Ended, PlannedDecision
+from ..transaction.errors import (
+    DecidedOtherwiseError,
+    DecisionForgottenError,
+    HalfMismatchError,
+    HalfNotFoundError,
+    TransactionError,
+)
+from ..transaction.pending import Event
+
+logger = logging.getLogger(__name__)
+
+EVENTS: Final[Mapping[int, Event]] = {
+    int(TransactionType.COMMIT): Event.COMMIT,
+    int(TransactionType.ROLLBACK): Event.ROLLBACK,
+    int(TransactionType.NONE): Event.UNKNOWN,
+}
+"""commitOrRollback → event; the numbers are the transaction bits of sysFlag."""
+
+ERROR_CODES: Final[Mapping[type[TransactionError], ResponseCode]] = {
+    HalfNotFoundError: ResponseCode.SYSTEM_ERROR,
+    HalfMismatchError: ResponseCode.SYSTEM_ERROR,
+    DecisionForgottenError: ResponseCode.SYSTEM_ERROR,
+    DecidedOtherwiseError: ResponseCode.ILLEGAL_OPERATION,
+}
+"""Refusal → answer, with RocketMQ's codes where RocketMQ refuses."""
+
+
+class Transactions(Protocol):
+    """What deciding needs of the transaction service."""
+
+    def end(
+        self,
+        offset: int,
+        queue_offset: int,
+        producer_group: str,
+        event: Event,
+        from_check: bool = False,
+    ) -> Ended: ...
+
+    def plan(
+        self,
+        offset: int,
+        queue_offset: int,
+        producer_group: str,
+        event: Event,
+        from_check: bool = False,
+        wait: bool = True,
+    ) -> PlannedDecision | None: ...
+
+    def is_cold(self, offset: int) -> bool: ...
+
+    def decided(self, planned: PlannedDecision, appended: Sequence[Appended]) -> int: ...
+
+    def abandon(self, planned: PlannedDecision) -> None: ...
+
+
+def wrong_decision(decision: int) -> str:
+    """Return the remark about a number that is no decision."""
+    return f"commitOrRollback field wrong: {decision}, expected 8 (commit), 12 (rollback) or 0"
+
+
+def stands_at(error: TransactionError) -> int:
+    """Return the log position that must be durable before a refusal is true for good."""
+    return error.position if isinstance(error, DecidedOtherwiseError) else 0
+
+
+def log_refusal(
+    end: TransactionEnd, group: str, connection: Connection, error: TransactionError
+) -> None:
+    """Say in the log what was refused and why: one-way senders learn nothing of it."""
+    logger.warning(
+        "event=decision_refused half_offset=%d decision=%s from_check=%s group=%s peer=%s "
+        "reason=%r",
+        end.commit_log_offset,
+        EVENTS[end.decision].name,
+        end.from_check,
+        group,
+        connection.name,
+        str(error),
+    )
