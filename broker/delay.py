@@ -303,7 +303,13 @@ class DelayService:
         self._store = store
         self._log = log
         self._levels = levels
-        self._file = TableFile(path, now_ms)
+        self._file = TableFile(
+            path,
+            now_ms,
+            holds="offsetTable",
+            without="what was delivered is then found in the log, and the rest delivered; of very "
+            "many messages some may come twice",
+        )
         self._now_ms = now_ms
         self._warm = warm
         self._queues: list[_Level] = []
@@ -311,7 +317,11 @@ class DelayService:
         self._saves = PeriodicSave(PERSIST_INTERVAL_MS, now_ms)
 
     def load(self) -> None:
-        """Read the positions; the store must be open."""
+        """Read the positions; the store must be open.
+
+        Raises:
+            DamagedTableError: They cannot be read, nor their backup.
+        """
         offsets = as_object(self._file.load().get("offsetTable"))
         # A shorter list of levels than before must not strand what waits in the last queues.
         used = [queue + 1 for topic, queue in self._store.queues() if topic == SCHEDULE_TOPIC]

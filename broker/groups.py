@@ -9,7 +9,7 @@ Source: RocketMQ `SubscriptionGroupManager`, `SubscriptionGroupConfig`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -18,7 +18,15 @@ from halfmq.remoting.codes import ResponseCode
 from halfmq.store.format.topics import validate_group
 
 from .errors import RequestRefusedError
-from .tables import JsonObject, TableFile, as_integer, as_object, as_switch, without_keys
+from .tables import (
+    NAMES_TOLD_MAX,
+    JsonObject,
+    TableFile,
+    as_integer,
+    as_object,
+    as_switch,
+    without_keys,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -137,7 +145,7 @@ class GroupTable:
         now_ms: Callable[[], int],
         groups_max: int = GROUPS_MAX,
     ) -> None:
-        self._file = TableFile(path, now_ms)
+        self._file = TableFile(path, now_ms, holds="subscriptionGroupTable")
         self._auto_create = auto_create
         self._groups_max = groups_max
         self._groups = {name: GroupConfig(name=name) for name in BUILT_IN_GROUPS}
@@ -152,6 +160,23 @@ class GroupTable:
                 self._groups[name] = GroupConfig.from_json(name, entry)
             else:
                 logger.warning("event=group_not_readable group=%s entry=%r", name, entry)
+                self._file.is_complete = False
+
+    def complete(self, names: Iterable[str]) -> None:
+        """Add groups that must have been there, if some of the file was lost.
+
+        Their settings are lost, so they get those of a new group.
+        """
+        if self._file.is_complete:
+            return
+        lost = sorted(
+            name for name in names if name not in self._groups and validate_group(name) is None
+        )
+        if not lost:
+            return
+        self._groups |= {name: GroupConfig(name=name) for name in lost}
+        self._file.step()
+        logger.error("event=groups_made_anew count=%d groups=%r", len(lost), lost[:NAMES_TOLD_MAX])
 
     def get(self, name: str) -> GroupConfig | None:
         """Return the group, or None when there is none of this name."""

@@ -37,7 +37,14 @@ class ConsumerOffsetTable:
     def __init__(
         self, path: Path, *, now_ms: Callable[[], int], offsets_max: int = OFFSETS_MAX
     ) -> None:
-        self._file = TableFile(path, now_ms, derived=["groupTopicMap"])
+        self._file = TableFile(
+            path,
+            now_ms,
+            derived=["groupTopicMap"],
+            holds="offsetTable",
+            without="each consumer group then begins where its own setting says, at its first or "
+            "last message",
+        )
         self._offsets_max = offsets_max
         self._offsets: dict[str, dict[int, int]] = {}  # "topic@group" → queue id → offset
         self._count = 0
@@ -45,7 +52,11 @@ class ConsumerOffsetTable:
         self._saves = PeriodicSave(PERSIST_INTERVAL_MS, now_ms)
 
     def load(self) -> None:
-        """Read the file."""
+        """Read the file.
+
+        Raises:
+            DamagedTableError: It cannot be read, nor its backup; nothing else knows the offsets.
+        """
         for key, queues in as_object(self._file.load().get("offsetTable")).items():
             self._offsets[key] = {
                 as_integer(queue_id, -1): as_integer(offset, 0)
@@ -82,6 +93,10 @@ class ConsumerOffsetTable:
             )
         self._count += 1
         return self._offsets.setdefault(key, {})
+
+    def groups(self) -> set[str]:
+        """Name all groups that have committed something."""
+        return {key.partition("@")[2] for key in self._offsets}
 
     def groups_of(self, topic: str) -> Iterator[str]:
         """Name the groups that have committed something in the topic."""

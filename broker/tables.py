@@ -4,6 +4,9 @@ A table file is an object with a `dataVersion`, the table itself, and whatever a
 broker wrote beside it. What we do not know we keep, so that a store that passes through us comes
 out complete. A value of the wrong kind counts as missing, as it does for RocketMQ's reader.
 
+A table that is damaged, together with its `.bak`, is never taken for an empty one. What messages
+still tell is made anew (topics, groups); else the broker does not start, and says what to do.
+
 Source: RocketMQ `ConfigManager`, `DataVersion`.
 """
 
@@ -17,7 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.remoting.codes import ResponseCode
-from halfmq.store.json_table import load_table, save_table
+from halfmq.store.errors import DamagedTableError
+from halfmq.store.json_table import Origin, read_table, save_table, set_aside
 
 from .errors import RequestRefusedError
 
@@ -25,15 +29,33 @@ logger = logging.getLogger(__name__)
 
 JsonObject = Mapping[str, object]
 
+NAMES_TOLD_MAX: Final = 20
+"""Names of what was made anew in one line of the log."""
+
 _VERSION_KEY: Final = "dataVersion"
 
 
 class TableFile:
     """One file of `config/`: loads it, counts its changes and saves it with what we do not know."""
 
-    def __init__(self, path: Path, now_ms: Callable[[], int], derived: Iterable[str] = ()) -> None:
-        """`derived` names fields that writers compute and no reader needs: they are not kept."""
+    def __init__(
+        self,
+        path: Path,
+        now_ms: Callable[[], int],
+        derived: Iterable[str] = (),
+        *,
+        holds: str,
+        without: str | None = None,
+    ) -> None:
+        """`holds` is the key of the table itself.
+
+        `derived` names fields that writers compute and no reader needs: they are not kept.
+        `without` says what happens when somebody removes the file. If it is given, a broker does
+        not start with damage; otherwise the table is made anew from what else there is.
+        """
         self._path = path
+        self._holds = holds
+        self._without = without
         self._now_ms = now_ms
         self._derived = frozenset(derived)
         self._foreign: dict[str, object] = {}
@@ -43,15 +65,38 @@ class TableFile:
         self.counter = 0
         self.state_version = 0
         self.timestamp = now_ms()
+        self.is_complete = True  # False: what was loaded may lack something, or all
 
     def load(self) -> JsonObject:
-        """Return the content of the file; empty when there is none."""
-        content = load_table(self._path) or {}
+        """Return the content of the file; empty when there is none.
+
+        Raises:
+            DamagedTableError: It and its backup are damaged, and cannot be made anew.
+            UnusableFileError: It may not be read.
+        """
+        content = self._read()
         version = as_object(content.get(_VERSION_KEY))
         self.counter = as_integer(version.get("counter"), 0)
         self.state_version = as_integer(version.get("stateVersion"), 0)
         self.timestamp = as_integer(version.get("timestamp"), self.timestamp)
         self._foreign = {key: value for key, value in content.items() if key not in self._derived}
+        return content
+
+    def _read(self) -> JsonObject:
+        try:
+            content, origin = read_table(self._path, self._holds)
+        except DamagedTableError as error:
+            self.is_complete = False
+            if self._without is not None:
+                remedy = (
+                    f"Restore one of them, or remove both: {self._without}. "
+                    f"What is left of them may be read by eye"
+                )
+                raise DamagedTableError(error.path, error.reason, remedy) from error
+            logger.error("event=table_made_anew %s", error)  # noqa: TRY400
+            set_aside(self._path)
+            return {}
+        self.is_complete = origin is Origin.FILE
         return content
 
     def step(self) -> None:

@@ -12,8 +12,8 @@ Source: RocketMQ `TopicConfigManager`, `TopicConfig`, `PermName`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -21,6 +21,7 @@ from halfmq.remoting.codes import ResponseCode
 from halfmq.store.format.topics import (
     BENCHMARK_TOPIC,
     CLIENTS_MAY_NOT_SEND,
+    DEAD_LETTER_PREFIX,
     DEFAULT_TOPIC,
     HALF_TOPIC,
     OFFSET_MOVED_EVENT_TOPIC,
@@ -28,6 +29,7 @@ from halfmq.store.format.topics import (
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
+    SYSTEM_PREFIX,
     dead_letter_topic,
     retry_topic,
     validate_group,
@@ -36,6 +38,7 @@ from halfmq.store.format.topics import (
 
 from .errors import RequestRefusedError
 from .tables import (
+    NAMES_TOLD_MAX,
     JsonObject,
     TableFile,
     as_integer,
@@ -194,8 +197,9 @@ class TopicTable:
         delay_levels: int = 18,
         topics_max: int = TOPICS_MAX,
     ) -> None:
-        self._file = TableFile(path, now_ms)
+        self._file = TableFile(path, now_ms, holds="topicConfigTable")
         self._auto_create = identity.auto_create
+        self._queue_nums = identity.default_queue_nums
         self._topics_max = topics_max
         self._topics = built_in_topics(identity, delay_levels)
 
@@ -206,6 +210,48 @@ class TopicTable:
                 self._topics[name] = TopicConfig.from_json(name, entry)
             else:
                 logger.warning("event=topic_not_readable topic=%s entry=%r", name, entry)
+                self._file.is_complete = False
+
+    def complete(self, queues: Iterable[tuple[str, int]]) -> None:
+        """Add topics that have messages, if some of the file was lost; also queues of theirs.
+
+        How many queues they had beyond those with messages is lost, and so are their rights.
+        """
+        if self._file.is_complete:
+            return
+        counts: dict[str, int] = {}
+        for topic, queue_id in queues:
+            counts[topic] = max(counts.get(topic, 0), queue_id + 1)
+        made = [
+            self._completed(topic, count)
+            for topic, count in sorted(counts.items())
+            if validate_topic(topic) is None and not topic.startswith(SYSTEM_PREFIX)
+        ]
+        lost = [topic for topic in made if self._topics.get(topic.name) != topic]
+        if not lost:
+            return
+        self._topics |= {topic.name: topic for topic in lost}
+        self._file.step()
+        names = [topic.name for topic in lost]
+        logger.error("event=topics_made_anew count=%d topics=%r", len(lost), names[:NAMES_TOLD_MAX])
+
+    def _completed(self, name: str, count: int) -> TopicConfig:
+        """Return the topic with at least so many queues."""
+        known = self._topics.get(name)
+        if known is None:
+            of_group = name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+            queues = count if of_group else max(count, self._queue_nums)
+            return _topic(name, queues, PERM_READ | PERM_WRITE)
+        return replace(
+            known,
+            read_queue_nums=max(known.read_queue_nums, count),
+            write_queue_nums=max(known.write_queue_nums, count),
+        )
+
+    def groups(self) -> list[str]:
+        """Name the groups that have a retry topic."""
+        retry_topics = (name for name in self._topics if name.startswith(RETRY_PREFIX))
+        return [name.removeprefix(RETRY_PREFIX) for name in retry_topics]
 
     def get(self, name: str) -> TopicConfig | None:
         """Return the topic, or None when there is none of this name."""

@@ -8,6 +8,7 @@ StoreError
 ├── FlushFailedError         the disk refused to take what was written; the store has stopped
 ├── StoreClosedError         the store is not open
 ├── DirectoryInUseError      another broker holds the directory
+├── DamagedTableError        a table and its backup cannot be read; both stay as they are
 └── UnusableFileError        a file or directory that the store cannot work with; it stays as it is
 
 After ``DiskFullError`` nothing of the group was stored, and a later append may succeed. After
@@ -21,6 +22,7 @@ from .format.errors import CorruptRecordError, StoreError
 
 __all__ = [
     "CorruptRecordError",
+    "DamagedTableError",
     "DirectoryInUseError",
     "DiskFullError",
     "FlushFailedError",
@@ -98,6 +100,21 @@ class DirectoryInUseError(StoreError):
 
     def __str__(self) -> str:
         return f"{self.root} is in use by another broker ({self.holder})"
+
+
+class DamagedTableError(StoreError):
+    """Neither the table at ``path`` nor its ``.bak`` can be read; ``remedy`` says what to do."""
+
+    def __init__(self, path: Path, reason: str, remedy: str = "") -> None:
+        super().__init__(path, reason, remedy)
+        self.path = path
+        self.reason = reason
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"{self.path} and its .bak cannot be read: {self.reason}" + (
+            f". {self.remedy}" if self.remedy else ""
+        )
 
 
 class UnusableFileError(StoreError):

@@ -13,6 +13,9 @@ Saving never leaves a moment without a readable copy:
 A crash before 3 leaves the old table, a crash after it the new one. Only a *readable* old file
 becomes the backup; a damaged one would push out the last good copy.
 
+Loading never takes damage for an empty table. If the file is damaged its backup is used, and said
+so; if that is damaged too, whoever loads has to decide (``DamagedTableError``).
+
 Source: RocketMQ ``ConfigManager.java``, ``MixAll.java``; fastjson 1.2.83.
 """
 
@@ -21,11 +24,13 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from .errors import DamagedTableError, UnusableFileError
 from .mapped_file import sync_directory
 
 _log = logging.getLogger(__name__)
@@ -34,27 +39,70 @@ _log = logging.getLogger(__name__)
 _STRING_OR_BARE_KEY: Final = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(-?\d+)(\s*:)')
 
 
-def load_table(path: Path) -> dict[str, Any] | None:
-    """Return the table kept at ``path``, its keys as strings; None when there is none.
+class Origin(Enum):
+    """Where a table came from."""
 
-    A missing or damaged file is replaced by its ``.bak``. A damaged one is never deleted but
-    moved aside as ``<name>.bad``, so that someone can still look at it.
+    FILE = "the file"
+    BACKUP = "its .bak"  # it lacks the last change
+    NOTHING = "nothing"  # neither is there
+
+
+class LoadedTable(NamedTuple):
+    """A table, its keys as strings; empty if there is none."""
+
+    content: dict[str, Any]
+    origin: Origin
+
+
+def read_table(path: Path, holds: str | None = None) -> LoadedTable:
+    """Read the table kept at ``path``, or its ``.bak`` if the file is missing or damaged.
+
+    Without an object under the key ``holds`` a table counts as damaged: one flipped bit in that
+    key would else make it an empty one. A damaged file is never deleted: it is moved aside as
+    ``<name>.bad``, so that someone can still look at it, once its ``.bak`` was read.
+
+    Raises:
+        DamagedTableError: Something is there, and none of it can be read; all stays as it is, so
+            that the next try does not find nothing, and take that for an empty table.
+        UnusableFileError: The system does not let us read it.
     """
-    table = _read(path)
+    backup_path = _beside(path, ".bak")
+    table = _read(path, holds)
+    if isinstance(table, dict):
+        return LoadedTable(table, Origin.FILE)
+    backup = _read(backup_path, holds)
+    if table is None and backup is None:
+        return LoadedTable({}, Origin.NOTHING)
+    reason = "it is missing" if table is None else table
+    if not isinstance(backup, dict):
+        raise DamagedTableError(path, f"{reason}; .bak: {backup or 'it is missing'}")
     if table is not None:
-        return table
-    damaged = path.exists()
-    if damaged:
         path.replace(_beside(path, ".bad"))
-    backup = _read(_beside(path, ".bak"))
-    if damaged or backup is not None:
-        _log.warning(
-            "event=table_not_readable path=%s reason=%r instead=%s",
-            path,
-            "damaged, kept as .bad" if damaged else "missing",
-            "defaults" if backup is None else ".bak",
-        )
-    return backup
+    _log.log(
+        logging.WARNING if table is None else logging.ERROR,
+        "event=table_not_readable path=%s reason=%r instead=.bak Its last change is missing%s",
+        path,
+        reason,
+        "" if table is None else "; the damaged file is kept as .bad",
+    )
+    return LoadedTable(backup, Origin.BACKUP)
+
+
+def load_table(path: Path) -> dict[str, Any] | None:
+    """Return the table kept at ``path``, or its ``.bak``; None when there is neither.
+
+    Raises:
+        StoreError: As ``read_table``.
+    """
+    content, origin = read_table(path)
+    return None if origin is Origin.NOTHING else content
+
+
+def set_aside(path: Path) -> None:
+    """Give a table and its ``.bak``, both damaged, other names, because they were made anew."""
+    for damaged in (path, _beside(path, ".bak")):
+        if damaged.exists():
+            damaged.replace(_beside(damaged, ".bad"))
 
 
 def save_table(path: Path, table: Mapping[str, Any]) -> None:
@@ -111,16 +159,21 @@ def _quote(match: re.Match[str]) -> str:
     return string or f'{before}"{key}"{after}'
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path, holds: str | None = None) -> dict[str, Any] | str | None:
+    """Return the table; None where there is no file; where it is damaged, why it cannot be read."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise UnusableFileError(path, error.strerror or str(error)) from error
     try:
-        return decode_table(content)
+        table = decode_table(content)
     except ValueError as error:
-        _log.error("event=table_damaged path=%s size=%d reason=%r", path, len(content), str(error))
-        return None
+        return f"{error} ({len(content)} bytes)"
+    if holds is not None and not isinstance(table.get(holds), dict):
+        return f"it holds no {holds}"
+    return table
 
 
 def _keep_as_backup(path: Path) -> None:
@@ -147,7 +200,7 @@ def _is_readable(path: Path) -> bool:
         content.decode()
         msgspec.json.decode(content, type=dict[str, msgspec.Raw])
     except (UnicodeDecodeError, msgspec.DecodeError):
-        return _read(path) is not None  # fastjson's own form, before our first save
+        return isinstance(_read(path), dict)  # fastjson's own form, before our first save
     return True
 
 

@@ -1,5 +1,6 @@
 """The tables in config/*.json: what RocketMQ wrote is read, and no crash loses one."""
 
+import errno
 import logging
 import os
 from collections.abc import Callable
@@ -8,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from halfmq.store.json_table import decode_table, encode_table, load_table, save_table
+from halfmq.store.errors import DamagedTableError, UnusableFileError
+from halfmq.store.json_table import (
+    Origin,
+    decode_table,
+    encode_table,
+    load_table,
+    read_table,
+    save_table,
+    set_aside,
+)
 from tests.support.golden_store import NAMES, unpack
 
 OLD = {"offsetTable": {"T@g1": {"0": 1}}}
@@ -38,8 +48,16 @@ class Killed(BaseException):
 class SystemCalls:
     """Counts the calls that change the disk, and dies before or after the chosen one."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, die_at: int, before: bool) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        die_at: int,
+        before: bool,
+        error: BaseException | type[BaseException] = Killed,
+    ) -> None:
         self.log: list[str] = []
+        self._error = error
         self._die_at = die_at
         self._before = before
         for name in ("fsync", "link", "replace", "unlink"):
@@ -50,12 +68,12 @@ class SystemCalls:
             self.log.append(name)
             dies = len(self.log) == self._die_at
             if dies and self._before:
-                raise Killed
+                raise self._error
             try:
                 return call(*args, **kwargs)
             finally:
                 if dies:
-                    raise Killed
+                    raise self._error
 
         return run
 
@@ -204,16 +222,61 @@ def test_a_missing_file_is_replaced_by_its_backup(
     assert "missing" in caplog.text
 
 
-def test_damage_on_both_sides_is_said_and_gives_no_table(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A broker with default tables is better than one that does not start."""
-    path.write_bytes(b"{")
+@pytest.mark.parametrize("main", [b"{", None])
+def test_damage_on_both_sides_is_never_an_empty_table(path: Path, main: bytes | None) -> None:
+    """However often it is tried: what is there stays, so that nobody comes to find nothing."""
+    if main is not None:
+        path.write_bytes(main)
     beside(path, ".bak").write_bytes(b"")
+    before = {entry.name: entry.read_bytes() for entry in path.parent.iterdir()}
+
+    for _ in range(2):
+        with pytest.raises(DamagedTableError, match=r"consumerOffset.json and its .bak"):
+            load_table(path)
+    assert {entry.name: entry.read_bytes() for entry in path.parent.iterdir()} == before
+
+
+def test_a_table_without_what_it_should_hold_is_damaged(path: Path) -> None:
+    """One flipped bit in that name would else make the whole table an empty one."""
+    save_table(path, OLD)
+    save_table(path, OLD)
+    content = path.read_bytes()
+    for bit in range(8 * len(b"offsetTable")):
+        spoilt = bytearray(content)
+        spoilt[content.index(b"offsetTable") + bit // 8] ^= 1 << bit % 8
+        path.write_bytes(spoilt)
+
+        assert read_table(path, "offsetTable") == (OLD, Origin.BACKUP), bit
+        save_table(path, OLD)
+
+
+def test_where_a_table_came_from_is_told(path: Path) -> None:
+    """Whoever loads it may know more than its last save."""
+    assert read_table(path) == ({}, Origin.NOTHING)
+    save_table(path, OLD)
+    assert read_table(path) == (OLD, Origin.FILE)
+    save_table(path, NEW)
+    path.unlink()
+    assert read_table(path) == (OLD, Origin.BACKUP)
+
+
+def test_a_table_that_may_not_be_read_is_no_missing_one(path: Path) -> None:
+    """It is there, and a save would replace it."""
+    path.mkdir()
+    with pytest.raises(UnusableFileError, match=r"consumerOffset\.json"):
+        load_table(path)
+
+
+def test_what_was_made_anew_does_not_meet_its_damaged_past(path: Path) -> None:
+    """Both names are free again, and what stood there can be looked at."""
+    path.write_bytes(b"{")
+    beside(path, ".bak").write_bytes(b"[")
+    set_aside(path)
 
     assert load_table(path) is None
-    assert "defaults" in caplog.text
-    assert beside(path, ".bak").exists()
+    assert beside(path, ".bad").read_bytes() == b"{"
+    assert beside(path, ".bak.bad").read_bytes() == b"["
+    set_aside(path)
 
 
 def test_a_sound_table_logs_nothing(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -312,6 +375,31 @@ def test_a_kill_between_any_two_steps_leaves_a_readable_table(
 
     save_table(path, NEW)
     assert load_table(path) == NEW
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("fail_at", range(1, 7))
+def test_a_step_that_fails_leaves_a_readable_table(
+    path: Path, monkeypatch: pytest.MonkeyPatch, fail_at: int, error: int
+) -> None:
+    """The caller is told, the old table or the new one is there, and the next save works."""
+    save_table(path, {})
+    save_table(path, OLD)
+    told = False
+    with monkeypatch.context() as patch:
+        calls = SystemCalls(patch, die_at=fail_at, before=True, error=OSError(error, "refused"))
+        try:
+            save_table(path, NEW)
+        except OSError:
+            told = True
+
+    # Without a link the backup is made in another way; all else is told.
+    assert told or calls.log[fail_at - 1] == "link"
+    assert load_table(path) in ((OLD, NEW) if told else (NEW,))
+    assert not beside(path, ".bad").exists()
+    save_table(path, NEW)
+    assert load_table(path) == NEW
+    assert isinstance(decode_table(beside(path, ".bak").read_bytes()), dict)
 
 
 def refuse_links(*_: object, **__: object) -> None:

@@ -1,0 +1,162 @@
+"""Damaged tables: made anew from what else there is, or refused, and never taken for empty ones."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.groups import GroupTable
+from halfmq.broker.offsets import NO_OFFSET, ConsumerOffsetTable
+from halfmq.broker.topics import TopicTable
+from halfmq.store.errors import DamagedTableError
+from halfmq.store.json_table import load_table, save_table
+from tests.support.broker_doubles import Clock, config_path, identity
+
+SPOILT = b'{"dataVersion'
+QUEUES = [("orders", 11), ("orders", 3), ("events", 0), ("%RETRY%billing", 0), ("%DLQ%billing", 0)]
+
+
+def topics(root: Path) -> TopicTable:
+    made = TopicTable(config_path(root, "topics.json"), identity(), now_ms=Clock())
+    made.load()
+    return made
+
+
+def groups(root: Path) -> GroupTable:
+    path = config_path(root, "subscriptionGroup.json")
+    made = GroupTable(path, auto_create=False, now_ms=Clock())
+    made.load()
+    return made
+
+
+def spoil(path: Path, *, backup: bool = True) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(SPOILT)
+    if backup:
+        path.with_name(path.name + ".bak").write_bytes(SPOILT)
+
+
+def test_topics_are_made_anew_from_queues(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Every message can be pulled again; new topics have as many queues as others, or more."""
+    path = config_path(tmp_path, "topics.json")
+    spoil(path)
+    table = topics(tmp_path)
+    table.complete(QUEUES)
+
+    counts = {one.name: (one.read_queue_nums, one.write_queue_nums, one.perm) for one in table}
+    assert counts["orders"] == (12, 12, 6)
+    assert counts["events"] == (8, 8, 6)
+    assert counts["%RETRY%billing"] == counts["%DLQ%billing"] == (1, 1, 6)
+    assert "event=topics_made_anew count=4" in caplog.text
+    assert path.with_name("topics.json.bad").read_bytes() == SPOILT
+
+    table.save()
+    again = topics(tmp_path)
+    again.complete([("later", 0)])
+    assert "orders" in again
+    assert "later" not in again
+
+
+def test_topics_of_a_backup_are_completed(tmp_path: Path) -> None:
+    """It is one change older: a topic or a queue may be missing, and what it knows stays."""
+    table = topics(tmp_path)
+    table.ensure("orders", queues=4, perm=4)
+    table.save()
+    config_path(tmp_path, "topics.json").write_bytes(SPOILT)
+    table = topics(tmp_path)
+    table.complete(QUEUES)
+    orders = table.get("orders")
+
+    assert orders is not None
+    assert (orders.read_queue_nums, orders.perm) == (12, 4)
+    assert "events" in table
+
+
+def test_an_unreadable_topic_is_made_anew(tmp_path: Path) -> None:
+    """The others keep what the file says."""
+    path = config_path(tmp_path, "topics.json")
+    path.parent.mkdir(exist_ok=True)
+    save_table(path, {"topicConfigTable": {"events": 5, "kept": {"readQueueNums": 3}}})
+    table = topics(tmp_path)
+    table.complete(QUEUES)
+
+    assert "events" in table
+    kept = table.get("kept")
+    assert kept is not None
+    assert kept.read_queue_nums == 3
+
+
+def test_a_sound_table_of_topics_has_the_last_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A topic that was deleted does not come back because its messages are still there."""
+    topics(tmp_path).save()
+    table = topics(tmp_path)
+    with caplog.at_level(logging.DEBUG):
+        table.complete(QUEUES)
+
+    assert "orders" not in table
+    assert not caplog.records
+
+
+def test_names_that_no_topic_can_have_are_left_out(tmp_path: Path) -> None:
+    """Nor are topics made that belong to features of RocketMQ that we do not have."""
+    spoil(config_path(tmp_path, "topics.json"))
+    table = topics(tmp_path)
+    table.complete([("a b", 0), ("x" * 500, 0), ("rmq_sys_wheel_timer", 0)])
+
+    assert {"a b", "x" * 500, "rmq_sys_wheel_timer"}.isdisjoint(one.name for one in table)
+
+
+def test_groups_are_made_anew_from_retry_topics_and_offsets(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They may consume on, also where groups are not created by themselves."""
+    spoil(config_path(tmp_path, "subscriptionGroup.json"))
+    table = groups(tmp_path)
+    table.complete(["billing", "audit", "no group"])
+
+    assert table.ensure("billing") is not None
+    assert table.ensure("audit") is not None
+    assert table.ensure("another") is None
+    assert "event=groups_made_anew count=2" in caplog.text
+
+
+def test_a_sound_table_of_groups_has_the_last_word(tmp_path: Path) -> None:
+    """A group that was deleted does not come back."""
+    groups(tmp_path).save()
+    table = groups(tmp_path)
+    table.complete(["billing"])
+
+    assert table.ensure("billing") is None
+
+
+def test_offsets_are_never_made_up(tmp_path: Path) -> None:
+    """An empty table would have every group consume everything again, or skip it all."""
+    path = config_path(tmp_path, "consumerOffset.json")
+    spoil(path)
+    for _ in range(2):
+        with pytest.raises(DamagedTableError, match="remove both") as refused:
+            ConsumerOffsetTable(path, now_ms=Clock()).load()
+    assert str(path) in str(refused.value)
+    assert path.read_bytes() == SPOILT
+
+
+def test_offsets_of_the_backup_are_used(tmp_path: Path) -> None:
+    """Consumers repeat what they consumed between two saves."""
+    path = config_path(tmp_path, "consumerOffset.json")
+    path.parent.mkdir(exist_ok=True)
+    for offset in (5, 9):
+        save_table(path, {"offsetTable": {"orders@billing": {"0": offset}}})
+    spoil(path, backup=False)
+    table = ConsumerOffsetTable(path, now_ms=Clock())
+    table.load()
+
+    assert table.query("billing", "orders", 0) == 5
+    assert table.groups() == {"billing"}
+    table.commit("billing", "orders", 0, 7)
+    table.persist()
+    assert load_table(path) is not None
+    assert table.query("billing", "orders", 1) == NO_OFFSET
