@@ -26,18 +26,18 @@ import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
-from struct import Struct
 from typing import IO, Final, NamedTuple, Protocol
 from zlib import crc32
 
 import msgpack
 import msgspec
 
+from halfmq.store.format.transaction_snapshot import CRC_SIZE, FOOTER
+
 from .pending import Asking, Member, ParkedReason, Pending, PendingTable, State, shared
 
 logger = logging.getLogger(__name__)
 
-FILE_NAME: Final = "halfmqTransactions"
 MAGIC: Final = "halfmq-transactions"
 VERSION: Final = 2
 
@@ -55,9 +55,6 @@ SLICE_PAUSE_MS: Final = 5
 """Time between two slices: a fifth of the loop at most, and a million rows in six seconds."""
 
 _BLOCK_SIZE: Final = 1 << 20  # bytes read at a time while the checksum is taken
-# log end, anchor's offset and CRC-32, number of rows, CRC-32 of everything before it
-_FOOTER: Final = Struct(">qqIqI")
-_CRC_SIZE: Final = 4
 
 PENDING: Final = "pending"
 GROUPS: Final = "groups"
@@ -175,14 +172,14 @@ class _Rows(NamedTuple):
 
 def _open(file: IO[bytes]) -> tuple[Header, _Rows]:
     size = file.seek(0, os.SEEK_END)
-    if size < _FOOTER.size:
+    if size < FOOTER.size:
         raise _DefectError(f"only {size} bytes")
-    file.seek(size - _FOOTER.size)
-    log_end, anchor_offset, anchor_crc, total, crc = _FOOTER.unpack(file.read(_FOOTER.size))
-    if _checksum(file, size - _CRC_SIZE) != crc:
+    file.seek(size - FOOTER.size)
+    log_end, anchor_offset, anchor_crc, total, crc = FOOTER.unpack(file.read(FOOTER.size))
+    if _checksum(file, size - CRC_SIZE) != crc:
         raise _DefectError("wrong checksum")
     file.seek(0)
-    stream = _objects(file, size - _FOOTER.size)
+    stream = _objects(file, size - FOOTER.size)
     header = msgspec.convert(next(stream, None), Header)
     if (header.magic, header.version) != (MAGIC, VERSION):
         raise _DefectError(f"a {header.magic} of version {header.version}")
@@ -289,9 +286,9 @@ class SnapshotWriter:
 
     def finish(self, log_end: int, anchor: Anchor) -> None:
         """Write the footer; the file is whole, and not yet in place."""
-        footer = _FOOTER.pack(log_end, *anchor, self._rows, 0)[:-_CRC_SIZE]
+        footer = FOOTER.pack(log_end, *anchor, self._rows, 0)[:-CRC_SIZE]
         self._write(footer)
-        self._file.write(self._crc.to_bytes(_CRC_SIZE, "big"))
+        self._file.write(self._crc.to_bytes(CRC_SIZE, "big"))
         self._file.flush()
 
     def publish(self) -> None:
