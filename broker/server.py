@@ -48,6 +48,10 @@ REPLIES_JOINED_MAX: Final = 1 << 20
 """Bytes of replies joined for one write. Between two such writes it is seen whether the peer reads:
 one read can bring 800 pulls, whose answers together would have 200 MiB."""
 
+LOOK_AT_DISK_EVERY: Final = 32
+"""Requests of one read between two looks whether the disk is behind: a read may bring hundreds of
+decisions, each about a message of megabytes."""
+
 UNFINISHED_BYTES_MAX: Final = 256 << 20
 """Bytes of unfinished frames of all connections. A frame may have 16 MiB, so a few hundred peers
 that never finish theirs could fill the memory; beyond this the one that adds to it is cut off."""
@@ -92,7 +96,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
         self._reading_paused = 0  # reasons for which the socket is not read
-        self._backlog: list[RemotingCommand] = []  # read, and not served while the peer is slow
+        self._backlog: list[RemotingCommand] = []  # read, and not served: peer or disk is slow
         self._unfinished = 0  # bytes of this connection in `Shared.unfinished_bytes`
         self._request_header_type = HeaderType.JSON
         self._asks: Asks | None = None  # most peers are never asked
@@ -149,18 +153,25 @@ class ClientConnection(asyncio.Protocol):
             self.close()
             return
         self._count_unfinished(self._decoder.buffered)
-        if self._shared.release.over_limit():
+        self._stall_if_over_limit()
+
+    def _stall_if_over_limit(self) -> None:
+        release = self._shared.release
+        if release.over_limit():
             self._pause_reading()
-            self._shared.release.stall(self)
+            release.stall(self)
 
     def _serve(self, commands: list[RemotingCommand]) -> None:
-        """Answer commands in order; what is left when the peer stops reading waits for it."""
+        """Answer commands in order; what is left when peer or disk become slow waits for them."""
         dispatch = self._dispatch
         replies: list[bytes] = []
         size = 0
         for number, command in enumerate(commands, 1):
             reply = dispatch(command, self)
             if reply is None:
+                if not number % LOOK_AT_DISK_EVERY and self._shared.release.over_limit():
+                    self._backlog = commands[number:]
+                    break
                 continue
             replies.append(reply)
             size += len(reply)
@@ -215,9 +226,14 @@ class ClientConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Serve what waits, and read the peer again: it has taken its replies."""
         self.writable = True
-        if self._backlog and not self._shared.stopping:
-            backlog, self._backlog = self._backlog, []
-            self._serve(backlog)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._backlog and self.writable and not self._shared.stopping:
+            if not self._shared.release.over_limit():
+                backlog, self._backlog = self._backlog, []
+                self._serve(backlog)
+            self._stall_if_over_limit()
         self._resume_reading()
 
     # --- connection.Connection
@@ -283,8 +299,8 @@ class ClientConnection(asyncio.Protocol):
             self._transport.write(data)
 
     def resume_after_flush(self) -> None:
-        """Read the peer again: the disk has caught up."""
-        self._resume_reading()
+        """Serve what waits, and read the peer again: the disk has caught up."""
+        self._go_on()
 
     def stop_reading(self) -> None:
         """Take no more requests; replies still go out."""

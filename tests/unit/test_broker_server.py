@@ -15,7 +15,7 @@ from halfmq.broker import asks as asks_module
 from halfmq.broker import server as server_module
 from halfmq.broker.connection import Connection, Handler
 from halfmq.broker.errors import AddressTakenError, RequestRefusedError
-from halfmq.broker.release import ReplyRelease
+from halfmq.broker.release import UNFLUSHED_BYTES_MAX, ReplyRelease
 from halfmq.broker.router import Router
 from halfmq.broker.server import Server
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
@@ -310,6 +310,42 @@ def test_a_peer_that_does_not_read_is_not_served_on(loop_factory: LoopFactory) -
 
             assert unread < requests / 2
             assert [one.opaque for one in answers] == list(range(requests))
+
+    run_on(loop_factory, main())
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_what_one_read_brings_is_served_as_the_disk_keeps_up(loop_factory: LoopFactory) -> None:
+    """Hundreds of decisions about large messages would keep the loop for seconds."""
+    requests, size = 200, 4 << 20
+    log = Log()
+    served: list[int] = []
+
+    def store(request: RemotingCommand, connection: Connection) -> bytes | None:
+        served.append(request.opaque)
+        log.write_offset += size
+        connection.reply_when_durable(log.write_offset, encode_reply(request))
+        return None
+
+    async def main() -> None:
+        async with _serving(store, log) as (server, release), _peer(server) as peer:
+            peer.writer.write(
+                b"".join(encode_request(105, opaque=n, header=ROUTE) for n in range(requests))
+            )
+            while not served:  # noqa: ASYNC110  # the handler fills the list
+                await asyncio.sleep(0)
+            assert len(served) == server_module.LOOK_AT_DISK_EVERY
+            answers = 0
+            while answers < requests:
+                before = log.write_offset - log.durable_offset
+                assert before <= UNFLUSHED_BYTES_MAX + size * server_module.LOOK_AT_DISK_EVERY
+                log.durable_offset = log.write_offset
+                durable = len(served)
+                release.release()
+                while answers < durable:
+                    assert (await peer.answer()).opaque == answers
+                    answers += 1
+            assert served == list(range(requests))
 
     run_on(loop_factory, main())
 
