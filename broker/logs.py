@@ -1,10 +1,25 @@
-"""Logs: one line per event on standard error, `time level logger event=… key=value …`."""
+"""Logs: one line per event on standard error, `time level logger event=… key=value …`.
+
+A client that does something wrong may do it ten thousand times a second. So of lines that are alike
+but for their values only the first of each second are written; how many were left out is told with
+the next line of any kind.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
 import time
+from collections.abc import Callable
+from typing import Final, TextIO
+
+ALIKE_PER_SECOND_MAX: Final = 100
+"""Lines of one kind written in a second: enough to see what goes on, and a millisecond of work."""
+
+EACH: Final = {"each": True}
+"""``extra`` of a line that is always written: what an operator did, or has to look after."""
+
+logger = logging.getLogger(__name__)
 
 
 class LineFormatter(logging.Formatter):
@@ -22,8 +37,47 @@ class LineFormatter(logging.Formatter):
         return super().format(record).replace("\n", "\\n")
 
 
+class BoundedHandler(logging.StreamHandler[TextIO]):
+    """Writes lines, of one kind at most ``ALIKE_PER_SECOND_MAX`` in a second; DEBUG ones all."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(stream)
+        self._clock = clock
+        self._second = clock()  # when it began
+        self._alike: dict[tuple[str, str], int] = {}  # lines of this second by logger and template
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line, unless there were too many like it in this second."""
+        now = self._clock()
+        if now - self._second >= 1:
+            self._second = now
+            self._tell_left_out()
+        if record.levelno > logging.DEBUG and not hasattr(record, "each"):
+            kind = (record.name, str(record.msg))
+            count = self._alike[kind] = self._alike.get(kind, 0) + 1
+            if count > ALIKE_PER_SECOND_MAX:
+                return
+        super().emit(record)
+
+    def _tell_left_out(self) -> None:
+        alike, self._alike = self._alike, {}
+        for (name, template), count in alike.items():
+            if count > ALIKE_PER_SECOND_MAX:
+                super().emit(
+                    logger.makeRecord(
+                        logger.name,
+                        logging.WARNING,
+                        __file__,
+                        0,
+                        "event=lines_left_out count=%d logger=%s like=%r",
+                        (count - ALIKE_PER_SECOND_MAX, name, template.partition(" ")[0]),
+                        None,
+                    )
+                )
+
+
 def configure_logging(level: str) -> None:
     """Send the log of the whole process to standard error."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = BoundedHandler(sys.stderr)
     handler.setFormatter(LineFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)

@@ -36,6 +36,7 @@ from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from ..connection import Connection, Handler
 from ..errors import RequestRefusedError
 from ..group_append import GroupAppend
+from ..logs import EACH
 from ..transaction.errors import DecidedOtherwiseError, TransactionError
 from ..transaction.operator import Page
 
@@ -192,7 +193,10 @@ class AdminHandlers:
         except TransactionError as error:
             raise _refused(str(error)) from error
         logger.info(
-            "event=operator_decided half_offset=%d action=resume peer=%s", offset, connection.name
+            "event=operator_decided half_offset=%d action=resume peer=%s",
+            offset,
+            connection.name,
+            extra=EACH,
         )
         return self._when_durable(connection, ended, encode_reply(request))
 
@@ -238,4 +242,5 @@ def _log(
         header.action,
         connection.name,
         reason,
+        extra=EACH,
     )

@@ -16,6 +16,7 @@ from halfmq.store.errors import StoreError
 from halfmq.store.format.flags import TransactionType
 
 from ..errors import RequestRefusedError
+from ..logs import EACH
 from .counters import Counters
 from .half import StoredHalf, bare_draft, parked_draft, real_topic, unique_key
 from .pending import (
@@ -103,6 +104,7 @@ class Parking:
             entry.sent,
             entry.checks,
             entry.answered,
+            extra=EACH,
         )
         return True
 

@@ -1,0 +1,95 @@
+"""The log: a line per event, and no flood of them."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+
+from halfmq.broker.logs import ALIKE_PER_SECOND_MAX, EACH, BoundedHandler, LineFormatter
+
+
+class Clock:
+    """Seconds, as the test says."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Written:
+    """A logger of its own with such a handler, and what came out."""
+
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self._stream = io.StringIO()
+        handler = BoundedHandler(self._stream, self.clock)
+        handler.setFormatter(LineFormatter())
+        self.log = logging.Logger("test", logging.DEBUG)  # noqa: LOG001 -- one for each test
+        self.log.addHandler(handler)
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines without their time."""
+        return [line.split(" ", 1)[1] for line in self._stream.getvalue().splitlines()]
+
+
+@pytest.fixture
+def written() -> Written:
+    """Nothing so far."""
+    return Written()
+
+
+def test_of_many_lines_alike_the_first_of_each_second_are_written(written: Written) -> None:
+    """A client may be refused ten thousand times a second; that is one fact, and not a gigabyte."""
+    for second in range(3):
+        written.clock.now = float(second)
+        for number in range(1_000):
+            written.log.warning("event=decision_refused half_offset=%d", second * 1_000 + number)
+    written.clock.now = 3.0
+    written.log.info("event=stopping")
+
+    refused = [line for line in written.lines if "half_offset" in line]
+    assert len(refused) == 3 * ALIKE_PER_SECOND_MAX
+    assert refused[ALIKE_PER_SECOND_MAX] == "WARNING test event=decision_refused half_offset=1000"
+    told = [line for line in written.lines if "lines_left_out" in line]
+    left_out = 1_000 - ALIKE_PER_SECOND_MAX
+    line = f"WARNING halfmq.broker.logs event=lines_left_out count={left_out} logger=test"
+    assert told == [f"{line} like='event=decision_refused'"] * 3
+    assert written.lines[-1] == "INFO test event=stopping"
+
+
+def test_other_lines_are_written_beside_a_flood(written: Written) -> None:
+    """What is rare must not be lost among what is frequent."""
+    for number in range(1_000):
+        written.log.warning("event=decision_refused half_offset=%d", number)
+        if number % 100 == 99:
+            written.log.error("event=half_unreadable half_offset=%d", number)
+    assert len([line for line in written.lines if "half_unreadable" in line]) == 10
+
+
+def test_who_asks_for_details_gets_all_of_them(written: Written) -> None:
+    """DEBUG is switched on to see each event."""
+    for number in range(1_000):
+        written.log.debug("event=transaction_check half_offset=%d", number)
+    assert len(written.lines) == 1_000
+
+
+def test_what_operators_have_to_know_is_never_left_out(written: Written) -> None:
+    """Who decided what, and why; and what is left for them to decide."""
+    for number in range(1_000):
+        written.log.info("event=operator_decided half_offset=%d", number, extra=EACH)
+    assert len(written.lines) == 1_000
+
+
+def test_a_traceback_stays_on_its_line(written: Written) -> None:
+    """Whoever reads the log line by line sees whole events."""
+    try:
+        int("one\ntwo")
+    except ValueError:
+        written.log.exception("event=failed")
+    (line,) = written.lines
+    assert line.startswith("ERROR test event=failed\\nTraceback")
+    assert "\\nValueError: " in line
