@@ -97,12 +97,14 @@ class PastDecisions:
         """Find out how a transaction ended that the memory has forgotten.
 
         A final message is in the index. If it is not, while the index has the half and reaches as
-        far as anything forgotten, then there is none: the transaction was rolled back.
+        far as anything forgotten, then there is none: the transaction was rolled back. But nothing
+        follows when there are more records with its key than were looked at.
         """
         topic, key = real_topic(half), unique_key(half)
         if topic is None or key is None:
             return None
-        for position in self._finals_indexed(topic, key, half):
+        positions, all_seen = self._finals_indexed(topic, key, half)
+        for position in positions:
             final = self._log.record_at(position)
             if (
                 final is not None
@@ -113,19 +115,26 @@ class PastDecisions:
                 return Decision(State.COMMITTED, position)
         _, indexed_until = self._log.index_last_update
         if (
-            half.physical_offset in self.indexed(HALF_TOPIC, key, half.store_timestamp)
+            all_seen
+            and half.physical_offset in self.indexed(HALF_TOPIC, key, half.store_timestamp)
             and indexed_until >= self._table.decided.forgotten_final
         ):
             return Decision(State.ROLLED_BACK, -1)
         return None
 
-    def _finals_indexed(self, topic: str, key: str, half: StoredHalf) -> list[int]:
-        """Return where the index has records among which is the final message of a half."""
+    def _finals_indexed(self, topic: str, key: str, half: StoredHalf) -> tuple[list[int], bool]:
+        """Return where the index has records among which is the final message of a half.
+
+        And whether these are all of them.
+        """
         found = self.indexed(topic, key, half.store_timestamp)
+        all_seen = len(found) < INDEX_HITS_MAX
         if _ASKS_DELAY in half.properties:
             # The first of the records that waited is the one that decided.
-            found += self.indexed(SCHEDULE_TOPIC, key, half.store_timestamp, WAITS_INDEXED_MAX)
-        return found
+            waits = self.indexed(SCHEDULE_TOPIC, key, half.store_timestamp, WAITS_INDEXED_MAX)
+            all_seen = all_seen and len(waits) < WAITS_INDEXED_MAX
+            found += waits
+        return found, all_seen
 
     def indexed(
         self, topic: str, key: str, since_ms: int, hits_max: int = INDEX_HITS_MAX

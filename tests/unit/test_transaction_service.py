@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.errors import RequestRefusedError
@@ -12,13 +13,19 @@ from halfmq.broker.transaction.errors import (
     HalfMismatchError,
     HalfNotFoundError,
 )
+from halfmq.broker.transaction.past import INDEX_HITS_MAX, WAITS_INDEXED_MAX
 from halfmq.broker.transaction.pending import Event
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.draft import Appended
 from halfmq.store.errors import StoreError
-from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.format.topics import (
+    HALF_TOPIC,
+    OP_TOPIC,
+    SCHEDULE_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+)
 from tests.support.golden_store import unpack
-from tests.support.transactions import Broker, Connected, golden_log
+from tests.support.transactions import Broker, Connected, golden_log, message
 
 
 @pytest.fixture
@@ -274,6 +281,26 @@ def test_without_an_index_an_old_decision_is_not_guessed(tmp_path: Path) -> None
         with pytest.raises(DecisionForgottenError, match="decided before"):
             broker.end(half, event)
     assert len(broker.finals_of(half)) == 1
+
+
+@pytest.mark.parametrize("delayed", [False, True])
+def test_among_many_records_of_one_key_nothing_is_guessed(tmp_path: Path, delayed: bool) -> None:
+    """Only some are looked at, and the final message may be another."""
+    broker = Broker(tmp_path, decided=1)
+    delay = "60000" if delayed else ""
+    half = broker.prepare(key="K", TRANSACTION_DELAY_MS=delay)
+    plain = replace(message(key="K"), sys_flag=0)
+    if delayed:
+        plain = replace(plain, topic=SCHEDULE_TOPIC)
+    broker.log.append([plain] * (WAITS_INDEXED_MAX if delayed else INDEX_HITS_MAX))
+    broker.end(half, Event.COMMIT)
+    for _ in range(4):
+        broker.end(broker.prepare(), Event.COMMIT)
+    broker.restart(drained=True)
+
+    for event in (Event.COMMIT, Event.ROLLBACK):
+        with pytest.raises(DecisionForgottenError):
+            broker.end(half, event)
 
 
 @pytest.mark.parametrize("drained", [True, False])
