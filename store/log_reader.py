@@ -7,6 +7,7 @@ Where the system cannot tell (macOS, some file systems), ``read`` reads in any c
 """
 
 import errno
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,8 @@ from .format.record import (
 )
 from .log_scan import LogScan
 from .mapped_file_queue import MappedFileQueue
+
+logger = logging.getLogger(__name__)
 
 DESCRIPTORS_MAX: Final = 64  # files kept open for reading; consumers are rarely at more places
 SCRATCH_SIZE: Final = 1 << 20  # bytes; a pull answer is a quarter of it
@@ -132,11 +135,20 @@ class LogReader:
     def scan(self, start: int, end: int) -> Iterator[Record]:
         """Give the whole valid records from ``start``, where one begins, to ``end``.
 
-        The scan ends before ``end`` where no valid record follows. Any thread may call it.
+        What is damaged in between is left out, and told in the log. The scan ends before ``end``
+        where no valid record follows. Any thread may call it.
         """
-        for _, chunk, found in LogScan(self._files, start, end):
+        scan = LogScan(self._files, start, end)
+        for _, chunk, found in scan:
             for position, *_ in found:
                 yield decode_record(chunk, position, check_crc=False)
+        for damage in scan.damages:
+            logger.error(
+                "event=log_damaged offset=%d length=%d reason=%r",
+                damage.offset,
+                damage.length,
+                damage.reason,
+            )
 
     def close(self) -> None:
         """Close all descriptors."""
