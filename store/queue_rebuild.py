@@ -20,7 +20,7 @@ to its one record here: the last has the entry, the ones before are skipped.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from .commit_log import NO_QUEUE_ENTRY
@@ -40,7 +40,8 @@ _TAIL_ENTRIES: Final = 64  # old entries of a queue's end that are remembered: w
 _ODD_MAX: Final = 10_000  # records left out that are remembered
 _BLANKS_MAX: Final = 16 << 20  # places that may lack in a row: twenty bytes each
 _UNCONFIRMED_MAX: Final = 100_000  # of these, when no other record of the queue follows
-_UNUSUAL: Final = INNER_BATCH | FILLER_BIT
+_UNUSUAL: Final = NO_QUEUE_ENTRY | INNER_BATCH | FILLER_BIT
+_SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 
 
 class IncompleteError(Exception):
@@ -56,6 +57,7 @@ class Odd(NamedTuple):
     physical_offset: int
     size: int
     tags_code: int
+    sys_flag: int
     topic_at: int  # position in the record
     messages: int  # queue offsets that it takes
 
@@ -90,6 +92,11 @@ class QueueScan:
         self.held: Odd | None = None  # a record that jumps ahead, until the next one tells
         self.held_at = 0  # the queue's next offset when it came
         self.old_tail = old_tail  # the last entries it had, with their queue offsets
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing is known of the queue's place."""
+        return self.next_offset == self.queue.first_offset and not self.entries
 
     def hold(self, record: Odd) -> None:
         """Wait for the queue's next record to tell whether this one is right."""
@@ -161,13 +168,16 @@ class QueueRebuild:
         pack = LAYOUT.pack
         for record in found:
             position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = record
-            if sys_flag & NO_QUEUE_ENTRY:
+            if sys_flag & NO_QUEUE_ENTRY and not queue_offset:
                 continue
             key = (chunk[topic_at : properties_at - 2], queue_id)
-            scan = scans.get(key) or self._meet(key, queue_offset)
-            if scan is None:
-                continue
-            if queue_offset != scan.next_offset or sys_flag & _UNUSUAL or scan.is_schedule:
+            scan = scans.get(key)
+            if (
+                scan is None
+                or queue_offset != scan.next_offset
+                or sys_flag & _UNUSUAL
+                or scan.is_schedule
+            ):
                 self._dispatch_unusual(scan, chunk_offset, chunk, record)
                 continue
             physical_offset = chunk_offset + position
@@ -180,32 +190,40 @@ class QueueRebuild:
                 scan.write()
 
     def _dispatch_unusual(
-        self, scan: QueueScan, chunk_offset: int, chunk: bytes, found: Found
+        self, scan: QueueScan | None, chunk_offset: int, chunk: bytes, found: Found
     ) -> None:
         position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = found
+        topic = chunk[topic_at : properties_at - 2]
         properties = chunk[properties_at : position + size]
         if is_filler(chunk, position, sys_flag):
             code = FILLER_TAGS_CODE
-        elif scan.is_schedule:
+        elif topic == _SCHEDULE_TOPIC:
             stored = store_timestamp(chunk, position, sys_flag)
             code = delivery_time(properties, stored, self._levels)
         else:
             code = tags_code(properties)
         count = 1
-        key = scan.queue.topic, queue_id
-        if sys_flag & INNER_BATCH and key in self._batch_queues:
+        if sys_flag & INNER_BATCH and (topic.decode(), queue_id) in self._batch_queues:
             count = inner_batch_size(properties, queue_offset)
         record = Odd(
-            chunk[topic_at : properties_at - 2],
+            topic,
             queue_id,
             queue_offset,
             chunk_offset + position,
             size,
             code,
+            sys_flag,
             topic_at - position,
             count,
         )
-        if queue_offset == scan.next_offset or self._believe(scan, record):
+        if sys_flag & NO_QUEUE_ENTRY:
+            self._leave_out(record)  # such records have no queue offset
+            return
+        if scan is None:
+            scan = self._meet((topic, queue_id), queue_offset)
+        if scan is None:
+            self._leave_out(record)
+        elif queue_offset == scan.next_offset or self._believe(scan, record):
             scan.add(record)
 
     def _meet(self, key: tuple[bytes, int], queue_offset: int) -> QueueScan | None:
@@ -296,27 +314,49 @@ class QueueRebuild:
                 self._leave_out(held)
             elif held is not None:
                 lone.append((scan, held))
-        for scan, held in lone:
-            self._settle(scan, held, damaged)
-        for scan in self._scans.values():
-            scan.write()
         met = {scan.queue for scan in self._scans.values()}
         unmet = [queue for queue in self._queues.values() if queue not in met]
-        return [*self._scans.values(), *(self._cut(queue, self._held(queue)) for queue in unmet)]
+        scans = [*self._scans.values(), *(self._cut(queue, self._held(queue)) for queue in unmet)]
+        expected = {
+            entry.physical_offset: scan
+            for scan in scans
+            for queue_offset, entry in scan.old_tail
+            if queue_offset == scan.next_offset
+        }
+        lone.sort(key=lambda one: one[0].is_new)  # what others lack tells of these
+        for scan, held in lone:
+            others = [other for other in (*self.odd, *(one for _, one in lone)) if other != held]
+            in_place = expected.get(held.physical_offset, scan) is scan
+            if in_place and self._is_right(scan, held, others, damaged):
+                self._jump(scan, held)
+            else:
+                self._leave_out(held)
+        for scan in scans:
+            scan.write()
+        return scans
 
-    def _settle(self, scan: QueueScan, held: Odd, damaged: Sequence[tuple[int, int]]) -> None:
+    def _is_right(
+        self,
+        scan: QueueScan,
+        held: Odd,
+        others: Iterable[Odd],
+        damaged: Iterable[tuple[int, int]],
+    ) -> bool:
         """Decide about a record that jumps ahead and that no other of its queue follows."""
-        is_explained = any(
-            scan.last_end <= start and end <= held.physical_offset for start, end in damaged
-        )
-        is_new = scan.next_offset == scan.queue.first_offset and not scan.entries
-        one_bit = (held.queue_offset ^ scan.next_offset).bit_count() == 1
-        missed = any(is_one_bit_off(held, gap) for gap in self.gaps)
-        jump = held.queue_offset - scan.next_offset
-        if not is_explained and (missed or (one_bit and not is_new) or jump > _UNCONFIRMED_MAX):
-            self._leave_out(held)
-        else:
-            self._jump(scan, held)
+        queue_offset = held.queue_offset
+        for old_offset, entry in scan.old_tail:
+            if entry.physical_offset == held.physical_offset:
+                return old_offset == queue_offset
+        lacking = Gap(scan.queue, scan.next_offset, scan.last_end, held.physical_offset)
+        if any(lacking.after <= start and end <= lacking.before for start, end in damaged):
+            return True
+        if any(is_one_bit_off(other, lacking) for other in others):
+            return True
+        if not scan.is_new and (queue_offset ^ scan.next_offset).bit_count() == 1:
+            return False
+        if any(is_one_bit_off(held, gap) for gap in self.gaps):
+            return False
+        return queue_offset - scan.next_offset <= _UNCONFIRMED_MAX
 
 
 def is_one_bit_off(record: Odd, gap: Gap) -> bool:
@@ -332,5 +372,6 @@ def _differing_bits(record: Odd, gap: Gap) -> Iterator[int]:
     yield from (
         (a ^ b).bit_count() for a, b in zip(gap.queue.topic.encode(), record.topic, strict=True)
     )
+    yield int(bool(record.sys_flag & NO_QUEUE_ENTRY))
     yield ((gap.queue.queue_id ^ record.queue_id) & 0xFFFF_FFFF).bit_count()
     yield ((gap.queue_offset ^ record.queue_offset) & 0xFFFF_FFFF_FFFF_FFFF).bit_count()

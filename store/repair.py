@@ -21,6 +21,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import Final
 
+from .commit_log import NO_QUEUE_ENTRY
 from .errors import DiskFullError
 from .format.filler import (
     FILLER_SIZE_MIN,
@@ -30,7 +31,7 @@ from .format.filler import (
     queue_filler,
 )
 from .format.queue_entry import QueueEntry
-from .format.record import BLANK_SIZE, QUEUE_OFFSET_AT, blank
+from .format.record import BLANK_SIZE, QUEUE_OFFSET_AT, SYS_FLAG_AT, blank
 from .log_scan import QueuePlace, legible
 from .log_search import Damage
 from .mapped_file import make_directory, sync_data, sync_directory
@@ -136,7 +137,7 @@ class Repair:
         """Add what a queue had behind its last record, as far as it lies in a damaged stretch."""
         queue = scan.queue
         old = dict(scan.old_tail)
-        while True:
+        while queue.next_offset or old:
             gap = Gap(queue, queue.next_offset, queue.last_end, NO_END)
             entry = self._correct(gap) or self._fill_end(gap, old.get(queue.next_offset))
             if entry is None:
@@ -195,6 +196,8 @@ class Repair:
                 os.pwrite(fd, gap.queue.topic.encode(), at + record.topic_at)
                 os.pwrite(fd, gap.queue.queue_id.to_bytes(4, "big"), at + _QUEUE_ID_AT)
                 os.pwrite(fd, gap.queue_offset.to_bytes(8, "big"), at + QUEUE_OFFSET_AT)
+                sys_flag = record.sys_flag & ~NO_QUEUE_ENTRY
+                os.pwrite(fd, sys_flag.to_bytes(4, "big", signed=True), at + SYS_FLAG_AT)
             logger.error(
                 "event=record_corrected offset=%d topic=%s queue_id=%d queue_offset=%d",
                 record.physical_offset,

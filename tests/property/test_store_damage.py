@@ -1,0 +1,248 @@
+"""Any damage to the log of a stopped store costs the records it touches, and no other."""
+
+import os
+import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
+from halfmq.store.format.record import MAGIC_BLANK, PREFIX, Record, decode_record
+from halfmq.store.message_store import MessageStore, RecoveryReport
+from tests.support.stores import Clock, append_durably, bounds, draft, everything, small_config
+
+FILE_SIZE = 16_384
+NEVER = 3_600_000  # ms
+SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
+NO_QUEUE = {TransactionType.PREPARED, TransactionType.ROLLBACK}
+DERIVED = ("consumequeue", "index", "checkpoint")
+COUNT = 80  # records of a store that is damaged
+EXAMPLES = int(os.environ.get("DAMAGE_EXAMPLES", "40"))
+SEEDS = 6  # such stores
+
+
+class Damage(NamedTuple):
+    """Bytes that take the place of others."""
+
+    offset: int  # physical
+    content: bytes
+
+
+def open_store(root: Path) -> tuple[MessageStore, RecoveryReport]:
+    config = small_config(root, flush_interval_consume_queue_ms=NEVER)
+    store = MessageStore(config, now_ms=Clock())
+    return store, store.open()
+
+
+def write_log(root: Path, seed: int) -> list[Record]:
+    """Leave a stopped store with all kinds of records; return them in log order."""
+    chance = random.Random(seed)
+    store, _ = open_store(root)
+    done = [one.physical_offset for one in store.append([draft(HALF)])]
+    for number in range(COUNT):
+        topic = chance.choice(["A", "B", "long-" + "t" * 140, SCHEDULE, HALF])
+        inner = store.record_bytes(chance.choice(done)) if done and number % 7 == 0 else None
+        done += [
+            one.physical_offset
+            for one in store.append(
+                [
+                    draft(
+                        topic,
+                        chance.randrange(2) if topic != HALF else 0,
+                        body=inner or chance.randbytes(chance.choice([0, 3, 300, 600, 2500])),
+                        properties={
+                            "UNIQ_KEY": f"u{number}",
+                            "TAGS": chance.choice("xy"),
+                            "DELAY": str(chance.randrange(1, 4)) if topic == SCHEDULE else "",
+                        },
+                        sys_flag=chance.choice([0, 0xC] if topic == HALF else [0, 0, 8]),
+                    )
+                ]
+            )
+        ]
+    records = list(store.scan(0))
+    assert [record.physical_offset for record in records] == done
+    store.close()
+    return records
+
+
+class Logs:
+    """Some stopped stores with what is in them; a class, so that no failure prints all of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._logs = [
+            (root := directory / str(seed), write_log(root, seed)) for seed in range(SEEDS)
+        ]
+
+    def __getitem__(self, seed: int) -> tuple[Path, list[Record]]:
+        return self._logs[seed]
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory: pytest.TempPathFactory) -> Logs:
+    return Logs(tmp_path_factory.mktemp("logs"))
+
+
+@contextmanager
+def copied(original: Path) -> Iterator[Path]:
+    """Give a copy that may be damaged."""
+    directory = Path(tempfile.mkdtemp(prefix="store-damage-"))
+    try:
+        yield shutil.copytree(original, directory / "store")
+    finally:
+        shutil.rmtree(directory)
+
+
+def write(root: Path, damage: Damage) -> None:
+    base = damage.offset - damage.offset % FILE_SIZE
+    with (root / "commitlog" / f"{base:020d}").open("r+b") as file:
+        file.seek(damage.offset - base)
+        file.write(damage.content)
+
+
+def content_at(root: Path, offset: int, size: int) -> bytes:
+    base = offset - offset % FILE_SIZE
+    with (root / "commitlog" / f"{base:020d}").open("rb") as file:
+        file.seek(offset - base)
+        return file.read(size)
+
+
+def touched(records: list[Record], damages: list[Damage]) -> set[int]:
+    return {
+        record.physical_offset
+        for record in records
+        for damage in damages
+        if record.physical_offset < damage.offset + len(damage.content)
+        and damage.offset < record.end
+    }
+
+
+def in_queues(records: list[Record]) -> list[Record]:
+    return [record for record in records if record.sys_flag & TRANSACTION_MASK not in NO_QUEUE]
+
+
+def scanned_by_rocketmq(root: Path, end: int) -> list[Record]:
+    """Return what a recovery of RocketMQ dispatches, which stops at the first bad record."""
+    records: list[Record] = []
+    offset = 0
+    while offset < end:
+        base = offset - offset % FILE_SIZE
+        content = (root / "commitlog" / f"{base:020d}").read_bytes()
+        size, magic = PREFIX.unpack_from(content, offset - base)
+        if magic == MAGIC_BLANK:
+            assert offset + size == base + FILE_SIZE
+            offset += size
+            continue
+        record = decode_record(content, offset - base, base=base)
+        assert record.physical_offset == offset
+        records.append(record)
+        offset = record.end
+    return records
+
+
+def check(root: Path, records: list[Record], lost: set[int], *, ends_known: bool) -> None:
+    """Open the store, twice, and compare with what was in it."""
+    kept = [record for record in records if record.physical_offset not in lost]
+    ends = {(one.topic, one.queue_id): one.queue_offset + 1 for one in in_queues(records)}
+    last = max(record.end for record in kept)
+    # The first message of a queue may seem to be that of another one, and nothing contradicts it.
+    headless = {
+        (one.topic, one.queue_id)
+        for one in records
+        if one.physical_offset in lost and not one.queue_offset
+    }
+    for turn in range(2):
+        store, report = open_store(root)
+        served = everything(store)
+        left = [one for one in served if one.physical_offset not in lost]
+        assert left == in_queues(kept)
+        assert len(served) <= len(in_queues(records))
+        assert turn == 0 or not report.damages, "repaired once and for all"
+        assert store.write_offset >= last
+        for key, (_, end) in bounds(store).items():
+            if key in ends:
+                assert end <= ends[key]
+                assert end == ends[key] or not ends_known or store.write_offset == last
+        dispatched = scanned_by_rocketmq(root, store.write_offset)
+        assert [one for one in dispatched if one in kept] == kept
+        for key in set(ends) - headless:
+            offsets = [
+                one.queue_offset
+                for one in in_queues(dispatched)
+                if (one.topic, one.queue_id) == key
+            ]
+            assert offsets == list(range(len(offsets))), "RocketMQ's queue would drift"
+        if turn:
+            keys = list(bounds(store))
+            done = append_durably(store, *(draft(*key) for key in keys))
+            assert [one.queue_offset for one in done] == [bounds(store)[key][1] - 1 for key in keys]
+        store.close()
+        (root / "abort").write_text("1")
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    seed=st.integers(0, SEEDS - 1),
+    number=st.integers(0, COUNT - 1),
+    at=st.integers(0, 4000),
+    bit=st.integers(0, 7),
+    without=st.sets(st.sampled_from(DERIVED)),
+)
+def test_a_flipped_bit_costs_one_message_at_most(
+    logs: Logs, seed: int, number: int, at: int, bit: int, without: set[str]
+) -> None:
+    """Wherever it is, and whatever of queues, index and checkpoint is left."""
+    original, records = logs[seed]
+    with copied(original) as root:
+        record = records[number]
+        at = record.physical_offset + at % record.total_size
+        (old,) = content_at(root, at, 1)
+        write(root, Damage(at, bytes([old ^ 1 << bit])))
+        remove(root, without)
+
+        check(root, records, {record.physical_offset}, ends_known="consumequeue" not in without)
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    seed=st.integers(0, SEEDS - 1),
+    places=st.sets(st.floats(0, 1, exclude_max=True), min_size=1, max_size=3),
+    size=st.sampled_from([512, 4096]),
+    garbled=st.booleans(),
+    without=st.sets(st.sampled_from(DERIVED)),
+)
+def test_lost_sectors_cost_what_lay_in_them(
+    logs: Logs, seed: int, places: set[float], size: int, garbled: bool, without: set[str]
+) -> None:
+    """Zeros or garbage, at several places, also at the ends of files."""
+    original, records = logs[seed]
+    sectors = records[-2].physical_offset // size  # in front of the last record
+    chance = random.Random(seed)
+    damages = [
+        Damage(sector * size, chance.randbytes(size) if garbled else bytes(size))
+        for sector in {int(place * sectors) for place in places}
+    ]
+    with copied(original) as root:
+        for damage in damages:
+            write(root, damage)
+        remove(root, without)
+
+        check(root, records, touched(records, damages), ends_known=False)
+
+
+def remove(root: Path, names: set[str]) -> None:
+    (root / "abort").write_text("1")
+    for name in names:
+        path = root / name
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
