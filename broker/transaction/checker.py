@@ -18,7 +18,9 @@ A group has a queue, and the groups take turns, so a group with very many due, o
 answer, delays no other. All work is done in ``tick``, in slices; news (an acknowledgement, a half
 that was read) only waits there for the next slice.
 
-Time is the broker's store time; the producer's clock plays no part.
+Time is the broker's store time; the producer's clock plays no part. When the broker's clock is set
+back, time goes on here all the same, or checks would be late by as much; the log's store timestamps
+stand still until then, so a half stored meanwhile is as old as its place in the log, and no older.
 """
 
 from __future__ import annotations
@@ -70,6 +72,9 @@ decided ones: 4 MB. A message's own time may be days, in which as many as one li
 
 SWEEP_PAUSE_MS: Final = 5
 """Time between two slices in which those are dropped: a few hundredths of the loop's time."""
+
+CLOCK_STEP_TOLD_MS: Final = 1_000
+"""How far the clock must be set back for a line in the log; small corrections are daily life."""
 
 RESTART_GRACE_MS: Final = 400
 """Time after a start before the first check: producers that come back at once may bring the
@@ -149,6 +154,8 @@ class Checker:
         self._random = random
         self._hurry = hurry
         self._timetable = Timetable()
+        self._set_back_ms = 0  # by how much the clock has been set back since the start
+        self._latest_ms = 0  # the time of the latest tick
         self._bucket = 0  # number of the bucket that is being looked through
         self._due: list[int] = []  # the rest of it, last one first
         self._queues = GroupQueues(
@@ -173,7 +180,12 @@ class Checker:
         """Plan the first check of a transaction, from the age of its half; or the next one."""
         config = self._config
         # RocketMQ takes the message's own time in place of the broker's, be it longer or shorter.
-        due_ms = entry.store_timestamp + (entry.immunity_s * 1_000 or config.timeout_ms)
+        wait_ms = entry.immunity_s * 1_000 or config.timeout_ms
+        due_ms = entry.store_timestamp + wait_ms
+        if not not_before_ms:
+            due_ms = max(due_ms, self._latest_ms + wait_ms) if self._set_back_ms else due_ms
+        elif due_ms > not_before_ms + wait_ms:  # the clock was set back before the start
+            due_ms = not_before_ms + wait_ms
         if due_ms < not_before_ms:
             due_ms = not_before_ms
             if entry.checks >= config.check_max:
@@ -192,7 +204,9 @@ class Checker:
 
         That is: it is due, and its group is away, or it is just being asked; or it is parked.
         """
-        return entry.due * BUCKET_MS if entry.due > 0 and _is_asked_about(entry) else None
+        if entry.due <= 0 or not _is_asked_about(entry):
+            return None
+        return entry.due * BUCKET_MS - self._set_back_ms
 
     @property
     def waiting_for_producers(self) -> int:
@@ -203,6 +217,10 @@ class Checker:
 
     def tick(self, now_ms: int) -> int | None:
         """Do what is due, in a slice; return the milliseconds until there is more, or None."""
+        if now_ms + self._set_back_ms < self._latest_ms:
+            self._clock_set_back(self._latest_ms - now_ms - self._set_back_ms)
+        now_ms += self._set_back_ms
+        self._latest_ms = now_ms
         self._members.clear()
         self._full.clear()
         self._take_receipts(now_ms)
@@ -218,6 +236,11 @@ class Checker:
         if self._timetable.sweeping:
             waits.append(SWEEP_PAUSE_MS)
         return max(min(waits), 0) if waits else None
+
+    def _clock_set_back(self, milliseconds: int) -> None:
+        self._set_back_ms += milliseconds
+        if milliseconds >= CLOCK_STEP_TOLD_MS:
+            logger.warning("event=clock_set_back milliseconds=%d", milliseconds)
 
     def _drop_stale(self) -> None:
         """Drop what was decided long before it is due, when that has become too much."""

@@ -64,8 +64,9 @@ class OpWriter:
         if not self._waiting:
             self._due_ms = now_ms + self._interval_ms
             return self._interval_ms
+        self._due_ms = min(self._due_ms, now_ms + self._interval_ms)  # the clock may be set back
         if now_ms < self._due_ms and self._size() < self._size_max:
-            return min(self._due_ms - now_ms, self._interval_ms)
+            return self._due_ms - now_ms
         if not self._write(now_ms, RECORDS_PER_TICK):
             return RETRY_MS
         if self._size() >= self._size_max:

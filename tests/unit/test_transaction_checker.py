@@ -65,6 +65,60 @@ def test_age_counts_from_the_brokers_clock(broker: Broker) -> None:
     assert len(producer.asked) == 2
 
 
+@pytest.mark.parametrize("step_ms", [-3_600_000, -900, 3_600_000])
+def test_checks_come_in_time_when_the_clock_is_set(broker: Broker, step_ms: int) -> None:
+    """Set back by an hour, checks would be late by an hour; set forward, one comes early."""
+    producer = broker.producers.join("pg", Connected())
+
+    def pass_time(milliseconds: int) -> None:
+        for _ in range(milliseconds // 250):
+            broker.wait(250)
+
+    before = broker.prepare()
+    pass_time(3_000)
+    broker.clock.now_ms += step_ms
+    pass_time(1_000)
+    asked = [before.physical_offset]
+    assert producer.asked_offsets == (asked if step_ms > 0 else [])
+    behind = broker.prepare()  # with the store time of the one before: the log's never goes back
+    entry = broker.service._table.get(behind.physical_offset)
+    assert entry is not None
+    if step_ms < 0:
+        entry.store_timestamp = before.store_timestamp + 3_000
+        broker.service._checker.schedule_first(entry)
+    pass_time(2_500)
+    assert producer.asked_offsets == asked
+    (info,) = [one for one in broker.service.page(-1, 9).infos if one.offset == entry.offset]
+    assert 3_000 < (info.next_check_ms or 0) < 4_000
+    pass_time(4_000)
+    assert producer.asked_offsets == [before.physical_offset, behind.physical_offset]
+    pass_time(PAUSES_MS[0])
+    assert len(producer.asked) >= 3
+
+
+def test_a_clock_set_back_while_the_broker_was_down_delays_no_check(broker: Broker) -> None:
+    """A half may then have been stored in the future."""
+    broker.prepare()
+    broker.log.flush()
+    broker.clock.now_ms -= 3_600_000
+    broker.restart()
+    producer = broker.producers.join("pg", Connected())
+    broker.wait(TIMEOUT_MS + checker.RESTART_GRACE_MS + BUCKET_MS)
+    assert len(producer.asked) == 1
+
+
+def test_op_messages_do_not_wait_for_a_clock_set_back(broker: Broker) -> None:
+    """Nor does anything else that comes back by itself."""
+    broker.end(broker.prepare(), Event.COMMIT)
+    broker.wait(30_000)
+    before = broker.service.metrics()
+    broker.clock.now_ms -= 3_600_000
+    broker.end(broker.prepare(), Event.COMMIT)
+    broker.wait(3_000)
+    broker.wait(3_000)
+    assert broker.service.metrics()["ops_written"] == before["ops_written"] + 1
+
+
 @pytest.mark.parametrize(("seconds", "first_ms"), [("120", 120_000), ("1", 1_000), ("no", 6_000)])
 def test_immunity_sets_the_time_of_the_first_check(
     broker: Broker, seconds: str, first_ms: int

@@ -231,6 +231,17 @@ def test_a_dropped_broker_may_be_collected_by_the_thread_of_its_snapshot(
     broker.service._snapshots._work = None
 
 
+def test_a_clock_set_back_delays_no_snapshot(broker: Broker) -> None:
+    """The next one is an interval away, and not an hour and an interval."""
+    broker.prepare()
+    take(broker)
+    broker.clock.now_ms -= 3_600_000
+    assert broker.service._snapshots.tick(broker.clock()) <= snapshot.INTERVAL_MS
+    broker.clock.now_ms += snapshot.INTERVAL_MS
+    broker.service._snapshots.tick(broker.clock())
+    assert broker.service._snapshots._work is not None
+
+
 def test_little_log_is_not_worth_a_snapshot(broker: Broker) -> None:
     """Reading it again at a start costs less than writing the table every half minute."""
     broker.service._snapshots._log_bytes_min = 1 << 20
