@@ -28,10 +28,14 @@ from .disk_stages import Forecast, Limits, Stage
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""Seconds between two looks at the disk. While nothing is scarce it takes many to fill it."""
+"""Seconds between two looks at a large disk with room: it takes many to fill it."""
 
 LOOK_CLOSELY_S: Final = 0.1
-"""The same from the SLOW stage on: a fast disk takes fifty megabytes meanwhile."""
+"""The same from the first warning on, when a fast disk takes fifty megabytes meanwhile, and of a
+small disk at any time."""
+
+SMALL_DISK: Final = 16 << 30
+"""Bytes of a disk that can be filled from the first warning on in about a second."""
 
 TOLD_EVERY_S: Final = 3_600.0
 """Seconds after which a stage that goes on is logged again."""
@@ -132,7 +136,8 @@ class DiskGuard:
             self._set(limits.stage(self._left, self.stage))
             if self.stage >= Stage.WARN and held < limits.reserve:
                 self._hold_reserve()
-        return LOOK_CLOSELY_S if self.stage >= Stage.SLOW else LOOK_S
+        is_small = self._space.size < SMALL_DISK
+        return LOOK_CLOSELY_S if is_small or self.stage >= Stage.WARN else LOOK_S
 
     def _set(self, stage: Stage) -> None:
         before, self.stage = self.stage, stage

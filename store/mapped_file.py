@@ -112,7 +112,7 @@ def reserve(fd: int, start: int, end: int, path: Path) -> None:
     """
     if not try_reserve(fd, start, end, path):
         try:
-            _rewrite(fd, start, end)
+            _rewrite(fd, start, end, path)
         except OSError as error:
             raise _translated(error, path) from error
 
@@ -138,11 +138,11 @@ def try_reserve(fd: int, start: int, end: int, path: Path) -> bool:
     return True
 
 
-def _rewrite(fd: int, start: int, end: int) -> None:
+def _rewrite(fd: int, start: int, end: int, path: Path) -> None:
     """Reserve where the system has no call for it: write back what is there, holes as zeros."""
     for position in range(start, end, READY_PIECE):
         size = min(READY_PIECE, end - position)
-        os.pwrite(fd, os.pread(fd, size, position).ljust(size, b"\0"), position)
+        write_fully(fd, os.pread(fd, size, position).ljust(size, b"\0"), position, path)
 
 
 def write_zeros(fd: int, start: int, end: int, path: Path) -> None:
@@ -151,8 +151,19 @@ def write_zeros(fd: int, start: int, end: int, path: Path) -> None:
     Raises:
         DiskFullError: There is no space for them.
     """
+    write_fully(fd, _ZEROS[: end - start], start, path)
+
+
+def write_fully(fd: int, content: bytes, position: int, path: Path) -> None:
+    """Write all of it. A disk that gets full takes a part first, and says so only then.
+
+    Raises:
+        DiskFullError: There is no space for the rest.
+    """
     try:
-        os.pwrite(fd, _ZEROS[: end - start], start)
+        written = os.pwrite(fd, content, position)
+        while written < len(content):
+            written += os.pwrite(fd, content[written:], position + written)
     except OSError as error:
         raise _translated(error, path) from error
 
@@ -232,11 +243,7 @@ class LogFile:
 
     def write(self, position: int, content: bytes) -> None:
         """Put bytes below ``ready_end`` into the file; they are in the page cache then."""
-        try:
-            written = os.pwrite(self._fd, content, position)
-        except OSError as error:
-            raise _translated(error, self.path) from error
-        assert written == len(content), "pwrite of reserved space is not cut short"
+        write_fully(self._fd, content, position, self.path)
 
     def make_ready(self, end: int) -> None:
         """Let records be written up to byte ``end``; called by the appender."""

@@ -64,6 +64,7 @@ class Guarded:
     """A guard and all it sees."""
 
     def __init__(self) -> None:
+        self.size = SIZE
         self.free = 90 * MIB
         self.ahead = 0
         self.now = 0.0
@@ -83,7 +84,7 @@ class Guarded:
     def space_of(self, _path: Path) -> Space:
         if self.unknown:
             raise OSError(errno.EIO, "no idea")
-        return Space(self.free, SIZE)
+        return Space(self.free, self.size)
 
     def only_decisions(self) -> bool:
         return self.guard.only_decisions
@@ -118,10 +119,20 @@ async def test_stages_follow_what_is_left() -> None:
     assert await one.look(13 * MIB) is Stage.SLOW
     assert await one.look(20 * MIB) is Stage.WARN
     assert one.gate.state == "open"
-    assert one.guard.tick() == LOOK_S
     assert await one.look(50 * MIB) is Stage.PLENTY
     assert not one.is_scarce()
     assert one.reserve.held == 5 * MIB  # it is kept: a disk that was scarce may be so again
+
+
+async def test_a_large_disk_with_room_is_looked_at_rarely() -> None:
+    """A small one can be full before the next look."""
+    one = Guarded()
+    assert one.guard.tick() == LOOK_CLOSELY_S
+    one.size = 1 << 40
+    one.free = one.size // 2
+    assert one.guard.tick() == LOOK_S
+    one.free = one.size // 20
+    assert one.guard.tick() == LOOK_CLOSELY_S
 
 
 async def test_what_the_log_has_reserved_counts_as_left() -> None:

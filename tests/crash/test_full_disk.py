@@ -1,0 +1,318 @@
+"""A small disk is filled under load: nothing acknowledged is lost, and decisions go on.
+
+A real broker in a process of its own, real clients, a real file system that is mounted for the
+test (root on Linux; elsewhere it is skipped, and says so). The campaign repeats it, with kills and
+starts on the full disk, for `HALFMQ_CAMPAIGN_SECONDS` (60); the seed is printed and can be set by
+`HALFMQ_SEED`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker.disk_stages import Stage
+from halfmq.client import (
+    Admin,
+    BrokerRefusedError,
+    ClientConfig,
+    ClientError,
+    Consumer,
+    Decision,
+    Message,
+    MessageView,
+    Producer,
+    Transaction,
+    TransactionProducer,
+)
+from halfmq.client.testing import BrokerProcess, broker_process
+from halfmq.remoting.codes import ResponseCode
+from tests.support.small_disk import KINDS, fill, small_disk
+
+MIB = 1 << 20
+DISK = 64 * MIB
+BALLAST = 24 * MIB  # somebody else's file, whose removal makes room
+SENDERS = 4
+OPEN = 60  # transactions undecided while the disk fills
+PATIENCE = 60.0  # seconds
+SETTINGS = {
+    "mappedFileSizeCommitLog": MIB,
+    "mappedFileSizeConsumeQueue": 20_000,
+    "maxHashSlotNum": 1_000,
+    "maxIndexNum": 4_000,
+    "diskSlowDownRatio": 90,  # the same as refusal: the test has no hours
+    "transactionTimeOut": 3_600_000,
+    "flushIntervalConsumeQueue": 100,
+}
+
+
+def _seed() -> int:
+    seed = int(os.environ.get("HALFMQ_SEED") or random.randrange(1 << 32))
+    print(f"HALFMQ_SEED={seed}")
+    return seed
+
+
+async def _undecided(_message: MessageView) -> Decision:
+    return Decision.UNKNOWN
+
+
+class Load:
+    """Clients of one broker, and what they know."""
+
+    def __init__(self, broker: BrokerProcess, chance: random.Random) -> None:
+        self.broker = broker
+        self.chance = chance
+        self.acknowledged: set[bytes] = set()
+        self.sent: set[bytes] = set()
+        self.committed: set[bytes] = set()
+        self.rolled_back: set[bytes] = set()
+        self.refusals: Counter[int] = Counter()
+        self.consumed: Counter[bytes] = Counter()
+        self.open: list[tuple[Transaction, bytes]] = []
+        self._numbers = iter(range(1 << 60))
+
+    @property
+    def config(self) -> ClientConfig:
+        return ClientConfig(
+            namesrv=self.broker.address, reconnect_delay_min=0.02, reconnect_delay_max=0.1
+        )
+
+    def body(self, kind: str, size: int) -> bytes:
+        """Return a body of its own, which no compression makes shorter."""
+        name = f"{kind}-{next(self._numbers)}-".encode()
+        return name + self.chance.randbytes(size - len(name))
+
+    async def send_until(self, stop: asyncio.Event) -> None:
+        """Send messages one after the other, as fast as they are taken."""
+        async with Producer("full-producer", config=self.config) as producer:
+            while not stop.is_set():
+                body = self.body("plain", self.chance.choice((100, 2_000, 20_000)))
+                self.sent.add(body)
+                try:
+                    await producer.send(Message("full", body, keys=["key"]))
+                except BrokerRefusedError as refusal:
+                    self.refusals[refusal.code] += 1
+                    await asyncio.sleep(0.02)
+                except ClientError:
+                    await asyncio.sleep(0.02)
+                else:
+                    self.acknowledged.add(body)
+
+    async def consume_until(self, stop: asyncio.Event) -> None:
+        """Consume whatever comes."""
+        async with Consumer(
+            "full-consumer", {"full": "*"}, start_from="first", config=self.config
+        ) as consumer:
+            while not stop.is_set():
+                with contextlib.suppress(ClientError):
+                    message = await consumer.receive(timeout=0.2)
+                    if message is not None:
+                        self.consumed[message.body] += 1
+                        await message.ack()
+
+    async def prepare(self, producer: TransactionProducer, count: int) -> None:
+        """Open transactions and leave them undecided."""
+        for _ in range(count):
+            body = self.body("half", 20_000)
+            transaction = producer.transaction(Message("full", body))
+            await transaction.__aenter__()
+            self.open.append((transaction, body))
+
+    async def decide(self, count: int) -> None:
+        """Decide some of the open ones, two in three to be committed."""
+        for number in range(count):
+            transaction, body = self.open.pop(0)
+            decision = Decision.ROLLBACK if number % 3 == 2 else Decision.COMMIT
+            transaction.decide(decision)
+            await asyncio.wait_for(transaction.__aexit__(None, None, None), PATIENCE)
+            (self.rolled_back if decision is Decision.ROLLBACK else self.committed).add(body)
+
+    async def metrics(self) -> dict[str, int]:
+        """What the broker tells of its disk."""
+        async with Admin(config=self.config) as admin:
+            (found,) = (await admin.metrics()).values()
+        return {
+            name.removeprefix("halfmq.disk."): int(value)
+            for name, value in found.items()
+            if name.startswith("halfmq.disk.")
+        }
+
+    async def stage(self, wanted: Callable[[int], bool]) -> dict[str, int]:
+        """Wait for a stage."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            found = await self.metrics()
+            if wanted(found["stage"]):
+                return found
+            assert time.monotonic() < deadline, f"the stage stays {found}"
+            await asyncio.sleep(0.05)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until something is so."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():  # it is others who work
+            assert time.monotonic() < deadline, "nothing happened"
+            await asyncio.sleep(0.02)
+
+    async def until_consumed(self) -> None:
+        """Wait until the consumer has all that is acknowledged or committed by now."""
+        wanted = self.acknowledged | self.committed
+        await self.until(lambda: wanted <= self.consumed.keys())
+
+
+async def _fill_and_recover(load: Load, disk: Path, *, kills: bool) -> None:
+    """Let the disk get full twice over, and empty again, with everybody at work."""
+    stop = asyncio.Event()
+    ballast, hog = disk / "ballast", disk / "hog"
+    fill(ballast, BALLAST)
+    async with (
+        TransactionProducer("full-tx", _undecided, config=load.config) as producer,
+        asyncio.TaskGroup() as group,
+    ):
+        for _ in range(SENDERS):
+            group.create_task(load.send_until(stop))
+        group.create_task(load.consume_until(stop))
+        await load.prepare(producer, OPEN)
+
+        # The messages themselves fill it: they are refused, and all else goes on.
+        await load.stage(lambda stage: stage >= Stage.REFUSE)
+        await asyncio.sleep(0.3)
+        before = len(load.acknowledged)
+        with pytest.raises(BrokerRefusedError) as refused:
+            await load.prepare(producer, 1)
+        assert refused.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        await load.decide(OPEN // 3)
+        assert len(load.acknowledged) == before
+        assert load.refusals[ResponseCode.SERVICE_NOT_AVAILABLE] > 0
+        await load.until_consumed()
+
+        # Somebody else takes the rest: decisions are written from the reserve.
+        fill(hog)
+        await load.stage(lambda stage: stage == Stage.RESERVE)
+        if kills:
+            await asyncio.to_thread(load.broker.kill)
+            await asyncio.to_thread(load.broker.start)
+        await load.decide(OPEN // 3)
+        fill(hog)  # and whatever the reserve has given back
+        await load.decide(3)
+        await load.until_consumed()
+        assert load.broker.running
+
+        # There is room again, and nobody has to start anything.
+        hog.unlink()
+        ballast.unlink()
+        pid = load.broker.pid
+        await load.stage(lambda stage: stage < Stage.REFUSE)
+        before = len(load.acknowledged)
+        await load.prepare(producer, 3)
+        await load.decide(len(load.open))
+        await load.until(lambda: len(load.acknowledged) >= before + 20)
+        assert load.broker.pid == pid
+        stop.set()
+
+
+async def _fill_at_once(load: Load, disk: Path) -> None:
+    """Let somebody else take the whole disk within a blink, at a moment of no warning."""
+    stop = asyncio.Event()
+    hog = disk / "hog"
+    async with (
+        TransactionProducer("full-tx", _undecided, config=load.config) as producer,
+        asyncio.TaskGroup() as group,
+    ):
+        for _ in range(SENDERS):
+            group.create_task(load.send_until(stop))
+        group.create_task(load.consume_until(stop))
+        await load.prepare(producer, 9)
+        await asyncio.sleep(load.chance.random())
+        await asyncio.to_thread(fill, hog)
+        await asyncio.sleep(load.chance.random())
+        if load.chance.random() < 0.5:
+            await asyncio.to_thread(load.broker.kill)
+            await asyncio.to_thread(load.broker.start)
+        await load.until_consumed()
+        hog.unlink()
+        await load.decide(len(load.open))
+        before = len(load.acknowledged)
+        await load.until(lambda: len(load.acknowledged) >= before + 20)
+        stop.set()
+
+
+async def _check(load: Load) -> None:
+    """Everything acknowledged is delivered, to those who were there and to those who come later."""
+    wanted = load.acknowledged | load.committed
+    seen: set[bytes] = set()
+    async with Consumer(
+        f"full-auditor-{load.chance.getrandbits(40)}",
+        {"full": "*"},
+        start_from="first",
+        config=load.config,
+    ) as consumer:
+        while not wanted <= seen:
+            message = await consumer.receive(timeout=PATIENCE)
+            assert message is not None, f"{len(wanted - seen)} of {len(wanted)} are lost"
+            assert message.body not in seen, "delivered twice"
+            seen.add(message.body)
+            await message.ack()
+    assert seen <= load.sent | load.committed
+    assert not load.rolled_back & seen
+
+
+@contextlib.contextmanager
+def _broker(tmp_path: Path, disk: Path) -> Iterator[BrokerProcess]:
+    store = disk / "store"
+    with broker_process(tmp_path / "logs", storePathRootDir=store, **SETTINGS) as broker:
+        yield broker
+
+
+def _run(tmp_path: Path, kind: str, seed: int, *, kills: bool, at_once: bool = False) -> None:
+    chance = random.Random(seed)
+    with small_disk(tmp_path, kind, DISK) as disk, _broker(tmp_path, disk) as broker:
+        load = Load(broker, chance)
+        if at_once:
+            asyncio.run(_fill_at_once(load, disk))
+        else:
+            asyncio.run(_fill_and_recover(load, disk, kills=kills))
+        asyncio.run(_check(load))
+        broker.kill()
+        broker.start()
+        asyncio.run(_check(load))
+        assert "Traceback" not in broker.log
+        print(
+            f"{kind}: acknowledged={len(load.acknowledged)} committed={len(load.committed)} "
+            f"rolled_back={len(load.rolled_back)} refused={sum(load.refusals.values())}"
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_full_disk_costs_nothing_acknowledged(tmp_path: Path, kind: str) -> None:
+    """Filled by messages, then to the last sector by others; recovered without a restart."""
+    _run(tmp_path, kind, _seed(), kills=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_broker_starts_on_a_full_disk(tmp_path: Path, kind: str) -> None:
+    """Killed when nothing is left, it comes up again, and decisions are still taken."""
+    _run(tmp_path, kind, _seed(), kills=True)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_full_disks_cost_nothing_acknowledged(tmp_path: Path, kind: str) -> None:
+    """The same again and again."""
+    seed = _seed()
+    end = time.monotonic() + float(os.environ.get("HALFMQ_CAMPAIGN_SECONDS", "60"))
+    turn = 0
+    while turn == 0 or time.monotonic() < end:
+        directory = tmp_path / str(turn)
+        directory.mkdir()
+        _run(directory, kind, seed + turn, kills=turn % 3 == 1, at_once=turn % 3 == 2)
+        turn += 1
+    print(f"{turn} turns")
