@@ -170,9 +170,9 @@ class Decisions:
         if entry is None:
             return self._end_other(offset, queue_offset, producer_group, event, from_check)
         if entry.queue_offset != queue_offset:
-            raise HalfMismatchError(offset, "The transaction state table offset wrong")
+            raise _wrong_queue_offset(offset, entry.queue_offset, queue_offset)
         if entry.group != producer_group:
-            raise HalfMismatchError(offset, "The producer group wrong")
+            raise _wrong_group(offset, entry.group, producer_group)
         if from_check:
             self._answered(entry)
         return self._decide(entry, event)
@@ -337,7 +337,11 @@ class Decisions:
             raise HalfNotFoundError(offset)
         half = parse_half(record, offset)
         if half is None:
-            raise HalfMismatchError(offset, "The record is not a half message")
+            raise HalfMismatchError(
+                offset,
+                f"The record is not a half message: that at commitLogOffset {offset} belongs to "
+                "something else; expected is the offset in the msgId that answered the prepare",
+            )
         return half
 
     def _end_other(
@@ -346,9 +350,10 @@ class Decisions:
         """Apply a decision about a half that is not undecided under this offset."""
         half = self._existing_half(offset)
         if half.queue_offset != queue_offset:
-            raise HalfMismatchError(offset, "The transaction state table offset wrong")
-        if get_property(half.properties, b"PGROUP") != group.encode():
-            raise HalfMismatchError(offset, "The producer group wrong")
+            raise _wrong_queue_offset(offset, half.queue_offset, queue_offset)
+        prepared_by = get_property(half.properties, b"PGROUP")
+        if prepared_by != group.encode():
+            raise _wrong_group(offset, (prepared_by or b"").decode(errors="replace"), group)
         entry = self._find(self._table.first_of(offset))
         if entry is None:
             return self._answer_decided(offset, half, event)
@@ -406,3 +411,22 @@ class Decisions:
         if finals:
             self._append(finals)
             self._log.request_flush()
+
+
+# The first words of both are RocketMQ's, which people and tools know.
+
+
+def _wrong_queue_offset(offset: int, stored: int, said: int) -> HalfMismatchError:
+    return HalfMismatchError(
+        offset,
+        f"The transaction state table offset wrong: the half at commitLogOffset {offset} has the "
+        f"queue offset {stored}, and the request says {said}",
+    )
+
+
+def _wrong_group(offset: int, stored: str, said: str) -> HalfMismatchError:
+    return HalfMismatchError(
+        offset,
+        f"The producer group wrong: the half at commitLogOffset {offset} was prepared by the group "
+        f"{stored!r}, and the request is of {said[:128]!r}",
+    )

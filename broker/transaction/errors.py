@@ -25,7 +25,11 @@ class HalfNotFoundError(TransactionError):
         self.offset = offset
 
     def __str__(self) -> str:
-        return "Find prepared transaction message failed"  # Source: EndTransactionProcessor.java
+        # The first words are RocketMQ's. Source: EndTransactionProcessor.java
+        return (
+            "Find prepared transaction message failed: no record begins at commitLogOffset "
+            f"{self.offset}; expected is the offset in the msgId that answered the prepare"
+        )
 
 
 class HalfMismatchError(TransactionError):
