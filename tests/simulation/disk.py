@@ -87,7 +87,7 @@ class Disk:
         self._names: dict[int, dict[str, int]] = {self._inode(self.root): {}}
         self._directories: dict[int, None] = {self._inode(self.root): None}
         self._journal: list[Journal] = []
-        self._sized: dict[int, None] = {}  # inodes whose size was set when they were made
+        self._sized: dict[int, int] = {}  # by inode: the size that was set when it was made
         self._syncs: dict[int, int] = {}  # inode: number of the newest sync that is recorded
         self._sync_number = 0
         self.writes = 0
@@ -171,7 +171,7 @@ class Disk:
     def ftruncate(self, fd: int, size: int) -> None:
         dies = self._changes()
         real.ftruncate(fd, size)
-        self._sized[os.fstat(fd).st_ino] = None
+        self._sized[os.fstat(fd).st_ino] = size
         if dies:
             self._die()
 
@@ -335,7 +335,7 @@ class Disk:
                 real.link(written[inode], path)
             else:
                 content = self._left_of(
-                    durable.get(inode, b""), present.get(inode), sized=inode in self._sized
+                    durable.get(inode, b""), present.get(inode), size=self._sized.get(inode)
                 )
                 with real.io_open(path, "wb") as file:
                     file.write(content)
@@ -343,10 +343,10 @@ class Disk:
                 self._durable[self._inode(path)] = content
             entries[name] = self._inode(path)
 
-    def _left_of(self, durable: bytes, path: Path | None, *, sized: bool) -> bytes:
+    def _left_of(self, durable: bytes, path: Path | None, *, size: int | None) -> bytes:
         """Return what is on disk of a file: its durable content and some of what came later."""
-        if path is None:
-            return durable
+        if path is None:  # removed since, but not durably
+            return durable.ljust(size or 0, b"\0")
         with real.io_open(path, "rb") as file:
             current = file.read()
         if current == durable:
@@ -354,7 +354,7 @@ class Disk:
         chance = self.chance
         # A size that is set when a file is made is in the same transaction of the journal as its
         # name; that of a file that grows as it is written is not.
-        size = len(current) if sized else chance.choice((len(durable), len(current)))
+        left_size = chance.choice((len(durable), len(current))) if size is None else len(current)
         longest = max(len(durable), len(current))
         old, new = durable.ljust(longest, b"\0"), current.ljust(longest, b"\0")
         left = bytearray(old)
@@ -364,7 +364,7 @@ class Disk:
                 if chance.random() < 0.2:
                     end = min(end, start + SECTOR * chance.randrange(1, PAGE // SECTOR))
                 left[start:end] = new[start:end]
-        return bytes(left[:size])
+        return bytes(left[:left_size])
 
     def _next_root(self) -> Path:
         self._generation += 1
