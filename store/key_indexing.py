@@ -7,11 +7,11 @@ kept, and indexed in slices while the loop has time, before a look-up, or when t
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from .draft import Appended, AppendedBatch, Batch, Draft
-from .errors import StoreError
+from .errors import DiskFullError, StoreError
 from .format.index import KeyedRecord, UniqueKeys
 from .index_file import IndexFile, IndexService
 from .log_scan import LogScan, store_timestamp
@@ -28,6 +28,8 @@ PENDING_BYTES_MAX: Final = 32 << 20
 RECORDS_PER_PUT: Final = 1024  # indexed at once, in about a millisecond; more only in one group
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
 FAILURE_TOLD_EVERY: Final = 60.0  # seconds
+RETRY_EVERY: Final = 1.0  # seconds; until the next try after the disk was full
+CATCH_UP_MS: Final = 5.0  # that a look-up spends on an index that is behind
 # Seconds between two flushes. Slots are hit at random, so each flush writes all pages of them;
 # a start after a kill indexes this much again.
 FLUSH_EVERY: Final = 10.0
@@ -40,7 +42,9 @@ class KeyIndexing:
         self.index = index
         self._files = files
         self._pending: deque[Waiting | WaitingKeys] = deque()
-        self._stopped = False  # after a full disk, for the rest of this run
+        self._behind = False  # after a full disk: what the index lacks is read from the log
+        self._log_end = 0  # physical offset behind the newest record
+        self._retry_at = 0.0  # when to try again after a failure
         self._told = -FAILURE_TOLD_EVERY  # when the last failure was logged
         self._flush_due = time.monotonic() + FLUSH_EVERY
         self._indexed_offset = 0  # physical offset up to which keys are in the index
@@ -48,11 +52,26 @@ class KeyIndexing:
     def recover(self, *, clean: bool, log_end: int, index_timestamp: int) -> None:
         """Open the index and put again what it lacks of the log."""
         start = self.index.recover(clean=clean, log_end=log_end, index_timestamp=index_timestamp)
-        self._indexed_offset = log_end
+        self._indexed_offset = self._log_end = log_end
         if not self._files.bases:
             return
         told = time.monotonic()
-        scan = LogScan(self._files, self._boundary(start), log_end, check_crc=False)
+        self._indexed_offset = self._boundary(start)
+        try:
+            for offset in self._put_log(self._indexed_offset, log_end):
+                self._indexed_offset = offset
+                if time.monotonic() - told >= PROGRESS_EVERY:
+                    told = time.monotonic()
+                    logger.info("event=indexing offset=%d", self._indexed_offset)
+        except DiskFullError as error:
+            # What is stored can still be consumed, and decided: the keys have time.
+            self._fall_behind(error)
+        else:
+            self._indexed_offset = log_end
+
+    def _put_log(self, start: int, end: int) -> Iterator[int]:
+        """Index a part of the log, piece by piece; give the offset up to which that is done."""
+        scan = LogScan(self._files, start, end, check_crc=False)
         for offset, chunk, found in scan:
             self.index.put_group(
                 [
@@ -66,9 +85,7 @@ class KeyIndexing:
                     for position, size, sys_flag, _, _, topic_at, properties_at in found
                 ]
             )
-            if time.monotonic() - told >= PROGRESS_EVERY:
-                told = time.monotonic()
-                logger.info("event=indexing offset=%d records=%d", scan.end_offset, scan.records)
+            yield scan.end_offset
 
     def _boundary(self, start: int) -> int:
         """Return where a record begins at or shortly before ``start``.
@@ -93,28 +110,57 @@ class KeyIndexing:
             self._add((done.end, batch.drafts(), places))
 
     def _add(self, waiting: Waiting | WaitingKeys) -> None:
-        if self._stopped:
+        self._log_end = waiting[0]
+        if self._behind:
             return
         self._pending.append(waiting)
         if waiting[0] - self._indexed_offset > PENDING_BYTES_MAX:
             try:
                 self._put_next()
-            except StoreError:
+            except StoreError as error:
                 # The disk is full, but the records are stored and their sender must not be told
-                # otherwise. No later key may get in either: a start goes on from the last one.
-                self._stopped = True
-                self._pending.clear()
-                logger.exception("event=index_stopped offset=%d", self._indexed_offset)
+                # otherwise.
+                self._fall_behind(error)
+
+    def _fall_behind(self, error: StoreError) -> None:
+        """Keep nothing in memory any more; when there is space, the log has it all."""
+        self._behind = True
+        self._pending.clear()
+        self._retry_at = time.monotonic() + RETRY_EVERY
+        logger.error("event=index_behind offset=%d error=%r", self._indexed_offset, str(error))
 
     def work(self, budget_ms: float | None = None) -> bool:
-        """Index what waits, all of it or for ``budget_ms``; return whether some still does."""
-        deadline = None if budget_ms is None else time.monotonic() + budget_ms / 1000
+        """Index what waits, all of it or for ``budget_ms``; return whether more can be done now."""
+        if not self._behind and not self._pending:
+            return False
+        now = time.monotonic()
+        if now < self._retry_at and budget_ms is not None:
+            return False
+        deadline = None if budget_ms is None else now + budget_ms / 1000
+        try:
+            return self._catch_up(deadline) or self._put_pending(deadline)
+        except StoreError as error:
+            self._tell(error)
+            self._retry_at = now + RETRY_EVERY
+            return False
+
+    def _catch_up(self, deadline: float | None) -> bool:
+        """Index from the log what the index lacks of it; return whether there is more."""
+        if self._behind:
+            start = max(self._indexed_offset, self._files.bases[0])
+            for offset in self._put_log(start, self._log_end):
+                self._indexed_offset = offset
+                if deadline is not None and time.monotonic() >= deadline:
+                    return True
+            self._behind = False
+            self._indexed_offset = self._log_end
+            logger.warning("event=index_caught_up offset=%d", self._indexed_offset)
+        return False
+
+    def _put_pending(self, deadline: float | None) -> bool:
+        """Index what was kept in memory; return whether there is more."""
         while self._pending:
-            try:
-                self._put_next()
-            except StoreError as error:
-                self._tell(error)
-                return True
+            self._put_next()
             if deadline is not None and time.monotonic() >= deadline:
                 break
         return bool(self._pending)
@@ -153,14 +199,17 @@ class KeyIndexing:
             logger.warning("event=index_waits error=%r", str(error))
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return the physical offsets of records with a key, those that waited included."""
-        self.work()
+        """Return the physical offsets of records with a key, those that waited included.
+
+        After a full disk some may lack for a while.
+        """
+        self.work(CATCH_UP_MS if self._behind else None)
         return self.index.query(topic, key, max_count, begin_ms, end_ms)
 
     @property
     def last_update(self) -> tuple[int, int]:
         """Store timestamp and physical offset of the newest record in the index."""
-        self.work()
+        self.work(CATCH_UP_MS if self._behind else None)
         return self.index.last_update
 
     def forget_before(self, log_start: int) -> list[IndexFile]:
@@ -177,7 +226,8 @@ class KeyIndexing:
     def finish(self) -> bool:
         """Index what waits before closing; return whether the index is complete."""
         self._flush_due = 0.0
-        return not self.work() and not self._stopped
+        self.work()
+        return not self._pending and not self._behind
 
     def close(self) -> None:
         """Flush and release the files."""

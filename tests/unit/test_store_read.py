@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from halfmq.store import index_file, key_indexing
 from halfmq.store.config import FlushMode
+from halfmq.store.errors import DiskFullError
 from halfmq.store.format.properties import tag_hash
 from halfmq.store.format.queue_entry import PRE_BLANK
 from halfmq.store.format.record import decode_records
+from halfmq.store.mapped_file import reserve
 from halfmq.store.message_store import GetStatus, MessageStore
 from tests.support.stores import (
     Clock,
@@ -377,3 +380,64 @@ def test_entries_that_stand_for_nothing_are_skipped(store: MessageStore) -> None
     assert [record.body for record in pulled(store, "T", 0)] == [b"body", b"after"]
     assert store.get("T", 0, 1, max_count=1).status is GetStatus.FOUND
     assert store.store_time_at("T", 0, 1) == -1
+
+
+def test_an_index_that_found_no_space_catches_up_from_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages are stored meanwhile and kept nowhere in memory; no key is missing in the end."""
+    monkeypatch.setattr(key_indexing, "PENDING_BYTES_MAX", 5_000)
+    monkeypatch.setattr(key_indexing, "RETRY_EVERY", 0.0)
+    full = False
+
+    def limited(fd: int, start: int, end: int, path: Path) -> None:
+        if full:
+            raise DiskFullError(path, "no space")
+        reserve(fd, start, end, path)
+
+    monkeypatch.setattr("halfmq.store.index_file.reserve", limited)
+    monkeypatch.setattr(index_file, "_RESERVED_AHEAD", 0)
+    store = MessageStore(small_config(tmp_path), now_ms=Clock())
+    store.open()
+
+    def send(first: int, count: int) -> None:
+        for number in range(first, first + count):
+            properties = {"UNIQ_KEY": f"u{number}", "KEYS": f"k{number}"}
+            append_durably(store, draft(body=bytes(900), properties=properties))
+
+    def missing(first: int, count: int) -> list[int]:
+        return [
+            number
+            for number in range(first, first + count)
+            if not store.query_index("T", f"k{number}", 10, 0, 1 << 60)
+        ]
+
+    def is_behind() -> bool:
+        assert store._keys is not None
+        assert not store._keys._pending
+        return store._keys._behind
+
+    send(0, 10)
+    assert missing(0, 10) == []
+    full = True
+    send(10, 40)
+    assert is_behind()
+    assert not store.tick(), "a full disk keeps nobody busy"
+    assert missing(0, 50) == list(range(10, 50))
+    full = False
+    while store.tick(0.0):
+        pass
+    send(50, 5)
+    assert missing(0, 55) == []
+    assert not is_behind()
+
+    full = True
+    send(55, 20)
+    store.close()
+    store = MessageStore(small_config(tmp_path), now_ms=Clock())
+    store.open()  # on a disk that is still full
+    send(75, 3)
+    full = False
+    store.tick()
+    assert missing(0, 78) == []
+    store.close()

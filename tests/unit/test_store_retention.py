@@ -370,7 +370,8 @@ def test_appends_and_pulls_go_on_during_a_deletion(tmp_path: Path) -> None:
         store.close()
         reopened = MessageStore(small_config(root, flush_mode=mode), now_ms=Clock())
         reopened.open()
-        assert everything(reopened) == served
+        # Files whose deletion the stop has prevented are there again, until the next one.
+        assert everything(reopened)[-len(served) :] == served
         reopened.close()
 
 
