@@ -4,11 +4,14 @@
 
     async with Admin() as admin:
         async for transaction in admin.transactions(state="parked"):
-            print(transaction.id, transaction.age, transaction.parked_reason)
-        await admin.commit(transaction.id, reason="the order is in the database")
+            print(transaction.transaction_id, transaction.age, transaction.parked_reason)
+        await admin.commit(transaction.half_message_id, reason="the order is in the database")
 
-A transaction is named by the offset id of its half, which consumers see as transaction id, or by
-its unique key, which its producer knows. All brokers of the cluster are asked.
+A transaction has two names. Its ``transaction_id`` is what its producer has as ``tx.id``, its
+checker as ``message.transaction_id`` and its ledger in a row: the unique key of the (first)
+message. Its ``half_message_id`` is what consumers have as ``message.half_message_id``: the offset
+id of its half. Either will do here; only the second also names one that is decided. All brokers of
+the cluster are asked.
 
 The requests are halfmq's own. A broker of Apache RocketMQ keeps no list of undecided transactions
 and takes no decision from anybody but a producer; of it one can have a parked message asked about
@@ -63,10 +66,10 @@ Action: TypeAlias = Literal["commit", "rollback", "resume"]
 class PendingTransaction:
     """One transaction that nobody has decided, as its broker sees it when asked."""
 
-    id: str
-    """Offset id of its half: the transaction id of the message that a commit delivers."""
-    unique_key: str
-    """By which its producer knows it."""
+    half_message_id: str
+    """As consumers will see it at the (first) message that a commit delivers."""
+    transaction_id: str
+    """As its producer, its checker and its ledger know it; not unique if its producer so wants."""
     group: str
     """Whose producers are asked about it."""
     topic: str
@@ -95,8 +98,8 @@ class PendingTransaction:
 
 def _pending(info: TransactionInfo, broker_name: str) -> PendingTransaction:
     return PendingTransaction(
-        id=info.message_id,
-        unique_key=info.transaction_id,
+        half_message_id=info.message_id,
+        transaction_id=info.transaction_id,
         group=info.producer_group,
         topic=info.topic,
         keys=info.keys,

@@ -30,7 +30,7 @@ LIST_LIMIT: Final = 1_000
 KEYS_SHOWN: Final = 24  # characters of the keys in a table
 
 TITLES: Final = (
-    *("ID", "STATE", "GROUP", "TOPIC", "KEYS", "AGE", "OWNER"),
+    *("HALF MESSAGE ID", "TRANSACTION ID", "STATE", "GROUP", "TOPIC", "KEYS", "AGE", "OWNER"),
     *("SENT", "DELIVERED", "ANSWERED", "NEXT CHECK"),
 )
 
@@ -86,7 +86,7 @@ def _add_transaction_verbs(verbs: Any) -> None:
     resume = _verb(verbs, "resume", _resume, "have its producers asked again")
     for parser in (show, commit, rollback, resume):
         parser.add_argument(
-            "id", metavar="ID", help="offset id of its half, or the unique key of its message"
+            "id", metavar="ID", help="half message id, or transaction id, as list shows them"
         )
     for parser in (commit, rollback, resume):
         parser.add_argument("--reason", metavar="TEXT", help="for the broker's log")
@@ -147,8 +147,8 @@ async def _show(admin: Admin, options: argparse.Namespace) -> int:
     )
     _say_pairs(
         {
-            "id": transaction.id,
-            "unique key": transaction.unique_key,
+            "half message id": transaction.half_message_id,
+            "transaction id": transaction.transaction_id,
             "state": _state(transaction),
             "group": transaction.group,
             "topic": transaction.topic,
@@ -244,7 +244,8 @@ class _JsonList:
 def _row(transaction: PendingTransaction) -> Sequence[str]:
     keys = transaction.keys
     cells: Iterable[str] = (
-        transaction.id,
+        transaction.half_message_id,
+        transaction.transaction_id,
         _state(transaction),
         transaction.group,
         transaction.topic,

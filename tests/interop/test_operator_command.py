@@ -120,16 +120,17 @@ async def test_a_transaction_is_seen_and_committed(broker: BrokerProcess, halfmq
     """From the list to the consumer, whose message names the same transaction."""
     async with undecided(broker, "seen", "seen-tx", 2) as (first, second):
         listed = (await halfmq("tx", "list", "--group", "seen-tx", "--json")).json
-        assert [one["unique_key"] for one in listed] == [first.id, second.id]
+        assert [one["transaction_id"] for one in listed] == [first.id, second.id]
         assert {one["state"] for one in listed} == {"prepared"}
         assert {(one["topic"], one["messages"]) for one in listed} == {("seen", 1)}
         assert [one["keys"] for one in listed] == ["o-0", "o-1"]
         assert listed[0]["owner"].startswith("127.0.0.1:")
         table = (await halfmq("tx", "list", "--group", "seen-tx")).out.splitlines()
-        assert table[0].split()[:2] == ["ID", "STATE"]
-        assert [line.split()[0] for line in table[1:]] == [one["id"] for one in listed]
+        assert table[0].split("  ")[:1] == ["HALF MESSAGE ID"]
+        ids = [[one["half_message_id"], one["transaction_id"]] for one in listed]
+        assert [line.split()[:2] for line in table[1:]] == ids
 
-        by_id, by_key = listed[0]["id"], listed[1]["unique_key"]
+        by_id, by_key = listed[0]["half_message_id"], listed[1]["transaction_id"]
         committed = await halfmq("tx", "commit", by_id, "--reason", "the row is there", "--json")
         rolled_back = await halfmq("tx", "rollback", by_key)
 
@@ -148,9 +149,9 @@ async def test_the_first_decision_stands(broker: BrokerProcess, halfmq: Shell) -
     """The same again has the same answer, the opposite is refused with the first one's time."""
     async with undecided(broker, "once", "once-tx") as (transaction,):
         (listed,) = (await halfmq("tx", "list", "--group", "once-tx", "--json")).json
-        first = await halfmq("tx", "commit", listed["id"], "--json")
-        again = await halfmq("tx", "commit", listed["id"], "--json")
-        opposite = await halfmq("tx", "rollback", listed["id"])
+        first = await halfmq("tx", "commit", listed["half_message_id"], "--json")
+        again = await halfmq("tx", "commit", listed["half_message_id"], "--json")
+        opposite = await halfmq("tx", "rollback", listed["half_message_id"])
         unknown = await halfmq("tx", "rollback", transaction.id)
 
     assert first.json == again.json
@@ -165,15 +166,17 @@ async def test_decisions_of_operators_survive_a_kill(tmp_path: Path) -> None:
     with broker_process(tmp_path, transactionTimeOut=600_000) as broker:
         async with undecided(broker, "kept", count=3), Admin(namesrv=broker.address) as admin:
             first, second, third = [one async for one in admin.transactions()]
-            final = await admin.commit(first.id)
-            await admin.rollback(second.id)
+            final = await admin.commit(first.half_message_id)
+            await admin.rollback(second.half_message_id)
         broker.kill()
         broker.start()
         async with Admin(namesrv=broker.address) as admin:
-            assert [one.id async for one in admin.transactions()] == [third.id]
-            assert await admin.commit(first.id) == final
+            assert [one.half_message_id async for one in admin.transactions()] == [
+                third.half_message_id
+            ]
+            assert await admin.commit(first.half_message_id) == final
             with pytest.raises(DecisionConflictError, match="rolled back"):
-                await admin.commit(second.id)
+                await admin.commit(second.half_message_id)
 
 
 async def _parked(admin: Admin) -> PendingTransaction:
@@ -220,13 +223,13 @@ async def test_a_parked_transaction_is_resumed(tmp_path: Path, named_by: str) ->
             parked = await _parked(admin)
             known.set()
             times = len(asked)
-            chosen = parked.id if named_by == "half" else await _copy(broker)
+            chosen = parked.half_message_id if named_by == "half" else await _copy(broker)
             resumed = await halfmq("tx", "resume", chosen)
             async with Consumer("later", {"later": "*"}, namesrv=broker.address) as consumer:
                 assert await consumer.receive(timeout=WAIT_S) is not None
 
     assert (resumed.code, resumed.out) == (0, f"resumed {chosen}\n"), resumed.err
-    assert parked.unique_key == transaction.id
+    assert parked.transaction_id == transaction.id
     assert (parked.state, parked.next_check) == ("parked", None)
     assert parked.parked_reason == "unknown"
     assert parked.checks_delivered == times == 2

@@ -182,11 +182,11 @@ def test_what_was_given_up_is_listed_and_can_be_decided(
         async with Admin(namesrv=broker.address) as admin:
             parked = [one async for one in admin.transactions(state="parked")]
             first, second = parked
-            await admin.commit(first.id, reason="the row is there")
-            await admin.rollback(second.id, reason="it is not")
+            await admin.commit(first.half_message_id, reason="the row is there")
+            await admin.rollback(second.half_message_id, reason="it is not")
             left = [one async for one in admin.transactions(state="parked")]
             assert left == []
-        return {one.unique_key for one in parked}, first.unique_key
+        return {one.transaction_id for one in parked}, first.transaction_id
 
     with broker_process(tmp_path / "broker", **_broker_settings(golden)) as broker:
         before = _delivered(broker)

@@ -144,9 +144,11 @@ async def operating() -> None:
             age: float = transaction.age
             planned: float | None = transaction.next_check
             show(age, planned, transaction.parked_reason, transaction.owner)
-            message_id: str | None = await admin.commit(transaction.id, reason="the row is there")
+            message_id: str | None = await admin.commit(
+                transaction.half_message_id, reason="the row is there"
+            )
             show(message_id)
-        one: PendingTransaction | None = await admin.transaction("unique key")
+        one: PendingTransaction | None = await admin.transaction("transaction id")
         metrics: dict[str, dict[str, str]] = await admin.metrics()
         show(one, metrics)
 
@@ -172,6 +174,6 @@ def without_await(directory: Path) -> None:
             show(one)
         with blocking.Admin(namesrv=address) as admin:
             for transaction in admin.transactions(state="prepared"):
-                admin.resume(transaction.unique_key)
+                admin.resume(transaction.transaction_id)
         broker.kill()
         broker.restart()

@@ -261,11 +261,11 @@ class Clients:
         async for parked in admin.transactions(state="parked"):
             self._world.loop.witness("operator", parked.keys)
             if not self._world.settling and self._world.chance.random() < 0.3:
-                await admin.resume(parked.id)
+                await admin.resume(parked.half_message_id)
             elif self.look_up(parked.keys) is Decision.COMMIT:
-                await admin.commit(parked.id)
+                await admin.commit(parked.half_message_id)
             else:
-                await admin.rollback(parked.id)
+                await admin.rollback(parked.half_message_id)
                 self._world.records.operator_rollbacks[parked.keys] = None
 
 

@@ -41,8 +41,8 @@ async def test_undecided_transactions_are_listed_page_by_page(broker: FakeBroker
     assert [one.offset for one in found] == [100, 200, 300, 400, 500]
     assert len(broker.requests_of(QUERY)) == 3
     assert found[0] == PendingTransaction(
-        id=operated.id_of(100),
-        unique_key="Key100",
+        half_message_id=operated.id_of(100),
+        transaction_id="Key100",
         group="pg",
         topic="orders",
         keys="o-1",

@@ -135,7 +135,7 @@ def test_several_messages_and_delays_without_await(served: BrokerThread) -> None
         done = producer.send_in_transaction(messages, Listener(Decision.COMMIT))
         assert producer.pending() == []
 
-    assert (pending.unique_key, pending.messages) == (tx.id, 2)
+    assert (pending.transaction_id, pending.messages) == (tx.id, 2)
     assert [len(one.results) for one in (tx, done)] == [2, 2]
     assert tx.final_message_id == broker.messages("orders")[0].msg_id
     assert len(broker.messages("invoices")) == 2

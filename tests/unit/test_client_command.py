@@ -106,15 +106,15 @@ def test_the_table_tells_people_what_is_undecided(halfmq: Shell, served: Operate
     head, first, second, third = [line.split("  ") for line in done.out.splitlines()]
     cells = [[cell.strip() for cell in row if cell] for row in (head, first, second, third)]
     assert cells[0] == [
-        *("ID", "STATE", "GROUP", "TOPIC", "KEYS", "AGE", "OWNER"),
+        *("HALF MESSAGE ID", "TRANSACTION ID", "STATE", "GROUP", "TOPIC", "KEYS", "AGE", "OWNER"),
         *("SENT", "DELIVERED", "ANSWERED", "NEXT CHECK"),
     ]
     assert cells[1] == [
-        *(served.operated.id_of(100), "prepared", "pg", "orders", "o-1", "1 s", "-"),
+        *(served.operated.id_of(100), "Key100", "prepared", "pg", "orders", "o-1", "1 s", "-"),
         *("3", "2", "1", "in 2 s"),
     ]
     assert cells[2] == [
-        *(served.operated.id_of(200), "parked (no-answer)", "pg", "orders"),
+        *(served.operated.id_of(200), "Key200", "parked (no-answer)", "pg", "orders"),
         *("o-" + "9" * 21 + "…", "5 h 12 min", "10.0.0.7:4711", "3", "2", "1", "-"),
     ]
     assert cells[3][-1] == "now"
@@ -126,7 +126,7 @@ def test_a_program_gets_json(halfmq: Shell, served: OperatedThread) -> None:
     done = halfmq("tx", "list", "--json")
 
     assert [one["offset"] for one in done.json] == [100, 200, 300]
-    assert done.json[0]["id"] == served.operated.id_of(100)
+    assert done.json[0]["half_message_id"] == served.operated.id_of(100)
     assert done.json[0]["prepared_at"] == "2023-11-14T22:13:20+00:00"
     served.operated.infos.clear()
     assert halfmq("tx", "list", "--json").json == []
@@ -158,10 +158,11 @@ def test_one_transaction_is_shown_in_full(halfmq: Shell, served: OperatedThread)
     done = halfmq("tx", "show", "Key200")
     shown = dict(line.split("  ", 1) for line in done.out.splitlines())
 
-    assert shown["id"].strip() == served.operated.id_of(200)
+    assert shown["half message id"].strip() == served.operated.id_of(200)
     assert shown["checks"].strip() == "3 sent, 2 delivered, 1 answered"
     assert shown["owner"].strip() == "-"
-    assert halfmq("tx", "show", served.operated.id_of(200), "--json").json["unique_key"] == "Key200"
+    again = halfmq("tx", "show", served.operated.id_of(200), "--json")
+    assert again.json["transaction_id"] == "Key200"
     missing = halfmq("tx", "show", "other")
     assert (missing.code, missing.out) == (1, "")
     assert missing.err == "halfmq: nothing undecided has the id other\n"

@@ -460,10 +460,14 @@ async def test_pending_are_the_groups_undecided_transactions(broker: FakeBroker)
             pending = await producer.pending()
         after = await producer.pending()
 
-    assert [one.unique_key for one in pending] == [*identities, tx.id]
-    assert [one.unique_key for one in after] == identities
+    assert [one.transaction_id for one in pending] == [*identities, tx.id]
+    assert [one.transaction_id for one in after] == identities
     last = pending[-1]
-    assert (last.id, last.group, last.state) == (tx.message_id, "orders-tx", "prepared")
+    assert (last.half_message_id, last.group, last.state) == (
+        tx.message_id,
+        "orders-tx",
+        "prepared",
+    )
     assert (last.topic, last.keys, last.messages) == ("orders", "o-2", 2)
     assert (last.checks_sent, last.checks_delivered, last.checks_answered) == (0, 0, 0)
     assert pending[0].age > last.age >= 0
