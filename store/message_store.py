@@ -24,6 +24,7 @@ from .checkpoint import AbortMarker, Checkpoint, load_checkpoint
 from .commit_log import CommitLog
 from .config import FlushMode, StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
+from .digests import IndexExtent
 from .draft import Appended, AppendedBatch, Batch, Draft
 from .durable_mark import DurableMark
 from .errors import StoreClosedError, StoreError, UnusableFileError
@@ -32,6 +33,7 @@ from .format.queue_entry import PRE_BLANK
 from .format.record import Record
 from .format.topics import SCHEDULE_TOPIC
 from .index_file import IndexService
+from .integrity import Integrity
 from .janitor import Janitor
 from .key_indexing import KeyIndexing
 from .lock import DirectoryLock
@@ -108,12 +110,16 @@ class MessageStore:
             worker=worker,
         )
         self._retention = Retention(self._log.files, self._queues, self._reader, worker=worker)
+        self._integrity = Integrity(
+            config.root, self._log.files, self._queues, config.delay_levels_ms
+        )
         self._worker = worker
         self._keys: KeyIndexing | None = None
         self._janitor: Janitor | None = None
         self._checkpoint = Checkpoint()
         self._confirm_offset = 0  # where the last record begins that recovery saw
         self._upkeep_failed = False
+        self._queues_durable = 0  # physical offset up to which the queues are on disk
         self._opened = False
         self.recovery = Progress()  # how far ``open`` is; for other threads
 
@@ -156,6 +162,9 @@ class MessageStore:
         recovery = Recovery(self._config, files, self._queues, self._reader, self.recovery)
         durable_offset = self._durable_mark.load() if self._checkpoint.is_ours else -1
         report = recovery.run(self._checkpoint, clean=clean, durable_offset=durable_offset)
+        self._integrity.before_index(
+            report.end_offset, report.damages, clean=clean and self._checkpoint.is_ours
+        )
         self._log.start(report.end_offset, recovery.last_timestamp)
         if self._config.index_enabled:
             index = IndexService(
@@ -183,7 +192,11 @@ class MessageStore:
         self._durable_mark.move(offset)
         self._on_durable(offset)
 
+    def _index_extents(self) -> list[IndexExtent]:
+        return [] if self._keys is None else self._keys.index.extents()
+
     def _start(self) -> None:
+        self._integrity.start(self._index_extents())
         self._janitor = Janitor(
             prepare=self._log.prepare_ahead,
             maintain=self._maintain,
@@ -232,6 +245,7 @@ class MessageStore:
         if self._keys is not None:
             complete = self._keys.finish()
         self._flush_derived(closed=True)
+        self._integrity.close(self._flusher.durable_offset, self._index_extents())
         return complete
 
     def _close_files(self) -> None:
@@ -248,6 +262,7 @@ class MessageStore:
             return
         try:
             self._flush_derived()
+            self._integrity.work(self._flusher.durable_offset, self._index_extents())
         except OSError:
             # The kernel may forget what it could not write, so the checkpoint stays where it is.
             self._upkeep_failed = True
@@ -255,8 +270,10 @@ class MessageStore:
 
     def _flush_derived(self, *, closed: bool = False) -> None:
         timestamp = self._log.last_store_timestamp  # taken first: it covers what is flushed below
+        written = self._log.write_offset
         for queue in list(self._queues.values()):
             queue.sync()
+        self._queues_durable = written
         index_timestamp = self._checkpoint.index_timestamp
         if self._keys is not None:
             index_timestamp = self._keys.flush(index_timestamp)
@@ -331,7 +348,7 @@ class MessageStore:
 
     def tick(self, budget_ms: float = 2.0) -> bool:
         """Do deferred work for about ``budget_ms``; return whether there is more."""
-        self._retention.work(self._flusher.durable_offset)
+        self._retention.work(min(self._flusher.durable_offset, self._queues_durable))
         return self._keys is not None and self._keys.work(budget_ms)
 
     # Retention ------------------------------------------------------------------------------
@@ -348,8 +365,8 @@ class MessageStore:
     def delete_before(self, end: int) -> None:
         """Delete the files of the log that end at ``end`` or before it, and what leads there.
 
-        That begins at a ``tick`` when everything appended by now is durable, and goes on beside
-        the loop. The last file always stays.
+        That begins at a ``tick`` when everything appended by now is durable, queues included, and
+        goes on beside the loop. The last file always stays.
         """
         self._retention.delete(end, self._log.write_offset)
         self._flusher.request()

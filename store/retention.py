@@ -7,8 +7,9 @@ the oldest first; the last one always stays.
 A deletion runs in this order, and a crash between any two steps leaves a directory that opens, here
 and in RocketMQ:
 
-1. Everything appended by now gets durable. What allows a file to go may be as young as that, the
-   decision about a half in it for one: a power cut would take that, and the half were gone as well.
+1. Everything appended by now gets durable, its queue entries too. What allows a file to go may be
+   as young as that, the decision about a half in it for one: a power cut would take that, and the
+   half were gone as well. And where an idle queue ends is told by its file alone then.
 2. The log begins later, in memory. From here on nobody is sent into the files.
 3. Their names are removed, oldest first, with a flush of the directory behind each one. Otherwise a
    power cut could bring back an old one without its successor, and a log with a hole does not open.
@@ -82,7 +83,8 @@ class Retention:
         self._files = files
         self._queues = queues
         self._reader = reader
-        self._wanted: tuple[int, int] | None = None  # where the log is to begin, and durable
+        # Where the log is to begin, and up to where it has to be durable before that.
+        self._wanted: list[tuple[int, int]] = []
         self._first_times: dict[int, int] = {}  # ms, of the first record, by offset of the file
         # Pieces of work for the helper, in order; each returns whether it is done.
         self._jobs: deque[Callable[[], bool]] = deque()
@@ -108,18 +110,21 @@ class Retention:
 
     def delete(self, end: int, log_end: int) -> None:
         """Let go of the files that end at ``end`` or before it, once ``log_end`` is durable."""
-        self._wanted = (end, log_end)
+        # The first of those that wait is kept, or who asks all the time would never be heard.
+        self._wanted[1:] = [(end, log_end)]
 
     def work(self, durable_offset: int) -> None:
-        """Do what is to be done in memory: a few microseconds."""
+        """Do what is to be done in memory, in a few microseconds.
+
+        Log and queues are on disk as far as the log goes up to ``durable_offset``.
+        """
         while self._begun:
             queue, queue_offset = self._begun.popleft()
             paths = queue.begin_at(queue_offset)
             if paths:
                 self._do(self._deletion_of_queue_files(paths))
-        if self._wanted is not None and self._wanted[1] <= durable_offset:
-            (end, _), self._wanted = self._wanted, None
-            self._delete(end)
+        while self._wanted and self._wanted[0][1] <= durable_offset:
+            self._delete(self._wanted.pop(0)[0])
 
     def _delete(self, end: int) -> None:
         gone = self._files.forget_before(end)

@@ -36,10 +36,15 @@ class Acknowledged:
         self.end = max(self.end, key + 1)
 
 
-def live_and_die(root: Path, seed: int, choose: random.Random, told: Acknowledged) -> None:
+def live_and_die(
+    root: Path, seed: int, choose: random.Random, told: Acknowledged, keep: int | None
+) -> None:
     """Let a child append, and kill it at a moment that it does not choose."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.store_child", str(root), str(seed)],
+        [
+            *(sys.executable, "-m", "tests.support.store_child", str(root), str(seed)),
+            *([] if keep is None else [str(keep)]),
+        ],
         stdout=subprocess.PIPE,
         cwd=REPOSITORY,
         text=True,
@@ -71,13 +76,16 @@ def cut_power(root: Path, choose: random.Random, told: Acknowledged) -> None:
                 durable += int.from_bytes(content[durable - 1 : durable + 3], "big") - 1
             damage(content, durable, choose)
             path.write_bytes(content)
+    log_start = min(int(path.name) for path in (root / "commitlog").iterdir())
     trusted = load_checkpoint(root / "checkpoint").queues_timestamp
     times = {record: time for record, time in stored_times(root).items() if time <= trusted}
     for path in root.glob("consumequeue/*/*/*"):
         content = bytearray(path.read_bytes())
         used = len(content) // ENTRY_SIZE * ENTRY_SIZE
         for place, entry in enumerate(unpack_entries(bytes(content[:used]))):
-            if entry.is_valid and entry.physical_offset not in times:
+            # Entries of records that were deleted were on disk before that.
+            is_old = entry.physical_offset < log_start
+            if entry.is_valid and entry.physical_offset not in times and not is_old:
                 damage(content, place * ENTRY_SIZE, choose)
                 break
         path.write_bytes(content)
@@ -110,13 +118,21 @@ def damage(content: bytearray, start: int, choose: random.Random) -> None:
         position = end
 
 
-def check(root: Path, told: Acknowledged) -> None:
-    """Open the store as the next broker would, and look for everything."""
-    store = MessageStore(small_config(root), now_ms=SteppingClock())
+def check(root: Path, told: Acknowledged, keep: int | None) -> None:
+    """Open the store as the next broker would, and look for everything that is to be kept."""
+    config = small_config(root)
+    store = MessageStore(config, now_ms=SteppingClock())
     report = store.open()
+    start = store.min_offset
+    if keep is None:
+        assert start == 0
+    else:
+        assert start <= max(store.write_offset - keep * config.commit_log_file_size, 0)
     served = everything(store)
     by_offset = {record.physical_offset: record for record in served}
     for physical_offset, (topic, queue_id, queue_offset, crc) in told.records.items():
+        if physical_offset < start:
+            continue
         record = by_offset.get(physical_offset)
         assert record is not None, f"lost: {topic}:{queue_id} at {physical_offset}, {report}"
         assert (record.topic, record.queue_id, record.queue_offset) == (
@@ -132,7 +148,7 @@ def check(root: Path, told: Acknowledged) -> None:
         offsets = [
             record.queue_offset for record in served if (record.topic, record.queue_id) == key
         ]
-        assert offsets == list(range(store.queue_bounds(*key)[1])), f"hole in {key}"
+        assert offsets == list(range(*store.queue_bounds(*key))), f"hole in {key}"
     for record in served[-50:]:
         unique = record.property_map["UNIQ_KEY"]
         assert record.physical_offset in store.query_index(record.topic, unique, 64, 0, 1 << 60)
@@ -141,18 +157,22 @@ def check(root: Path, told: Acknowledged) -> None:
     store.close()
 
 
-def run(tmp_path: Path, seed: int, rounds: int, *, power: bool) -> None:
+def run(
+    tmp_path: Path, seed: int, rounds: int, *, power: bool = False, keep: int | None = None
+) -> None:
     print(f"seed={seed}")
     choose = random.Random(seed)
     told = Acknowledged()
     root = tmp_path / "store"
     for number in range(rounds):
-        live_and_die(root, seed * 1000 + number, choose, told)
+        live_and_die(root, seed * 1000 + number, choose, told, keep)
         if power:
             cut_power(root, choose, told)
         if number % 2:
-            check(root, told)  # else the next child recovers
-    check(root, told)
+            check(root, told, keep)  # else the next child recovers
+    check(root, told, keep)
+    if keep is not None:
+        assert min((root / "commitlog").iterdir()).name > f"{0:020d}"
 
 
 def new_seed() -> int:
@@ -165,9 +185,20 @@ def test_a_kill_loses_nothing_acknowledged(tmp_path: Path, *, power: bool) -> No
     run(tmp_path, new_seed(), 4, power=power)
 
 
+@pytest.mark.parametrize("power", [False, True])
+def test_a_kill_during_a_deletion_loses_nothing_that_is_kept(
+    tmp_path: Path, *, power: bool
+) -> None:
+    """Old files are deleted all the time: what is left is whole, and nothing young is gone."""
+    run(tmp_path, new_seed(), 6, power=power, keep=2)
+
+
 @pytest.mark.campaign
+@pytest.mark.parametrize("keep", [None, 1])
 @pytest.mark.parametrize("power", [False, True])
 @pytest.mark.parametrize("turn", range(10))
-def test_many_kills_lose_nothing_acknowledged(tmp_path: Path, turn: int, *, power: bool) -> None:
+def test_many_kills_lose_nothing_acknowledged(
+    tmp_path: Path, turn: int, *, power: bool, keep: int | None
+) -> None:
     """The same, longer."""
-    run(tmp_path, new_seed() + turn, 20, power=power)
+    run(tmp_path, new_seed() + turn, 20, power=power, keep=keep)

@@ -1,7 +1,8 @@
 """A process that appends and tells what was acknowledged, until it is killed.
 
-Run as ``python -m tests.support.store_child ROOT SEED``. Each line on standard output is one
-record that is on disk: ``topic queue_id queue_offset physical_offset crc32 of the record``.
+Run as ``python -m tests.support.store_child ROOT SEED [FILES]``. Each line on standard output is
+one record that is on disk: ``topic queue_id queue_offset physical_offset crc32 of the record``.
+With FILES it deletes old files of the log all the time, and keeps so many.
 """
 
 import os
@@ -41,7 +42,7 @@ def acknowledge(store: MessageStore, done: list[Appended], keys: list[tuple[str,
     os.write(1, "".join(lines).encode())
 
 
-def main(root: Path, seed: int) -> None:
+def main(root: Path, seed: int, keep: int | None = None) -> None:
     """Append groups for ever."""
     choose = random.Random(seed)
     clock = SteppingClock()
@@ -60,6 +61,8 @@ def main(root: Path, seed: int) -> None:
             properties = {"UNIQ_KEY": f"{seed}-{number}", "TAGS": choose.choice("ab")}
             group.append(draft(*key, body, properties=properties))
         done = store.append(group, contiguous=len(group) < 5)  # more may not fit
+        if keep is not None:
+            store.delete_before(store.write_offset - keep * config.commit_log_file_size)
         store.tick()
         if choose.random() < 0.8:  # the others are flushed with those that follow
             store.request_flush()
@@ -68,4 +71,4 @@ def main(root: Path, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

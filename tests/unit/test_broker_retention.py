@@ -211,6 +211,7 @@ async def delete(rig: Rig) -> None:
     retention._worker.stop()  # from here on it works when the test says so
     for _ in range(5):
         await rig.wait(1_000)
+        rig.store._maintain()
         while retention._jobs:
             retention._round(True)
 

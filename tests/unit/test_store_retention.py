@@ -12,6 +12,7 @@ from halfmq.store.format.queue_entry import QueueEntry
 from halfmq.store.message_store import GetStatus, MessageStore
 from halfmq.store.worker import Round
 from tests.support.golden_store import unpack
+from tests.support.stepped_worker import SteppedWorker
 from tests.support.stores import (
     BORN,
     Clock,
@@ -31,27 +32,6 @@ LOG_FILE = 16_384
 QUEUE_FILE = 200  # bytes: ten entries
 FILES = 5
 STEPS_MAX = 1000  # of a helper, until a test gives up
-
-
-class SteppedWorker:
-    """A helper that works when the test says so."""
-
-    def __init__(self, work: Round) -> None:
-        self._work = work
-
-    def start(self) -> None:
-        """Nothing runs by itself."""
-
-    def wake(self) -> None:
-        """Nor when it is asked for."""
-
-    def stop(self) -> bool:
-        return True
-
-    def step(self) -> bool:
-        """Do one round; return whether it wants another one soon."""
-        pause = self._work(True)
-        return pause is not None and pause < 1
 
 
 class Aged:
@@ -78,6 +58,7 @@ class Aged:
 
     def flush(self) -> None:
         self.workers["store-flush"].step()
+        self.store._maintain()
 
     def fill(self, files: int = FILES) -> None:
         """Append until the log has so many files; a second passes between two groups."""
@@ -228,10 +209,28 @@ def test_nothing_is_deleted_before_what_allows_it_is_on_disk(aged: Aged) -> None
     assert aged.store.min_offset == 0
     assert len(aged.log_files()) == FILES
 
+    aged.workers["store-flush"].step()
+    aged.settle()
+    assert aged.store.min_offset == 0, "its queue entry is not on disk yet"
     aged.flush()
     aged.settle()
     assert aged.store.min_offset == 2 * LOG_FILE
     assert len(aged.log_files()) == FILES - 2
+
+
+def test_who_asks_all_the_time_is_heard(aged: Aged) -> None:
+    """Though at no time all that is appended by then is on disk."""
+    for _ in range(5):
+        aged.store.append([draft("T", 0, b"more")])
+        aged.store.delete_before(LOG_FILE)
+        aged.flush()
+        aged.store.append([draft("T", 0, b"more")])
+        aged.store.delete_before(2 * LOG_FILE)
+        aged.settle()
+    assert aged.store.min_offset >= LOG_FILE
+    aged.flush()
+    aged.settle()
+    assert aged.store.min_offset == 2 * LOG_FILE
 
 
 def test_a_crash_between_any_two_steps_leaves_a_store_that_opens(
@@ -257,6 +256,7 @@ def test_a_crash_between_any_two_steps_leaves_a_store_that_opens(
         assert everything(opened.store) == kept
         assert {key: end for key, (_, end) in bounds(opened.store).items()} == ends
         opened.store.delete_before(3 * LOG_FILE)
+        opened.flush()
         opened.settle()
         assert opened.log_files() == aged.log_files()
         assert everything(opened.store) == everything(aged.store)
@@ -358,6 +358,7 @@ def test_appends_and_pulls_go_on_during_a_deletion(tmp_path: Path) -> None:
             if number % 40 == 39:
                 flush(store)
                 store.delete_before(store.write_offset - 2 * LOG_FILE)
+                store._maintain()
                 wait_until(ticking(store, store.write_offset - 4 * LOG_FILE))
             for queue_id in (0, 1):
                 visible = store.queue_bounds("T", queue_id)[1]
