@@ -59,6 +59,9 @@ JITTER: Final = 0.1
 CHECKS_PER_TICK: Final = 32
 """Checks sent between two turns of the loop: each reads and encodes a message, about 30 us."""
 
+BYTES_PER_CHECK: Final = 32_768
+"""Bytes of a message that cost as much as a check: one of 4 MiB takes ten milliseconds or more."""
+
 CHECKS_PER_TURN: Final = 8
 """Checks of one group before the next group has its turn."""
 
@@ -80,8 +83,8 @@ RESTART_GRACE_MS: Final = 400
 """Time after a start before the first check: producers that come back at once may bring the
 decision. A group that is not back yet is asked when it is."""
 
-COLD_READS_MAX: Final = 64
-"""Halves that are being read from the disk or wait to be sent after that."""
+COLD_READS_MAX: Final = 16
+"""Halves that are being read from the disk: enough for two threads, and 64 MiB of the largest."""
 
 # Places of a transaction that is not in the timetable; those in it have the bucket's number.
 UNPLANNED: Final = 0
@@ -288,7 +291,7 @@ class Checker:
             queues.end_turn(group, now_ms)
 
     def _take_turn(self, group: Group, now_ms: int, checks_max: int) -> tuple[int, int]:
-        """Return how many were looked at, and of how many the half was read."""
+        """Return how many were looked at, and how many checks that was worth."""
         waiting = group.waiting
         looks = checks = 0
         while waiting and checks < checks_max and looks < LOOKS_PER_TICK and not group.blocked:
@@ -307,7 +310,7 @@ class Checker:
 
     def _attend_safely(
         self, entry: Pending, group: Group, half: StoredHalf | None, now_ms: int
-    ) -> bool:
+    ) -> int:
         try:
             return self._attend(entry, group, half, now_ms)
         except Exception:
@@ -316,25 +319,26 @@ class Checker:
             logger.exception("event=check_failed half_offset=%d", entry.offset)
             group.tried.pop(entry.offset, None)
             self._plan(entry, now_ms + self._config.check_interval_ms)
-            return True
+            return 1
 
-    def _attend(self, entry: Pending, group: Group, half: StoredHalf | None, now_ms: int) -> bool:
-        """Do what is due about one transaction; tell whether that read its half."""
+    def _attend(self, entry: Pending, group: Group, half: StoredHalf | None, now_ms: int) -> int:
+        """Do what is due about one transaction; return how many checks that was worth."""
         tried = group.tried.get(entry.offset, ())
         giving_up = entry.checks >= self._config.check_max
         target = None if giving_up else self._next_target(entry, tried)
         if target is None and not giving_up:
             self._nobody(entry, group, now_ms, asked_all=bool(tried))
-            return False
+            return 0
         half = half or self._read_half(entry.offset)
         if half is None:
             self._fetch(entry, group, tried)
-            return True
+            return 1
+        worth = 1 + len(half.body) // BYTES_PER_CHECK
         if target is None:
             entry.due = UNPLANNED
             if not self._park(entry):
                 self._plan(entry, now_ms + self._config.check_interval_ms)
-            return True
+            return worth
         header, body = self._question(entry, half)
         while target is not None:
             if self._send(entry, target, tried, header, body):
@@ -342,11 +346,11 @@ class Checker:
                 if entry.due != ASKING:
                     self.delivered += 1
                     self._count_delivered(entry, now_ms)
-                return True
+                return worth
             self._full.add(target)
             target = self._next_target(entry, tried)
         self._nobody(entry, group, now_ms, asked_all=bool(tried))
-        return True
+        return worth
 
     def _nobody(self, entry: Pending, group: Group, now_ms: int, *, asked_all: bool) -> None:
         """Keep a transaction for later: there is nobody who can be asked about it now."""

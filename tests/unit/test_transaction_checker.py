@@ -17,7 +17,7 @@ from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from tests.support.transactions import HOST, START_MS, Broker, Connected
+from tests.support.transactions import HOST, START_MS, Broker, Connected, message
 
 TIMEOUT_MS = 6_000
 INTERVAL_MS = 30_000
@@ -496,6 +496,19 @@ def test_what_was_decided_does_not_pile_up_until_it_would_have_been_due(
 
     broker.wait(4_000_000)
     assert sorted(producer.asked_offsets) == [half.physical_offset for half in halves]
+
+
+def test_large_messages_take_turns_with_everything_else(broker: Broker) -> None:
+    """A check of four megabytes keeps the loop for as long as hundreds of others."""
+    producer = broker.producers.join("pg", Connected(acknowledges=True))
+    for number in range(10):
+        key = f"K{number}"
+        body = bytes(2 * checker.BYTES_PER_CHECK * checker.CHECKS_PER_TICK)
+        broker.service.prepare(message(key=key, body=body), "pg", key, producer)
+    broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
+    for checks in range(1, 11):
+        broker.service.tick()
+        assert len(producer.asked) == checks
 
 
 def test_a_group_that_stays_away_keeps_no_decided_ones(broker: Broker) -> None:
