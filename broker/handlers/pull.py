@@ -235,6 +235,11 @@ class PullHandler:
         if error is None:
             connection.write(_full(request, result) + done.result())
             return
+        if isinstance(error, FileNotFoundError):  # deleted by age meanwhile
+            asked = request.header
+            assert isinstance(asked, PullMessageRequestHeader)
+            connection.write(_retry(request, result, asked.queue_offset))
+            return
         logger.error("event=cold_read_failed ranges=%s error=%r", result.ranges, error)
         connection.write(
             encode_reply(

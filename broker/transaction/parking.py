@@ -67,6 +67,7 @@ class Parking:
         self._now_ms = now_ms
         self._parked_by = dict.fromkeys(PARKING_REASONS, 0)
         self._blocked_at = -1  # the undecided half that last kept the log from being deleted
+        self._blocked_end = 0  # up to where halves are too old
         self._expiring: list[int] = []  # to be parked, the oldest last
 
     def metrics(self) -> dict[str, int]:
@@ -137,26 +138,35 @@ class Parking:
         """Take note that the log should begin at an offset, and undecided halves lie before it.
 
         They stay, and so does the log from the oldest of them on. Whoever of them is still asked
-        about is parked, so that an operator learns of it. Told once for each oldest half.
+        about is parked, once, so that an operator learns of it. Told once for each oldest half.
         """
         oldest = self._table.oldest
-        if (
-            oldest is None
-            or oldest.offset >= min_wanted_offset
-            or oldest.offset == self._blocked_at
-        ):
+        if oldest is None or oldest.offset >= min_wanted_offset:
+            return
+        if oldest.offset == self._blocked_at:
+            self._expire(self._blocked_end, min_wanted_offset)
             return
         self._blocked_at = oldest.offset
+        self._blocked_end = 0
+        self._expiring.clear()
         self._counters.retention_blocked += 1
-        before = [offset for offset in self._table.offsets() if offset < min_wanted_offset]
-        self._expiring = before[::-1]
+        before = self._expire(0, min_wanted_offset)
         logger.warning(
             "event=retention_blocked half_offset=%d group=%s wanted_offset=%d undecided=%d",
             oldest.offset,
             oldest.group,
             min_wanted_offset,
-            len(before),
+            before,
         )
+
+    def _expire(self, start: int, end: int) -> int:
+        """Have those parked whose halves lie between two offsets; return how many these are."""
+        if end <= self._blocked_end:
+            return 0
+        self._blocked_end = end
+        found = [offset for offset in self._table.offsets() if start <= offset < end]
+        self._expiring[:0] = found[::-1]
+        return len(found)
 
     def tick(self) -> int | None:
         """Park some of those that are too old; return 0 when there are more, else None."""

@@ -216,24 +216,26 @@ async def delete(rig: Rig) -> None:
             retention._round(True)
 
 
+def pulling(offset: int) -> PullMessageRequestHeader:
+    """Ask for messages from an offset on."""
+    return PullMessageRequestHeader(
+        consumer_group="cg",
+        topic="orders",
+        queue_id=0,
+        queue_offset=offset,
+        max_msg_nums=32,
+        sys_flag=4,
+        commit_offset=0,
+        suspend_timeout_millis=0,
+        subscription="*",
+        sub_version=0,
+        expression_type="TAG",
+    )
+
+
 async def moved(peer: Peer, offset: int) -> tuple[int, int]:
     """Pull below the minimum; return where the consumer is to go on, and the minimum."""
-    answer = await peer.call(
-        RequestCode.PULL_MESSAGE,
-        PullMessageRequestHeader(
-            consumer_group="cg",
-            topic="orders",
-            queue_id=0,
-            queue_offset=offset,
-            max_msg_nums=32,
-            sys_flag=4,
-            commit_offset=0,
-            suspend_timeout_millis=0,
-            subscription="*",
-            sub_version=0,
-            expression_type="TAG",
-        ),
-    )
+    answer = await peer.call(RequestCode.PULL_MESSAGE, pulling(offset))
     assert answer.code == ResponseCode.PULL_OFFSET_MOVED
     fields = cast("dict[str, str]", answer.header)
     return int(fields["nextBeginOffset"]), int(fields["minOffset"])
@@ -286,6 +288,27 @@ async def test_an_undecided_half_keeps_its_file_and_all_behind_it(rig: Rig) -> N
     assert (await producer.end(half, COMMIT)).code == ResponseCode.SYSTEM_ERROR
     assert (await producer.end(half, UNKNOWN)).code == ResponseCode.SYSTEM_ERROR
     assert rig.service.pending == 0
+
+
+@windowed()
+async def test_a_pull_whose_messages_are_deleted_meanwhile_is_told_to_come_again(rig: Rig) -> None:
+    """It was waiting for the disk; when it comes again, it is told where to go on."""
+    consumer = await rig.peer()
+    await consumer.prepare("0" * 32)  # creates the topic
+    fill(rig, 2)
+    await rig.wait(1_000)
+    store = rig.store
+    store.read = lambda ranges, **_: None  # type: ignore[method-assign]
+
+    def gone(ranges: object) -> bytes:
+        raise FileNotFoundError(str(ranges))
+
+    store.read_cold = gone  # type: ignore[method-assign]
+    opaque = consumer.send(RequestCode.PULL_MESSAGE, pulling(0))
+    answer = await rig.patiently(consumer.answer(opaque))
+
+    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    assert cast("dict[str, str]", answer.header)["nextBeginOffset"] == "0"
 
 
 @windowed()

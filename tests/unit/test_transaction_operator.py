@@ -321,6 +321,22 @@ def test_retention_stops_at_an_undecided_half_and_says_so(
     assert len(broker.finals_of(halves[1])) == 1
 
 
+def test_more_halves_get_old_behind_the_one_that_blocks(broker: Broker) -> None:
+    """Each is parked when its own time has come, and none again that an operator has resumed."""
+    first, second, third = (broker.prepare() for _ in range(3))
+
+    broker.service.note_retention_blocked(second.physical_offset)
+    broker.wait(0)
+    assert broker.service.metrics()["parked_expired"] == 1
+    broker.service.resume(first.physical_offset)
+    for _ in range(2):
+        broker.service.note_retention_blocked(third.physical_offset)
+        broker.wait(0)
+    assert broker.service.metrics()["parked_expired"] == 2
+    assert broker.service.metrics()["pending_parked"] == 1
+    assert broker.service.metrics()["retention_blocked"] == 1
+
+
 def test_retention_that_nothing_blocks_is_not_spoken_of(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
