@@ -196,6 +196,9 @@ def check_delivery(message: Message) -> None:
     after, at = message.deliver_after, message.deliver_at
     if message.delay_level or (after is not None and at is not None):
         raise InvalidMessageError("one of delay_level, deliver_after and deliver_at, not two")
+    for name, value, kind in (("deliver_after", after, timedelta), ("deliver_at", at, datetime)):
+        if value is not None and not isinstance(value, kind):
+            raise InvalidMessageError(f"{name} is {value!r}, expected a {kind.__name__}")
     if after is not None and not timedelta() < after <= DELIVER_AFTER_MAX:
         days = DELIVER_AFTER_MAX.days
         raise InvalidMessageError(f"deliver_after is {after}, expected up to {days} days, above 0")

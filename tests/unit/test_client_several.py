@@ -248,6 +248,8 @@ async def test_a_delay_from_the_commit_on_is_a_property(broker: FakeBroker) -> N
     ("wrong", "reason"),
     [
         ({"deliver_after": timedelta()}, "above 0"),
+        ({"deliver_after": 30}, "deliver_after is 30, expected a timedelta"),
+        ({"deliver_at": 1.5}, "deliver_at is 1.5, expected a datetime"),
         ({"deliver_after": timedelta(days=40, microseconds=1)}, "40 days"),
         ({"deliver_after": timedelta(1), "deliver_at": datetime.now(UTC)}, "not two"),
         ({"deliver_after": timedelta(1), "delay_level": 3}, "not two"),
