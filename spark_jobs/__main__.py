@@ -6,7 +6,9 @@ Exit codes: 0 the log is clean, 1 there are anomalies, 2 the job could not be do
 import argparse
 import re
 import sys
+import time
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +24,9 @@ INTERRUPTED: Final = 130  # what a shell reports for Ctrl-C
 
 # The line of a traceback that says what happened; the rest of it is of no use to an operator.
 _RAISED: Final = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): (.+)$", re.MULTILINE)
+
+_AGE: Final = re.compile(r"(\d{1,9})([smhd])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -66,7 +71,38 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument(
         "--skip-crc", action="store_true", help="do not read the bodies to check their CRCs"
     )
+    audit.add_argument(
+        "--skip-queues",
+        action="store_true",
+        help="do not compare the consume queues with the log",
+    )
+    audit.add_argument(
+        "--pending-age",
+        metavar="AGE",
+        type=_age,
+        help="report halves that are undecided for longer, as in 90s, 15m, 2h or 3d",
+    )
+    audit.add_argument(
+        "--as-of",
+        choices=("log", "now"),
+        default="log",
+        help="count the age of halves up to the last record of the log (default), or up to now",
+    )
+    audit.add_argument(
+        "--check-max",
+        metavar="N",
+        type=int,
+        default=15,
+        help="transactionCheckMax of the RocketMQ broker that wrote the log (15)",
+    )
     return parser
+
+
+def _age(text: str) -> timedelta:
+    match = _AGE.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number and s, m, h or d")
+    return timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
 
 
 def _audit(options: argparse.Namespace) -> int:
@@ -85,10 +121,17 @@ def _audit(options: argparse.Namespace) -> int:
         from pyspark.errors import PySparkException  # noqa: PLC0415
 
         from halfmq.spark_jobs.auditor import audited  # noqa: PLC0415
+        from halfmq.spark_jobs.overview import Checks  # noqa: PLC0415
 
+        checks = Checks(
+            crc=not options.skip_crc,
+            queues=not options.skip_queues,
+            pending_age=options.pending_age,
+            as_of_ms=time.time_ns() // 1_000_000 if options.as_of == "now" else None,
+            checks_max=options.check_max,
+        )
         try:
-            crc = not options.skip_crc
-            with audited(spark, options.directory, extent=extent, verify_crc=crc) as audit:
+            with audited(spark, options.directory, extent=extent, checks=checks) as audit:
                 _publish(audit, options)
                 return CLEAN if audit.is_clean else ANOMALIES
         except (PySparkException, Py4JError) as error:

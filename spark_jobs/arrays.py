@@ -11,6 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 Bools = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
 
 
 def from_numpy(
@@ -37,9 +39,34 @@ def texts(values: Sequence[str | None]) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(values), buffers)
 
 
+def one(value: object, kind: pa.DataType) -> pa.Array:
+    """Make an array of one value: nothing, a number, a text, bytes or a list of numbers."""
+    if value is None:
+        return pa.nulls(1, kind)
+    if isinstance(value, str):
+        return texts([value])
+    if isinstance(value, bytes):
+        bounds = pa.py_buffer(np.array([0, len(value)], dtype=np.int32))
+        return pa.Array.from_buffers(pa.binary(), 1, [None, bounds, pa.py_buffer(value)])
+    if isinstance(value, list):
+        bounds = from_numpy(np.array([0, len(value)], dtype=np.int32), pa.int32())
+        numbers = from_numpy(np.array(value, dtype=np.int64), pa.int64())
+        return pa.ListArray.from_arrays(bounds, numbers, type=kind)
+    return from_numpy(np.array([value], dtype=np.int64), pa.int64()).cast(kind)
+
+
 def repeated(value: pa.Array, count: int) -> pa.Array:
     """Repeat an array of one value."""
     return value.take(from_numpy(np.zeros(count, dtype=np.int8), pa.int8()))
+
+
+def joined(values: pa.BinaryArray) -> tuple[Bytes, Ints]:
+    """See an array without a null as one text; where each value begins, and the end of the last."""
+    _, offsets, buffer = values.buffers()
+    if not len(values) or buffer is None:
+        return np.zeros(0, dtype=np.uint8), np.zeros(len(values) + 1, dtype=np.int64)
+    bounds = np.frombuffer(offsets, dtype=np.int32, count=len(values) + 1).astype(np.int64)
+    return np.frombuffer(buffer, dtype=np.uint8, count=int(bounds[-1])), bounds
 
 
 def _bits(values: Bools) -> pa.Buffer:

@@ -1,48 +1,44 @@
-"""Classify every transaction of a commit log, as functions from DataFrame to DataFrame.
+"""The audit as functions from DataFrame to DataFrame, over the digests of a log's splits.
 
-One pass over the log keeps a few numbers of its transactional records (``transaction_events``);
-everything else works on those. Only the names of transactions need a second pass.
+The log is read once, by ``digest_source``: each split becomes a few rows of packed numbers, where
+a record of a transaction takes 45 bytes. Everything after that moves those rows and unpacks them
+with numpy, so that a healthy transaction never becomes a row or an object of its own:
 
-1. ``link_ops`` joins halves with the ops that name them, by half queue and queue offset.
-2. ``fold`` groups halves and decisions by transaction and keeps numbers only: how many of each,
-   the lowest and the highest offset. That is enough to be sure about a transaction with nothing
-   unusual in it, which is nearly every one.
-3. The rest, a transaction with check copies or with two decisions say, goes record by record
-   through ``judge``, which knows all the rules. The shortcuts of step 2 say what it would say.
+1. ``linked`` takes op messages to halves of other splits, and makes events of them.
+2. ``judged`` brings the events of a family together and says what became of it.
+3. ``transactions`` and ``named`` are for details: they look up names in the log.
 
-A transaction is known by the UNIQ_KEY of its message, as 64 bits of hash; two of a hundred
-million have equal hashes with a probability of 1 in 4000.
+A family is known by 64 bits of hash of its producer group and unique key.
 
 What expired (it lies below the log's first offset) or got lost (it lies in a damaged range) is
 not held against the records that name it. Offsets in the half queue rise with the offsets in the
 log, so the range of queue offsets that such a stretch held is known from its neighbours.
 """
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
-from pyspark.sql import Column, DataFrame, Row
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
-from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
-from . import columns
-from .judge import Event, Kind, LogBounds, Part, State, judge
-from .segments import UNWRITTEN
-
-_PARTS: Final = {
-    columns.HALF: Part.HALF,
-    columns.OP: Part.OP,
-    columns.COMMIT: Part.COMMIT,
-    columns.ROLLBACK: Part.ROLLBACK,
-    columns.DISCARD: Part.DISCARD,
-}
-ORPHAN: Final = "orphan"  # in the column ``state``: an op that names no half
-_CORRUPT: Final = 0  # in the column ``part``: bytes that are no record
-RANGES_MAX: Final = 100  # unreadable ranges handled apart; more are taken for one wide range
-
-# Offsets in the half queue that an unreadable stretch of the log may have held.
-_SLOT_MIN: Final = -1
-_SLOT_MAX: Final = 2**63 - 1
+from .arrays import from_numpy
+from .digest import DDL, What, buckets_of, link_ops
+from .events import EVENT, OP_ENTRY, SLOT, SLOT_BITS, Records, by_bucket
+from .families import ABSENT, STATES, TRANSACTION, judge_families
+from .judge import Kind, LogBounds, Terms
+from .lookup import LogLookup
+from .overview import LostPlaces, Overview, is_lost
+from .segments import Segment
 
 FINDING: Final = StructType(
     [
@@ -52,342 +48,190 @@ FINDING: Final = StructType(
         StructField("told", LongType()),  # physical offset of a record that names the transaction
     ]
 )
-_JUDGED: Final = StructType(FINDING.fields[:3])
-_VERDICT: Final = StructType(
-    [StructField("state", StringType()), StructField("findings", ArrayType(_JUDGED))]
+JUDGED: Final = StructType(
+    [
+        StructField("states", ArrayType(LongType())),  # how many, in the order of STATES
+        StructField("findings", ArrayType(FINDING)),
+        StructField("transactions", BinaryType()),  # TRANSACTION records
+        StructField("latencies", BinaryType()),  # a Histogram
+        StructField("checks", BinaryType()),  # a Histogram
+    ]
+)
+# What a list of transactions tells of each before it is named; the names are those of TRANSACTION.
+_LISTED: Final = ("at", "half", "decided", "took", "checks", "halves", "state")
+_ROWS: Final = f"array<struct<{', '.join(f'{name}: bigint' for name in _LISTED)}>>"
+_RANGES: Final = (Kind.GAP, Kind.OVERLAP, Kind.CORRUPT_RECORD)  # their offsets are start and end
+_SEEN: Final = (
+    "transactionId string, bytes array<struct<file: string, position: bigint, size: int>>"
 )
 
 
-class LostSlots(NamedTuple):
-    """Queue offsets strictly between ``after`` and ``before`` of a half queue are unreadable."""
-
-    queue: int
-    after: int
-    before: int
+Packed = bytes | bytearray
+Row = tuple[object, ...]
 
 
-def transaction_events(log: DataFrame) -> DataFrame:
-    """Keep what an audit needs, in numbers: transactions, corrupt ranges, failed CRCs.
+def linked(digest: DataFrame, lost: Sequence[LostPlaces] | None, buckets: int) -> DataFrame:
+    """Take op entries to halves of other splits: rows of a digest, events and faults.
 
-    ``log`` has the columns ``schema.AUDIT_COLUMNS``. Columns of the result:
-
-    * ``part`` says what the record is, ``at`` where it is, ``key`` stands for the transaction;
-    * ``reference`` is a half's offset in its ``queue``, the physical offset of the half that a
-      decision names, the end of a corrupt range;
-    * ``text`` is what an op record lists, and why a range is corrupt.
+    ``lost`` is what ``Overview.lost_places`` says.
     """
-    kind, record = F.col("transactionType"), F.col("recordType")
-    is_corrupt = record == columns.CORRUPT
-    anchor = F.when(kind == columns.HALF, F.col("physicalOffset")).otherwise(
-        F.col("preparedTransactionOffset")
-    )
-    parts = (F.when(kind == name, int(part)) for name, part in _PARTS.items())
-    return log.where((kind != columns.NONE) | is_corrupt | ~F.col("crcOk")).select(
-        F.coalesce(F.when(is_corrupt, _CORRUPT), *parts).cast("tinyint").alias("part"),
-        F.col("physicalOffset").alias("at"),
-        F.col("partition").alias("queue"),
-        F.when(kind == columns.HALF, F.col("offset"))
-        .when(is_corrupt, F.col("physicalOffset") + F.col("size"))
-        .otherwise(F.col("preparedTransactionOffset"))
-        .alias("reference"),
-        # A half without the key, which brokers always add, is known by its place.
-        F.when(F.col("uniqKey").isNull(), F.xxhash64(F.lit("@"), anchor))
-        .otherwise(F.xxhash64("uniqKey"))
-        .alias("key"),
-        F.col("checkTimes"),
-        F.col("crcOk"),
-        F.coalesce("error", F.when(kind == columns.OP, F.col("value").cast("string"))).alias(
-            "text"
-        ),
-    )
 
+    def link(halves: list[bytearray], ops: list[bytearray]) -> list[Row]:
+        return linked_rows(halves, ops, lost, buckets)
 
-def op_entries(events: DataFrame) -> DataFrame:
-    """Give one row for each half that an op record marks as done: queue, slot, at.
-
-    A slot is null where the record holds something that is no queue offset.
-    """
+    udf = F.udf(link, f"array<struct<{DDL}>>", useArrow=False)
     return (
-        _of(events, Part.OP)
-        .select("queue", "at", F.explode(F.split("text", ",")).alias("entry"))
-        .where(F.col("entry") != "")
-        .select("queue", F.expr("try_cast(entry AS BIGINT)").alias("slot"), "at")
+        digest.where(F.col("what").isin(int(What.HALVES), int(What.OPS)))
+        .groupBy("bucket")
+        .agg(*(_collected(what).alias(what.name) for what in (What.HALVES, What.OPS)))
+        .where(F.size(What.OPS.name) > 0)
+        .select(F.explode(udf(What.HALVES.name, What.OPS.name)).alias("row"))
+        .select("row.*")
     )
 
 
-def link_ops(events: DataFrame) -> DataFrame:
-    """Join each half with the ops that name it; ops that name no half come without one."""
-    halves = _of(events, Part.HALF).select(
-        "queue", F.col("reference").alias("slot"), "at", "key", "checkTimes"
-    )
-    ops = (
-        op_entries(events)
-        .groupBy("queue", "slot")
-        .agg(F.count("*").alias("ops"), F.min("at").alias("firstOp"), F.max("at").alias("lastOp"))
-    )
-    return halves.join(ops, ["queue", "slot"], "full_outer")
-
-
-def fold(events: DataFrame) -> DataFrame:
-    """Give one row per transaction, with its state where numbers alone make it certain.
-
-    ``at`` is its first half, ``decidedAt`` the record or op that decided it. An op that names no
-    half has a row of its own, in state ``ORPHAN``: ``checks`` is then the half queue, ``slot``
-    the offset in it, ``decidedAt`` and ``at`` the first and the last op that name it.
-    """
-    linked = link_ops(events)
-    nothing = F.lit(None).cast("bigint")
-    halves = linked.where(F.col("at").isNotNull()).select(
-        "key", _part(Part.HALF), "at", nothing.alias("reference"), "checkTimes", "ops", "firstOp"
-    )
-    orphans = linked.where(F.col("at").isNull()).select(
-        F.xxhash64(F.lit("op"), "queue", "slot").alias("key"),
-        _part(Part.OP),
-        F.col("lastOp").alias("at"),
-        F.col("slot").alias("reference"),
-        F.col("queue").alias("checkTimes"),  # an op has none, and the column travels anyway
-        "ops",
-        "firstOp",
-    )
-    decisions = _of(events, Part.COMMIT, Part.ROLLBACK, Part.DISCARD).select(
-        "key",
-        "part",
-        "at",
-        "reference",
-        F.lit(None).cast("int").alias("checkTimes"),
-        nothing.alias("ops"),
-        nothing.alias("firstOp"),
-    )
-    grouped = (
-        halves.unionByName(orphans)
-        .unionByName(decisions)
-        .groupBy("key")
-        .agg(
-            *_numbers("half", Part.HALF),
-            F.count(F.when(_is(Part.HALF) & F.col("checkTimes").isNull(), 1)).alias("originals"),
-            F.max("checkTimes").alias("checks"),
-            F.coalesce(F.sum("ops"), F.lit(0)).alias("ops"),
-            F.min("firstOp").alias("opAt"),
-            *_numbers("orphan", Part.OP),
-            *_numbers("commit", Part.COMMIT),
-            *_numbers("rollback", Part.ROLLBACK),
-            *_numbers("discard", Part.DISCARD),
+def linked_rows(
+    halves: Iterable[Packed],
+    ops: Iterable[Packed],
+    lost: Sequence[LostPlaces] | None,
+    buckets: int,
+) -> list[Row]:
+    """Link the op entries of one bucket of places; those that name nothing become faults."""
+    events, orphans = link_ops(_unpacked(ops, OP_ENTRY), _unpacked(halves, SLOT))
+    rows = _event_rows(events, buckets)
+    orphans = orphans[~is_lost(orphans["slot"], lost)]
+    for slot in np.unique(orphans["slot"]):
+        at = orphans["at"][orphans["slot"] == slot]
+        queue, place = divmod(int(slot), 1 << SLOT_BITS)
+        detail = (
+            f"an op message marks offset {place} of half queue {queue} as done, where there is no"
+            " half message"
         )
-    )
-    return grouped.select(
-        "key",
-        _certain_state().alias("state"),
-        F.coalesce("halfAt", "discardAt", "orphanAt").alias("at"),
-        F.coalesce("commitAt", "rollbackAt", "opAt").alias("decidedAt"),
-        "checks",
-        F.col("halfs").alias("halfMessages"),
-        F.col("orphanOf").alias("slot"),
-    )
+        offsets = sorted({int(at.min()), int(at.max())})
+        fault = (str(Kind.OP_WITHOUT_HALF), offsets, detail, None, None)
+        rows.append((int(What.FAULT), 0, None, *fault))
+    return rows
 
 
-def _numbers(name: str, part: Part) -> list[Column]:
-    here = _is(part)
+def linked_by_hand(packed: Iterable[Packed], log: Overview, buckets: int) -> list[Row]:
+    """Give events without a key the family of their half: rows of a digest."""
+    return _event_rows(log.with_families(_unpacked(packed, EVENT)), buckets)
+
+
+def _event_rows(events: Records, buckets: int) -> list[Row]:
     return [
-        F.count(F.when(here, 1)).alias(f"{name}s"),
-        F.min(F.when(here, F.col("at"))).alias(f"{name}At"),
-        F.max(F.when(here, F.col("reference"))).alias(f"{name}Of"),
+        (int(What.EVENTS), bucket, packed, None, None, None, None, None)
+        for bucket, packed in by_bucket(events, buckets_of(events, buckets))
     ]
 
 
-def _certain_state() -> Column:
-    """The state of a transaction in which nothing is unusual; null for any other."""
-    count = {name: F.col(name) for name in ("halfs", "originals", "commits", "rollbacks", "ops")}
-    undecided = (count["commits"] + count["rollbacks"] + count["ops"] + F.col("discards")) == 0
-    plain = (count["halfs"] == 1) & (count["originals"] == 1) & (F.col("discards") == 0)
-    committed = (
-        (count["commits"] == 1)
-        & (count["rollbacks"] == 0)
-        & (F.col("commitOf") == F.col("halfAt"))
-        & (F.col("commitAt") > F.col("halfAt"))
-        & ((count["ops"] == 0) | ((count["ops"] == 1) & (F.col("opAt") > F.col("commitAt"))))
-    )
-    rolled_back = (
-        (count["commits"] == 0)
-        & (count["rollbacks"] == 1)
-        & (F.col("rollbackOf") == F.col("halfAt"))
-        & (F.col("rollbackAt") > F.col("halfAt"))
-        & ((count["ops"] == 0) | ((count["ops"] == 1) & (F.col("opAt") > F.col("rollbackAt"))))
-    )
-    rolled_back_by_op = (
-        (count["commits"] == 0)
-        & (count["rollbacks"] == 0)
-        & (count["ops"] == 1)
-        & (F.col("opAt") > F.col("halfAt"))
-    )
+def _collected(what: What) -> Column:
+    return F.collect_list(F.when(F.col("what") == int(what), F.col("packed")))
+
+
+def _unpacked(packed: Iterable[Packed], kind: np.dtype[np.void]) -> Records:
+    return np.frombuffer(b"".join(packed), dtype=kind)
+
+
+def judged(digest: DataFrame, bounds: LogBounds, terms: Terms) -> DataFrame:
+    """Say what became of the transactions, one row per bucket: columns as in ``JUDGED``."""
+
+    def judge(events: list[bytearray]) -> Row:
+        return judged_row(events, bounds, terms)
+
+    udf = F.udf(judge, JUDGED, useArrow=False)
     return (
-        F.when(F.col("orphans") > 0, ORPHAN)
-        .when(undecided & (count["halfs"] >= 1) & (count["originals"] <= 1), State.PENDING)
-        .when(plain & committed, State.COMMITTED)
-        .when(plain & (rolled_back | rolled_back_by_op), State.ROLLED_BACK)
+        digest.where(F.col("what") == int(What.EVENTS))
+        .groupBy("bucket")
+        .agg(F.collect_list("packed").alias("packed"))
+        .select(udf("packed").alias("row"))
+        .select("row.*")
     )
 
 
-def judged(events: DataFrame, folded: DataFrame, log: LogBounds) -> DataFrame:
-    """Judge the transactions that ``fold`` left open: key, told, state, findings."""
-    open_keys = folded.where(F.col("state").isNull()).select("key")
-    opened = _of(events, Part.HALF, Part.COMMIT, Part.ROLLBACK, Part.DISCARD).join(
-        open_keys, "key", "left_semi"
-    )
-    slots = _of(opened, Part.HALF).select(
-        "key", "queue", F.col("reference").alias("slot"), F.col("at").alias("reference")
-    )
-    ops = slots.join(op_entries(events), ["queue", "slot"]).select(
-        "key", _part(Part.OP), "at", "reference", F.lit(None).cast("int").alias("checkTimes")
-    )
-    parts = opened.select("key", "part", "at", "reference", "checkTimes").unionByName(ops)
-
-    def verdict(rows: list[Row]) -> tuple[str, list[tuple[str, list[int], str]]]:
-        history = (Event(Part(row[0]), row[1], row[2], row[3]) for row in rows)
-        state, findings = judge(history, log)
-        return str(state), [(str(f.kind), f.offsets, f.detail) for f in findings]
-
-    # Without Arrow: converting nested rows through it needs pandas, which is not required.
-    ask = F.udf(verdict, _VERDICT, useArrow=False)
+def judged_row(events: Iterable[Packed], bounds: LogBounds, terms: Terms) -> Row:
+    """Judge the families of one bucket."""
+    told = judge_families(_unpacked(events, EVENT), bounds, terms)
     return (
-        parts.groupBy("key")
-        .agg(
-            F.min(F.when(~_is(Part.OP), F.col("at"))).alias("told"),
-            F.collect_list(F.struct("part", "at", "reference", "checkTimes")).alias("parts"),
-        )
-        .select("key", "told", ask("parts").alias("verdict"))
-        .select("key", "told", "verdict.state", "verdict.findings")
+        [told.states[state] for state in STATES],
+        [(str(f.kind), f.offsets, f.detail, whose) for f, whose in told.findings],
+        told.transactions.tobytes(),
+        told.latencies.pack(),
+        told.checks.pack(),
     )
 
 
-def transactions(folded: DataFrame, verdicts: DataFrame, names: DataFrame) -> DataFrame:
-    """Describe every transaction that the log can tell about, one row each.
+def faults(rows: DataFrame, restarts: Mapping[str, int]) -> DataFrame:
+    """List what is wrong with splits, from the rows of digests: columns as in ``FINDING``.
 
-    ``names`` is the log with the columns ``schema.NAME_COLUMNS``, read once more: to carry the
-    texts through ``fold`` would make it sort instead of hash.
+    ``restarts`` is what ``Overview.restarts`` says.
     """
-    settled = (
-        folded.join(verdicts.select("key", F.col("state").alias("judged")), "key", "left")
-        .withColumn("state", F.coalesce("state", "judged"))
-        .where(~F.col("state").isin(State.EXPIRED, State.UNFOUNDED, ORPHAN))
-        .withColumnRenamed("at", "physicalOffset")
-    )
-    return settled.join(names, "physicalOffset").select(
+    told = rows.where(F.col("what") == int(What.FAULT))
+    for queue, at in restarts.items():
+        is_older = (F.col("queue") == queue) & (F.col("offsets")[0] < at)
+        is_entry = F.col("kind") == str(Kind.WRONG_QUEUE_ENTRY)
+        told = told.where(~F.coalesce(is_older & is_entry, F.lit(False)))
+    return told.select(*FINDING.names)
+
+
+def found(judged: DataFrame) -> DataFrame:
+    """List what is wrong with transactions: columns as in ``FINDING``."""
+    return judged.select(F.explode("findings").alias("finding")).select("finding.*")
+
+
+def transactions(judged: DataFrame, names: DataFrame) -> DataFrame:
+    """Describe every transaction that was prepared in the log, one row each.
+
+    ``names`` is the log with the columns ``schema.NAME_COLUMNS``, of the topics where halves and
+    parked messages are.
+    """
+    # PySpark's own type hints lack it.
+    unpack = F.arrow_udf(_transaction_rows, _ROWS)  # type: ignore[attr-defined]
+    rows = judged.select(F.explode(unpack("transactions")).alias("row")).select("row.*")
+    states = F.array(*(F.lit(str(state)) for state in STATES))
+    absent = F.lit(ABSENT)
+    return rows.join(names, F.col("at") == F.col("physicalOffset")).select(
         F.col("uniqKey").alias("transactionId"),
         "producerGroup",
         F.col("realTopic").alias("topic"),
-        "state",
-        F.when(F.col("halfMessages") > 0, F.col("physicalOffset")).alias("halfOffset"),
-        F.col("decidedAt").alias("decisionOffset"),
+        states[F.col("state")].alias("state"),
+        F.nullif("half", absent).alias("halfOffset"),
+        F.nullif("decided", absent).alias("decisionOffset"),
         F.col("timestamp").alias("preparedAt"),
-        F.coalesce("checks", F.lit(0)).alias("checks"),
-        "halfMessages",
+        F.nullif("took", absent).alias("decidedAfterMs"),
+        "checks",
+        F.col("halves").alias("halfMessages"),
     )
 
 
-def named(findings: DataFrame, names: DataFrame) -> DataFrame:
-    """Say of each finding which transaction it is about: kind, transactionId, offsets, detail."""
-    texts = names.select(
-        F.col("physicalOffset").alias("told"), F.col("uniqKey").alias("transactionId")
+def _transaction_rows(packed: pa.Array) -> pa.Array:
+    """Unpack transactions, all columns at once."""
+    parts = [np.frombuffer(content.as_buffer(), dtype=TRANSACTION) for content in packed]
+    bounds = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int32)
+    together = np.concatenate([np.zeros(0, dtype=TRANSACTION), *parts])
+    columns = [from_numpy(together[name].astype(np.int64), pa.int64()) for name in _LISTED]
+    rows = pa.StructArray.from_arrays(columns, names=list(_LISTED))
+    return pa.ListArray.from_arrays(from_numpy(bounds, pa.int32()), rows)
+
+
+def named(findings: DataFrame, segments: Sequence[Segment]) -> DataFrame:
+    """Say of each finding whose it is, and where the bytes are that show it.
+
+    ``findings`` has the columns ``FINDING``; the result ``kind``, ``transactionId``, ``offsets``,
+    ``detail`` and ``bytes``.
+    """
+    lookup: list[LogLookup] = []  # made where it is used: it maps files
+
+    def see(kind: str, offsets: list[int], told: int | None) -> tuple[object, object]:
+        if not lookup:
+            lookup.append(LogLookup(segments))
+        if kind in _RANGES:
+            places = [lookup[0].place(offsets[0], end=offsets[1])]
+        else:
+            places = [lookup[0].place(offset) for offset in offsets]
+        return lookup[0].unique_key(told), [place for place in places if place is not None]
+
+    seen = F.udf(see, _SEEN, useArrow=False)
+    return findings.withColumn("seen", seen("kind", "offsets", "told")).select(
+        "kind", "seen.transactionId", "offsets", "detail", "seen.bytes"
     )
-    return findings.join(texts, "told", "left").select("kind", "transactionId", "offsets", "detail")
-
-
-def lost_slots(events: DataFrame, log: LogBounds) -> list[LostSlots] | None:
-    """Say which offsets of the half queues lie in what cannot be read; None if all can be."""
-    ranges = _unreadable(log)
-    if not ranges:
-        return None
-    at, slot = F.col("at"), F.col("reference")
-    bounds = [
-        bound
-        for start, end in ranges
-        for bound in (F.max(F.when(at < start, slot)), F.min(F.when(at >= end, slot)))
-    ]
-    lost = []
-    for row in _of(events, Part.HALF).groupBy("queue").agg(*bounds).collect():
-        queue, *slots = row
-        for after, before in zip(slots[::2], slots[1::2], strict=True):
-            lost.append(
-                LostSlots(
-                    queue,
-                    _SLOT_MIN if after is None else after,
-                    _SLOT_MAX if before is None else before,
-                )
-            )
-    return lost
-
-
-def _unreadable(log: LogBounds) -> Sequence[tuple[int, int]]:
-    ranges = [(0, log.first_offset)] if log.first_offset else []
-    ranges += log.damage
-    return ranges if len(ranges) <= RANGES_MAX else [(ranges[0][0], ranges[-1][1])]
-
-
-def orphan_ops(folded: DataFrame, lost: list[LostSlots] | None) -> DataFrame:
-    """Find ops that name a half which is not there, and was not lost either."""
-    queue, slot = F.col("checks"), F.col("slot")  # see fold
-    excused = F.lit(False)
-    if lost is not None:
-        # A queue without any half that can be read may have held all of them.
-        excused = ~queue.isin([entry.queue for entry in lost])
-        for entry in lost:
-            excused |= (queue == entry.queue) & (slot > entry.after) & (slot < entry.before)
-    named_slot = F.format_string(
-        "an op message marks offset %d of half queue %d as done, where there is no half message",
-        slot,
-        queue,
-    )
-    unread = F.lit("an op message holds something that is no offset of the half queue")
-    return folded.where((F.col("state") == ORPHAN) & (slot.isNull() | ~excused)).select(
-        F.lit(Kind.OP_WITHOUT_HALF).alias("kind"),
-        F.array_distinct(F.array("decidedAt", "at")).alias("offsets"),
-        F.when(slot.isNull(), unread).otherwise(named_slot).alias("detail"),
-        F.lit(None).cast("bigint").alias("told"),
-    )
-
-
-def damaged_records(events: DataFrame) -> DataFrame:
-    """List corrupt ranges, and records whose body fails its CRC."""
-    size = F.col("reference") - F.col("at")
-    corrupt = _corrupt(events).select(
-        F.when(F.col("text") == UNWRITTEN, Kind.GAP).otherwise(Kind.CORRUPT_RECORD).alias("kind"),
-        F.array("at", "reference").alias("offsets"),
-        F.format_string("%d bytes: %s", size, "text").alias("detail"),
-        F.lit(None).cast("bigint").alias("told"),
-    )
-    failed = events.where(~F.col("crcOk")).select(
-        F.lit(Kind.CRC).alias("kind"),
-        F.array("at").alias("offsets"),
-        F.lit("the body does not match its CRC").alias("detail"),
-        F.when(F.col("part").isNotNull(), F.col("at")).alias("told"),
-    )
-    return corrupt.unionByName(failed)
-
-
-def damaged_ranges(events: DataFrame) -> list[tuple[int, int]]:
-    """List the ranges [start, end) that hold no record and are no blank."""
-    rows = _corrupt(events).select("at", "reference")
-    return [(row[0], row[1]) for row in rows.collect()]
-
-
-def _corrupt(events: DataFrame) -> DataFrame:
-    return events.where(F.col("part") == _CORRUPT)
-
-
-def faulty_transactions(verdicts: DataFrame) -> DataFrame:
-    """List what ``judge`` found, one row per finding."""
-    return verdicts.select("told", F.explode("findings").alias("finding")).select(
-        "finding.kind", "finding.offsets", "finding.detail", "told"
-    )
-
-
-def _of(events: DataFrame, *parts: Part) -> DataFrame:
-    return events.where(F.col("part").isin([int(part) for part in parts]))
-
-
-def _is(part: Part) -> Column:
-    return F.col("part") == int(part)
-
-
-def _part(part: Part) -> Column:
-    return F.lit(int(part)).cast("tinyint").alias("part")

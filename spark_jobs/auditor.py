@@ -1,35 +1,40 @@
-"""Run the audit of one directory: read, classify, collect; the functions are in ``audit.py``.
+"""Run the audit of one directory: read, judge, collect; the functions are in ``audit.py``.
 
 The log is scanned once. What the audit keeps of it is cached by Spark, in memory and then on
-disk, and so is the one row per transaction that comes of it.
+disk, and so is what became of the transactions.
 """
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
-from halfmq.store.format.topics import OP_TOPIC
+from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
-from . import audit, columns
+from . import audit
 from .datasource import FORMAT, register
-from .judge import Kind, LogBounds, State
-from .schema import AUDIT_COLUMNS, NAME_COLUMNS, ddl
+from .digest import Plan, Summary, What
+from .digest_source import digested
+from .families import STATES
+from .lookup import Place
+from .overview import DEFAULT_CHECKS, Checks, Delays, Fault, Overview
+from .schema import NAME_COLUMNS, ddl
 from .segments import LogExtent, survey
+from .store_files import StoreFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ANOMALIES_MAX: Final = 100_000  # collected and listed in JSON; the Parquet files have them all
-_CERTAIN: Final = (State.COMMITTED, State.ROLLED_BACK, State.PENDING)  # what ``fold`` can tell
 _SPREAD_MIN: Final = 16 << 20  # bytes; a smaller log is read fastest by one task
+_BUCKET_BYTES: Final = 512 << 20  # of log per bucket: some 100 MB of events that one task judges
 
 
 class Anomaly(NamedTuple):
@@ -39,6 +44,7 @@ class Anomaly(NamedTuple):
     transaction_id: str | None
     offsets: list[int]  # physical
     detail: str
+    places: list[Place]  # the bytes to look at, where they can be read
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,7 @@ class Audit:
     directory: str
     log: LogSummary
     states: Counter[str]  # by State
+    delays: list[Delays]
     anomalies: list[Anomaly]  # at most ANOMALIES_MAX
     anomaly_count: int
     transactions: DataFrame
@@ -76,7 +83,7 @@ def audited(
     directory: str,
     *,
     extent: LogExtent | None = None,
-    verify_crc: bool = True,
+    checks: Checks = DEFAULT_CHECKS,
 ) -> Iterator[Audit]:
     """Audit the log in a store root or a folder of segments; caches end with the context.
 
@@ -93,127 +100,120 @@ def audited(
             cached.callback(kept.unpersist)
             return kept
 
-        numbers = Observation("log")
-        log = _read(spark, directory, extent, AUDIT_COLUMNS, verify_crc=verify_crc)
-        events = keep(audit.transaction_events(log.observe(numbers, *_log_numbers())))
-        events.count()  # the one scan
-        seen = numbers.get
-        gaps = _gaps_between_segments(extent)
-        damage = [(gap.offsets[0], gap.offsets[1]) for gap in gaps if gap.kind == Kind.GAP]
-        if seen["corrupt"]:
-            damage += audit.damaged_ranges(events)
-        bounds = LogBounds(extent.first_offset, tuple(sorted(damage)))
+        yield _Auditor(spark, directory, extent, checks, keep).run()
 
-        counts = Observation("transactions")
-        folded = audit.fold(events)
-        unusual = keep(
-            folded.observe(counts, *_state_numbers()).where(
-                F.col("state").isNull() | (F.col("state") == audit.ORPHAN)
-            )
-        )
-        unusual.count()
-        counted = counts.get
-        states = Counter({str(state): counted[state] for state in _CERTAIN})
-        verdicts = keep(audit.judged(events, unusual, bounds))
-        if counted["open"]:
-            states += _count_states(verdicts)
+
+class _Auditor:
+    """One run; its steps are its methods, in their order."""
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        directory: str,
+        extent: LogExtent,
+        checks: Checks,
+        keep: Callable[[DataFrame], DataFrame],
+    ) -> None:
+        self._spark = spark
+        self._directory = directory
+        self._extent = extent
+        self._checks = checks
+        self._keep = keep
+        self._store = StoreFiles(directory)
+        size = extent.end_offset - extent.first_offset
+        cores = os.cpu_count() or 1
+        self._partitions = cores if size > _SPREAD_MIN else 1
+        self._buckets = max(self._partitions, size // _BUCKET_BYTES)
+
+    def run(self) -> Audit:
+        digest = self._keep(self._digest())
+        log = Overview(self._extent, self._store, _summaries(digest), self._checks)
+        rows = self._with_links(digest, log)
+        verdicts = self._keep(audit.judged(rows, log.bounds, log.terms))
+        told = verdicts.select(
+            "states", F.size("findings").alias("findings"), "latencies", "checks"
+        ).collect()
         # A part that is known to be empty is left out: each costs Spark a second to plan.
-        found = []
-        if counted[audit.ORPHAN]:
-            found.append(audit.orphan_ops(unusual, audit.lost_slots(events, bounds)))
-        if seen["corrupt"] + seen["failed"]:
-            found.append(audit.damaged_records(events))
-        if gaps:
-            found.append(_as_findings(spark, gaps))
-        if counted["open"]:
-            found.append(audit.faulty_transactions(verdicts))
-        findings = reduce(DataFrame.unionByName, found, _as_findings(spark, []))
-        names = _read(spark, directory, extent, NAME_COLUMNS)
-        rows = audit.named(findings, names)
-        anomalies = _collect(rows) if found else []
-        yield Audit(
-            directory=directory,
-            log=_summary(extent, seen),
-            states=states,
+        found = [self._as_findings(list(log.faults()))]
+        if any(summary.faults + summary.ops_elsewhere for summary in log.summaries):
+            found.append(audit.faults(rows, log.restarts()))
+        if any(row["findings"] for row in told):
+            found.append(audit.found(verdicts))
+        named = audit.named(reduce(DataFrame.unionByName, found), self._extent.segments)
+        anomalies = _collected(named)
+        return Audit(
+            directory=self._directory,
+            log=self._log_summary(log.summaries),
+            states=_states(told),
+            delays=log.delays(
+                [bytes(row["latencies"]) for row in told], [bytes(row["checks"]) for row in told]
+            ),
             anomalies=anomalies,
-            anomaly_count=len(anomalies) if len(anomalies) < ANOMALIES_MAX else rows.count(),
-            transactions=audit.transactions(folded, verdicts, names),
-            anomaly_rows=rows,
+            anomaly_count=len(anomalies) if len(anomalies) < ANOMALIES_MAX else named.count(),
+            transactions=audit.transactions(verdicts, self._names()),
+            anomaly_rows=named,
+        )
+
+    def _digest(self) -> DataFrame:
+        queues = self._store.consume_queues if self._checks.queues else None
+        plan = Plan(self._buckets, self._checks.crc, str(queues) if queues else None)
+        return digested(self._spark, self._extent, plan, partitions=self._partitions)
+
+    def _with_links(self, digest: DataFrame, log: Overview) -> DataFrame:
+        """Add the events whose half is in another split than they are."""
+        rows = digest
+        if any(summary.ops_elsewhere for summary in log.summaries):
+            linked = audit.linked(digest, log.lost_places, self._buckets)
+            rows = rows.unionByName(self._keep(linked))
+        if any(summary.linked_elsewhere for summary in log.summaries):
+            packed = digest.where(F.col("what") == int(What.LINKED)).select("packed").collect()
+            more = audit.linked_by_hand([row["packed"] for row in packed], log, self._buckets)
+            rows = rows.unionByName(self._spark.createDataFrame(more, digest.schema))
+        return rows
+
+    def _as_findings(self, faults: Sequence[Fault]) -> DataFrame:
+        rows = [(str(kind), *rest) for kind, *rest in faults]
+        return self._spark.createDataFrame(rows, audit.FINDING)
+
+    def _names(self) -> DataFrame:
+        register(self._spark)
+        return (
+            self._spark.read.format(FORMAT)
+            .schema(ddl(*NAME_COLUMNS))
+            .option("subscribe", f"{HALF_TOPIC},{TRANS_CHECK_MAX_TIME_TOPIC}")
+            .option("endingOffsets", str(self._extent.end_offset))  # a broker may be appending
+            .option("minPartitions", str(self._partitions))
+            .load(str(Path(self._directory).absolute()))
+        )
+
+    def _log_summary(self, summaries: Sequence[Summary]) -> LogSummary:
+        return LogSummary(
+            segments=len(self._extent.segments),
+            records=sum(summary.records for summary in summaries),
+            bytes=sum(summary.size for summary in summaries),
+            first_offset=self._extent.first_offset,
+            end_offset=self._extent.end_offset,
+            tail=self._extent.tail,
         )
 
 
-def _read(
-    spark: "SparkSession",
-    directory: str,
-    extent: LogExtent,
-    names: Sequence[str],
-    *,
-    verify_crc: bool = False,
-) -> DataFrame:
-    register(spark)
-    size = extent.end_offset - extent.first_offset
-    return (
-        spark.read.format(FORMAT)
-        .schema(ddl(*names))
-        .option("valueTopics", OP_TOPIC)
-        .option("verifyCrc", str(verify_crc).lower())
-        .option("endingOffsets", str(extent.end_offset))  # a broker may be appending
-        .option("minPartitions", str((os.cpu_count() or 1) if size > _SPREAD_MIN else 1))
-        .load(str(Path(directory).absolute()))
-    )
+def _summaries(digest: DataFrame) -> list[Summary]:
+    """Collect what each split says of itself; this is the one scan of the log."""
+    rows = digest.where(F.col("what") == int(What.SUMMARY)).select("packed").collect()
+    return [Summary.unpack(row["packed"]) for row in rows]
 
 
-def _log_numbers() -> list[Column]:
-    is_message = F.col("recordType") == columns.MESSAGE
-    return [
-        F.count(F.when(is_message, 1)).alias("records"),
-        F.coalesce(F.sum(F.when(is_message, F.col("size"))), F.lit(0)).alias("bytes"),
-        F.count(F.when(F.col("recordType") == columns.CORRUPT, 1)).alias("corrupt"),
-        F.count(F.when(~F.col("crcOk"), 1)).alias("failed"),
+def _states(told: Sequence[Row]) -> Counter[str]:
+    counted: Counter[str] = Counter()
+    for row in told:
+        counted.update({str(s): n for s, n in zip(STATES, row["states"], strict=True) if n})
+    return counted
+
+
+def _collected(named: DataFrame) -> list[Anomaly]:
+    rows = named.limit(ANOMALIES_MAX).collect()
+    anomalies = [
+        Anomaly(kind, whose, offsets, detail, [Place(*place) for place in places])
+        for kind, whose, offsets, detail, places in rows
     ]
-
-
-def _state_numbers() -> list[Column]:
-    state = F.col("state")
-    numbers = [F.count(F.when(state == name, 1)).alias(name) for name in (*_CERTAIN, audit.ORPHAN)]
-    return [*numbers, F.count(F.when(state.isNull(), 1)).alias("open")]
-
-
-def _summary(extent: LogExtent, seen: dict[str, int]) -> LogSummary:
-    return LogSummary(
-        segments=len(extent.segments),
-        records=seen["records"],
-        bytes=seen["bytes"],
-        first_offset=extent.first_offset,
-        end_offset=extent.end_offset,
-        tail=extent.tail,
-    )
-
-
-def _gaps_between_segments(extent: LogExtent) -> list[Anomaly]:
-    """Compare where each segment ends with where the next begins."""
-    found = []
-    for segment, following in zip(extent.segments, extent.segments[1:], strict=False):
-        if segment.end < following.base:
-            missing = following.base - segment.end
-            detail = f"{missing} bytes between two segments are in neither"
-            found.append(Anomaly(Kind.GAP, None, [segment.end, following.base], detail))
-        elif segment.end > following.base:
-            shared = segment.end - following.base
-            detail = f"two segments both hold {shared} bytes"
-            found.append(Anomaly(Kind.OVERLAP, None, [following.base, segment.end], detail))
-    return found
-
-
-def _count_states(frame: DataFrame) -> Counter[str]:
-    return Counter({row[0]: row[1] for row in frame.groupBy("state").count().collect()})
-
-
-def _as_findings(spark: "SparkSession", anomalies: Sequence[Anomaly]) -> DataFrame:
-    rows = [(anomaly.kind, anomaly.offsets, anomaly.detail, None) for anomaly in anomalies]
-    return spark.createDataFrame(rows, audit.FINDING)
-
-
-def _collect(rows: DataFrame) -> list[Anomaly]:
-    anomalies = [Anomaly(*row) for row in rows.limit(ANOMALIES_MAX).collect()]
     return sorted(anomalies, key=lambda anomaly: (anomaly.offsets, anomaly.kind))

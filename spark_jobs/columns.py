@@ -8,7 +8,6 @@ import ipaddress
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -36,8 +35,9 @@ from halfmq.store.format.topics import (
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
 
-from .arrays import Bools, booleans, from_numpy, repeated, texts
-from .rows import Ints, Rows
+from .arrays import Bools, Ints, booleans, from_numpy, one, repeated, texts
+from .checksums import sound_records
+from .rows import Rows
 from .segments import Hole, Segment
 
 LOG_APPEND_TIME: Final = 1  # Kafka's timestampType for "set by the broker"
@@ -89,16 +89,8 @@ def record_batch(schema: pa.Schema, rows: Rows, wanted: Wanted) -> pa.RecordBatc
 def hole_batch(schema: pa.Schema, hole: Hole, segment: Segment) -> pa.RecordBatch:
     """Make the one row that stands for a blank or a corrupt range."""
     columns = (COLUMNS[name] for name in schema.names)
-    arrays = [_one(column.of_hole(segment, hole), column.arrow_type) for column in columns]
+    arrays = [one(column.of_hole(segment, hole), column.arrow_type) for column in columns]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _one(value: int | str | None, kind: pa.DataType) -> pa.Array:
-    if value is None:
-        return pa.nulls(1, kind)
-    if isinstance(value, str):
-        return texts([value])
-    return from_numpy(np.array([value], dtype=np.int64), pa.int64()).cast(kind)
 
 
 def _number(name: str, kind: pa.DataType) -> Make:
@@ -193,18 +185,18 @@ def _headers(rows: Rows, _: Wanted) -> pa.Array:
 def _crc_ok(rows: Rows, wanted: Wanted) -> pa.Array:
     if not wanted.verify_crc:
         return pa.nulls(len(rows), pa.bool_())
-    stored = rows.field("body_crc") & CRC_MASK
-    return booleans(body_crcs(rows) == stored)
-
-
-def body_crcs(rows: Rows) -> Ints:
-    """Compute the CRC of every body, as RocketMQ stores it."""
-    computed = (crc32(rows.body(index)) for index in range(len(rows)))
-    return np.fromiter(computed, dtype=np.int64, count=len(rows)) & CRC_MASK
+    return booleans(sound_records(rows))
 
 
 def _transaction_type(rows: Rows, _: Wanted) -> pa.Array:
-    """Say which part of a transaction a record is, from its topic and transaction bits."""
+    return texts(_KINDS).take(from_numpy(transaction_parts(rows), pa.int8()))
+
+
+def transaction_parts(rows: Rows) -> npt.NDArray[np.int8]:
+    """Say which part of a transaction each record is: a ``judge.Part``, or 0 for none.
+
+    Told from topic, transaction bits and link, by the rules of ``broker/transaction/fold.py``.
+    """
     bits = rows.field("sys_flag") & TRANSACTION_MASK
     roles = [_ROLES.get(name, _role_of_other(name)) for name in rows.topic_names]
     kinds = np.array(roles, dtype=np.int8)[rows.topic_codes]
@@ -217,7 +209,7 @@ def _transaction_type(rows: Rows, _: Wanted) -> pa.Array:
     is_resume = (kinds == _KINDS.index(HALF)) & (bits == TransactionType.PREPARED)
     kinds[is_resume] = _KINDS.index(RESUME)
     kinds[_marks_nothing(rows, kinds == _KINDS.index(OP))] = 0
-    return texts(_KINDS).take(from_numpy(kinds, pa.int8()))
+    return kinds
 
 
 def _decides(rows: Rows, has_bits: Bools, kinds: npt.NDArray[np.int8]) -> Ints:
@@ -251,7 +243,7 @@ def _marks_nothing(rows: Rows, is_op: Bools) -> Ints:
 
 
 OP_TAG: Final = b"d"  # RocketMQ's TransactionalMessageUtil.REMOVE_TAG
-_KINDS: Final = (NONE, HALF, OP, COMMIT, ROLLBACK, DISCARD, RESUME)
+_KINDS: Final = (NONE, HALF, OP, COMMIT, ROLLBACK, DISCARD, RESUME)  # by judge.Part
 # Topics in which a record may be a final message:
 _APPLICATION: Final = len(_KINDS)  # the users';
 _WAITING: Final = _APPLICATION + 1  # where delayed messages wait;
@@ -274,7 +266,7 @@ def _record_type(_: Segment, hole: Hole) -> str:
 
 
 def _repeated(value: int | str, kind: pa.DataType) -> Make:
-    return lambda rows, _: repeated(_one(value, kind), len(rows))
+    return lambda rows, _: repeated(one(value, kind), len(rows))
 
 
 _HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
@@ -325,7 +317,7 @@ COLUMNS: Final[dict[str, Column]] = {
     "segment": Column(
         "bigint",
         pa.int64(),
-        lambda rows, _: repeated(_one(rows.segment.base, pa.int64()), len(rows)),
+        lambda rows, _: repeated(one(rows.segment.base, pa.int64()), len(rows)),
         lambda segment, _: segment.base,
     ),
     "recordType": Column("string", pa.string(), _repeated(MESSAGE, pa.string()), _record_type),

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from .judge import State
+from .overview import PERCENTILES
 
 if TYPE_CHECKING:
     from .auditor import Anomaly, Audit
 
 ROWS_SHOWN: Final = 50  # anomalies in the table; a terminal holds no more, and files have all
+DELAYS_SHOWN: Final = 10  # producer groups and topics in the table
 _COUNTED: Final = (State.COMMITTED, State.ROLLED_BACK, State.PENDING, State.PARKED)
 
 
@@ -33,6 +35,7 @@ def summary(audit: "Audit") -> dict[str, object]:
             # Decided here, while the half lies below the first offset: not in the total.
             "expired": audit.states[State.EXPIRED],
         },
+        "delays": [delays._asdict() for delays in audit.delays],
         "anomaly_count": audit.anomaly_count,
         "anomalies": [
             {
@@ -40,6 +43,7 @@ def summary(audit: "Audit") -> dict[str, object]:
                 "transaction_id": anomaly.transaction_id,
                 "offsets": anomaly.offsets,
                 "detail": anomaly.detail,
+                "bytes": [place._asdict() for place in anomaly.places],
             }
             for anomaly in audit.anomalies
         ],
@@ -53,7 +57,8 @@ def summary_text(audit: "Audit") -> str:
 
 def table(audit: "Audit") -> str:
     """Return what a person wants to see first."""
-    return "\n".join((*_log_lines(audit), "", *_state_lines(audit), "", *_anomaly_lines(audit)))
+    parts = (_log_lines(audit), _state_lines(audit), _delay_lines(audit), _anomaly_lines(audit))
+    return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
 
 
 def write_files(audit: "Audit", folder: Path) -> None:
@@ -83,6 +88,20 @@ def _state_lines(audit: "Audit") -> Iterator[str]:
         yield f"  {state.replace('_', ' '):12}{audit.states[state]:,}"
     if audit.states[State.EXPIRED]:
         yield f"  (and {audit.states[State.EXPIRED]:,} decisions on halves no longer in the log)"
+
+
+def _delay_lines(audit: "Audit") -> Iterator[str]:
+    """Tell how long decisions took, for the groups and topics with the most transactions."""
+    delays = sorted(audit.delays, key=lambda delays: -delays.prepared)
+    if delays:
+        yield (
+            "decided after " + "".join(f"{name:>10}" for name in PERCENTILES) + "   checks, at most"
+        )
+    for one in delays[:DELAYS_SHOWN]:
+        took = "".join(f"{one.took_ms.get(name, '-'):>10}" for name in PERCENTILES)
+        yield f"  milliseconds{took}{one.checks['max']:>10}   {one.producer_group} / {one.topic}"
+    if len(delays) > DELAYS_SHOWN:
+        yield f"  and {len(delays) - DELAYS_SHOWN:,} more producer groups and topics"
 
 
 def _anomaly_lines(audit: "Audit") -> Iterator[str]:

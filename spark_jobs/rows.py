@@ -22,7 +22,7 @@ from halfmq.store.format.flags import BORN_HOST_V6, HOSTS_MASK, STORE_HOST_V6
 from halfmq.store.format.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from halfmq.store.format.record import HEADS, MAGIC_V2, SYS_FLAG_AT
 
-from .arrays import Bools, from_numpy
+from .arrays import Bools, Bytes, Ints, from_numpy, joined
 
 RECORD_SIZE_MIN: Final = HEADS[0].size + 3  # a topic length of one byte, a properties length of 2
 NAME_END: Final = NAME_VALUE_SEPARATOR[0]
@@ -52,8 +52,6 @@ for _hosts, _head in HEADS.items():
 WORD: Final = 8  # bytes
 _WORDS_BEHIND: Final = 8  # that may be read behind the last property: the longest name, a hash
 
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 
@@ -72,8 +70,13 @@ class SegmentBytes:
     def __init__(self, mapped: mmap.mmap, base: int) -> None:
         self.base = base  # physical offset of the first byte
         self.mapped = mapped
-        self.view: npt.NDArray[np.uint8] = np.frombuffer(mapped, dtype=np.uint8)
+        self.view: Bytes = np.frombuffer(mapped, dtype=np.uint8)
         self.buffer = pa.py_buffer(mapped)
+
+    @cached_property
+    def words(self) -> Words:
+        """The eight bytes from every place on, as a number."""
+        return words(self.view)
 
     def cut(self, starts: Ints, ends: Ints, valid: Bools | None = None) -> pa.BinaryArray:
         """Copy out the slices [start, end), which must be ascending; null where not valid."""
@@ -104,6 +107,10 @@ class Rows:
         """Return only the wanted records."""
         return self if wanted.all() else Rows(self.segment, self.starts[wanted], self.ends[wanted])
 
+    def at(self, places: Ints) -> "Rows":
+        """Return the records at these places, which are ascending."""
+        return Rows(self.segment, self.starts[places], self.ends[places])
+
     def in_topics(self, topics: frozenset[str]) -> "Rows":
         """Return only the records of these topics."""
         wanted = np.array([name in topics for name in self.topic_names], dtype=np.bool_)
@@ -118,7 +125,7 @@ class Rows:
         sound = self.field("physical_offset") == self.segment.base + self.starts
         sound &= self.field("body_size") == self._body_sizes  # not clipped
         sound &= self._topic_sizes >= 0
-        sound &= self._properties_starts + self._properties_sizes == self.ends
+        sound &= self.properties_starts + self._properties_sizes == self.ends
         return len(sound) if sound.all() else int(np.argmin(sound))
 
     def _first(self, count: int) -> tuple[Ints, Ints]:
@@ -192,15 +199,20 @@ class Rows:
         return self._body_starts + self._body_sizes + 1 + self._version_2
 
     @cached_property
-    def _properties_starts(self) -> Ints:
+    def properties_starts(self) -> Ints:
         room = self.ends - self._topic_starts - 2
         return self._topic_starts + np.clip(self._topic_sizes, 0, room) + 2
 
     @cached_property
     def _properties_sizes(self) -> Ints:
-        at = self._properties_starts
+        at = self.properties_starts
         view = self.segment.view
         return view[at - 2].astype(np.int8).astype(np.int64) * 256 + view[at - 1]
+
+    @property
+    def body_bounds(self) -> tuple[Ints, Ints]:
+        """Where each body starts and ends in the segment."""
+        return self._body_starts, self._body_starts + self._body_sizes
 
     def body(self, index: int) -> memoryview:
         """Return the stored body of one record, without a copy."""
@@ -242,7 +254,7 @@ class Rows:
     @cached_property
     def properties(self) -> pa.BinaryArray:
         """The property strings as they are stored."""
-        return self.segment.cut(self._properties_starts, self.ends)
+        return self.segment.cut(self.properties_starts, self.ends)
 
     def hosts(self, name: str) -> pa.BinaryArray:
         """Return ``born_host`` or ``store_host``, packed: address and port, 8 or 20 bytes."""
@@ -257,9 +269,7 @@ class Rows:
     @cached_property
     def property_block(self) -> "PropertyBlock":
         """All property strings, joined and indexed."""
-        _, offsets, buffer = self.properties.buffers()
-        bounds = np.frombuffer(offsets, dtype=np.int32, count=len(self) + 1).astype(np.int64)
-        return PropertyBlock(np.frombuffer(buffer, dtype=np.uint8, count=int(bounds[-1])), bounds)
+        return PropertyBlock(*joined(self.properties))
 
     def property_places(self, name: str) -> tuple[Ints, Ints, Bools]:
         """Find a property's value in each row: start, end, and whether it is there.

@@ -30,6 +30,7 @@ import mmap
 import re
 import struct
 import time
+from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -95,8 +96,12 @@ class LogExtent(NamedTuple):
         return self.segments[0].base if self.segments else self.end_offset
 
     def limit(self, segment: Segment) -> int:
-        """Say how many bytes of the segment belong to the log."""
-        return self.end_offset - segment.base if segment == self.segments[-1] else segment.size
+        """Say how many bytes of the segment belong to the log: not what the next one has too."""
+        following = bisect_right(self.segments, segment.base, key=lambda one: one.base)
+        end = segment.end if following < len(self.segments) else self.end_offset
+        if following < len(self.segments):
+            end = min(end, self.segments[following].base)
+        return end - segment.base
 
 
 def find_segments(directory: str | Path) -> list[Segment]:
@@ -265,11 +270,16 @@ class SegmentReader:
         return bool(magic == MAGIC_BLANK and position + size >= self.segment.size)
 
     def _is_record(self, position: int) -> bool:
+        return self.record_at(position) is not None
+
+    def record_at(self, position: int) -> Rows | None:
+        """Return the record that begins at a position; None when none does."""
         positions, end = self._walk(position, position + 1, 1)
         if not positions:
-            return False
+            return None
         bounds = np.array([position, end], dtype=np.int64)
-        return Rows(self._bytes, bounds[:1], bounds[1:]).sound_count() == 1
+        rows = Rows(self._bytes, bounds[:1], bounds[1:])
+        return rows if rows.sound_count() else None
 
     def head(self, position: int) -> tuple[int, int]:
         """Read the size and magic at ``position``, zeros behind the end of the segment."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -14,17 +12,10 @@ from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.auditor import Anomaly, Audit, audited
 from halfmq.spark_jobs.judge import Kind, State
+from halfmq.spark_jobs.overview import Checks
 from tests.support import golden_store
-from tests.support.log_writer import (
-    COMMIT,
-    HALF,
-    OP,
-    Apache,
-    LogWriter,
-    Ours,
-    Transactions,
-    Written,
-)
+from tests.support.log_writer import COMMIT, HALF, OP, Apache, LogWriter, Ours
+from tests.support.planted_log import PENDING_AGE, plant
 
 SEGMENT = 1 << 16
 IN_THE_LOG = {  # the words of the golden stores
@@ -71,163 +62,64 @@ def test_a_store_of_rocketmq_audits_to_what_was_done_to_it(
     assert audit.log.bytes == sum(message["storeSize"] for message in store.messages)
 
 
-@dataclass
-class Planted:
-    """A log, and what an audit of it must find."""
-
-    log: LogWriter
-    random: random.Random
-    states: dict[str, str] = field(default_factory=dict)
-    anomalies: list[tuple[str, str]] = field(default_factory=list)
-    faults: int = 0
-
-    def decide(self, half: Written, state: State) -> None:
-        self.states[half.properties["UNIQ_KEY"]] = state
-
-    def wrong(self, kind: Kind, half: Written | None = None) -> None:
-        self.anomalies.append((str(kind), half.properties["UNIQ_KEY"] if half else ""))
-
-
-def healthy(planted: Planted, dialect: Apache) -> None:
-    """One transaction in which nothing is wrong."""
-    choose = planted.random
-    half = dialect.half(dialect.key(), body=b"x" * choose.randrange(60))
-    newest, times = half, 0
-    if not isinstance(dialect, Ours):
-        while choose.random() < 0.2:
-            times += 1
-            newest = dialect.check(half, times)
-    if choose.random() < 0.3:
-        planted.log.append("plain", b"y" * choose.randrange(80), {"UNIQ_KEY": dialect.key()})
-    answer = choose.random()
-    decided_on = choose.choice([half, newest])
-    if answer < 0.6:
-        dialect.commit(decided_on)
-        planted.decide(half, State.COMMITTED)
-    elif answer < 0.85:
-        dialect.rollback(decided_on)
-        planted.decide(half, State.ROLLED_BACK)
-    elif answer < 0.93:
-        planted.decide(half, State.PENDING)
-    else:
-        dialect.discard(newest)
-        planted.decide(half, State.PARKED)
-        if choose.random() < 0.3:  # an operator decides it after all
-            dialect.commit(newest)
-            planted.decide(half, State.COMMITTED)
-
-
-def committed_twice(planted: Planted, dialect: Apache) -> None:
-    half = dialect.half(dialect.key())
-    dialect.commit(half)
-    dialect.commit(half)
-    planted.decide(half, State.COMMITTED)
-    planted.wrong(Kind.COMMITTED_TWICE, half)
-
-
-def commit_after_rollback(planted: Planted, dialect: Apache) -> None:
-    half = dialect.half(dialect.key())
-    dialect.rollback(half)
-    if planted.random.random() < 0.5:
-        dialect.write_ops()
-    dialect.commit(half)
-    planted.decide(half, State.COMMITTED)
-    planted.wrong(Kind.COMMIT_AFTER_ROLLBACK, half)
-
-
-def decision_without_half(planted: Planted, dialect: Apache) -> None:
-    half = Written(planted.log.end + 1, 0, 0, "", b"", {
-        "UNIQ_KEY": dialect.key(), "PGROUP": "pg", "REAL_TOPIC": "orders", "REAL_QID": "0",
-    })  # fmt: skip
-    Transactions.commit(dialect, half, names=planted.log.written[0].offset + 1)
-    planted.wrong(Kind.DECISION_WITHOUT_HALF, half)
-
-
-def op_without_half(planted: Planted, dialect: Apache) -> None:
-    dialect.done(10_000_000 + planted.faults)
-    planted.wrong(Kind.OP_WITHOUT_HALF)
-
-
-def duplicate_prepare(planted: Planted, dialect: Apache) -> None:
-    half = dialect.half(dialect.key())
-    twin = dialect.half(half.properties["UNIQ_KEY"])
-    dialect.commit(half)
-    dialect.rollback(twin)
-    planted.decide(half, State.COMMITTED)
-    planted.wrong(Kind.DUPLICATE_PREPARE, half)
-
-
-FAULTS = [
-    committed_twice,
-    commit_after_rollback,
-    decision_without_half,
-    op_without_half,
-    duplicate_prepare,
-]
-
-
-def plant(folder: Path, seed: int, transactions: int, *, fault_every: int) -> Planted:
-    """Write a log that RocketMQ began and halfmq went on with, with faults among the healthy."""
-    planted = Planted(LogWriter(folder, segment_size=SEGMENT), random.Random(seed))
-    older = Apache(planted.log, op_each=seed % 2 == 0)
-    dialects: list[Apache] = [older, Ours(planted.log)]
-    dialects[1].key = older.key  # type: ignore[method-assign]  # no key twice
-    for number in range(transactions):
-        dialect = dialects[0 if number < transactions // 2 else 1]
-        if number % fault_every == fault_every - 1:
-            FAULTS[planted.faults % len(FAULTS)](planted, dialect)
-            planted.faults += 1
-        else:
-            healthy(planted, dialect)
-        if planted.random.random() < 0.02:
-            dialect.write_ops()
-        if number == transactions // 2 - 1:
-            dialect.write_ops()
-    dialects[1].write_ops()
-    planted.log.close()
-    return planted
-
-
 @contextmanager
 def audit_of(spark: SparkSession, folder: Path) -> Iterator[Audit]:
     with audited(spark, str(folder)) as audit:
         yield audit
 
 
-def test_ten_thousand_transactions_and_every_fault_among_them(
+def test_thousands_of_transactions_and_every_fault_among_them(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Both dialects in one log: no fault is missed, none invented, every state is right."""
-    planted = plant(tmp_path, seed=4711, transactions=10_000, fault_every=80)
+    """Both dialects in one log: no fault is missed, none invented, every state is right.
 
-    with audit_of(spark, tmp_path) as audit:
-        assert found(audit.anomalies) == sorted(planted.anomalies)
-        assert states_of(audit) == planted.states
-    assert audit.states == Counter(planted.states.values()) + Counter(
-        {
-            str(State.UNFOUNDED): sum(
-                kind == "decision_without_half" for kind, _ in planted.anomalies
-            )
-        }
-    )
+    With many seeds, without Spark, in ``tests/unit/test_spark_planted.py``.
+    """
+    planted = plant(tmp_path, seed=4711, steps=6_000, fault_every=40)
+
+    with audited(spark, str(tmp_path), checks=Checks(pending_age=PENDING_AGE)) as audit:
+        found = sorted((Kind(a.kind), tuple(a.offsets)) for a in audit.anomalies)
+        described = audit.transactions.collect()
+
+    assert found == planted.expected
+    states = {row["halfOffset"]: row["state"] for row in described if row["halfOffset"] is not None}
+    parked = [row for row in described if row["halfOffset"] is None]
+    records = {record.offset: record for record in planted.log.written}
+    halves = {record.offset for record in planted.log.written if record.topic == HALF}
+    expected = {half: state for half, state in planted.states.items() if half in halves}
+    assert states == expected
+    assert len(parked) == len(planted.states) - len(expected)
+    unfounded = {str(State.UNFOUNDED): planted.decisions_on_nothing}
+    assert audit.states == Counter(map(str, planted.states.values())) + Counter(unfounded)
+    for row in described:
+        if row["halfOffset"] is not None:
+            record = records[row["halfOffset"]]
+            assert row["transactionId"] == record.properties["UNIQ_KEY"]
+            assert row["topic"] == record.properties["REAL_TOPIC"]
+    for anomaly in audit.anomalies:
+        for place, offset in zip(anomaly.places, anomaly.offsets, strict=True):
+            base = int(Path(place.file).name)
+            size = records[offset].size if offset in records else 0  # no record begins there
+            assert (base + place.position, place.size) == (offset, size)
 
 
 def test_a_log_without_faults_is_clean(spark: SparkSession, tmp_path: Path) -> None:
     """Not one false alarm, in the dialect of 4.x, with checks, late decisions and parking."""
-    planted = plant(tmp_path, seed=4712, transactions=3_000, fault_every=1_000_000)
+    planted = plant(tmp_path, seed=4712, steps=3_000, fault_every=None)
 
-    with audit_of(spark, tmp_path) as audit:
+    with audited(spark, str(tmp_path)) as audit:
         assert audit.anomalies == []
         assert audit.is_clean
-        assert states_of(audit) == planted.states
+        assert audit.states == Counter(map(str, planted.states.values()))
 
 
 def test_what_expired_or_was_lost_is_held_against_nobody(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """Without its oldest segments, a missing and a damaged one: these are told, and no more."""
-    planted = plant(tmp_path, seed=4713, transactions=3_000, fault_every=1_000_000)
-    segments = sorted(tmp_path.iterdir())
+    planted = plant(tmp_path, seed=4713, steps=3_000, fault_every=None)
+    folder = planted.log.folder
+    segments = sorted(folder.iterdir())
     for path in segments[:3]:
         path.unlink()
     segments[10].unlink()
@@ -238,9 +130,9 @@ def test_what_expired_or_was_lost_is_held_against_nobody(
         file.seek(damaged.offset % SEGMENT + 4)
         file.write(bytes(4))
 
-    with audit_of(spark, tmp_path) as audit:
+    with audit_of(spark, folder) as audit:
         kinds = [(anomaly.kind, anomaly.offsets) for anomaly in audit.anomalies]
-        states = states_of(audit)
+        states = {row["halfOffset"]: row["state"] for row in audit.transactions.collect()}
 
     gone = {range(3 * SEGMENT), range(10 * SEGMENT, 11 * SEGMENT)}
     assert kinds == [
@@ -259,10 +151,11 @@ def test_what_expired_or_was_lost_is_held_against_nobody(
         for place in gone
     )
     assert ops_lost
-    for key, state in planted.states.items():
+    keys = {record.offset: record.properties.get("UNIQ_KEY") for record in planted.log.written}
+    for half, state in planted.states.items():
         # A rollback of RocketMQ is told by its op alone; with the op, it is lost.
-        if key not in touched and state != State.ROLLED_BACK:
-            assert states[key] == state
+        if keys[half] not in touched and state != State.ROLLED_BACK:
+            assert states[half] == state
 
 
 def test_damage_of_the_files_is_reported_with_its_place(

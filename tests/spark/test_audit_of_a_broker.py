@@ -1,18 +1,30 @@
-"""The audit and the producers agree: two accounts of one run that share no state."""
+"""The audit, the producers and the broker agree: accounts of one run that share no state."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import random
 from collections import Counter
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from pyarrow import parquet
 
-from halfmq.client import ClientConfig, Decision, Message, MessageView, TransactionProducer
+from halfmq.client import (
+    Admin,
+    ClientConfig,
+    Decision,
+    Message,
+    MessageView,
+    TransactionProducer,
+)
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.spark_jobs.__main__ import main
+from tests.support.auditing import Outcome, audit_here
 
 TRANSACTIONS = 10_000
 AT_ONCE = 64
@@ -73,3 +85,123 @@ def test_ten_thousand_transactions_audit_to_what_producers_recorded(tmp_path: Pa
     assert counts["total"] == TRANSACTIONS
     found = parquet.read_table(output / "transactions").to_pylist()
     assert {row["transactionId"]: row["state"] for row in found} == recorded
+
+
+# --- several messages, delays, operators and kills
+
+ROUNDS = 2
+PER_ROUND = 600
+AT_WORK = 16
+# Who leaves a transaction open without immunity finds it parked within a second.
+ASKED_AT_ONCE = {"transactionTimeOut": 200, "transactionCheckInterval": 200}
+IMMUNE = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "7200"}
+PARKED_MIN = 20  # that an operator has decided about, in each round
+
+
+def _messages(number: int, *, open_: bool) -> Message | list[Message]:
+    """One message, several, or one with a delay; of those left open some are parked soon."""
+    more = IMMUNE if open_ and number % 3 else {}
+    body = b"%d" % number
+    if number % 4 == 0:
+        others = [Message(f"beside{n}", body) for n in range(1 + number % 3)]
+        return [Message("audited", body, properties=more), *others]
+    if number % 4 == 1:
+        delay = timedelta(seconds=1 if number % 8 == 1 else 3600)
+        return Message("audited", body, properties=more, deliver_after=delay)
+    return Message("audited", body, properties=more)
+
+
+async def _transact(
+    producer: TransactionProducer, numbers: Iterator[int], recorded: dict[int, str]
+) -> None:
+    """Run transactions; record by the half's offset what is known for certain."""
+    for number in numbers:
+        decision = _decision(number // 4)
+        open_ = decision is Decision.UNKNOWN
+        async with producer.transaction(_messages(number, open_=open_)) as tx:
+            tx.decide(decision)
+        if tx.decided:
+            recorded[int(tx.message_id[-16:], 16)] = STATES[decision]
+
+
+def _numbers(first: int, count: int, reached: asyncio.Event) -> Iterator[int]:
+    """Count without an end, and tell when so many have been given out."""
+    yield from range(first, first + count)
+    reached.set()
+    yield from itertools.count(first + count)
+
+
+async def _operate(admin: Admin, choose: random.Random) -> None:
+    """Commit, roll back and resume parked transactions, until there were enough of them."""
+    done = 0
+    while done < PARKED_MIN:
+        for transaction in await admin.page(state="parked"):
+            act = choose.choice([admin.commit, admin.rollback, admin.resume])
+            await act(transaction.half_message_id)
+            done += 1
+
+
+async def _round(broker: BrokerProcess, first: int, recorded: dict[int, str]) -> None:
+    """Have producers and an operator at work, and kill the broker amid transactions."""
+    config = ClientConfig(namesrv=broker.address)
+    choose = random.Random(first)
+    async with TransactionProducer("auditees", checker=_never, config=config) as producer:
+        async with Admin(config=config) as admin, asyncio.TaskGroup() as group:
+            group.create_task(_operate(admin, choose))
+            numbers = iter(range(first, first + PER_ROUND))
+            for _ in range(AT_WORK):
+                group.create_task(_transact(producer, numbers, recorded))
+        enough = asyncio.Event()
+        endless = _numbers(first + PER_ROUND, choose.randrange(50, 300), enough)
+        working = [
+            asyncio.create_task(_transact(producer, endless, recorded)) for _ in range(AT_WORK)
+        ]
+        await enough.wait()
+        broker.kill()
+        for task in working:
+            task.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
+
+
+async def _table(broker: BrokerProcess) -> dict[int, str]:
+    """What the broker says of undecided transactions, by the half's offset."""
+    states = {"prepared": "pending", "parked": "parked"}
+    async with Admin(config=ClientConfig(namesrv=broker.address)) as admin:
+        return {one.offset: states[one.state] async for one in admin.transactions()}
+
+
+def _agree(outcome: Outcome, recorded: dict[int, str], table: dict[int, str]) -> None:
+    told = {half: str(state) for half, state in outcome.transactions.items()}
+    assert outcome.found == [], outcome.details
+    assert {half: told.get(half) for half in recorded} == recorded
+    assert {h: s for h, s in told.items() if s in {"pending", "parked"}} == table
+
+
+@pytest.mark.filterwarnings("default")  # PySpark's own
+def test_a_killed_brokers_table_is_what_the_audit_says(tmp_path: Path) -> None:
+    """Several messages, delays, parking, an operator's decisions and resumptions, and SIGKILL.
+
+    Whoever is right about an undecided transaction, both say the same, and no confirmed decision
+    is missing. Nothing counts as an anomaly, not even amid a start.
+    """
+    store = tmp_path / "store"
+    recorded: dict[int, str] = {}
+    with broker_process(
+        tmp_path, transactionCheckMax=1, mappedFileSizeCommitLog=1 << 20, **ASKED_AT_ONCE
+    ) as broker:
+        for number in range(ROUNDS):
+            broker.restart(**ASKED_AT_ONCE)
+            asyncio.run(_round(broker, number * 1_000_000, recorded))
+            assert audit_here(store, step=1 << 16).found == []  # as the crash left it
+            broker.start(transactionTimeOut="1h", transactionCheckInterval="1h")
+            _agree(audit_here(store, step=1 << 18), recorded, asyncio.run(_table(broker)))
+        table = Counter(asyncio.run(_table(broker)).values())
+
+        code = main(["audit", str(store), "--json", str(tmp_path / "summary.json")])
+
+    counts = json.loads((tmp_path / "summary.json").read_text())["transactions"]
+    assert code == 0
+    assert table["pending"]
+    assert table["parked"]
+    assert {state: counts[state] for state in ("pending", "parked")} == table
+    assert counts["committed"] >= sum(state == "committed" for state in recorded.values())

@@ -44,6 +44,7 @@ def test_a_clean_log_ends_with_0_and_a_table(
     assert "committed 1" in lines
     assert "rolled back 1" in lines
     assert "pending 1" in lines
+    assert "milliseconds 1 1 1 1 0 pg / orders" in lines
     assert "anomalies 0" in lines
     assert shown.err == ""
 
@@ -74,11 +75,18 @@ def test_anomalies_end_with_1_and_stand_in_every_output(
         "tail": None,
     }
     assert report["transactions"] == {"total": 28, "expired": 0, **counts}
+    (delays,) = [d for d in report["delays"] if d["producer_group"] == "pg_tx"]
+    assert (delays["topic"], delays["prepared"]) == ("tx_orders", 22)
+    assert delays["checks"]["max"] > 0
     assert json.loads((output / "summary.json").read_text()) == report
     twice = next(t for t in told if t["what"] == "committed twice")
     anomaly = next(a for a in report["anomalies"] if a["kind"] == "committed_twice")
     assert anomaly["transaction_id"] == twice["uniqKey"]
     assert anomaly["offsets"] == [final["commitLogOffset"] for final in twice["finals"]]
+    sizes = {message["commitLogOffset"]: message["storeSize"] for message in store.messages}
+    for place, offset in zip(anomaly["bytes"], anomaly["offsets"], strict=True):
+        assert int(Path(place["file"]).name) + place["position"] == offset
+        assert place["size"] == sizes[offset]
     assert twice["uniqKey"] in capsys.readouterr().out
     transactions = parquet.read_table(output / "transactions").to_pylist()
     assert {t["transactionId"]: t["state"] for t in transactions} == {
@@ -89,6 +97,26 @@ def test_anomalies_end_with_1_and_stand_in_every_output(
     assert (first["halfOffset"], first["decisionOffset"]) == (0, 439)
     anomalies = parquet.read_table(output / "anomalies").to_pylist()
     assert sorted(a["kind"] for a in anomalies) == ["commit_after_rollback", "committed_twice"]
+
+
+def test_what_is_late_or_beside_the_log_is_looked_at_as_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Undecided for longer than ``--pending-age``; consume queues unless they are skipped."""
+    store = small_log(tmp_path)
+    (store / "consumequeue" / "orders" / "3").mkdir(parents=True)
+    (store / "consumequeue" / "orders" / "3" / f"{0:020}").write_bytes(bytes(100))
+    queues, half = "missing_queue_entry", "overdue_half"
+    for options, kinds in (
+        (["--as-of", "now"], {queues}),
+        (["--skip-queues", "--pending-age", "1h"], set()),
+        (["--skip-queues", "--pending-age", "1h", "--as-of", "now"], {half}),
+    ):
+        code = main(["audit", str(store), "--json", "-", *options])
+
+        report = json.loads(capsys.readouterr().out)
+        assert {anomaly["kind"] for anomaly in report["anomalies"]} == kinds
+        assert code == bool(kinds)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +180,16 @@ def test_garbage_named_like_a_segment_is_an_anomaly(
     assert anomaly["offsets"] == [0, 75000]
 
 
-@pytest.mark.parametrize("arguments", [[], ["audti", "x"], ["audit"], ["audit", "x", "--jsn", "y"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["audti", "x"],
+        ["audit"],
+        ["audit", "x", "--jsn", "y"],
+        ["audit", "x", "--pending-age", "soon"],
+    ],
+)
 def test_a_wrong_command_line_ends_with_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,4 +228,4 @@ def test_the_command_in_a_process_of_its_own(tmp_path: Path) -> None:
     table = ended.stderr.splitlines()
     assert table[0].split() == ["commit", "log", str(log)]
     assert "committed_twice" in table[-1]
-    assert len(table) == 13
+    assert len(table) == 16

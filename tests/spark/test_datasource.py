@@ -122,7 +122,7 @@ def write_mixed(folder: Path) -> LogWriter:
     apache.write_ops()
     apache.discard(committed)
     for topic in ("%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX"):
-        log.append(topic, b"again", committed.properties, sys_flag=8)
+        log.append(topic, b"again", committed.properties, sys_flag=8, reconsume_times=1)
     log.append(OP, b"0,", {"TAGS": "other"})
     log.append("six", b"", {}, born_host=HOST_V6, reconsume_times=4)
     log.append("nonsense", b"", {"TRANSACTION_CHECK_TIMES": "x"})

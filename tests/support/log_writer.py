@@ -4,9 +4,10 @@ The bytes are packed here, from the field tables of RocketMQ's ``CommitLog.java`
 ``halfmq.store``: a mistake there must not be repeated by what reads it.
 """
 
+import json
 import struct
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -31,6 +32,8 @@ class Written(NamedTuple):
     topic: str
     body: bytes
     properties: dict[str, str]
+    queue_id: int = 0
+    sys_flag: int = 0
 
 
 def encode_properties(properties: Mapping[str, str], *, last_separator: bool = True) -> bytes:
@@ -130,12 +133,17 @@ class LogWriter:
         if len(self._content) + len(record) + 8 > self.segment_size:
             self._roll()
             record = self._encode(topic, body, packed, queue_id, place, fields)
-        written = Written(self.end, len(record), place, topic, body, given)
+        flags = fields.get("sys_flag", 0)
+        written = Written(self.end, len(record), place, topic, body, given, queue_id, flags)
         self._content += record
         self.written.append(written)
         if counted:
             self._queue_offsets[slot] += 1
         return written
+
+    def skip_slots(self, topic: str, queue_id: int, count: int) -> None:
+        """Have the next record of a queue leave out some queue offsets."""
+        self._queue_offsets[topic, queue_id] += count
 
     def append_raw(self, content: bytes) -> int:
         """Append bytes that may be anything; return their physical offset."""
@@ -223,8 +231,10 @@ class Apache(Transactions):
         self.done(half.queue_offset)
         return final
 
-    def rollback(self, half: Written) -> None:
+    def rollback(self, half: Written) -> Written | None:
+        """Roll back; return the record that says so, if there is one."""
         self.done(half.queue_offset)
+        return None
 
     def done(self, queue_offset: int) -> None:
         """Queue an op for a half queue offset."""
@@ -232,6 +242,10 @@ class Apache(Transactions):
         if self._op_each:
             self._write_op(str(queue_offset))
             self._done.clear()
+
+    @property
+    def writes_ops_at_once(self) -> bool:
+        return self._op_each
 
     def write_ops(self) -> None:
         """Write the ops that are queued, as the batch thread does every three seconds."""
@@ -249,17 +263,21 @@ class Apache(Transactions):
 class Ours(Apache):
     """halfmq: a record for a rollback too, no copies, ops as a late mirror."""
 
-    def rollback(self, half: Written, *, names: int | None = None) -> None:
+    def commit(self, half: Written, *, names: int | None = None) -> Written:
+        identity = {"TRANSACTION_HALF_ID": f"7F00000100002A9F{half.offset:016X}"}
+        return super().commit(half._replace(properties=half.properties | identity), names=names)
+
+    def rollback(self, half: Written, *, names: int | None = None) -> Written:
         kept = ("PGROUP", "UNIQ_KEY", "__transactionId__")
         properties = {name: half.properties[name] for name in kept if name in half.properties}
-        self.log.append(
+        self.done(half.queue_offset)
+        return self.log.append(
             HALF,
             b"",
             properties,
             sys_flag=ROLLBACK,
             prepared=half.offset if names is None else names,
         )
-        self.done(half.queue_offset)
 
     def commit_delayed(
         self, half: Written, *, waits: int = 1, by_rocketmq: bool = False
@@ -284,5 +302,85 @@ class Ours(Apache):
         self.done(half.queue_offset)
         return final
 
-    def discard(self, half: Written) -> Written:
-        return self.log.append(PARKED, half.body, half.properties, prepared=half.offset)
+    def discard(self, half: Written, reason: str = "unknown") -> Written:
+        properties = {**half.properties, "TRANSACTION_PARKED": reason}
+        return self.log.append(PARKED, half.body, properties, prepared=half.offset)
+
+    def resume(self, half: Written) -> Written:
+        """Append the record by which an operator has a parked transaction asked about again."""
+        properties = {"PGROUP": half.properties["PGROUP"]}
+        return self.log.append(HALF, b"", properties, sys_flag=PREPARED, prepared=half.offset)
+
+    def rollback_bare(self, half: Written) -> Written:
+        """Append the rollback record of a half that the broker could not read."""
+        properties = {"PGROUP": half.properties["PGROUP"]}
+        self.done(half.queue_offset)
+        return self.log.append(HALF, b"", properties, sys_flag=ROLLBACK, prepared=half.offset)
+
+    # --- several messages
+
+    def several(self, count: int, *, of: int | None = None) -> list[Written]:
+        """Append the halves of several messages; of fewer than there were meant to be."""
+        keys = [self.key() for _ in range(count)]
+        return [
+            self.half(key, b"one of several", TRANSACTION_GROUP=f"{keys[0]},{n},{of or count}")
+            for n, key in enumerate(keys)
+        ]
+
+    def commit_several(
+        self, halves: Sequence[Written], *, finals: int | None = None
+    ) -> list[Written]:
+        """Append the final messages, the one that names the others first; perhaps not all."""
+        beside = ",".join(str(half.offset) for half in halves[1:])
+        leader = {**halves[0].properties, "TRANSACTION_HALVES": beside}
+        named = [halves[0]._replace(properties=leader), *halves[1:]][:finals]
+        return [self.commit(half) for half in named]
+
+    def rollback_several(self, halves: Sequence[Written]) -> Written:
+        """Append the one rollback record."""
+        kept = ("PGROUP", "UNIQ_KEY")
+        properties = {"TRANSACTION_HALVES": ",".join(str(half.offset) for half in halves[1:])}
+        properties |= {name: halves[0].properties[name] for name in kept}
+        for half in halves:
+            self.done(half.queue_offset)
+        return self.log.append(HALF, b"", properties, sys_flag=ROLLBACK, prepared=halves[0].offset)
+
+
+# --- what a store has beside its log
+
+
+def java_hash(text: str) -> int:
+    """The hash of Java's ``String``, signed."""
+    value = 0
+    for letter in text:
+        value = (value * 31 + ord(letter)) & 0xFFFFFFFF
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def write_store(log: LogWriter, queues: Mapping[str, int]) -> None:
+    """Write the consume queues of a closed log, and the topics of which there are so many queues.
+
+    The log's folder is ``commitlog`` of the store.
+    """
+    root = log.folder.parent
+    entries: dict[tuple[str, int], dict[int, bytes]] = defaultdict(dict)
+    for record in log.written:
+        if record.sys_flag & ROLLBACK not in {PREPARED, ROLLBACK}:
+            code = java_hash(record.properties.get("TAGS", ""))
+            if record.topic == SCHEDULE:
+                code = START + 1_000_000  # when it is due
+            entry = struct.pack(">qiq", record.offset, record.size, code)
+            entries[record.topic, record.queue_id].setdefault(record.queue_offset, entry)
+    for (topic, queue), known in entries.items():
+        folder = root / "consumequeue" / topic / str(queue)
+        folder.mkdir(parents=True)
+        content = bytearray((max(known) + 5) * 20)  # files are longer than what is written
+        for slot, entry in known.items():
+            content[slot * 20 : slot * 20 + 20] = entry
+        (folder / f"{0:020}").write_bytes(content)
+    table = {
+        topic: {"topicName": topic, "readQueueNums": count, "writeQueueNums": count, "perm": 6}
+        for topic, count in queues.items()
+    }
+    (root / "config").mkdir()
+    (root / "config" / "topics.json").write_text(json.dumps({"topicConfigTable": table}))

@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from halfmq.spark_jobs.judge import Event, Kind, LogBounds, Part, State, judge
+from halfmq.spark_jobs.judge import (
+    NO_TERMS,
+    Event,
+    Kind,
+    LogBounds,
+    Part,
+    State,
+    Terms,
+    Transaction,
+    judge,
+)
 
 WHOLE = LogBounds(first_offset=0)
 
 
-def half(offset: int, check_times: int | None = None) -> Event:
-    return Event(Part.HALF, offset, -1, check_times)
+def half(offset: int, check_times: int | None = None, *, number: int = 0, total: int = 1) -> Event:
+    """A half at an offset, stored in that millisecond and at that place of its queue."""
+    return Event(Part.HALF, offset, offset, check_times, number, total, time_ms=offset)
 
 
 def op(offset: int, of: int) -> Event:
-    return Event(Part.OP, offset, of)
+    return Event(Part.OP, offset, of, time_ms=offset)
 
 
-def commit(offset: int, of: int) -> Event:
-    return Event(Part.COMMIT, offset, of)
+def commit(offset: int, of: int, *, number: int = 0, total: int = 1) -> Event:
+    return Event(Part.COMMIT, offset, of, None, number, total, time_ms=offset)
+
+
+def resume(offset: int, of: int) -> Event:
+    return Event(Part.RESUME, offset, of)
+
+
+def named(offset: int, *halves: int) -> list[Event]:
+    return [Event(Part.NAMED, offset, half) for half in halves]
+
+
+def group(*offsets: int) -> list[Event]:
+    """The halves of several messages, all of them or the first few."""
+    return [half(offset, number=n, total=3) for n, offset in enumerate(offsets)]
+
+
+def finals(start: int, *halves: int, total: int = 3) -> list[Event]:
+    """The final messages of several, with the names in the first."""
+    messages = [commit(start + n, of, number=n, total=total) for n, of in enumerate(halves) if of]
+    return messages + named(start, *filter(None, halves[1:]))
 
 
 def rollback(offset: int, of: int) -> Event:
@@ -29,7 +61,7 @@ def discard(offset: int, of: int = 0) -> Event:
     return Event(Part.DISCARD, offset, of)
 
 
-HEALTHY = {
+HEALTHY: dict[str, tuple[list[Event], State | list[State]]] = {
     "prepared": ([half(10)], State.PENDING),
     "checked": ([half(10), half(20, 1), half(30, 2)], State.PENDING),
     "committed": ([half(10), commit(20, 10)], State.COMMITTED),
@@ -63,19 +95,68 @@ HEALTHY = {
         [half(10), half(20, 1), commit(30, 20), op(40, 20)],
         State.COMMITTED,
     ),
+    "parked, resumed by halfmq": ([half(10), discard(30, 10), resume(40, 10)], State.PENDING),
+    "parked, resumed, parked": (
+        [half(10), discard(30, 10), resume(40, 10), discard(50, 10)],
+        State.PARKED,
+    ),
+    "parked, resumed, committed": (
+        [half(10), discard(30, 10), resume(40, 10), commit(50, 10)],
+        State.COMMITTED,
+    ),
+    "several messages": (group(10, 11, 12), State.PENDING),
+    "several messages, parked": ([*group(10, 11, 12), discard(20, 10)], State.PARKED),
+    "several messages, committed": (
+        [*group(10, 11, 12), *finals(20, 10, 11, 12), op(30, 10), op(30, 11), op(30, 12)],
+        State.COMMITTED,
+    ),
+    "several messages, rolled back": (
+        [*group(10, 11, 12), rollback(20, 10), *named(20, 11, 12), *(op(30, n) for n in (10, 11))],
+        State.ROLLED_BACK,
+    ),
+    "several messages, cut off and rolled back": (
+        [*group(10, 11), rollback(20, 10), *named(20, 11), op(30, 10), op(30, 11)],
+        State.ROLLED_BACK,
+    ),
+    "several messages, cut off": (group(10, 11), State.PENDING),
+    "several messages, rolled back by RocketMQ one by one": (
+        [*group(10, 11, 12), op(30, 10), op(40, 11), op(50, 12)],
+        State.ROLLED_BACK,
+    ),
+    "several messages, final messages made good at a start": (
+        [*group(10, 11, 12), *finals(20, 10, 11), commit(40, 12, number=2, total=3)],
+        State.COMMITTED,
+    ),
+    "prepared again after a rollback": (
+        [half(10), rollback(20, 10), half(30), commit(40, 30)],
+        [State.ROLLED_BACK, State.COMMITTED],
+    ),
 }
+
+
+def states(expected: State | list[State]) -> list[State]:
+    return expected if isinstance(expected, list) else [expected]
+
+
+def outcome(
+    events: Sequence[Event], bounds: LogBounds = WHOLE, terms: Terms = NO_TERMS
+) -> tuple[list[State], list[tuple[Kind, list[int]]]]:
+    verdict = judge(events, bounds, terms)
+    assert all(finding.detail for finding in verdict.findings)
+    found = [(finding.kind, finding.offsets) for finding in verdict.findings]
+    return [transaction.state for transaction in verdict.transactions], sorted(found)
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_history_has_its_state_and_no_finding(name: str) -> None:
     """In either dialect, and in both at once."""
-    events, state = HEALTHY[name]
+    events, expected = HEALTHY[name]
 
     for order in (events, events[::-1]):
-        assert judge(order, WHOLE) == (state, [])
+        assert outcome(order) == (states(expected), [])
 
 
-FAULTY = {
+FAULTY: dict[str, tuple[list[Event], State | list[State], list[tuple[Kind, list[int]]]]] = {
     "committed twice on one half": (
         [half(10), commit(20, 10), commit(30, 10), op(40, 10), op(40, 10)],
         State.COMMITTED,
@@ -141,21 +222,90 @@ FAULTY = {
         State.PENDING,
         [(Kind.OP_WITHOUT_HALF, [5])],
     ),
-    "twins": ([half(10), half(20)], State.PENDING, [(Kind.DUPLICATE_PREPARE, [10, 20])]),
+    "twins": (
+        [half(10), half(20)],
+        [State.PENDING, State.PENDING],
+        [(Kind.DUPLICATE_PREPARE, [10, 20])],
+    ),
     "twins, one committed and the other rolled back": (
         [half(10), half(20), commit(30, 10), rollback(40, 20)],
-        State.COMMITTED,
+        [State.COMMITTED, State.ROLLED_BACK],
         [(Kind.DUPLICATE_PREPARE, [10, 20])],
     ),
     "twins, one rolled back by an op first": (
         [half(10), half(20), op(30, 20), commit(40, 10)],
-        State.COMMITTED,
+        [State.COMMITTED, State.ROLLED_BACK],
         [(Kind.DUPLICATE_PREPARE, [10, 20])],
     ),
     "twins, both committed": (
         [half(10), half(20), commit(30, 10), commit(40, 20)],
-        State.COMMITTED,
+        [State.COMMITTED, State.COMMITTED],
         [(Kind.DUPLICATE_PREPARE, [10, 20]), (Kind.COMMITTED_TWICE, [30, 40])],
+    ),
+    "prepared again after a commit": (
+        [half(10), commit(20, 10), half(30), rollback(40, 30)],
+        [State.COMMITTED, State.ROLLED_BACK],
+        [(Kind.DUPLICATE_PREPARE, [10, 30])],
+    ),
+    "several messages, the last without its final": (
+        [*group(10, 11, 12), *finals(20, 10, 11), *named(20, 12), half(99)],
+        [State.COMMITTED, State.PENDING],
+        [(Kind.DUPLICATE_PREPARE, [10, 99]), (Kind.MISSING_FINAL, [12, 20])],
+    ),
+    "several messages, one of them not there": (
+        [*group(10, 11), *finals(20, 10, 11)],
+        State.COMMITTED,
+        [(Kind.SPLIT_GROUP, [10, 20])],
+    ),
+    "several messages, names of nothing": (
+        [*group(10, 11, 12), *finals(20, 10, 11, 12), *named(20, 15)],
+        State.COMMITTED,
+        [(Kind.DECISION_WITHOUT_HALF, [20])],
+    ),
+    "several messages, one committed alone": (
+        [*group(10, 11, 12), commit(30, 11, number=1, total=3)],
+        State.PENDING,
+        [(Kind.SPLIT_GROUP, [10, 30])],
+    ),
+    "several messages, one committed, the first rolled back": (
+        [*group(10, 11, 12), op(20, 10), commit(30, 12, number=2, total=3), op(40, 12)],
+        State.ROLLED_BACK,
+        [(Kind.SPLIT_GROUP, [10, 30])],
+    ),
+    "several messages, one committed twice": (
+        [*group(10, 11, 12), *finals(20, 10, 11, 12), commit(40, 12, number=2, total=3)],
+        State.COMMITTED,
+        [(Kind.COMMITTED_TWICE, [22, 40])],
+    ),
+    "several messages, the first not there": (
+        group(10, 11, 12)[1:],
+        State.EXPIRED,
+        [(Kind.SPLIT_GROUP, [11, 12])],
+    ),
+    "parked without a half": (
+        [discard(30, 10)],
+        State.PARKED,
+        [(Kind.PARKED_WITHOUT_HALF, [30])],
+    ),
+    "parked by RocketMQ without a half": (
+        [discard(30)],
+        State.PARKED,
+        [(Kind.PARKED_WITHOUT_HALF, [30])],
+    ),
+    "resumed without a half": (
+        [resume(30, 10)],
+        State.UNFOUNDED,
+        [(Kind.PARKED_WITHOUT_HALF, [30])],
+    ),
+    "resumed, though never parked": (
+        [half(10), resume(30, 10)],
+        State.PENDING,
+        [(Kind.LOST_PARKING, [10, 30])],
+    ),
+    "put back by an operator of RocketMQ, though never discarded": (
+        [half(10), half(20, 1), half(30, 0)],
+        State.PENDING,
+        [(Kind.LOST_PARKING, [10, 30])],
     ),
 }
 
@@ -163,13 +313,10 @@ FAULTY = {
 @pytest.mark.parametrize("name", FAULTY)
 def test_a_faulty_history_is_found_out_with_its_offsets(name: str) -> None:
     """Each fault by its kind, and nothing that is none."""
-    events, state, findings = FAULTY[name]
+    events, expected, findings = FAULTY[name]
 
     for order in (events, events[::-1]):
-        verdict = judge(order, WHOLE)
-        assert verdict.state == state
-        assert [(finding.kind, finding.offsets) for finding in verdict.findings] == findings
-        assert all(finding.detail for finding in verdict.findings)
+        assert outcome(order) == (states(expected), sorted(findings))
 
 
 CUT_SHORT = LogBounds(first_offset=100)
@@ -196,19 +343,80 @@ UNREADABLE = {
         State.EXPIRED,
     ),
     "half lost in damage": ([commit(20, 10)], DAMAGED, State.EXPIRED),
+    "first of several lost": (group(4, 12, 13)[1:], DAMAGED, State.EXPIRED),
+    "one of several lost": (
+        [group(4, 11, 12)[0], group(4, 11, 12)[2], *finals(20, 4, 11, 12)],
+        DAMAGED,
+        State.COMMITTED,
+    ),
+    "final of one of several lost": (
+        [*group(210, 211, 212), *finals(220, 210, 211), *named(220, 212)],
+        DAMAGED,
+        State.COMMITTED,
+    ),
+    "parked copy lost": ([half(210), resume(420, 210)], DAMAGED, State.PENDING),
+    "parked by RocketMQ, half lost": ([discard(420)], DAMAGED, State.PARKED),
+    "resumed, half lost": ([resume(20, 10)], DAMAGED, State.EXPIRED),
 }
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
 def test_what_can_no_longer_be_read_is_held_against_nobody(name: str) -> None:
-    """Expired and damaged stretches may have held the half."""
+    """Expired and damaged stretches may have held the half, or what followed it."""
     events, bounds, state = UNREADABLE[name]
 
-    assert judge(events, bounds) == (state, [])
+    assert outcome(events, bounds) == ([state], [])
 
 
 def test_beside_the_damage_a_missing_half_still_counts() -> None:
     """A range excuses what lies in it, not what lies at its end."""
-    assert judge([commit(20, 12)], DAMAGED).state is State.UNFOUNDED
-    assert judge([commit(500, 400)], DAMAGED).state is State.UNFOUNDED
-    assert judge([commit(500, 399)], DAMAGED).state is State.EXPIRED
+    assert outcome([commit(20, 12)], DAMAGED)[0] == [State.UNFOUNDED]
+    assert outcome([commit(500, 400)], DAMAGED)[0] == [State.UNFOUNDED]
+    assert outcome([commit(500, 399)], DAMAGED)[0] == [State.EXPIRED]
+
+
+def test_a_log_that_ends_amid_final_messages_is_no_fault() -> None:
+    """The next start of the broker makes good what the crash cut off."""
+    events = [*group(10, 11, 12), *finals(20, 10, 11), *named(20, 12)]
+
+    assert outcome(events, WHOLE._replace(last_offset=21)) == ([State.COMMITTED], [])
+    assert outcome(events, WHOLE._replace(last_offset=30))[1] == [(Kind.MISSING_FINAL, [12, 20])]
+
+
+UNDECIDED = {
+    "old": ([half(100)], [(Kind.OVERDUE_HALF, [100])]),
+    "young": ([half(500)], []),
+    "old, asked about lately": (
+        [half(100), half(600, 3)],
+        [(Kind.OVERDUE_HALF, [100, 600])],
+    ),
+    "old and parked": ([half(100), discard(200, 100)], []),
+    "old and committed": ([half(100), commit(700, 100)], []),
+    "passed by the checks": ([half(20)], [(Kind.LOST_PARKING, [20]), (Kind.OVERDUE_HALF, [20])]),
+    "passed, but its copy is not": ([half(20), half(500, 1)], [(Kind.OVERDUE_HALF, [20, 500])]),
+    "asked for the last time long ago": (
+        [half(301), half(310, 14), half(320, 15)],
+        [(Kind.LOST_PARKING, [301, 310, 320])],
+    ),
+    "asked for the last time just now": ([half(301), half(600, 15)], []),
+    "asked often, not for the last time": ([half(301), half(320, 14)], []),
+    "asked for the last time, then parked": ([half(301), half(320, 15), discard(330)], []),
+}
+
+
+@pytest.mark.parametrize("name", UNDECIDED)
+def test_what_should_have_gone_on_is_told_by_the_terms(name: str) -> None:
+    """Undecided for too long, and given up without a trace."""
+    terms = Terms(overdue_before_ms=300, passed_slot=50, given_up_before_ms=400)
+    events, findings = UNDECIDED[name]
+
+    assert outcome(events, WHOLE, terms)[1] == sorted(findings)
+
+
+def test_what_is_told_of_a_transaction() -> None:
+    """Where it begins and was decided, how often its producer was asked, how long it took."""
+    events = [half(10), half(20, 1), half(30, 2), commit(45, 20), op(50, 20)]
+
+    (told,) = judge(events, WHOLE).transactions
+
+    assert told == Transaction(State.COMMITTED, 10, 45, checks=2, halves=3, took_ms=35)

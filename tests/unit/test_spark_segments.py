@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmq.spark_jobs.columns import body_crcs
+from halfmq.spark_jobs.checksums import body_crcs, sound_records
 from halfmq.spark_jobs.errors import LogDirectoryError
 from halfmq.spark_jobs.rows import Rows
 from halfmq.spark_jobs.segments import (
@@ -144,6 +144,35 @@ def test_a_flipped_bit_in_a_body_fails_its_crc_and_no_other(tmp_path: Path) -> N
         for index in np.flatnonzero(body_crcs(rows) != rows.field("body_crc"))
     ]
     assert failed == [225680]
+
+
+def test_a_crc_of_the_whole_record_is_checked_where_there_is_one(tmp_path: Path) -> None:
+    """It covers what the body's does not: the topic, the properties, its own digits."""
+    store = golden_store.unpack("propcrc", tmp_path)
+    chunks, _, _ = read_all(store.root)
+    assert all(sound_records(rows).all() for rows in chunks)
+    rows = max(chunks, key=len)
+    path = Path(store.root, "commitlog", f"{rows.segment.base:020}")
+    content = bytearray(path.read_bytes())
+    damaged = {1: int(rows.properties_starts[1]) - 3, 3: int(rows.ends[3]) - 4, 4: 0}
+    damaged[4] = int(rows.starts[4]) + 16  # flag
+    for position in damaged.values():
+        content[position] ^= 1
+    path.write_bytes(content)
+
+    chunks, _, _ = read_all(store.root)
+
+    failed = [np.flatnonzero(~sound_records(rows)).tolist() for rows in chunks]
+    assert max(failed, key=len) == sorted(damaged)
+
+
+def test_what_two_segments_hold_is_read_once(tmp_path: Path) -> None:
+    """A file longer than it should be ends where the next begins."""
+    written = some_log(tmp_path)
+    first, second, *_ = sorted(tmp_path.iterdir())
+    first.write_bytes(first.read_bytes() + second.read_bytes())
+
+    assert offsets(tmp_path) == [record.offset for record in written]
 
 
 @pytest.mark.parametrize("step", [1, 7, 100, 1000, SEGMENT - 1, SEGMENT, 1 << 20])

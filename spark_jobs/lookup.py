@@ -1,0 +1,67 @@
+"""Look single records up in the log: what an audit reports is named by what stands there."""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from halfmq.store.format.properties import PROPERTY_UNIQ_KEY
+
+from .errors import LogDirectoryError
+from .rows import Rows
+from .segments import Segment, SegmentReader
+
+
+class Place(NamedTuple):
+    """The bytes to look at."""
+
+    file: str
+    position: int  # from the file's start
+    size: int  # bytes; 0: no record begins here
+
+
+class LogLookup:
+    """Finds records by their physical offsets."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._segments = segments  # in log order
+        self._readers: dict[Segment, SegmentReader] = {}
+
+    def record(self, offset: int) -> Rows | None:
+        """Return the record that begins at an offset; None when none does."""
+        segment = self._segment(offset)
+        if segment is None:
+            return None
+        try:
+            reader = self._readers.get(segment)
+            if reader is None:
+                reader = self._readers[segment] = SegmentReader(segment, segment.size)
+        except LogDirectoryError:  # deleted since
+            return None
+        return reader.record_at(offset - segment.base)
+
+    def unique_key(self, offset: int | None) -> str | None:
+        """Return the UNIQ_KEY of the record at an offset."""
+        record = None if offset is None else self.record(offset)
+        if record is None:
+            return None
+        (key,) = record.property_values(PROPERTY_UNIQ_KEY).to_pylist()
+        return None if key is None else str(key, "utf-8", "replace")
+
+    def place(self, offset: int, *, end: int | None = None) -> Place | None:
+        """Say in which file an offset lies; None when in none.
+
+        ``end`` is where a range ends that is no record.
+        """
+        segment = self._segment(offset)
+        if segment is None:
+            return None
+        position = offset - segment.base
+        if end is not None:
+            return Place(segment.path, position, min(end, segment.end) - offset)
+        record = self.record(offset)
+        return Place(segment.path, position, 0 if record is None else int(record.sizes[0]))
+
+    def _segment(self, offset: int) -> Segment | None:
+        place = bisect_right(self._segments, offset, key=lambda segment: segment.base) - 1
+        segment = self._segments[place] if place >= 0 else None
+        return segment if segment is not None and offset < segment.end else None
