@@ -47,10 +47,13 @@ def check_messages(messages: Message | Sequence[Message]) -> tuple[Message, ...]
     """The messages of one transaction.
 
     Raises:
-        InvalidMessageError: None at all, or too many.
+        InvalidMessageError: None at all, too many, or something else.
     """
     if isinstance(messages, Message):
         return (messages,)
+    given: object = messages  # whatever a program without types has handed over
+    if not isinstance(given, Sequence) or not all(isinstance(one, Message) for one in given):
+        raise InvalidMessageError(f"{given!r:.80} is neither a Message nor a list of them")
     if not 1 <= len(messages) <= GROUP_MESSAGES_MAX:
         raise InvalidMessageError(
             f"{len(messages)} messages in one transaction, expected 1 to {GROUP_MESSAGES_MAX}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 
@@ -189,6 +190,14 @@ async def test_the_number_of_messages_is_limited(count: int) -> None:
     async with fake_broker() as broker, new_producer(broker) as producer:
         with pytest.raises(InvalidMessageError, match=f"{count} messages"):
             producer.transaction([MESSAGE] * count)
+
+
+@pytest.mark.parametrize("wrong", ["abc", [MESSAGE, 5], None, {"a": MESSAGE}])
+async def test_what_is_no_message_is_refused_by_name(wrong: Any) -> None:
+    """A program without types should not end in an AttributeError of ours."""
+    async with fake_broker() as broker, new_producer(broker) as producer:
+        with pytest.raises(InvalidMessageError, match="neither a Message nor a list of them"):
+            producer.transaction(wrong)
 
 
 async def test_together_they_fit_into_a_frame() -> None:
