@@ -36,6 +36,7 @@ from .format.record import (
     PREFIX,
     crc_tail_matches,
 )
+from .log_run import RUN_LENGTH, Run, find_run
 from .log_search import (
     SECTOR,
     Damage,
@@ -49,7 +50,9 @@ from .log_search import (
 from .mapped_file_queue import MappedFileQueue
 
 SCAN_CHUNK: Final = 1 << 20  # bytes read at once; more would not stay in the processor's cache
-_HEAD_START: Final = Struct(">iIIiiqqi")  # the head up to the flags
+# Size, magic, body CRC, queue id, queue offset, physical offset, flags, body length (IPv4 hosts).
+_HEAD: Final = Struct(">iIIi4xqqi44xi")
+assert _HEAD.size == HEADS[0].size
 _INT: Final = Struct(">i")
 _LONG: Final = Struct(">q")
 _SHORT: Final = Struct(">h")
@@ -57,36 +60,40 @@ _SHORT: Final = Struct(">h")
 _BODY_AT: Final = tuple(HEADS[bits].size for bits in (0x00, 0x10, 0x20, 0x30))
 _STORE_TIMESTAMP_AT: Final = (56, 68, 56, 68)
 
+_ALL: Final = -1  # records, without a limit
+
 # position in the chunk, size, flags, queue id, queue offset, where topic and properties begin;
 # the topic ends two bytes before the properties
 Found = tuple[int, int, int, int, int, int, int]
 
 
-def find_records(chunk: bytes, offset: int, *, check_crc: bool) -> list[Found]:
-    """Return the whole valid records at the start of a chunk that begins at ``offset``.
+def find_records(
+    chunk: bytes, offset: int, *, check_crc: bool, start: int = 0, count_max: int = _ALL
+) -> list[Found]:
+    """Return the whole valid records from position ``start`` of a chunk on.
 
-    A record must say that it lies where it lies: stale bytes of an earlier life do not.
+    The chunk begins at the physical offset ``offset``. A record must say that it lies where it
+    lies: stale bytes of an earlier life do not.
     """
     found: list[Found] = []
     add = found.append
-    unpack_head, unpack_int, unpack_short = (
-        _HEAD_START.unpack_from,
-        _INT.unpack_from,
-        _SHORT.unpack_from,
-    )
+    unpack_head, unpack_short = _HEAD.unpack_from, _SHORT.unpack_from
     chunk_size = len(chunk)
-    position = 0
-    while position + _BODY_AT[0] < chunk_size:
-        size, magic, body_crc, queue_id, _, queue_offset, physical_offset, sys_flag = unpack_head(
-            chunk, position
-        )
+    position = start
+    while position + _HEAD.size < chunk_size and count_max:
+        (
+            size, magic, body_crc, queue_id, queue_offset, physical_offset, sys_flag, body_size,
+        ) = unpack_head(chunk, position)  # fmt: skip
         end = position + size
         if physical_offset != offset + position or end > chunk_size:
             break
-        body_at = position + _BODY_AT[(sys_flag & HOSTS_MASK) >> 4]
-        if body_at + 3 > end:
-            break
-        topic_at = body_at + unpack_int(chunk, body_at - 4)[0]
+        body_at = position + _HEAD.size
+        if sys_flag & HOSTS_MASK:
+            body_at = position + _BODY_AT[(sys_flag & HOSTS_MASK) >> 4]
+            if body_at > chunk_size:
+                break
+            body_size = _INT.unpack_from(chunk, body_at - 4)[0]
+        topic_at = body_at + body_size
         if not body_at <= topic_at <= end - 3:
             break
         if magic == MAGIC_V1:
@@ -100,7 +107,7 @@ def find_records(chunk: bytes, offset: int, *, check_crc: bool) -> list[Found]:
         if not topic_start <= topic_end <= end - 2:
             break
         properties_start = topic_end + 2
-        if properties_start + unpack_short(chunk, topic_end)[0] != end:
+        if properties_start + (chunk[topic_end] << 8 | chunk[topic_end + 1]) != end:
             break
         if check_crc:
             if crc32(chunk[body_at:topic_at]) & CRC_MASK != body_crc:
@@ -111,6 +118,7 @@ def find_records(chunk: bytes, offset: int, *, check_crc: bool) -> list[Found]:
                 break
         add((position, size, sys_flag, queue_id, queue_offset, topic_start, properties_start))
         position = end
+        count_max -= 1
     return found
 
 
@@ -204,13 +212,22 @@ class LogScan:
 
     def __iter__(self) -> Iterator[tuple[int, bytes, list[Found]]]:
         """Give physical offset, content and records of each chunk."""
+        for offset, chunk, block in self._walk(_ALL):
+            assert isinstance(block, list), "without a limit there are no runs"
+            yield offset, chunk, block
+
+    def blocks(self) -> Iterator[tuple[int, bytes, list[Found] | Run]]:
+        """Give the same in smaller pieces, with records of one layout in columns."""
+        return self._walk(RUN_LENGTH)
+
+    def _walk(self, count_max: int) -> Iterator[tuple[int, bytes, list[Found] | Run]]:
         file_size = self._files.file_size
         bases = set(self._files.bases)
         while True:
             base = self._files.base_of(self.end_offset)
             if base not in bases or (self._end is not None and self.end_offset >= self._end):
                 return
-            stop = yield from self._scan_file(base)
+            stop = yield from self._scan_file(base, count_max)
             if stop is _Stop.BLANK:
                 if base + file_size not in bases:
                     return
@@ -218,50 +235,81 @@ class LogScan:
             elif not self._goes_on(stop):
                 return
 
-    def _scan_file(self, base: int) -> Generator[tuple[int, bytes, list[Found]], None, _Stop]:
+    def _scan_file(
+        self, base: int, count_max: int
+    ) -> Generator[tuple[int, bytes, list[Found] | Run], None, _Stop]:
         """Scan on in one file; return what ends that."""
         file_size = self._files.file_size
         end = file_size if self._end is None else min(file_size, self._end - base)
         fd = os.open(self._files.path(base), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            while (position := self.end_offset - base) + PREFIX.size <= end:
-                chunk = os.pread(fd, min(SCAN_CHUNK, end - position), position)
+            while (start := self.end_offset - base) + PREFIX.size <= end:
+                chunk = os.pread(fd, min(SCAN_CHUNK, end - start), start)
                 if len(chunk) < PREFIX.size:
                     return _Stop.BAD
                 size, magic = PREFIX.unpack_from(chunk)
-                if magic == MAGIC_BLANK and size == file_size - position:
+                if magic == MAGIC_BLANK and size == file_size - start:
                     return _Stop.BLANK
-                if len(chunk) < size <= end - position and magic in {MAGIC_V1, MAGIC_V2}:
-                    chunk = os.pread(fd, size, position)
-                found = find_records(chunk, self.end_offset, check_crc=self._check_crc)
-                stop = _Stop.BAD
-                if found and self._trust is not None:
-                    found, stop = self._trusted(chunk, position, found, self._trust)
-                if found:
-                    offset = self._note(chunk, found)
-                    yield offset, chunk, found
-                if not found or stop is not _Stop.BAD:
+                if len(chunk) < size <= end - start and magic in {MAGIC_V1, MAGIC_V2}:
+                    chunk = os.pread(fd, size, start)
+                stop = yield from self._scan_chunk(chunk, base + start, count_max)
+                if stop is not _Stop.BAD or self.end_offset == base + start:
                     return stop
             return _Stop.BAD
         finally:
             os.close(fd)
 
-    def _note(self, chunk: bytes, found: list[Found]) -> int:
-        offset = self.end_offset
+    def _scan_chunk(
+        self, chunk: bytes, offset: int, count_max: int
+    ) -> Generator[tuple[int, bytes, list[Found] | Run], None, _Stop]:
+        """Give what a chunk at a physical offset holds; it ends within a record or a blank."""
+        check_crc, trust = self._check_crc, self._trust
+        at = 0
+        while True:
+            run = self._run_at(chunk, at, offset) if count_max != _ALL else None
+            if run is not None:
+                at += RUN_LENGTH * run.size
+                self.records += RUN_LENGTH
+                self.end_offset = offset + at
+                self.last_record = self.end_offset - run.size
+                self.last_timestamp = store_timestamp(chunk, at - run.size, 0)
+                yield offset, chunk, run
+                continue
+            found = find_records(chunk, offset, check_crc=check_crc, start=at, count_max=count_max)
+            stop = _Stop.BAD
+            if found and trust is not None:
+                found, stop = self._trusted(chunk, offset, found, trust)
+            if found:
+                at = self._note(chunk, offset, found)
+                yield offset, chunk, found
+            if not found or stop is not _Stop.BAD:
+                return stop
+
+    def _run_at(self, chunk: bytes, at: int, offset: int) -> Run | None:
+        """Return the run at a position of a chunk, if nothing but the CRC needs a look there."""
+        trust = self._trust
+        run = find_run(chunk, at, offset + at, check_crc=self._check_crc)
+        if run is None or trust is None:
+            return run
+        end = offset + at + RUN_LENGTH * run.size
+        is_old = not 0 <= trust.durable_offset < end and not 0 <= trust.fresh_offset < end
+        return run if is_old else None
+
+    def _note(self, chunk: bytes, offset: int, found: list[Found]) -> int:
         position, size, sys_flag, *_ = found[-1]
         self.records += len(found)
         self.last_record = offset + position
         self.last_timestamp = store_timestamp(chunk, position, sys_flag)
         self.end_offset = offset + position + size
-        return offset
+        return position + size
 
     # What is whole and yet does not count ---------------------------------------------------
 
     def _trusted(
-        self, chunk: bytes, position: int, found: list[Found], trust: Trust
+        self, chunk: bytes, offset: int, found: list[Found], trust: Trust
     ) -> tuple[list[Found], _Stop]:
         """Return the records before the first that does not count, and why that one does not."""
-        offset = self.end_offset
+        position = offset - self._files.base_of(offset)
         stale = self._first_stale(chunk, found, offset, trust)
         if stale < len(found):
             return found[:stale], _Stop.STALE

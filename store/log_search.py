@@ -104,10 +104,12 @@ def candidates(file: LogFile, start: int) -> Iterator[int]:
     position = start + _MAGIC_AT  # of a magic
     while (position := _next_data(file.fd, position, file.limit)) < file.limit:
         piece = file.read(position, _PIECE)
-        at = piece.find(_MAGIC_START)
+        # One byte is found twenty times as fast as three, where nothing but zeros is left.
+        at = piece.find(_MAGIC_START[0])
         while at >= 0:
-            yield position + at - _MAGIC_AT
-            at = piece.find(_MAGIC_START, at + 1)
+            if piece.startswith(_MAGIC_START, at):
+                yield position + at - _MAGIC_AT
+            at = piece.find(_MAGIC_START[0], at + 1)
         # A magic that a piece's end cuts in two begins the next one.
         position += max(len(piece) - len(_MAGIC_START) + 1, len(_MAGIC_START))
 

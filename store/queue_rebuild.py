@@ -31,7 +31,8 @@ from .format.flags import INNER_BATCH
 from .format.properties import tags_code
 from .format.queue_entry import LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
 from .format.topics import SCHEDULE_TOPIC
-from .log_scan import Found, store_timestamp
+from .log_run import RUN_LENGTH, Run
+from .log_scan import Found, find_records, store_timestamp
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ _ODD_MAX: Final = 10_000  # records left out that are remembered
 _BLANKS_MAX: Final = 16 << 20  # places that may lack in a row: twenty bytes each
 _UNCONFIRMED_MAX: Final = 100_000  # of these, when no other record of the queue follows
 _UNUSUAL: Final = NO_QUEUE_ENTRY | INNER_BATCH | FILLER_BIT
+_TAGS: Final = b"TAGS\x01"
+_TAGS_MAX: Final = 4096  # distinct tags whose code is kept
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 
 
@@ -151,6 +154,8 @@ class QueueRebuild:
         self._levels = delay_levels_ms
         self._batch_queues = batch_queues
         self._scans: dict[tuple[bytes, int], QueueScan] = {}
+        self._gathered = 0  # entries, about
+        self._tags_codes: dict[bytes, int] = {}
         self._nameless: set[tuple[bytes, int]] = set()  # no directory can have such a name
         self.gaps: list[Gap] = []
         self.odd: list[Odd] = []  # records left out
@@ -158,13 +163,57 @@ class QueueRebuild:
 
     # The scan -------------------------------------------------------------------------------
 
-    def dispatch(self, chunk_offset: int, chunk: bytes, found: list[Found]) -> None:
-        """Gather the queue entries of the records in a chunk.
+    def dispatch(self, chunk_offset: int, chunk: bytes, block: list[Found] | Run) -> None:
+        """Gather the queue entries of records in a chunk.
 
         Raises:
             IncompleteError: The scan has to begin with the first record of the log.
         """
-        scans = self._scans
+        if isinstance(block, list):
+            self._dispatch(chunk_offset, chunk, block)
+        elif not self._dispatch_run(chunk_offset, block):
+            found = find_records(
+                chunk, chunk_offset, check_crc=False, start=block.at, count_max=RUN_LENGTH
+            )
+            self._dispatch(chunk_offset, chunk, found)
+        self._gathered += RUN_LENGTH
+        if self._gathered > _ENTRIES_HELD:
+            self._gathered = 0
+            for scan in self._scans.values():
+                scan.write()
+
+    def _dispatch_run(self, chunk_offset: int, run: Run) -> bool:
+        """Do so if all of a run's records are the next ones of their queues."""
+        if run.topic == _SCHEDULE_TOPIC:
+            return False
+        start, size, topic = chunk_offset + run.at, run.size, run.topic
+        scans: dict[int, QueueScan] = {}
+        following: dict[int, int] = {}
+        for queue_id in set(run.queue_ids):
+            scan = self._scans.get((topic, queue_id))
+            if scan is None:
+                return False
+            scans[queue_id], following[queue_id] = scan, scan.next_offset
+        for queue_id, queue_offset in zip(run.queue_ids, run.queue_offsets, strict=True):
+            if following[queue_id] != queue_offset:
+                return False
+            following[queue_id] = queue_offset + 1
+        pack = LAYOUT.pack
+        add = {queue_id: scan.entries.append for queue_id, scan in scans.items()}
+        physical_offset = start
+        for queue_id, code in zip(run.queue_ids, run.tags_codes, strict=True):
+            add[queue_id](pack(physical_offset, size, code))
+            physical_offset += size
+        last = dict(
+            zip(run.queue_ids, range(start + size, physical_offset + size, size), strict=True)
+        )
+        for queue_id, scan in scans.items():
+            scan.next_offset = following[queue_id]
+            scan.last_end = last[queue_id]
+        return True
+
+    def _dispatch(self, chunk_offset: int, chunk: bytes, found: list[Found]) -> None:
+        scans, codes = self._scans, self._tags_codes
         pack = LAYOUT.pack
         for record in found:
             position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = record
@@ -181,13 +230,26 @@ class QueueRebuild:
                 self._dispatch_unusual(scan, chunk_offset, chunk, record)
                 continue
             physical_offset = chunk_offset + position
-            code = tags_code(chunk[properties_at : position + size])
+            end = position + size
+            tags_at = chunk.rfind(_TAGS, properties_at, end)
+            if tags_at < 0:
+                code = 0
+            else:
+                tags = chunk[tags_at - 1 : chunk.find(b"\x02", tags_at, end) + 1]
+                code = codes.get(tags) or self._tags_code(tags, chunk[properties_at:end])
             scan.entries.append(pack(physical_offset, size, code))
             scan.last_end = physical_offset + size
             scan.next_offset = queue_offset + 1
-        if sum(len(scan.entries) for scan in scans.values()) > _ENTRIES_HELD:
-            for scan in scans.values():
-                scan.write()
+
+    def _tags_code(self, tags: bytes, properties: bytes) -> int:
+        """Return the tags code of a record, and note it for what looks like ``tags``."""
+        code = tags_code(properties)
+        # Both separators and a value: then nothing else in the properties matters.
+        if len(tags) > len(_TAGS) + 2 and tags.startswith(b"\x02"):
+            if len(self._tags_codes) >= _TAGS_MAX:
+                self._tags_codes.clear()
+            self._tags_codes[tags] = code
+        return code
 
     def _dispatch_unusual(
         self, scan: QueueScan | None, chunk_offset: int, chunk: bytes, found: Found

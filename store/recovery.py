@@ -251,10 +251,10 @@ class Recovery:
         progress = self._progress
         ends = self._files.bases[-1:]
         progress.total = ends[0] + self._files.file_size - start if ends else 0
-        for chunk_offset, chunk, found in scan:
+        for chunk_offset, chunk, block in scan.blocks():
             stored += [before] * (len(scan.damages) - len(stored))
             before = scan.last_timestamp
-            rebuild.dispatch(chunk_offset, chunk, found)
+            rebuild.dispatch(chunk_offset, chunk, block)
             progress.done, progress.records = scan.end_offset - start, scan.records
             if time.monotonic() - told >= PROGRESS_EVERY:
                 told = time.monotonic()
