@@ -278,8 +278,11 @@ class StoreModel(RuleBasedStateMachine):
 
         result = self.store.get(*key, offset, max_count=max_count, tag_codes=codes)
 
-        if not 0 <= offset < len(queue):
+        first, _ = self.store.queue_bounds(*key)
+        if not first <= offset < len(queue):
             assert result.status is not GetStatus.FOUND
+            if queue and offset < first:
+                assert (result.status, result.next_offset) == (GetStatus.OFFSET_TOO_SMALL, first)
             return
         drafts_by_offset = {physical: draft for physical, draft, _ in self.log}
         expected = [

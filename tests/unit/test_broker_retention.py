@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import cast
 
@@ -336,3 +338,23 @@ async def test_a_decision_not_yet_on_disk_lets_nothing_go(rig: Rig) -> None:
     assert rig.bodies().count(b"both or neither") == 1
     await delete(rig)
     assert rig.store.min_offset > 0
+
+
+@windowed()
+async def test_operators_find_the_metrics_that_are_documented(rig: Rig) -> None:
+    """By these names, as whole numbers, and no others of disk and retention."""
+    operator = await rig.peer()
+    answer = await operator.call(RequestCode.GET_BROKER_RUNTIME_INFO, None)
+    told = json.loads(answer.body)["table"]
+    documented = set()
+    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    for row in re.findall(r"^\| (`halfmq\.(?:disk|retention)\..*?) \|", text, re.MULTILINE):
+        first, *others = re.findall(r"`([^`]+)`", row)
+        prefix = first.rpartition(".")[0]
+        documented |= {first, *(f"{prefix}.{name}" for name in others)}
+
+    assert documented == {
+        name for name in told if name.startswith(("halfmq.disk.", "halfmq.retention."))
+    }
+    assert all(int(told[name]) >= -1 for name in documented)
+    assert told["halfmq.transactions.retention_blocked"] == "0"
