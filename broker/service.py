@@ -315,7 +315,11 @@ class Broker:
             lambda: self._server.open_connections,
             root=self.config.store.root,
             now_ms=self._now_ms,
-            more={"disk": self._guard.metrics, "retention": self._retention.metrics},
+            more={
+                "disk": self._guard.metrics,
+                "retention": self._retention.metrics,
+                "recovery": self._store_service.recovery_metrics,
+            },
         )
 
     def _make_disk_guard(self, space: Callable[[Path], Space]) -> DiskGuard:

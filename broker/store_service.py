@@ -115,6 +115,20 @@ class StoreService:
             self._store.close()
             raise
 
+    def recovery_metrics(self) -> dict[str, object]:
+        """What the start found, as numbers."""
+        report = self.report
+        if report is None:
+            return {}
+        return {
+            "clean": int(report.clean),
+            "duration_ms": report.duration_ms,
+            "records": report.records,
+            "truncated_bytes": report.truncated_bytes,
+            "damages": len(report.damages),
+            "damaged_bytes": sum(damage.length for damage in report.damages),
+        }
+
     async def stop(self) -> None:
         """Write what is in memory, flush, and mark the store clean."""
         for work in (*self._before_close, self._store.close, *self._after_close):

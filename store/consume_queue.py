@@ -45,7 +45,7 @@ def _unmap(opened: mmap) -> None:
         opened.close()
 
 
-def _is_directory_name(topic: str) -> bool:
+def is_directory_name(topic: str) -> bool:
     """Refuse names that would leave the queues' directory; a damaged log may hold any."""
     return topic not in {"", ".", ".."} and "/" not in topic and "\0" not in topic
 
@@ -124,7 +124,7 @@ class ConsumeQueue:
         special: bool = False,
     ) -> None:
         topic_bytes = topic.encode()
-        if not _is_directory_name(topic) or queue_id < 0:
+        if not is_directory_name(topic) or queue_id < 0:
             raise ValueError(f"topic {topic!r}, queue {queue_id} cannot name a directory")
         version_2 = len(topic_bytes) > TOPIC_LENGTH_V1_MAX
         self.topic = topic

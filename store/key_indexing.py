@@ -76,7 +76,7 @@ class KeyIndexing:
             self.index.put_group(
                 [
                     (
-                        chunk[topic_at : properties_at - 2].decode(),
+                        chunk[topic_at : properties_at - 2].decode(errors="replace"),
                         chunk[properties_at : position + size],
                         offset + position,
                         store_timestamp(chunk, position, sys_flag),

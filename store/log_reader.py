@@ -141,7 +141,10 @@ class LogReader:
         scan = LogScan(self._files, start, end)
         for _, chunk, found in scan:
             for position, *_ in found:
-                yield decode_record(chunk, position, check_crc=False)
+                try:
+                    yield decode_record(chunk, position, check_crc=False)
+                except CorruptRecordError:
+                    continue  # its topic is no text; a start that scans it removes it
         for damage in scan.damages:
             logger.error(
                 "event=log_damaged offset=%d length=%d reason=%r",

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from .commit_log import NO_QUEUE_ENTRY
-from .consume_queue import ConsumeQueue, QueueTable
+from .consume_queue import ConsumeQueue, QueueTable, is_directory_name
 from .dispatch import delivery_time, inner_batch_size
 from .format.filler import FILLER_BIT, FILLER_TAGS_CODE, is_filler
 from .format.flags import INNER_BATCH
@@ -419,6 +419,14 @@ class QueueRebuild:
         if any(is_one_bit_off(held, gap) for gap in self.gaps):
             return False
         return queue_offset - scan.next_offset <= _UNCONFIRMED_MAX
+
+
+def is_nameable(record: Odd) -> bool:
+    """Tell whether there can be a queue as the one a record names."""
+    try:
+        return record.queue_id >= 0 and is_directory_name(record.topic.decode())
+    except UnicodeDecodeError:
+        return False
 
 
 def is_one_bit_off(record: Odd, gap: Gap) -> bool:

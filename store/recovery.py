@@ -275,7 +275,11 @@ class Recovery:
         if not (damages or rebuild.gaps or rebuild.odd):
             return
         repair = Repair(self._files, damages, rebuild.odd)
-        blank_count = repair.fill_gaps(rebuild.gaps)
+        gaps = repair.correct_gaps(rebuild.gaps)
+        for record in repair.nameless:
+            stored = self._reader.store_timestamp(record.physical_offset)
+            self._damages.append(repair.give_up(record, stored))
+        blank_count = repair.fill_gaps(gaps)
         for scan in scans:
             repair.mend_end(scan)
         repair.write(self._config.root / "damaged")

@@ -36,7 +36,7 @@ from .log_scan import QueuePlace, legible
 from .log_search import Damage
 from .mapped_file import make_directory, sync_data, sync_directory
 from .mapped_file_queue import MappedFileQueue
-from .queue_rebuild import Gap, Odd, QueueScan, is_one_bit_off
+from .queue_rebuild import Gap, Odd, QueueScan, is_nameable, is_one_bit_off
 
 logger = logging.getLogger(__name__)
 
@@ -122,11 +122,35 @@ class Repair:
             for place in legible(files, stretch.start, stretch.end)
         }
 
+    def correct_gaps(self, gaps: Iterable[Gap]) -> list[Gap]:
+        """Find records for the places that queues lack; return those that still lack theirs."""
+        left = []
+        for gap in gaps:
+            entry = self._correct(gap)
+            if entry is None:
+                left.append(gap)
+            else:
+                gap.queue.replace(gap.queue_offset, entry)
+        return left
+
+    def give_up(self, record: Odd, timestamp: int) -> Damage:
+        """Take a record that can belong nowhere for a damaged stretch."""
+        damage = Damage(record.physical_offset, record.size, "no queue can have such a name")
+        self._odd.remove(record)
+        self._stretches += _stretches(damage, self._files, timestamp)
+        self._stretches.sort(key=lambda stretch: stretch.start)
+        return damage
+
+    @property
+    def nameless(self) -> list[Odd]:
+        """Records left out whose queue cannot exist: no reader could do anything with them."""
+        return [record for record in self._odd if not is_nameable(record)]
+
     def fill_gaps(self, gaps: Iterable[Gap]) -> int:
-        """Find something for each place that a queue lacks; return how many stay blank."""
+        """Put fillers into the places that queues lack; return how many stay blank."""
         blank_count = 0
         for gap in gaps:
-            entry = self._correct(gap) or self._fill(gap)
+            entry = self._fill(gap)
             if entry is None:
                 blank_count += 1
             else:

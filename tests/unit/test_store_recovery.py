@@ -664,3 +664,55 @@ def test_the_log_may_lie_elsewhere(tmp_path: Path) -> None:
     store, report = open_store(tmp_path / "store", commit_log_path=elsewhere)
     assert report.end_offset == done.end
     store.close()
+
+
+def test_a_topic_that_is_no_text_costs_its_record(root: Path) -> None:
+    """Neither the queue nor a reader of the log stops there; it is told like other damage."""
+    offsets = filled(root)
+    with log_path(root, 0).open("rb") as file:
+        file.seek(offsets[3])
+        content = file.read(offsets[4] - offsets[3])
+    log_patch(root, offsets[3] + content.index(b"\x01T") + 1, b"\xff")
+    mark_aborted(root)
+
+    store, report = open_store(root)
+
+    assert [damage.offset for damage in report.damages] == [offsets[3]]
+    assert served(store) == [offset for offset in offsets if offset != offsets[3]]
+    scanned = {record.physical_offset for record in store.scan(0)}
+    assert scanned.issuperset(offsets), "a filler stands where it was"
+    store.close()
+
+
+def test_what_is_kept_of_damaged_records_is_bounded(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broken disk must not fill another one; the repair is made all the same."""
+    offsets = filled(root)
+    for offset in (offsets[3], offsets[30], offsets[60]):
+        log_patch(root, offset + 100, b"\xff" * 8)
+    mark_aborted(root)
+    monkeypatch.setattr("halfmq.store.repair.ASIDE_SIZE_MAX", 1500)
+
+    store, report = open_store(root)
+
+    assert len(report.damages) == 3
+    kept = list((root / "damaged").iterdir())
+    assert len(kept) == 2
+    assert sum(path.stat().st_size for path in kept) <= 1500
+    assert len(served(store)) == len(offsets) - 3
+    store.close()
+
+
+def test_a_clean_start_has_no_damage_to_tell(root: Path) -> None:
+    """And how far a start is, is there for whoever asks meanwhile."""
+    filled(root)
+    mark_aborted(root)
+
+    store, report = open_store(root)
+
+    assert report.damages == ()
+    assert store.recovery.records == report.records == 195
+    assert store.recovery.done == report.end_offset <= store.recovery.total
+    assert not (root / "damaged").exists()
+    store.close()
