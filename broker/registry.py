@@ -33,6 +33,10 @@ Source: `ConsumerManager.CHANNEL_EXPIRED_TIMEOUT`."""
 SCAN_S: Final = 10.0
 """Seconds between two looks for such clients. Source: `ClientHousekeepingService`."""
 
+JUMP_MS: Final = 90_000
+"""Milliseconds between two looks, beyond the usual, that cannot be true: the clock was set forward,
+or this process was stopped. What clients sent meanwhile has not been read yet."""
+
 REGISTRATIONS_MAX: Final = 200_000
 """Memberships of clients in groups, about 500 bytes each."""
 
@@ -97,6 +101,7 @@ class ClientRegistry:
         self._left: dict[object, set[str]] = {}  # by connection, the groups it no longer produces
         self._producer_hooks: list[ProducerHook] = []
         self._count = 0
+        self._looked_ms = 0  # when it was last seen who is silent
 
     def on_producer(self, hook: ProducerHook) -> None:
         """Have `hook` called whenever a producer registers that was not, on this connection."""
@@ -156,7 +161,14 @@ class ClientRegistry:
 
     def expire(self) -> list[str]:
         """End what had no heartbeat for too long; return the consumer groups that changed."""
-        limit = self._now_ms() - EXPIRY_MS
+        now_ms = self._now_ms()
+        jump_ms = now_ms - self._looked_ms - round(SCAN_S * 1_000)
+        is_first, self._looked_ms = not self._looked_ms, now_ms
+        if jump_ms > JUMP_MS and not is_first:
+            logger.warning("event=clock_jumped milliseconds=%d", jump_ms)
+            for _, _, member in self:
+                member.seen_ms = min(member.seen_ms + jump_ms, now_ms)
+        limit = now_ms - EXPIRY_MS
         for name, members in list(self._producers.items()):
             for client_id in _silent(members, limit):
                 logger.info("event=producer_expired group=%s client=%s", name, client_id)

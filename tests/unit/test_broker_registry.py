@@ -128,6 +128,26 @@ def test_a_client_without_heartbeat_expires() -> None:
     assert registry.forget(silent) == []
 
 
+@pytest.mark.parametrize("jump_ms", [300_000, 86_400_000])
+def test_a_clock_set_forward_expires_nobody(jump_ms: int) -> None:
+    """Nor does a process that was stopped for a while: it has not read the heartbeats yet."""
+    clock = Clock()
+    registry = ClientRegistry(now_ms=clock)
+    for name in ("before", "behind"):
+        registry.heartbeat(consumer(name, subscription("T")), FakeConnection())
+        registry.heartbeat(producer(name, "p"), FakeConnection("127.0.0.1:3"))
+        assert registry.expire() == []
+        clock.now += jump_ms if name == "before" else 10_000
+    assert registry.expire() == []
+    assert registry.consumer_ids("g") == ["before", "behind"]
+
+    for _ in range(13):  # and those that stay silent expire as ever
+        clock.now += 10_000
+        registry.expire()
+    assert registry.consumer_ids("g") == []
+    assert registry.producers_of("p") == []
+
+
 def test_unregistering_ends_one_registration() -> None:
     """A client that stops one consumer keeps its others; unknown ones are no error."""
     registry = ClientRegistry(now_ms=Clock())
