@@ -337,6 +337,11 @@ class ConsumeQueue:
 
     # Files ---------------------------------------------------------------------------------
 
+    @property
+    def files(self) -> MappedFileQueue:
+        """The files, for those who look at them on their own."""
+        return self._files
+
     def next_file_offset(self, queue_offset: int) -> int:
         """Return the queue offset with which the next file begins."""
         size = self._files.file_size

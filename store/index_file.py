@@ -624,6 +624,12 @@ class IndexService:
             sync_directory(self._directory)
         return durable_ms
 
+    def extents(self) -> list[tuple[Path, int]]:
+        """Return all files, the newest last, with how many bytes of each are used; any thread."""
+        return [
+            (file.path, item_position(file.header.next_item, file.slots)) for file in self._files
+        ]
+
     def forget_before(self, log_start: int) -> list[IndexFile]:
         """Drop the oldest files whose records are all gone from the log; never the newest.
 

@@ -24,6 +24,7 @@ from .checkpoint import AbortMarker, Checkpoint, load_checkpoint
 from .commit_log import CommitLog
 from .config import FlushMode, StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
+from .digests import IndexExtent
 from .draft import Appended, AppendedBatch, Batch, Draft
 from .durable_mark import DurableMark
 from .errors import StoreClosedError, StoreError, UnusableFileError
@@ -32,6 +33,7 @@ from .format.queue_entry import PRE_BLANK
 from .format.record import Record
 from .format.topics import SCHEDULE_TOPIC
 from .index_file import IndexService
+from .integrity import Integrity
 from .janitor import Janitor
 from .key_indexing import KeyIndexing
 from .lock import DirectoryLock
@@ -108,6 +110,9 @@ class MessageStore:
             worker=worker,
         )
         self._retention = Retention(self._log.files, self._queues, self._reader, worker=worker)
+        self._integrity = Integrity(
+            config.root, self._log.files, self._queues, config.delay_levels_ms
+        )
         self._worker = worker
         self._keys: KeyIndexing | None = None
         self._janitor: Janitor | None = None
@@ -157,6 +162,9 @@ class MessageStore:
         recovery = Recovery(self._config, files, self._queues, self._reader, self.recovery)
         durable_offset = self._durable_mark.load() if self._checkpoint.is_ours else -1
         report = recovery.run(self._checkpoint, clean=clean, durable_offset=durable_offset)
+        self._integrity.before_index(
+            report.end_offset, report.damages, clean=clean and self._checkpoint.is_ours
+        )
         self._log.start(report.end_offset, recovery.last_timestamp)
         if self._config.index_enabled:
             index = IndexService(
@@ -184,7 +192,11 @@ class MessageStore:
         self._durable_mark.move(offset)
         self._on_durable(offset)
 
+    def _index_extents(self) -> list[IndexExtent]:
+        return [] if self._keys is None else self._keys.index.extents()
+
     def _start(self) -> None:
+        self._integrity.start(self._index_extents())
         self._janitor = Janitor(
             prepare=self._log.prepare_ahead,
             maintain=self._maintain,
@@ -233,6 +245,7 @@ class MessageStore:
         if self._keys is not None:
             complete = self._keys.finish()
         self._flush_derived(closed=True)
+        self._integrity.close(self._flusher.durable_offset, self._index_extents())
         return complete
 
     def _close_files(self) -> None:
@@ -249,6 +262,7 @@ class MessageStore:
             return
         try:
             self._flush_derived()
+            self._integrity.work(self._flusher.durable_offset, self._index_extents())
         except OSError:
             # The kernel may forget what it could not write, so the checkpoint stays where it is.
             self._upkeep_failed = True

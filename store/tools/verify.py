@@ -16,6 +16,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from ..log_reader import LogReader
+from .digest_check import DigestCheck
 from .findings import Findings
 from .index_check import IndexCheck
 from .log_walk import Chunk, Hole, LogWalk, find_log, list_queues
@@ -40,6 +41,7 @@ class Report:
     log_start: int
     log_end: int
     records: int
+    digested: int  # bytes of the log that digests cover
     queues: int
     queue_entries: int
     index_files: int
@@ -64,6 +66,7 @@ class Report:
                 "first_offset": self.log_start,
                 "end_offset": self.log_end,
                 "records": self.records,
+                "digested_bytes": self.digested,
             },
             "queues": {"queues": self.queues, "entries": self.queue_entries},
             "index": {"files": self.index_files, "items": self.index_items},
@@ -111,6 +114,7 @@ class _Verification:
         state = self._condition.state
         unsettled = unsettled_from(self._condition, self._files)
         self._holes: list[Hole] = []
+        self._ends: dict[int, int] = {}  # of the records of each file, by its first offset
         # In this order: the index may lag behind the log, but must not be found ahead of it, and
         # queues are read behind the records that they must know by then.
         self._index = IndexCheck(
@@ -138,6 +142,8 @@ class _Verification:
         self._read_log(walk)
         log_start = files.bases[0] if files.bases else walk.start  # deleted by age meanwhile
         self._check_end(walk)
+        digests = DigestCheck(self._root, files, self._holes, self._findings)
+        digests.run(self._ends)
         self._queues.finish(Unclaimed(log_start, walk.end_offset, state))
         self._index.finish(walk.end_offset)
         if not self._holes or self._holes[-1].end < walk.end_offset:  # the last record is there
@@ -160,6 +166,7 @@ class _Verification:
             log_start=log_start,
             log_end=walk.end_offset,
             records=walk.records,
+            digested=digests.bytes,
             queues=self._queues.queues,
             queue_entries=self._queues.entries,
             index_files=len(self._index.files),
@@ -184,6 +191,7 @@ class _Verification:
                 self._progress(done, total)
 
     def _take(self, chunk: Chunk) -> None:
+        self._ends[self._files.base_of(chunk.offset)] = chunk.end
         self._queues.take(chunk)
         self._index.take(chunk)
 

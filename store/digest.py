@@ -1,0 +1,120 @@
+"""What a file held when it was on disk: checksums of its parts, kept in a file beside the store's.
+
+The format of the log has a checksum for bodies only, that of queues and index has none. A digest
+has a CRC-32 for each ``BLOCK`` of such a file, up to where it was written. With it a start, or
+``halfmq store verify``, finds every flipped bit. A CRC-32 even tells which bit it was, if just one.
+
+A digest is a hint and no more: where it does not fit, the log decides. It is written without being
+flushed, and carries a checksum of its own; one that did not arrive is as good as none.
+
+Digests lie in ``digests/`` below the root, under the names of their files. Other brokers know
+nothing of them; where one has cut and rewritten something, a digest does not fit, and again the log
+decides.
+"""
+
+import os
+import sys
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct
+from typing import Final
+from zlib import crc32
+
+BLOCK: Final = 1 << 16  # bytes; zlib lets other threads run from 5 KiB on
+DIRECTORY: Final = "digests"
+_HEAD: Final = Struct(">4sIQ")  # magic, block size, end
+_MAGIC: Final = b"hmqd"
+_CRC: Final = Struct(">I")
+_POLYNOMIAL: Final = 0xEDB8_8320  # of CRC-32, its bits reversed as zlib has them
+
+
+def digest_path(root: Path, file: Path) -> Path:
+    """Return where the digest of a file of the store lies."""
+    parts = file.relative_to(root).parts if file.is_relative_to(root) else file.parts[-2:]
+    return root.joinpath(DIRECTORY, *parts)
+
+
+class Digest:
+    """Checksums of the first ``end`` bytes of a file."""
+
+    __slots__ = ("_crcs", "end")
+
+    def __init__(self, end: int = 0, crcs: "array[int] | None" = None) -> None:
+        self.end = end  # bytes
+        # Of each block; of the last one, as far as it is written.
+        self._crcs = array("I") if crcs is None else crcs
+
+    def extend(self, fd: int, end: int) -> None:
+        """Take in what a file holds up to byte ``end``; what was taken in stays as it was."""
+        start = self.end - self.end % BLOCK
+        del self._crcs[start // BLOCK :]
+        for position in range(start, end, BLOCK):
+            self._crcs.append(crc32(os.pread(fd, min(BLOCK, end - position), position)))
+        self.end = max(end, start)
+
+    def cut(self, end: int) -> None:
+        """Forget what stood behind byte ``end``, and the block it is in."""
+        if end < self.end:
+            self.end = end - end % BLOCK
+            del self._crcs[self.end // BLOCK :]
+
+    def blocks(self, fd: int) -> Iterator[tuple[int, bytes, int]]:
+        """Give of each block where it is, what the file holds there now, and the CRC it had."""
+        for number, crc in enumerate(self._crcs):
+            position = number * BLOCK
+            yield position, os.pread(fd, min(BLOCK, self.end - position), position), crc
+
+    def save(self, path: Path) -> None:
+        """Write the digest; it is not flushed."""
+        crcs = array("I", self._crcs)
+        if sys.byteorder == "little":
+            crcs.byteswap()
+        content = _HEAD.pack(_MAGIC, BLOCK, self.end) + crcs.tobytes()
+        temporary = path.with_name(path.name + ".tmp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(content + _CRC.pack(crc32(content)))
+        temporary.replace(path)
+
+
+def load_digest(path: Path) -> Digest | None:
+    """Return the digest kept at ``path``; None if there is none, or not a whole one."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    whole = len(content) >= _HEAD.size + _CRC.size
+    if not whole or crc32(content[: -_CRC.size]) != _CRC.unpack(content[-_CRC.size :])[0]:
+        return None
+    magic, block, end = _HEAD.unpack_from(content)
+    crcs = array("I")
+    if crcs.itemsize != _CRC.size or (magic, block) != (_MAGIC, BLOCK):
+        return None
+    crcs.frombytes(content[_HEAD.size : -_CRC.size])
+    if len(crcs) != -(-end // BLOCK):
+        return None
+    if sys.byteorder == "little":
+        crcs.byteswap()
+    return Digest(end, crcs)
+
+
+def find_flipped_bit(content: bytes, crc: int) -> tuple[int, int] | None:
+    """Return byte and bit in which ``content`` differs from what had this CRC-32.
+
+    None if it is not just one. Takes about 100 ms for a whole block.
+    """
+    wanted = crc32(content) ^ crc
+    table = [_shifted(value) for value in range(256)]
+    # What a flip of each bit of the last byte does to the CRC; a byte in front, and so on.
+    changes = [table[1 << bit] for bit in range(8)]
+    for position in range(len(content) - 1, -1, -1):
+        if wanted in changes:
+            return position, changes.index(wanted)
+        changes = [value >> 8 ^ table[value & 0xFF] for value in changes]
+    return None
+
+
+def _shifted(value: int) -> int:
+    for _ in range(8):
+        value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
+    return value

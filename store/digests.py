@@ -1,0 +1,189 @@
+"""Which files get a digest, and when.
+
+The log: a file's digest grows while it is written, at a bounded speed, and never further than the
+file is on disk. Queues and index: full files once, the others at an ordered stop, before which they
+keep changing. All of it is work for the helper thread, whose time has gaps, and costs nothing where
+messages are appended.
+
+After a start, digests reach no further than what the start has found. A file whose digest was lost
+is not taken in again from its beginning: who knows what happened to it meanwhile.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from .consume_queue import ConsumeQueue, QueueTable
+from .digest import BLOCK, DIRECTORY, Digest, digest_path, load_digest
+from .format.queue_entry import ENTRY_SIZE
+from .log_search import Damage
+from .mapped_file_queue import MappedFileQueue
+
+IndexExtent = tuple[Path, int]
+"""An index file, and how many of its bytes are used."""
+
+SAVE_EVERY: Final = 16 << 20  # bytes of log; the digest of a whole file has 64 KiB
+
+
+class LogDigests:
+    """The digests of the log's files; used by one thread at a time."""
+
+    def __init__(self, root: Path, files: MappedFileQueue) -> None:
+        self._root = root
+        self._files = files
+        self._base = 0  # of the file that is being taken in
+        self._digest = Digest()
+        self._saved_end = 0
+
+    def start(self, end_offset: int, damages: Iterable[Damage] = ()) -> None:
+        """Begin behind a start that found the log's end there, and put fillers on ``damages``."""
+        active = self._files.base_of(end_offset)
+        for path in _files_below(self._directory()):
+            if path.name.isdecimal() and int(path.name) not in self._files.bases:
+                path.unlink(missing_ok=True)
+        for base in {self._files.base_of(damage.offset) for damage in damages}:
+            self._path(base).unlink(missing_ok=True)
+        self._base, self._digest = active, Digest()
+        for base in reversed([base for base in self._files.bases if base <= active]):
+            digest = load_digest(self._path(base))
+            if digest is not None and base < active and digest.end == self._files.file_size:
+                break
+            if digest is not None:  # from here on the last run was behind
+                digest.cut(end_offset - base)
+                self._base, self._digest = base, digest
+        self._saved_end = self._digest.end
+
+    def advance(self, durable_offset: int, bytes_max: int, *, closing: bool = False) -> None:
+        """Take in what is on disk, up to so many bytes; of the last block only when ``closing``."""
+        size = self._files.file_size
+        while bytes_max > 0:
+            written = min(durable_offset - self._base, size)
+            end = written if written == size or closing else written - written % BLOCK
+            end = min(end, self._digest.end + bytes_max)
+            if end <= self._digest.end:
+                break
+            bytes_max -= end - self._digest.end
+            if not self._take_in(end):
+                continue
+            if end == size:
+                self._go_on(self._base + size)
+            elif closing or end - self._saved_end >= SAVE_EVERY:
+                self._save()
+
+    def _take_in(self, end: int) -> bool:
+        """Take in the current file up to byte ``end``; False if it is no more."""
+        try:
+            _extend(self._digest, self._files.path(self._base), end)
+        except FileNotFoundError:  # deleted by age
+            self._base, self._digest = self._base + self._files.file_size, Digest()
+            return False
+        return True
+
+    def _go_on(self, base: int) -> None:
+        self._save()
+        self._base, self._digest, self._saved_end = base, Digest(), 0
+
+    def _save(self) -> None:
+        self._digest.save(self._path(self._base))
+        self._saved_end = self._digest.end
+
+    def _path(self, base: int) -> Path:
+        return digest_path(self._root, self._files.path(base))
+
+    def _directory(self) -> Path:
+        return self._path(0).parent
+
+
+class QueueDigests:
+    """The digests of queue files; used by one thread at a time."""
+
+    def __init__(self, root: Path, queues: QueueTable) -> None:
+        self._root = root
+        self._queues = queues
+        self._taken: dict[ConsumeQueue, int] = {}  # queue offset up to which all is taken in
+
+    def start(self) -> None:
+        """Begin with what the queues hold now."""
+        self._taken = {queue: queue.next_offset for queue in self._queues.values()}
+
+    def advance(self, *, closing: bool = False) -> None:
+        """Take in the files that have become full; when ``closing``, all that were written to."""
+        for queue in list(self._queues.values()):
+            end = queue.flushed_offset
+            taken = self._taken.get(queue, 0)
+            if end == taken:
+                continue
+            per_file = queue.files.file_size // ENTRY_SIZE
+            first, last = min(taken, end) // per_file, -(-end // per_file)
+            full = end // per_file
+            for number in range(first, last if closing else full):
+                count = min(end - number * per_file, per_file)
+                self._take_in(queue.files.path(number * per_file * ENTRY_SIZE), count * ENTRY_SIZE)
+            if closing or full > taken // per_file:
+                self._taken[queue] = end if closing else full * per_file
+
+    def _take_in(self, path: Path, end: int) -> None:
+        digest = Digest()
+        try:
+            _extend(digest, path, end)
+        except FileNotFoundError:  # deleted by age
+            return
+        digest.save(digest_path(self._root, path))
+
+
+class IndexDigests:
+    """The digests of index files; used by one thread at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._done: set[Path] = set()
+        self._path: Path | None = None  # of the file that is being taken in
+        self._digest = Digest()
+
+    def start(self, files: Sequence[IndexExtent]) -> None:
+        """Leave out what is full already: it has a digest, or nobody knows what happened to it."""
+        self._done = {path for path, _ in files[:-1]}
+
+    def advance(self, files: Sequence[IndexExtent], bytes_max: int) -> None:
+        """Take in what has become full, up to so many bytes; ``files`` are all, newest last."""
+        full = [path for path, _ in files[:-1] if path not in self._done]
+        if not full:
+            return
+        path = full[0]
+        if path != self._path:
+            self._path, self._digest = path, Digest()
+        size = path.stat().st_size
+        _extend(self._digest, path, min(size, self._digest.end + bytes_max))
+        if self._digest.end == size:
+            self._digest.save(digest_path(self._root, path))
+            self._done.add(path)
+
+    def close(self, files: Sequence[IndexExtent]) -> None:
+        """Take in what is left, and the newest file as far as it is used; none changes any more."""
+        for path, end in files:
+            if path not in self._done:
+                digest = Digest()
+                _extend(digest, path, end)
+                digest.save(digest_path(self._root, path))
+
+
+def _extend(digest: Digest, path: Path, end: int) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        digest.extend(fd, end)
+    finally:
+        os.close(fd)
+
+
+def _files_below(directory: Path) -> Iterator[Path]:
+    if directory.is_dir():
+        yield from (path for path in sorted(directory.iterdir()) if path.is_file())
+
+
+def remove_orphans(root: Path) -> None:
+    """Delete the digests of queue and index files that are no more, and what saves left behind."""
+    for name in ("consumequeue", "index"):
+        for path in sorted((root / DIRECTORY / name).rglob("*"), reverse=True):
+            if path.is_file() and not (root / path.relative_to(root / DIRECTORY)).exists():
+                path.unlink(missing_ok=True)

@@ -1,0 +1,84 @@
+"""Digests and scrubs in the life of a store: what its owner calls, and when.
+
+Nothing of this is worth a failed start or stop, or a lost message: what goes wrong is logged, and
+digests are left alone for the rest of the run.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from .consume_queue import QueueTable
+from .digests import IndexDigests, IndexExtent, LogDigests, QueueDigests, remove_orphans
+from .log_search import Damage
+from .mapped_file_queue import MappedFileQueue
+from .scrub import ROUND_STEPS, START_STEPS, IndexScrub, QueueScrub
+
+logger = logging.getLogger(__name__)
+
+# Bytes taken in by one round of the helper thread, which comes once per second: a hundredth of a
+# processor. A broker under full load falls behind, and catches up when it is not.
+ROUND_BYTES: Final = 32 << 20
+CLOSE_BYTES: Final = 256 << 20  # of log at an ordered stop: a tenth of a second; later more
+
+
+class Integrity:
+    """The digests of one store."""
+
+    def __init__(
+        self,
+        root: Path,
+        files: MappedFileQueue,
+        queues: QueueTable,
+        delay_levels_ms: tuple[int, ...],
+    ) -> None:
+        """``files`` are those of the log."""
+        self._root = root
+        self._log = LogDigests(root, files)
+        self._queues = QueueDigests(root, queues)
+        self._index = IndexDigests(root)
+        self._queue_scrub = QueueScrub(root, queues, files, delay_levels_ms)
+        self._index_scrub = IndexScrub(root)
+        self._usable = True
+
+    def before_index(self, end_offset: int, damages: Iterable[Damage], *, clean: bool) -> None:
+        """Mend queues and give changed index files up, while nothing is served yet.
+
+        The log ends at ``end_offset``, and fillers were put on ``damages``. With ``clean``, the
+        last stop was an ordered one of ours.
+        """
+        self._attempt(lambda: self._log.start(end_offset, damages))
+        self._attempt(lambda: self._queue_scrub.run(START_STEPS))
+        self._attempt(lambda: self._index_scrub.give_up_changed(clean=clean))
+
+    def start(self, index_files: Sequence[IndexExtent]) -> None:
+        """Begin the run; ``index_files`` are all, the newest last."""
+        self._queues.start()
+        self._index.start(index_files)
+        self._attempt(lambda: remove_orphans(self._root))
+
+    def work(self, durable_offset: int, index_files: Sequence[IndexExtent]) -> None:
+        """Do a little of what there is to do; called on the helper thread, once per second."""
+        self._attempt(lambda: self._log.advance(durable_offset, ROUND_BYTES))
+        self._attempt(self._queues.advance)
+        self._attempt(lambda: self._index.advance(index_files, ROUND_BYTES))
+        self._attempt(lambda: self._queue_scrub.run(ROUND_STEPS))
+        self._attempt(lambda: self._index_scrub.run(ROUND_STEPS))
+
+    def close(self, durable_offset: int, index_files: Sequence[IndexExtent]) -> None:
+        """Take in what changes no more: everything is on disk, and nothing is written."""
+        self._queue_scrub.close()
+        self._index_scrub.close()
+        self._attempt(lambda: self._log.advance(durable_offset, CLOSE_BYTES, closing=True))
+        self._attempt(lambda: self._queues.advance(closing=True))
+        self._attempt(lambda: self._index.close(index_files))
+
+    def _attempt(self, work: Callable[[], object]) -> None:
+        if not self._usable:
+            return
+        try:
+            work()
+        except OSError as error:
+            self._usable = False
+            logger.warning("event=digests_stopped error=%r", str(error))
