@@ -40,7 +40,7 @@ from .log_search import Damage
 from .mapped_file import sync_data, sync_directory, zero_tail
 from .mapped_file_queue import MappedFileQueue
 from .queue_rebuild import IncompleteError, QueueRebuild
-from .repair import NO_END, Repair
+from .repair import DAMAGED, NO_END, Repair
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +117,7 @@ class Recovery:
         self._trust = self._trust_of(checkpoint, clean=clean, durable_offset=durable_offset)
         rebuilt = False
         try:
+            self._check_author(checkpoint)
             start = self._clean_start(log_start) if clean else self._checkpoint_start(checkpoint)
             scan = self._scan_from(start)
             if clean:
@@ -170,6 +171,11 @@ class Recovery:
     def _following(self, offset: int) -> int:
         """Return where the next file begins."""
         return self._files.base_of(offset) + self._files.file_size
+
+    def _check_author(self, checkpoint: Checkpoint) -> None:
+        """Refuse queues in which RocketMQ may have written entries that show fillers."""
+        if not checkpoint.is_ours and (self._config.root / DAMAGED).is_dir():
+            raise IncompleteError("another broker was here, and the log has fillers")
 
     # Where to start -------------------------------------------------------------------------
 
@@ -282,7 +288,7 @@ class Recovery:
         blank_count = repair.fill_gaps(gaps)
         for scan in scans:
             repair.mend_end(scan)
-        repair.write(self._config.root / "damaged")
+        repair.write(self._config.root / DAMAGED)
         if blank_count or rebuild.odd_count:
             logger.error(
                 "event=queues_damaged places_without_message=%d records_without_place=%d",

@@ -40,6 +40,7 @@ from .queue_rebuild import Gap, Odd, QueueScan, is_nameable, is_one_bit_off
 
 logger = logging.getLogger(__name__)
 
+DAMAGED: Final = "damaged"  # directory below the root
 ASIDE_SIZE_MAX: Final = 64 << 20  # bytes of damaged stretches that are kept, all together
 _COPY_SIZE: Final = 1 << 20  # bytes
 _FILLER_SIZE: Final = 1 << 20  # bytes

@@ -704,6 +704,27 @@ def test_what_is_kept_of_damaged_records_is_bounded(
     store.close()
 
 
+def test_fillers_stay_hidden_after_a_life_under_rocketmq(root: Path) -> None:
+    """Its queue entries say nothing of fillers; the first start of ours looks at the log."""
+    offsets = filled(root)
+    log_patch(root, offsets[30] + 100, b"\xff" * 8)
+    mark_aborted(root)
+    store, _ = open_store(root)
+    lost = store.record_at(offsets[30])
+    assert lost is not None
+    expected = served(store)
+    store.close()
+    path = min((root / "consumequeue" / lost.topic / str(lost.queue_id)).iterdir())
+    entry = QueueEntry(lost.physical_offset, lost.total_size, 0).pack()
+    patch(path, lost.queue_offset * ENTRY_SIZE, entry)
+    patch(root / "checkpoint", 0, b"\0\1")
+
+    for _ in range(2):
+        store, _ = open_store(root)
+        assert served(store) == expected
+        store.close()
+
+
 def test_a_clean_start_has_no_damage_to_tell(root: Path) -> None:
     """And how far a start is, is there for whoever asks meanwhile."""
     filled(root)
