@@ -42,10 +42,12 @@ class DurableMark:
         return int(offset) if magic == _MAGIC and content == _encoded(offset) else -1
 
     def start(self, offset: int) -> None:
-        """Write the first mark of this run, durably; the checkpoint file exists."""
+        """Write the first mark of this run; the checkpoint file exists."""
+        known = self.load()
         self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
         os.pwrite(self._fd, _encoded(offset), _AT)
-        os.fsync(self._fd)
+        if not 0 <= known <= offset:
+            os.fsync(self._fd)  # what stands there says too much, or nothing
 
     def move(self, offset: int) -> None:
         """Note that everything below an offset is on disk."""
