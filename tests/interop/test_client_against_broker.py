@@ -382,7 +382,7 @@ async def test_pending_shows_who_was_asked(served: BrokerProcess, topic: str) ->
     async with TransactionProducer(group, checker=unknown, namesrv=served.address) as producer:
         async with producer.transaction([Message(topic, b"x", keys="o-1")] * 2) as tx:
             (before,) = await producer.pending()
-            assert (before.unique_key, before.id) == (tx.id, tx.message_id)
+            assert (before.transaction_id, before.half_message_id) == (tx.id, tx.message_id)
             assert (before.group, before.topic, before.keys) == (group, topic, "o-1")
             assert (before.state, before.messages) == ("prepared", 2)
             assert before.owner is not None

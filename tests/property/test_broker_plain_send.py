@@ -77,7 +77,7 @@ class Halves:
         self.twins = Twins()
 
     def twin(
-        self, messages: Sequence[tuple[Draft, str]], producer_group: str
+        self, messages: Sequence[tuple[Draft, str]], producer_group: str, connection: Connection
     ) -> list[FirstHalf] | None:
         ((message, unique_key),) = messages
         offset = self.twins.find(twin_key(producer_group, unique_key))
