@@ -2,7 +2,7 @@
 
 Most logs hold long runs of records that have the same size, topic and lengths. ``find_run`` takes
 ``RUN_LENGTH`` of them apart with one call and checks each field of all of them with one more: half
-a microsecond per record beside its CRC, where the walk from record to record takes three times that.
+a microsecond per record beside its CRC, a third of what the walk from record to record takes.
 Whatever is unusual about one of them, it says that there is no run, and ``find_records`` looks.
 """
 
