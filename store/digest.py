@@ -53,16 +53,26 @@ class Digest:
             self._crcs.append(crc32(os.pread(fd, min(BLOCK, end - position), position)))
         self.end = max(end, start)
 
+    def refresh(self, fd: int, start: int, end: int) -> None:
+        """Take in again the blocks that hold bytes ``start`` to ``end``, as far as they were."""
+        for number in range(start // BLOCK, min(-(-end // BLOCK), len(self._crcs))):
+            position = number * BLOCK
+            content = os.pread(fd, min(BLOCK, self.end - position), position)
+            self._crcs[number] = crc32(content)
+
     def cut(self, end: int) -> None:
         """Forget what stood behind byte ``end``, and the block it is in."""
         if end < self.end:
             self.end = end - end % BLOCK
             del self._crcs[self.end // BLOCK :]
 
-    def blocks(self, fd: int) -> Iterator[tuple[int, bytes, int]]:
-        """Give of each block where it is, what the file holds there now, and the CRC it had."""
-        for number, crc in enumerate(self._crcs):
-            position = number * BLOCK
+    def blocks(self, fd: int, start: int = 0) -> Iterator[tuple[int, bytes, int]]:
+        """Give of each block where it is, what the file holds there now, and the CRC it had.
+
+        From the block on that byte ``start`` is in.
+        """
+        for number in range(start // BLOCK, len(self._crcs)):
+            position, crc = number * BLOCK, self._crcs[number]
             yield position, os.pread(fd, min(BLOCK, self.end - position), position), crc
 
     def save(self, path: Path) -> None:

@@ -124,48 +124,63 @@ class QueueDigests:
                 self._taken[queue] = end if closing else full * per_file
 
     def _take_in(self, path: Path, end: int) -> None:
-        digest = Digest()
+        """Extend the digest of a file; what was taken in before may not have been compared yet."""
+        kept = digest_path(self._root, path)
+        digest = load_digest(kept) or Digest()
+        digest.cut(end)
         try:
             _extend(digest, path, end)
         except FileNotFoundError:  # deleted by age
             return
-        digest.save(digest_path(self._root, path))
+        digest.save(kept)
 
 
 class IndexDigests:
     """The digests of index files; used by one thread at a time."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, slots_end: int) -> None:
+        """Before byte ``slots_end`` a file changes as long as it is written to."""
         self._root = root
+        self._slots_end = slots_end
         self._done: set[Path] = set()
-        self._path: Path | None = None  # of the file that is being taken in
+        self._path: Path | None = None  # of the file that is taken in, or will be
         self._digest = Digest()
 
-    def start(self, files: Sequence[IndexExtent]) -> None:
-        """Leave out what is full already: it has a digest, or nobody knows what happened to it."""
+    def start(self, files: Sequence[IndexExtent], kept: tuple[Path, Digest] | None) -> None:
+        """Go on with the newest file's digest, ``kept`` if it was sound.
+
+        Files that are full already have one, or nobody knows what happened to them.
+        """
         self._done = {path for path, _ in files[:-1]}
+        if kept is not None:
+            self._path, self._digest = kept
 
     def advance(self, files: Sequence[IndexExtent], bytes_max: int) -> None:
         """Take in what has become full, up to so many bytes; ``files`` are all, newest last."""
         full = [path for path, _ in files[:-1] if path not in self._done]
-        if not full:
-            return
-        path = full[0]
-        if path != self._path:
-            self._path, self._digest = path, Digest()
-        size = path.stat().st_size
-        _extend(self._digest, path, min(size, self._digest.end + bytes_max))
-        if self._digest.end == size:
-            self._digest.save(digest_path(self._root, path))
-            self._done.add(path)
+        if full:
+            self._take_in(full[0], full[0].stat().st_size, bytes_max)
 
     def close(self, files: Sequence[IndexExtent]) -> None:
         """Take in what is left, and the newest file as far as it is used; none changes any more."""
-        for path, end in files:
+        for path, used in files:
             if path not in self._done:
-                digest = Digest()
-                _extend(digest, path, end)
+                end = used if path == files[-1][0] else path.stat().st_size
+                self._take_in(path, end, end)
+
+    def _take_in(self, path: Path, end: int, bytes_max: int) -> None:
+        if path != self._path:
+            self._path, self._digest = path, Digest()
+        digest = self._digest
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            digest.extend(fd, min(end, digest.end + bytes_max))
+            if digest.end == end:
+                digest.refresh(fd, 0, self._slots_end)
                 digest.save(digest_path(self._root, path))
+                self._done.add(path)
+        finally:
+            os.close(fd)
 
 
 def _extend(digest: Digest, path: Path, end: int) -> None:

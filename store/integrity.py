@@ -11,6 +11,7 @@ from typing import Final
 
 from .consume_queue import QueueTable
 from .digests import IndexDigests, IndexExtent, LogDigests, QueueDigests, remove_orphans
+from .format.index import slot_position
 from .log_search import Damage
 from .mapped_file_queue import MappedFileQueue
 from .scrub import ROUND_STEPS, START_STEPS, IndexScrub, QueueScrub
@@ -32,14 +33,15 @@ class Integrity:
         files: MappedFileQueue,
         queues: QueueTable,
         delay_levels_ms: tuple[int, ...],
+        index_slots: int,
     ) -> None:
-        """``files`` are those of the log."""
+        """``files`` are those of the log; ``index_slots`` is how many an index file has."""
         self._root = root
         self._log = LogDigests(root, files)
         self._queues = QueueDigests(root, queues)
-        self._index = IndexDigests(root)
+        self._index = IndexDigests(root, slot_position(index_slots))
         self._queue_scrub = QueueScrub(root, queues, files, delay_levels_ms)
-        self._index_scrub = IndexScrub(root)
+        self._index_scrub = IndexScrub(root, slot_position(index_slots))
         self._usable = True
 
     def before_index(self, end_offset: int, damages: Iterable[Damage], *, clean: bool) -> None:
@@ -55,7 +57,7 @@ class Integrity:
     def start(self, index_files: Sequence[IndexExtent]) -> None:
         """Begin the run; ``index_files`` are all, the newest last."""
         self._queues.start()
-        self._index.start(index_files)
+        self._index.start(index_files, self._index_scrub.kept)
         self._attempt(lambda: remove_orphans(self._root))
 
     def work(self, durable_offset: int, index_files: Sequence[IndexExtent]) -> None:

@@ -111,7 +111,11 @@ class MessageStore:
         )
         self._retention = Retention(self._log.files, self._queues, self._reader, worker=worker)
         self._integrity = Integrity(
-            config.root, self._log.files, self._queues, config.delay_levels_ms
+            config.root,
+            self._log.files,
+            self._queues,
+            config.delay_levels_ms,
+            config.max_hash_slots,
         )
         self._worker = worker
         self._keys: KeyIndexing | None = None

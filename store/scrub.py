@@ -23,7 +23,7 @@ from zlib import crc32
 
 from .commit_log import NO_QUEUE_ENTRY
 from .consume_queue import ConsumeQueue, QueueTable
-from .digest import digest_path, load_digest
+from .digest import BLOCK, Digest, digest_path, load_digest
 from .dispatch import delivery_time
 from .format.filler import FILLER_TAGS_CODE, is_filler
 from .format.index import is_index_file_name
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 # A step is 64 KiB of a queue or index, or a mebibyte of log that is searched: a tenth of a
 # millisecond to one.
-START_STEPS: Final = 1024  # of a start: 64 MiB of queues, and of older index files
+START_STEPS: Final = 256  # of a start: 16 MiB of queues, and of older index files
 ROUND_STEPS: Final = 128  # of a round of the helper thread, which comes once per second
 _SUSPECT: Final = ".suspect"  # behind the name of a digest: its file is to be put aside
 _SECOND: Final = 1000  # ms; delay levels are whole seconds
@@ -98,10 +98,12 @@ class QueueScrub:
         """Check one file, block by block."""
         queue, base = place
         path = queue.files.path(base)
-        digest = load_digest(digest_path(self._root, path))
+        kept = digest_path(self._root, path)
+        digest = load_digest(kept)
         if digest is None:
             return
         digest.cut(queue.next_offset * ENTRY_SIZE - base)
+        changed = False
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -110,7 +112,11 @@ class QueueScrub:
             for position, content, crc in digest.blocks(fd):
                 if crc32(content) != crc:
                     yield from self._mend(place, fd, position, len(content))
+                    digest.refresh(fd, position, position + len(content))
+                    changed = True
                 yield
+            if changed:
+                digest.save(kept)
         finally:
             os.close(fd)
 
@@ -258,10 +264,13 @@ def _read(path: Path, position: int, size: int) -> bytes:
 class IndexScrub:
     """Finds index files that have changed: the newest before it is opened, the others in time."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, slots_end: int) -> None:
+        """From byte ``slots_end`` on a file only grows."""
         self._root = root
         self._directory = root / "index"
-        self._steps = self._check_older()
+        self._start_end = slots_end + START_STEPS * BLOCK
+        self._steps = self._check_in_time()
+        self.kept: tuple[Path, Digest] | None = None  # the newest file, as far as it was compared
 
     def give_up_changed(self, *, clean: bool) -> None:
         """Make the oldest file that has changed unusable; before the index is opened.
@@ -269,49 +278,65 @@ class IndexScrub:
         It is then put aside with all newer ones, and their keys are put again from the log. Only
         after an ordered stop is the newest file as its digest says.
         """
-        self.run(START_STEPS)
         paths = _index_files(self._directory)
+        if not paths:
+            return
+        newest = paths[-1]
+        digest = load_digest(digest_path(self._root, newest)) if clean else None
+        digest_path(self._root, newest).unlink(missing_ok=True)  # it is about to change
+        if digest is not None:
+            self.kept = newest, digest
+        self.run(START_STEPS)
         changed = [path for path in paths if self._suspect(path).exists()]
-        if clean and paths and any(self._differences(paths[-1])):
-            changed.append(paths[-1])
-        for path in paths[-1:]:  # it is about to change
-            digest_path(self._root, path).unlink(missing_ok=True)
+        if digest is not None and any(self._differences(newest, digest, range(self._start_end))):
+            changed.append(newest)
         if not changed:
             return
         logger.error("event=index_file_changed path=%s Its keys are put again", changed[0])
         os.truncate(changed[0], 0)
+        self.kept = None
         for path in paths[paths.index(changed[0]) :]:
             self._suspect(path).unlink(missing_ok=True)
             digest_path(self._root, path).unlink(missing_ok=True)
 
     def run(self, steps: int) -> bool:
-        """Go on with the older files; return whether there may be more to do."""
+        """Go on with what may be compared in time; return whether there may be more to do."""
         return sum(1 for _ in islice(self._steps, steps)) == steps
 
     def close(self) -> None:
         """Leave the rest to the next start."""
         self._steps.close()
 
-    def _check_older(self) -> Generator[None, None, None]:
+    def _check_in_time(self) -> Generator[None, None, None]:
+        """Check all older files, then the part of the newest that does not change."""
         for path in reversed(_index_files(self._directory)[:-1]):
-            for changed in self._differences(path):
-                yield
-                if changed:
-                    logger.error("event=index_file_changed path=%s The next start mends it", path)
-                    self._suspect(path).write_bytes(b"")
-                    break
+            digest = load_digest(digest_path(self._root, path))
+            if digest is not None:
+                yield from self._note_change(path, digest, range(digest.end))
+        if self.kept is not None:
+            path, digest = self.kept
+            yield from self._note_change(path, digest, range(self._start_end, digest.end))
 
-    def _differences(self, path: Path) -> Iterator[bool]:
-        """Tell of each block whether it is not as it was."""
-        digest = load_digest(digest_path(self._root, path))
-        if digest is None:
-            return
+    def _note_change(self, path: Path, digest: Digest, part: range) -> Generator[None, None, None]:
+        for changed in self._differences(path, digest, part):
+            yield
+            if changed:
+                logger.error("event=index_file_changed path=%s The next start mends it", path)
+                self._suspect(path).parent.mkdir(parents=True, exist_ok=True)
+                self._suspect(path).write_bytes(b"")
+                return
+
+    @staticmethod
+    def _differences(path: Path, digest: Digest, part: range) -> Iterator[bool]:
+        """Tell of each block that begins in a part whether it is not as it was."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             return  # deleted by age
         try:
-            for _, content, crc in digest.blocks(fd):
+            for position, content, crc in digest.blocks(fd, part.start + -part.start % BLOCK):
+                if position >= part.stop:
+                    return
                 yield crc32(content) != crc
         finally:
             os.close(fd)

@@ -9,8 +9,9 @@ from zlib import crc32
 
 import pytest
 
+from halfmq.store import integrity
 from halfmq.store.digest import BLOCK, Digest, digest_path, find_flipped_bit, load_digest
-from halfmq.store.digests import LogDigests
+from halfmq.store.digests import IndexDigests, LogDigests
 from halfmq.store.format.queue_entry import PRE_BLANK, unpack_entry
 from halfmq.store.integrity import Integrity
 from halfmq.store.log_search import Damage
@@ -309,6 +310,64 @@ def test_what_is_true_stays_though_its_digest_does_not_fit(
     assert "mended" not in caplog.text
 
 
+def test_a_digest_that_did_not_fit_is_made_good(root: Path) -> None:
+    """Or each start would compare the same entries with the log again."""
+    path = only(root / "consumequeue" / "orders" / "1")
+    digest = digest_of(path, 1000)
+    digest._crcs[0] ^= 1
+    digest.save(digest_path(root, path))
+    reopened(root).close()
+    kept = load_digest(digest_path(root, path))
+
+    assert kept is not None
+    assert differing(kept, path) == []
+
+
+def test_a_run_that_compares_nothing_does_not_bless_what_it_found(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the disk has changed is still found by the run after it."""
+    flip(only(root / "consumequeue" / "orders" / "1"), 67)
+    with monkeypatch.context() as patch:
+        patch.setattr(integrity, "START_STEPS", 0)
+        patch.setattr(integrity, "ROUND_STEPS", 0)
+        store = reopened(root)
+        append_durably(store, *(draft("orders", 1) for _ in range(9)))
+        store.close()
+    assert not verify(root).sound
+    reopened(root).close()
+
+    assert verify(root).sound
+
+
+def test_of_an_index_file_only_what_may_change_is_taken_in_anew(path: Path) -> None:
+    """Items are what they were put as; slots are what they are when the file is closed."""
+    digests = IndexDigests(path.parent, slots_end=BLOCK)
+    digests.start([(path, 2 * BLOCK + 9)], (path, digest_of(path, 2 * BLOCK + 9)))
+    flip(path, 10)
+    flip(path, BLOCK + 10)
+    digests.close([(path, 3 * BLOCK + 9)])
+    kept = load_digest(digest_path(path.parent, path))
+
+    assert kept is not None
+    assert kept.end == 3 * BLOCK + 9
+    assert differing(kept, path) == [BLOCK]
+
+
+def test_a_full_index_file_is_taken_in_step_by_step(path: Path) -> None:
+    """It has hundreds of megabytes, and the helper thread has other work."""
+    newest = path.with_name("newest")
+    digests = IndexDigests(path.parent, slots_end=0)
+    digests.start([(path, 0)], None)
+    steps = 0
+    while not digest_path(path.parent, path).exists():
+        digests.advance([(path, 0), (newest, 0)], BLOCK)
+        steps += 1
+
+    assert steps == 4
+    digests.advance([(path, 0), (newest, 0)], BLOCK)
+
+
 def test_a_start_puts_the_keys_of_a_changed_index_again(root: Path) -> None:
     """The file is kept for whoever wants to know, as far as it is worth anything."""
     flip(only(root / "index"), 500)
@@ -346,13 +405,13 @@ def test_a_pass_is_made_in_steps(root: Path) -> None:
     log = MappedFileQueue(root / "commitlog", config.commit_log_file_size)
     log.load()
     store._queues.load()
-    scrub = QueueScrub(root, store._queues, log, config.delay_levels_ms)
+    found = QueueScrub(root, store._queues, log, config.delay_levels_ms)
     steps = 0
-    while scrub.run(1):
+    while found.run(1):
         steps += 1
 
     assert steps >= 3
-    assert scrub.mended == 1
+    assert found.mended == 1
     assert verify(root).sound
 
 
@@ -384,6 +443,6 @@ def test_digests_of_files_that_are_gone_go_too(root: Path) -> None:
     config = small_config(root)
     store = MessageStore(config, now_ms=Clock())
     log = MappedFileQueue(root / "commitlog", config.commit_log_file_size)
-    Integrity(root, log, store._queues, config.delay_levels_ms).start([])
+    Integrity(root, log, store._queues, config.delay_levels_ms, 100).start([])
 
     assert not orphan.exists()
