@@ -243,7 +243,12 @@ class LogFile:
 
     def write(self, position: int, content: bytes) -> None:
         """Put bytes below ``ready_end`` into the file; they are in the page cache then."""
-        write_fully(self._fd, content, position, self.path)
+        try:
+            written = os.pwrite(self._fd, content, position)
+        except OSError as error:
+            raise _translated(error, self.path) from error
+        if written < len(content):
+            write_fully(self._fd, content[written:], position + written, self.path)
 
     def make_ready(self, end: int) -> None:
         """Let records be written up to byte ``end``; called by the appender."""

@@ -38,17 +38,20 @@ from halfmq.remoting.codes import ResponseCode
 from tests.support.small_disk import KINDS, fill, small_disk
 
 MIB = 1 << 20
-DISK = 64 * MIB
+DISK = 80 * MIB
 BALLAST = 24 * MIB  # somebody else's file, whose removal makes room
 SENDERS = 4
 OPEN = 60  # transactions undecided while the disk fills
+HALF = 200_000  # bytes of each: more are decided on the full disk than the log has made ready
 PATIENCE = 60.0  # seconds
 SETTINGS = {
     "mappedFileSizeCommitLog": MIB,
     "mappedFileSizeConsumeQueue": 20_000,
     "maxHashSlotNum": 1_000,
     "maxIndexNum": 4_000,
-    "diskSlowDownRatio": 90,  # the same as refusal: the test has no hours
+    "diskMaxUsedSpaceRatio": 60,
+    "diskSlowDownRatio": 80,  # the same as refusal: the test has no hours
+    "diskSpaceWarningLevelRatio": 80,
     "transactionTimeOut": 3_600_000,
     "flushIntervalConsumeQueue": 100,
 }
@@ -121,7 +124,7 @@ class Load:
     async def prepare(self, producer: TransactionProducer, count: int) -> None:
         """Open transactions and leave them undecided."""
         for _ in range(count):
-            body = self.body("half", 20_000)
+            body = self.body("half", HALF)
             transaction = producer.transaction(Message("full", body))
             await transaction.__aenter__()
             self.open.append((transaction, body))
@@ -177,10 +180,10 @@ async def _fill_and_recover(load: Load, disk: Path, *, kills: bool) -> None:
         TransactionProducer("full-tx", _undecided, config=load.config) as producer,
         asyncio.TaskGroup() as group,
     ):
+        await load.prepare(producer, OPEN)
         for _ in range(SENDERS):
             group.create_task(load.send_until(stop))
         group.create_task(load.consume_until(stop))
-        await load.prepare(producer, OPEN)
 
         # The messages themselves fill it: they are refused, and all else goes on.
         await load.stage(lambda stage: stage >= Stage.REFUSE)
@@ -297,10 +300,9 @@ def test_a_full_disk_costs_nothing_acknowledged(tmp_path: Path, kind: str) -> No
     _run(tmp_path, kind, _seed(), kills=False)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_broker_starts_on_a_full_disk(tmp_path: Path, kind: str) -> None:
+def test_a_broker_starts_on_a_full_disk(tmp_path: Path) -> None:
     """Killed when nothing is left, it comes up again, and decisions are still taken."""
-    _run(tmp_path, kind, _seed(), kills=True)
+    _run(tmp_path, "ext4", _seed(), kills=True)
 
 
 @pytest.mark.campaign

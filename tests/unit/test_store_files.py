@@ -19,6 +19,8 @@ from halfmq.store.mapped_file import (
     create_file,
     make_directory,
     reserve,
+    write_fully,
+    write_zeros,
     zero_tail,
 )
 from halfmq.store.mapped_file_queue import MappedFileQueue
@@ -367,3 +369,74 @@ def test_a_broken_queue_disk_freezes_the_checkpoint(
     assert load_checkpoint(tmp_path / "checkpoint") == promised
     store.close()
     assert (tmp_path / "abort").exists(), "nor may the stop be called clean"
+
+
+def test_a_write_that_a_full_disk_cuts_short_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a disk takes a part, and says only at the next call that it is full."""
+    path = tmp_path / "file"
+    path.write_bytes(b"")
+    fd = os.open(path, os.O_RDWR)
+    real, left = os.pwrite, 1_000
+
+    def pwrite(to: int, content: bytes, position: int) -> int:
+        nonlocal left
+        if not left:
+            no_space()
+        size = min(len(content), left, 300)
+        left -= size
+        return real(to, content[:size], position)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    write_fully(fd, b"x" * 900, 0, path)
+    assert path.read_bytes() == b"x" * 900
+    with pytest.raises(DiskFullError):
+        write_zeros(fd, 900, 1_100, path)
+    left = 1_000
+    write_zeros(fd, 900, 1_100, path)
+    assert path.read_bytes() == b"x" * 900 + bytes(200)
+    os.close(fd)
+
+
+def test_a_log_file_is_not_ready_where_the_disk_was_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or records would be written into holes for which there is no space."""
+    file = opened(tmp_path / "file")
+    taken = iter([4096])
+
+    def pwrite(*_: object) -> int:
+        for size in taken:
+            return size
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(DiskFullError):
+        file.make_ready(SIZE)
+    assert file.ready_end == 0
+    monkeypatch.undo()
+    file.make_ready(SIZE)
+    assert file.ready_end == SIZE
+    file.close()
+
+
+def test_a_log_file_is_reserved_whole_only_if_that_leaves_others_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a disk that is nearly full it gets its blocks as it is used, to the last megabyte."""
+    with monkeypatch.context() as patch:
+        patch.setattr(mapped_file, "ROOM_LEFT", 1 << 62)
+        sparse = opened(tmp_path / "sparse")
+        assert (tmp_path / "sparse").stat().st_blocks == 0
+        assert sparse.reserved_end == 0
+        sparse.make_ready(100)
+        sparse.write(0, b"x" * 100)
+    whole = opened(tmp_path / "whole")
+    assert whole.reserved_end == SIZE
+    assert (tmp_path / "whole").stat().st_blocks * 512 >= SIZE
+    with monkeypatch.context() as patch:
+        patch.setattr(mapped_file, "ROOM_LEFT", 1 << 62)
+        assert opened(tmp_path / "whole").reserved_end == SIZE  # it takes no more than it has
+    sparse.close()
+    whole.close()
