@@ -30,12 +30,14 @@ from .events import (
     Told,
     by_bucket,
     read_events,
+    store_times,
 )
 from .judge import Kind, Part
 from .queues import Edge, QueueFault, QueueFiles, QueueWatch
 from .rows import Rows
 from .segments import UNWRITTEN, Hole, Segment
 
+_LAST_RECORDS: Final = 101  # that say what time it was at the end: any one may be damaged
 PLACE_BITS: Final = 16  # places in a half queue that share a bucket: about a split's halves
 
 SCHEMA: Final = pa.schema(
@@ -92,7 +94,7 @@ class Summary(NamedTuple):
     records: int
     size: int  # bytes of the records
     last_at: int  # physical offset of the last record; -1: there is none
-    last_time: int  # ms, the latest at which a record was stored
+    last_time: int  # ms, when its last records were stored
     ops_elsewhere: int  # how many op entries did not find their half
     linked_elsewhere: int  # how many other records without a key did not
     faults: int  # rows that tell of one
@@ -137,7 +139,7 @@ class Digest:
         self._records += len(rows)
         self._bytes += int(rows.sizes.sum())
         self._last_at = int(rows.physical_offsets[-1])
-        self._last_time = max(self._last_time, int(rows.field("store_timestamp").max()))
+        self._last_time = int(np.median(store_times(rows)[-_LAST_RECORDS:]))
         if self._plan.verify_crc:
             for at in rows.physical_offsets[~sound_records(rows)].tolist():
                 detail = "the record does not match its CRC"

@@ -49,6 +49,7 @@ SLOT_BITS: Final = 48  # of an offset in a half queue; above them is the queue's
 _CHECKS_MAX: Final = np.iinfo(np.int16).max
 _MESSAGES_MAX: Final = np.iinfo(np.uint8).max  # of one transaction; brokers allow 64
 _HASHED_MAX: Final = 512  # bytes hashed of a text; keys have 32, groups and topics up to 255
+_TIME_MAX: Final = 253_402_300_799_999  # ms, the end of the year 9999
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2: Final = np.uint64(0x94D049BB133111EB)
@@ -82,7 +83,7 @@ def read_events(rows: Rows, parts: npt.NDArray[np.int8]) -> Told:
     events["total"] = 1
     is_half = events["part"] == Part.HALF
     events["at"] = chosen.physical_offsets
-    events["time"] = chosen.field("store_timestamp")
+    events["time"] = store_times(chosen)
     events["reference"] = np.where(
         is_half, _slots(chosen), chosen.field("prepared_transaction_offset")
     )
@@ -106,6 +107,12 @@ def key_of_place(at: Ints) -> Hashes:
     return _mixed(at.astype(np.uint64) ^ _GOLDEN)
 
 
+def store_times(rows: Rows) -> Ints:
+    """Return when records were stored, in ms; no CRC covers that, so it may be anything."""
+    times: Ints = np.clip(rows.field("store_timestamp"), 0, _TIME_MAX)
+    return times
+
+
 def _slots(rows: Rows) -> Ints:
     mask = (1 << SLOT_BITS) - 1
     slots: Ints = (rows.field("queue_id") << SLOT_BITS) + (rows.field("queue_offset") & mask)
@@ -120,7 +127,7 @@ def _op_entries(rows: Rows) -> tuple[Records, Ints]:
     entries = np.zeros(len(read.values), dtype=OP_ENTRY)
     entries["slot"] = (rows.field("queue_id") << SLOT_BITS)[read.rows] + read.values
     entries["at"] = rows.physical_offsets[read.rows]
-    entries["time"] = rows.field("store_timestamp")[read.rows]
+    entries["time"] = store_times(rows)[read.rows]
     is_slot = read.is_number & (read.values < 1 << SLOT_BITS)
     return entries[is_slot], rows.physical_offsets[np.unique(read.rows[~is_slot])]
 
@@ -136,14 +143,11 @@ def _read_group_marks(events: Records, block: PropertyBlock, text: Hashes, has: 
         return
     commas = np.flatnonzero(block.padded == ord(","))
     last = np.searchsorted(commas, ends) - 1
-    before = np.maximum(last - 1, 0)
-    first_comma, second_comma = commas[before], commas[last]
-    whole = (last > 0) & (first_comma > starts)
-    row, starts, ends = row[whole], starts[whole], ends[whole]
-    first_comma, second_comma = first_comma[whole], second_comma[whole]
+    row, starts, ends, last = (values[last > 0] for values in (row, starts, ends, last))
+    first_comma, second_comma = commas[last - 1], commas[last]
     number = numbers_at(block.padded, first_comma + 1, second_comma)
     total = numbers_at(block.padded, second_comma + 1, ends)
-    right = number.is_number & total.is_number
+    right = number.is_number & total.is_number & (first_comma > starts)
     row = row[right]
     events["number"][row] = np.minimum(number.values[right], _MESSAGES_MAX)
     events["total"][row] = np.minimum(total.values[right], _MESSAGES_MAX)

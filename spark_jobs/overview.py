@@ -107,7 +107,7 @@ class Overview:
     @property
     def terms(self) -> Terms:
         """From when on being undecided is held against a transaction."""
-        newest = max((summary.last_time for summary in self.summaries), default=0)
+        newest = self.summaries[-1].last_time if self.summaries else 0
         now = newest if self._checks.as_of_ms is None else self._checks.as_of_ms
         age = self._checks.pending_age
         return Terms(

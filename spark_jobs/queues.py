@@ -11,6 +11,7 @@ Source: RocketMQ ``ConsumeQueue.java``, ``CommitLogDispatcherBuildConsumeQueue``
 """
 
 import mmap
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK
 from halfmq.store.format.topics import SCHEDULE_TOPIC
 
 from .arrays import Bools, Ints
+from .errors import LogDirectoryError
 from .judge import Kind
 from .numbers import numbers_at
 from .rows import Rows, cut
@@ -123,19 +125,22 @@ class QueueFiles:
         if known is None:
             folder = self._root / topic / str(queue)
             paths = sorted(folder.iterdir()) if folder.is_dir() else []
-            known = [_map(path) for path in paths if _FILE_NAME.fullmatch(path.name)]
-            self._open[topic, queue] = known
+            mapped = (_map(path) for path in paths if _FILE_NAME.fullmatch(path.name))
+            known = self._open[topic, queue] = [one for one in mapped if one is not None]
         return known
 
 
-def _map(path: Path) -> tuple[int, Slots]:
-    count = path.stat().st_size // ENTRY_SIZE
-    first = int(path.name) // ENTRY_SIZE
-    if not count:
-        return first, np.zeros(0, dtype=ENTRIES)
-    with path.open("rb") as file:
-        content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return first, np.frombuffer(content, dtype=ENTRIES, count=count)
+def _map(path: Path) -> tuple[int, Slots] | None:
+    """Map one file; None when it is none, or has been deleted since."""
+    try:
+        with path.open("rb") as file:
+            count = os.fstat(file.fileno()).st_size // ENTRY_SIZE
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if count else b""
+    except (FileNotFoundError, IsADirectoryError):
+        return None
+    except OSError as error:
+        raise LogDirectoryError(str(path), error.strerror or str(error)) from error
+    return int(path.name) // ENTRY_SIZE, np.frombuffer(content, dtype=ENTRIES, count=count)
 
 
 def is_written(entries: Slots) -> Bools:

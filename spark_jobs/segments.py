@@ -53,6 +53,7 @@ SETTLE_PAUSE: Final = 0.02  # seconds
 RECORD_SIZE_MAX: Final = (4 << 20) + (64 << 10)  # bytes; RocketMQ's default limit for a record
 
 _SEGMENT_NAME: Final = re.compile(r"\d{20}")
+_OFFSET_END: Final = 1 << 62  # physical offsets have 64 bits, and are added to
 _MAGIC_START: Final = MAGIC_V1.to_bytes(4, "big")[:3]  # what the magics of V1 and V2 share
 _BLANK: Final = MAGIC_BLANK.to_bytes(4, "big")
 _PREFIX_SIZE: Final = PREFIX.size  # total size and magic
@@ -116,14 +117,21 @@ def find_segments(directory: str | Path) -> list[Segment]:
             reason = "is not a directory" if root.exists() else "no such directory"
             raise LogDirectoryError(str(root), reason)
         folder = root / "commitlog" if (root / "commitlog").is_dir() else root
-        files = [path for path in folder.iterdir() if _SEGMENT_NAME.fullmatch(path.name)]
+        files = [path for path in folder.iterdir() if _is_segment(path)]
         segments = [Segment(int(path.name), str(path), path.stat().st_size) for path in files]
     except OSError as error:
-        raise LogDirectoryError(str(root), error.strerror or str(error)) from error
+        place = str(error.filename or root)
+        raise LogDirectoryError(place, error.strerror or str(error)) from error
     if not segments:
         reason = f"no commit-log segment (a file named by 20 digits) in {folder}"
         raise LogDirectoryError(str(root), reason)
     return sorted(segment for segment in segments if segment.size)
+
+
+def _is_segment(path: Path) -> bool:
+    """Tell by its name; folders do not count, nor do numbers that are no offset."""
+    named = bool(_SEGMENT_NAME.fullmatch(path.name)) and int(path.name) < _OFFSET_END
+    return named and not path.is_dir()
 
 
 def survey(directory: str | Path) -> LogExtent:

@@ -46,7 +46,7 @@ class StoreFiles:
                     topic: max(int(entry[count]) for count in _QUEUE_COUNTS)
                     for topic, entry in table.items()
                 }
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 continue
         return None
 
