@@ -72,10 +72,10 @@ class Wire:
                 if command.is_response and command.opaque == self._opaque:
                     return command
 
-    def records(self, topic: str, queue_id: int) -> list[Record]:
-        """Everything that consumers are given of a queue."""
+    def records(self, topic: str, queue_id: int, start: int = 0) -> list[Record]:
+        """Everything that consumers are given of a queue, from an offset on."""
         records: list[Record] = []
-        offset = 0
+        offset = start
         while True:
             answer = self.ask(
                 RequestCode.PULL_MESSAGE,
