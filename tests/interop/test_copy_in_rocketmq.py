@@ -44,9 +44,8 @@ def _jars() -> None:
 def send(broker: BrokerProcess, count: int) -> None:
     with Producer("p", namesrv=broker.address) as producer:
         for number in range(count):
-            producer.send(
-                Message("plain", b"x" * 500, keys=f"order-{number}", tags="ABC"[number % 3])
-            )
+            tags, keys = "ABC"[number % 3], f"order-{number}"
+            producer.send(Message("plain", b"x" * 500, tags=tags, keys=keys))
 
 
 def records(address: str) -> dict[int, list[Record]]:
@@ -88,8 +87,14 @@ def test_a_part_of_a_log_is_served_by_rocketmq(tmp_path: Path) -> None:
             for number, found in everything.items()
         }
 
-    with rocketmq_broker(tmp_path / "copy", tmp_path / "theirs", **FORMAT) as official:
-        served = records(official.address)
+    with (
+        rocketmq_broker(tmp_path / "copy", tmp_path / "theirs", **FORMAT) as official,
+        Wire(official.address) as wire,
+    ):
+        served = {
+            number: wire.records("plain", number, start=found[0].queue_offset)
+            for number, found in expected.items()
+        }
 
     assert copied.first_offset == 65_536
     assert served == expected
