@@ -1,8 +1,8 @@
 """How far the log was on disk, told to the next start after a kill or a power cut.
 
 Below the mark nothing can be torn: what is wrong there has been damaged, and what follows was
-acknowledged. Behind it a power cut may have kept any sector from the disk, and the log ends at the
-first one that is missing. Without the mark the two look the same.
+acknowledged. Behind it a power cut may have spoilt any sector, and the log ends at the first record
+that is not whole. Without the mark the two look the same.
 
 It is written behind each flush of the log, and not flushed itself: one that did not reach the disk
 is an older one, which says less and nothing wrong. It lies in the checkpoint's file, in a sector of

@@ -10,8 +10,8 @@ torn is at its end. Three things need more care than that:
 * The CRC covers the body alone. A damaged head or topic does not add up to the record's size, but
   properties may be anything; ``is_torn`` says when they look as if they had not been written.
 * Behind what is known to have been on disk, a power cut may have kept some sectors and lost
-  others before them. Nobody was told of any of it, so the log ends at the first one lost; records
-  behind it might be decisions about what is not there.
+  others before them. Nobody was told of any of it, so the log ends at the first bad record there;
+  those behind it might be decisions about what is lost.
 * Records behind the end that an earlier start has cut off, but not zeroed, are whole as well and
   lie where they say. They are older than what was written since.
 """
@@ -38,17 +38,16 @@ from .format.record import (
 )
 from .log_run import RUN_LENGTH, Run, find_run
 from .log_search import (
-    SECTOR,
     Damage,
     LogFile,
     candidate_at,
     candidates,
     find_true,
-    has_unwritten_sector,
     what_is_wrong,
 )
 from .mapped_file_queue import MappedFileQueue
 
+SECTOR: Final = 512  # bytes; what a disk writes as a whole, so that no less of it is missing
 SCAN_CHUNK: Final = 1 << 20  # bytes read at once; more would not stay in the processor's cache
 # Size, magic, body CRC, queue id, queue offset, physical offset, flags, body length (IPv4 hosts).
 _HEAD: Final = Struct(">iIIi4xqqi44xi")
@@ -367,11 +366,10 @@ class LogScan:
             return False
         if trust is not None and trust.closed_offset == start and self._is_unwritten(start):
             return False  # as expected, so no need to search what lies behind
-        young = trust is not None and 0 <= trust.durable_offset <= start
-        if young and stop is _Stop.TORN:
+        if trust is not None and 0 <= trust.durable_offset <= start:
             return False
         end = self._next_true(start)
-        if end is None or (young and has_unwritten_sector(files, start, end)):
+        if end is None:
             return False
         self.damages.append(Damage(start, end - start, what_is_wrong(files, start)))
         self.end_offset = end

@@ -25,8 +25,6 @@ from .format.record import (
 )
 from .mapped_file_queue import MappedFileQueue
 
-SECTOR: Final = 512  # bytes; what a disk writes as a whole, so that no less of it is missing
-_UNWRITTEN: Final = bytes(SECTOR)
 _PIECE: Final = 1 << 20  # bytes searched at once
 _MAGIC_AT: Final = 4
 _MAGICS: Final = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
@@ -148,25 +146,3 @@ def what_is_wrong(files: MappedFileQueue, offset: int) -> str:
     if record.physical_offset != offset:
         return f"a record that says it lies at {record.physical_offset}"
     return "properties that were not written, or not as they are"
-
-
-def has_unwritten_sector(files: MappedFileQueue, start: int, end: int) -> bool:
-    """Tell whether a sector of a damaged stretch looks as if it was never written.
-
-    What the log has not reached yet is zeros. So is what a power cut kept from the disk: whole
-    sectors, or the rest of the one in which the stretch begins, if that was on disk without it.
-    """
-    base = files.base_of(start)
-    position, limit = start - base, min(end - base, files.file_size)
-    with files.path(base).open("rb", buffering=0) as file:
-        fd = file.fileno()
-        border = min(position + (-position % SECTOR or SECTOR), limit)
-        if not any(os.pread(fd, border - position, position)):
-            return True
-        position += -position % SECTOR
-        while position + SECTOR <= limit:
-            piece = os.pread(fd, min(_PIECE, limit - position) // SECTOR * SECTOR, position)
-            if any(piece[at : at + SECTOR] == _UNWRITTEN for at in range(0, len(piece), SECTOR)):
-                return True
-            position += len(piece)
-    return False

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.store.checkpoint import load_checkpoint
+from halfmq.store.durable_mark import DurableMark
 from halfmq.store.format.queue_entry import ENTRY_SIZE, unpack_entries
 from halfmq.store.message_store import MessageStore
 from tests.support.store_child import SteppingClock
@@ -66,6 +67,8 @@ def live_and_die(
 def cut_power(root: Path, choose: random.Random, told: Acknowledged) -> None:
     """Change what no flush has covered, as a disk may leave it."""
     log_size = small_config(root).commit_log_file_size
+    # Of what was flushed last, the child may not have told any more.
+    marked = DurableMark(root / "checkpoint").load()
     for path in (root / "commitlog").iterdir():
         base = int(path.name)
         durable = max(told.end - base, 0)
@@ -74,6 +77,7 @@ def cut_power(root: Path, choose: random.Random, told: Acknowledged) -> None:
             content = bytearray(path.read_bytes())
             if durable:
                 durable += int.from_bytes(content[durable - 1 : durable + 3], "big") - 1
+            durable = min(max(durable, marked - base), log_size)
             damage(content, durable, choose)
             path.write_bytes(content)
     log_start = min(int(path.name) for path in (root / "commitlog").iterdir())
