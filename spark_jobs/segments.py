@@ -253,7 +253,7 @@ class SegmentReader:
     def _find_record(self, position: int) -> int:
         at = position + 4
         while True:
-            at = self._map.find(_MAGIC_START, at, self._limit)
+            at = self._find(_MAGIC_START, at, self._limit)
             if at < 0:
                 return self._limit
             if self._is_record(at - 4):
@@ -263,12 +263,25 @@ class SegmentReader:
     def _find_blank(self, position: int, before: int) -> int:
         at = position + 4
         while True:
-            at = self._map.find(_BLANK, at, before)
+            at = self._find(_BLANK, at, before)
             if at < 0:
                 return before
             if self._is_blank(at - 4):
                 return at - 4
             at += 1
+
+    def _find(self, wanted: bytes, start: int, end: int) -> int:
+        """Return what ``find`` of the map does, which must not be let to the map's last byte.
+
+        Before CPython 3.11.5 it reads the byte behind what it is told, which may be no memory
+        (python/cpython#105235).
+        """
+        last = len(self._map) - 1
+        at = self._map.find(wanted, start, min(end, last))
+        behind = last + 1 - len(wanted)
+        if at < 0 and start <= behind and end > last and self._map[behind:] == wanted:
+            return behind
+        return at
 
     def _is_blank(self, position: int) -> bool:
         # A copy may have been trimmed behind the blank; its size still names the full segment.

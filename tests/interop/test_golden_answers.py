@@ -81,6 +81,7 @@ SERVED: Final = (
         RequestCode.GET_BROKER_CLUSTER_INFO,
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
         RequestCode.RESUME_CHECK_HALF_MESSAGE,
+        RequestCode.DELETE_EXPIRED_COMMITLOG,
     }
 )
 

@@ -333,6 +333,16 @@ def test_a_copy_may_be_trimmed_behind_the_blank(tmp_path: Path) -> None:
     assert offsets(tmp_path) == [record.offset for record in written]
 
 
+def test_a_blank_is_found_where_the_file_ends_with_it(tmp_path: Path) -> None:
+    """Its magic is the last thing in the file, behind a record that is damaged."""
+    written = some_log(tmp_path)
+    last = [record for record in written if record.offset < SEGMENT][-1]
+    os.truncate(tmp_path / f"{0:020}", last.offset + last.size + 8)
+    overwrite(tmp_path, last.offset, b"\xff" * 8)
+
+    assert damage(tmp_path) == [(last.offset, last.size, NOT_A_RECORD)]
+
+
 def test_a_record_cut_off_in_an_earlier_segment_is_damage(tmp_path: Path) -> None:
     """A truncated file in the middle of the log loses what it loses, and says so."""
     written = some_log(tmp_path)
