@@ -5,7 +5,8 @@ SparkJobsError
 ├── OptionError               a read option or column that does not exist, or has a wrong value
 ├── CorruptLogError           with mode FAILFAST: bytes that are no whole record
 ├── MissingDependencyError    PySpark, PyArrow or numpy is not installed
-└── JavaNotFoundError         no Java that this Spark can run on
+├── JavaNotFoundError         no Java that this Spark can run on
+└── SparkFailedError          Spark could not do what it was asked
 """
 
 
@@ -56,3 +57,7 @@ class MissingDependencyError(SparkJobsError):
 
 class JavaNotFoundError(SparkJobsError):
     """There is no Java on which Spark could run."""
+
+
+class SparkFailedError(SparkJobsError):
+    """Spark could not do what it was asked; says what a worker or Spark itself told of it."""

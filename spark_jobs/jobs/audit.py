@@ -1,0 +1,93 @@
+"""The command ``audit``."""
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from .command import (
+    CLEAN,
+    FINDINGS,
+    add_output,
+    age,
+    find_log,
+    new_parser,
+    show,
+    spark_for,
+)
+
+if TYPE_CHECKING:
+    from ..auditor import Audit
+    from .command import Jobs
+
+
+def add(jobs: "Jobs") -> None:
+    """Add the command to the others."""
+    parser = new_parser(
+        jobs,
+        "audit",
+        "classify every transaction in a commit log, and list what must not be there",
+        ends="0 clean, 1 anomalies, 2 the log could not be audited",
+        example="~/.halfmq/store --output audit",
+    )
+    add_output(
+        parser,
+        writes="write transactions/ and anomalies/ as Parquet and summary.json to DIR, replacing"
+        " those of an earlier audit",
+    )
+    parser.add_argument(
+        "--skip-crc", action="store_true", help="do not read the bodies to check their CRCs"
+    )
+    parser.add_argument(
+        "--skip-queues",
+        action="store_true",
+        help="do not compare the consume queues with the log",
+    )
+    parser.add_argument(
+        "--pending-age",
+        metavar="AGE",
+        type=age,
+        help="report halves that are undecided for longer, as in 90s, 15m, 2h or 3d",
+    )
+    parser.add_argument(
+        "--as-of",
+        choices=("log", "now"),
+        default="log",
+        help="count the age of halves up to the last record of the log (default), or up to now",
+    )
+    parser.add_argument(
+        "--check-max",
+        metavar="N",
+        type=int,
+        default=15,
+        help="transactionCheckMax of the RocketMQ broker that wrote the log (15)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Audit a log and return the exit code."""
+    extent = find_log(options.directory)  # no JVM is started for what is no log
+    if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
+    with spark_for(extent) as spark:
+        from ..auditor import audited  # noqa: PLC0415  see command.py
+        from ..overview import Checks  # noqa: PLC0415
+
+        checks = Checks(
+            crc=not options.skip_crc,
+            queues=not options.skip_queues,
+            pending_age=options.pending_age,
+            as_of_ms=time.time_ns() // 1_000_000 if options.as_of == "now" else None,
+            checks_max=options.check_max,
+        )
+        with audited(spark, options.directory, extent=extent, checks=checks) as audit:
+            _publish(audit, options)
+            return CLEAN if audit.is_clean else FINDINGS
+
+
+def _publish(audit: "Audit", options: argparse.Namespace) -> None:
+    from .. import report  # noqa: PLC0415  see command.py
+
+    if options.output:
+        report.write_files(audit, options.output)
+    show(options.json, report.summary_text(audit), report.table(audit))

@@ -1,0 +1,141 @@
+"""What the commands of all jobs have in common.
+
+A command is a module with ``add``, which adds its parser to those of the others and names the
+function that runs it. That function returns an exit code, and raises ``SparkJobsError`` or
+``OSError`` for what ends as one sentence on standard error.
+
+Nothing here or at the top of a command's module imports PySpark, PyArrow or numpy, so that a
+missing package is told in a sentence too.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from ..errors import MissingDependencyError, SparkFailedError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ..segments import LogExtent
+
+    Jobs = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  it has no other name
+
+CLEAN: Final = 0
+FINDINGS: Final = 1
+FAILED: Final = 2
+INTERRUPTED: Final = 130  # what a shell reports for Ctrl-C
+
+# The line of a traceback that says what happened; the rest of it is of no use to an operator.
+_RAISED: Final = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): (.+)$", re.MULTILINE)
+
+_AGE: Final = re.compile(r"(\d{1,9})([smhd])")
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+
+
+def new_parser(
+    jobs: "Jobs", name: str, about: str, *, ends: str, example: str
+) -> argparse.ArgumentParser:
+    """Add the parser of a job that reads a log; ``ends`` says what its exit codes mean."""
+    parser = jobs.add_parser(
+        name,
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=f"Example:\n  python -m halfmq.spark_jobs {name} {example}\n\nExit codes: {ends}.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "directory", metavar="DIRECTORY", help="a store root or a folder of segments; may be live"
+    )
+    return parser
+
+
+def add_output(parser: argparse.ArgumentParser, *, writes: str) -> None:
+    """Add the options that say where results go; ``writes`` is what is put in a directory."""
+    parser.add_argument("--output", metavar="DIR", type=Path, help=writes)
+    parser.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write the summary as JSON; - writes it to standard output and the table to standard"
+        " error",
+    )
+
+
+def age(text: str) -> timedelta:
+    """Read a duration as in 90s, 15m, 2h or 3d."""
+    match = _AGE.fullmatch(text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number and s, m, h or d")
+    return timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
+
+
+def find_log(directory: str) -> "LogExtent":
+    """Look for the log before a JVM is started for nothing.
+
+    Raises:
+        LogDirectoryError: There is none, or it cannot be read.
+        MissingDependencyError: A package is not installed.
+    """
+    try:
+        # Imported here, so that a missing package is told in a sentence.
+        from ..segments import survey  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(error.name or str(error)) from error
+    return survey(directory)
+
+
+@contextmanager
+def spark_for(extent: "LogExtent") -> "Iterator[SparkSession]":
+    """Give a session to read a log with; what goes wrong in Spark becomes a ``SparkFailedError``.
+
+    Raises:
+        MissingDependencyError: PySpark is not installed.
+        JavaNotFoundError: There is no Java for it.
+        SparkFailedError: Spark could not do what it was asked inside the context.
+    """
+    from ..session import spark_session  # noqa: PLC0415  see find_log
+
+    size = extent.end_offset - extent.first_offset
+    with spark_session(log_bytes=size, progress=sys.stderr.isatty()) as spark:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415
+        from pyspark.errors import PySparkException  # noqa: PLC0415
+
+        try:
+            yield spark
+        except (PySparkException, Py4JError) as error:
+            raise SparkFailedError(_cause(str(error))) from error
+
+
+def publish(options: argparse.Namespace, summary: Mapping[str, object], table: str) -> None:
+    """Show a table to people and write the JSON for programs, where each was asked for."""
+    text = as_json(summary)
+    if options.output:
+        (options.output / "summary.json").write_text(text, "utf-8")
+    show(options.json, text, table)
+
+
+def show(json_file: str | None, text: str, table: str) -> None:
+    """Print a table, and write ``text`` to the file of ``--json``."""
+    if json_file == "-":
+        sys.stdout.write(text)
+    elif json_file:
+        Path(json_file).write_text(text, "utf-8")
+    shown = sys.stderr if json_file == "-" else sys.stdout
+    shown.write(table + "\n")
+
+
+def as_json(summary: Mapping[str, object]) -> str:
+    """Return a summary as text, one line per value."""
+    return json.dumps(summary, indent=2) + "\n"
+
+
+def _cause(message: str) -> str:
+    """Find what a worker raised in the long text that Spark makes of it."""
+    raised = _RAISED.findall(message)
+    return str(raised[-1]) if raised else message.strip().partition("\n")[0]
