@@ -21,6 +21,7 @@ from halfmq.store.errors import (
     RecordTooLargeError,
     StoreClosedError,
     StoreError,
+    WriteFailedError,
 )
 
 from .connection import Connection, Handler
@@ -32,6 +33,7 @@ STORE_ERROR_CODES: Final[Mapping[type[StoreError], ResponseCode]] = {
     RecordTooLargeError: ResponseCode.MESSAGE_ILLEGAL,
     PropertiesTooLongError: ResponseCode.MESSAGE_ILLEGAL,
     DiskFullError: ResponseCode.SERVICE_NOT_AVAILABLE,
+    WriteFailedError: ResponseCode.SERVICE_NOT_AVAILABLE,
     FlushFailedError: ResponseCode.SERVICE_NOT_AVAILABLE,
     StoreClosedError: ResponseCode.SERVICE_NOT_AVAILABLE,
 }

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.remoting.codes import ResponseCode
+from halfmq.store import disk
 from halfmq.store.errors import DamagedTableError
 from halfmq.store.json_table import Origin, read_table, save_table, set_aside
 
@@ -128,7 +129,7 @@ class TableFile:
         def write() -> None:
             with self._writing:
                 if number > self._saved_number:
-                    self._path.parent.mkdir(parents=True, exist_ok=True)
+                    disk.make_directories(self._path.parent)
                     save_table(self._path, table)
                     self._saved_number = number
 

@@ -17,7 +17,7 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-from .mapped_file import sync_directory
+from . import disk
 
 _LAYOUT: Final = Struct(">qqqqq")
 _FILE_SIZE: Final = 4096  # bytes; RocketMQ maps a page of the system
@@ -45,27 +45,27 @@ class Checkpoint:
 
     def save(self, path: Path) -> None:
         """Write the file and flush it. All of it lies in one sector, so it cannot be torn."""
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = disk.open_file(path, disk.CREATE, disk.MODE)
         try:
-            created = os.fstat(fd).st_size < _FILE_SIZE
+            created = disk.fstat(fd).st_size < _FILE_SIZE
             if created:
-                os.ftruncate(fd, _FILE_SIZE)
+                disk.ftruncate(fd, _FILE_SIZE)
             *rocketmqs, closed_offset, digest, _ = astuple(self)
             closed = _CLOSED.pack(_CLOSED_MAGIC, closed_offset, digest)
             content = _LAYOUT.pack(*rocketmqs).ljust(_CLOSED_AT, b"\0") + closed
             content += _CRC.pack(crc32(closed))
-            os.pwrite(fd, content + _CRC.pack(crc32(content)), 0)
-            os.fsync(fd)
+            disk.pwrite(fd, content + _CRC.pack(crc32(content)), 0)
+            disk.fsync(fd)
         finally:
-            os.close(fd)
+            disk.close(fd)
         if created:
-            sync_directory(path.parent)
+            disk.sync_directory(path.parent)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
     """Read the file; without one, or with a cut one, nothing is trusted."""
     try:
-        content = path.read_bytes()
+        content = disk.read_bytes(path)
     except FileNotFoundError:
         return Checkpoint(is_ours=False)
     if len(content) < _LAYOUT.size:
@@ -98,7 +98,7 @@ def _closed_in(content: bytes) -> tuple[int, int]:
 def closed_note_is_damaged(path: Path) -> bool:
     """Tell whether something stands where an ordered stop of ours leaves its note, and is none."""
     try:
-        content = path.read_bytes()
+        content = disk.read_bytes(path)
     except FileNotFoundError:
         return False
     note = content[_CLOSED_AT:][: _CLOSED.size]
@@ -112,19 +112,16 @@ class AbortMarker:
     def __init__(self, root: Path) -> None:
         self._path = root / "abort"
 
-    def exists(self) -> bool:
+    def is_set(self) -> bool:
         """Tell whether the last stop was abnormal."""
-        return self._path.exists()
+        return disk.exists(self._path)
 
     def create(self) -> None:
         """Set the marker, durably: a power cut must not make an open store look closed."""
-        with self._path.open("w") as file:
-            file.write(str(os.getpid()))
-            file.flush()
-            os.fsync(file.fileno())
-        sync_directory(self._path.parent)
+        disk.write_file(self._path, str(os.getpid()).encode(), sync=True)
+        disk.sync_directory(self._path.parent)
 
     def remove(self) -> None:
         """Clear the marker, durably. Everything else must be on disk by now."""
-        self._path.unlink(missing_ok=True)
-        sync_directory(self._path.parent)
+        disk.remove(self._path)
+        disk.sync_directory(self._path.parent)

@@ -20,11 +20,18 @@ from threading import Lock
 from typing import Final, NoReturn
 from zlib import crc32
 
+from . import disk
 from .config import StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
 from .dispatch import delivery_time
 from .draft import Appended, AppendedBatch, Batch, Draft
-from .errors import DiskFullError, PropertiesTooLongError, RecordTooLargeError
+from .errors import (
+    DiskFullError,
+    PropertiesTooLongError,
+    RecordTooLargeError,
+    StoreError,
+    WriteFailedError,
+)
 from .format.flags import HOSTS_MASK, TransactionType
 from .format.ids import HOST_V4_SIZE
 from .format.properties import PROPERTIES_SIZE_MAX
@@ -42,7 +49,7 @@ from .format.record import (
     with_crc_tail,
 )
 from .format.topics import SCHEDULE_TOPIC
-from .mapped_file import LogFile, create_file, sync_directory, zero_tail
+from .mapped_file import LogFile, create_file, zero_tail
 from .mapped_file_queue import MappedFileQueue
 
 logger = logging.getLogger(__name__)
@@ -67,6 +74,8 @@ class CommitLog:
         self.write_offset = 0  # physical offset behind the last record
         self.last_store_timestamp = 0  # ms, of the last record; never goes back
         self.wake_helper: Callable[[], None] = lambda: None  # called when prepare_ahead is due
+        # Called when a failed append could not be taken back: no other one may follow it.
+        self.on_failure: Callable[[StoreError], None] = lambda error: None
         self._queues = queues
         self._now_ms = now_ms
         self._body_max = config.max_message_size
@@ -116,14 +125,15 @@ class CommitLog:
             RecordTooLargeError: A body, a record or the contiguous group.
             PropertiesTooLongError: Of one of the drafts.
             DiskFullError: There is no space for a file of the log or of a queue.
+            WriteFailedError: The system refused to write for another reason.
         """
         now = max(self._now_ms(), self.last_store_timestamp)
         done: list[Appended] = []
         start = self.write_offset
         try:
             end = self._stage(group, now, done, roll=contiguous and self._must_roll(group))
-        except BaseException:
-            self._undo(start, group, done)
+        except BaseException as error:
+            self._take_back(error, start, group, done)
             raise
         # The flusher reads these two in the opposite order, so what it reads as the time is
         # never newer than what it then finds written.
@@ -205,6 +215,7 @@ class CommitLog:
             RecordTooLargeError: A body, a record or the batch.
             PropertiesTooLongError: Of one of the messages.
             DiskFullError: There is no space for a file of the log or of a queue.
+            WriteFailedError: The system refused to write for another reason.
         """
         queue = self._queues[batch.topic, batch.queue_id]
         count = len(batch.bodies)
@@ -223,8 +234,8 @@ class CommitLog:
         start = self.write_offset
         try:
             offsets, end = self._stage_batch(batch, queue, now)
-        except BaseException:
-            self._undo(start, (), [])
+        except BaseException as error:
+            self._take_back(error, start, (), [])
             raise
         queue_offset = queue.next_offset
         queue.position += count * ENTRY_SIZE
@@ -358,6 +369,26 @@ class CommitLog:
             assert self._active is not None
             self._active.write(start - self._active.base, b"".join(parts))
 
+    def _take_back(
+        self, error: BaseException, start: int, group: Sequence[Draft], done: list[Appended]
+    ) -> None:
+        """Undo what a failed group has written.
+
+        Raises:
+            WriteFailedError: The reason was an error of the system, which is none of the store's;
+                or this failed as well. Then records may stand where the log ends, and whatever is
+                appended would be mixed with them: nothing is, until a start has cut them off.
+        """
+        try:
+            self._undo(start, group, done)
+        except OSError as again:
+            failure = WriteFailedError(f"{error}; nor could that be undone: {again}")
+            logger.critical("event=append_not_undone offset=%d error=%r", start, str(failure))
+            self.on_failure(failure)
+            raise failure from error
+        if isinstance(error, OSError):
+            raise WriteFailedError(str(error)) from error
+
     def _undo(self, start: int, group: Sequence[Draft], done: list[Appended]) -> None:
         """Take back what a failed group has written."""
         first_offsets: dict[ConsumeQueue, int] = {}
@@ -413,8 +444,10 @@ class CommitLog:
         full.make_ready(position + BLANK_SIZE)
         with self._files_lock:
             self._active = self._take_next(following)
-        full.write(position, blank(following - offset))
-        full.close()
+        try:
+            full.write(position, blank(following - offset))
+        finally:
+            full.close()
         return following
 
     def _take_next(self, base: int) -> LogFile:
@@ -428,11 +461,12 @@ class CommitLog:
 
     def _create(self, base: int) -> LogFile:
         path = self.files.path(base)
+        disk.remove(path)  # what an attempt that failed may have left
         create_file(path, self.files.file_size)
         try:
             return self._open(base, written_end=0)
         except BaseException:
-            path.unlink()
+            disk.unlink(path)
             raise
 
     def prepare_ahead(self) -> None:
@@ -452,16 +486,26 @@ class CommitLog:
             if self._active is not active:
                 return  # the appender was faster; what is due now, it will say
             if self._spare is None:
-                self._spare = self._create(active.base + active.size)
-                sync_directory(self.files.directory)
+                self._spare = self._create_durably(active.base + active.size)
             spare = self._spare
         spare.make_ready_ahead(min(target - active.size, spare.size))
+
+    def _create_durably(self, base: int) -> LogFile:
+        created = self._create(base)
+        try:
+            disk.sync_directory(self.files.directory)
+        except OSError:
+            # Who knows whether another sync would still do anything for this name.
+            created.close()
+            disk.unlink(created.path)
+            raise
+        return created
 
     def close_files(self) -> None:
         """Close the files open for appending; delete the one nothing was written to."""
         if self._spare is not None:
             self._spare.close()
-            self._spare.path.unlink(missing_ok=True)
+            disk.remove(self._spare.path)
             self._spare = None
         if self._active is not None:
             self._active.close()

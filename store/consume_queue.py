@@ -9,13 +9,12 @@ A broker can have more queues than the process may open files. ``MapPool`` close
 queues that opened theirs longest ago; they open again when they are used.
 """
 
-import os
 from bisect import bisect_left
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Final
 from zlib import crc32
 
+from . import disk
 from .errors import DiskFullError
 from .format.properties import PROPERTIES_SIZE_MAX
 from .format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry, unpack_entry
@@ -25,7 +24,7 @@ from .format.record import (
     MAGIC_V2,
     TOPIC_LENGTH_V1_MAX,
 )
-from .mapped_file import sync_data, sync_directory, try_reserve, write_zeros, zero_tail
+from .mapped_file import try_reserve, write_zeros, zero_tail
 from .mapped_file_queue import MappedFileQueue
 
 # Bytes reserved at a time: a page at first, since most queues are short, then as much as the file
@@ -37,10 +36,10 @@ assert PROPERTIES_SIZE_MAX < 1 << 15  # RocketMQ writes the length as int16
 
 
 # Stands for a map that is not open, so that the appender needs no test for None.
-_CLOSED: Final = mmap(-1, ENTRY_SIZE)
+_CLOSED: Final = disk.Map(-1, ENTRY_SIZE)
 
 
-def _unmap(opened: mmap) -> None:
+def _unmap(opened: disk.Map) -> None:
     if opened is not _CLOSED:
         opened.close()
 
@@ -55,7 +54,7 @@ def _first_behind(fd: int, base: int, queue_offsets: range, physical_offset: int
 
     def is_behind(queue_offset: int) -> bool:
         for place in range(queue_offset, queue_offsets.stop):
-            entry = unpack_entry(os.pread(fd, ENTRY_SIZE, place * ENTRY_SIZE - base))
+            entry = unpack_entry(disk.pread(fd, ENTRY_SIZE, place * ENTRY_SIZE - base))
             if entry != PRE_BLANK:  # one without a record says nothing; the next one does
                 return entry.physical_offset >= physical_offset
         return True
@@ -171,7 +170,7 @@ class ConsumeQueue:
 
     def _create(self, base: int) -> None:
         try:
-            self._files.directory.mkdir(parents=True, exist_ok=True)
+            disk.make_directories(self._files.directory)
         except OSError as error:
             raise DiskFullError(self._files.directory, str(error)) from error
         self._files.create(base)
@@ -182,16 +181,16 @@ class ConsumeQueue:
         size = self._files.file_size
         reserved_end = self._reserved_end if base == self._active_base else 0
         path = self._files.path(base)
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = disk.open_file(path, disk.WRITE)
         try:
             if reserved_end < position + ENTRY_SIZE:
                 reserved_end = self._reserve(fd, position, path)
             if self.map is _CLOSED or base != self._active_base:
                 _unmap(self.map)
-                self.map = mmap(fd, size)
+                self.map = disk.Map(fd, size)
                 self._pool.mapped(self)
         finally:
-            os.close(fd)
+            disk.close(fd)
         return reserved_end
 
     def _reserve(self, fd: int, position: int, path: Path) -> int:
@@ -221,8 +220,8 @@ class ConsumeQueue:
         """Write one entry anew; only recovery may do that."""
         position = queue_offset * ENTRY_SIZE
         base = self._files.base_of(position)
-        with self._files.path(base).open("r+b", buffering=0) as file:
-            os.pwrite(file.fileno(), entry.pack(), position - base)
+        with disk.opened(self._files.path(base), disk.WRITE) as fd:
+            disk.pwrite(fd, entry.pack(), position - base)
         self.flushed_offset = min(self.flushed_offset, queue_offset)
 
     def move_to(self, queue_offset: int) -> None:
@@ -320,17 +319,17 @@ class ConsumeQueue:
             chunk += self._mapped(position)[: wanted - len(chunk)]
         return chunk
 
-    def _mapped(self, base: int) -> mmap:
+    def _mapped(self, base: int) -> disk.Map:
         if base == self._active_base and self.map is not _CLOSED:
             return self.map
         if base != self._read_base or self._read_map is _CLOSED:
             _unmap(self._read_map)
             self._read_map = _CLOSED
-            fd = os.open(self._files.path(base), os.O_RDONLY | os.O_CLOEXEC)
+            fd = disk.open_file(self._files.path(base), disk.READ)
             try:
-                self._read_map = mmap(fd, self._files.file_size, access=ACCESS_READ)
+                self._read_map = disk.Map(fd, self._files.file_size, access=disk.MAP_READ)
             finally:
-                os.close(fd)
+                disk.close(fd)
             self._read_base = base
             self._pool.mapped(self)
         return self._read_map
@@ -381,17 +380,17 @@ class ConsumeQueue:
 
     def _used(self, base: int) -> int:
         """Return how many entries a file holds; read piece by piece, since most of it is a hole."""
-        fd = os.open(self._files.path(base), os.O_RDONLY | os.O_CLOEXEC)
+        fd = disk.open_file(self._files.path(base), disk.READ)
         try:
             return bisect_left(
                 range(self._files.file_size // ENTRY_SIZE),
                 True,
                 key=lambda place: (
-                    not unpack_entry(os.pread(fd, ENTRY_SIZE, place * ENTRY_SIZE)).is_valid
+                    not unpack_entry(disk.pread(fd, ENTRY_SIZE, place * ENTRY_SIZE)).is_valid
                 ),
             )
         finally:
-            os.close(fd)
+            disk.close(fd)
 
     def find_physical(self, physical_offset: int) -> int:
         """Return the first queue offset whose record lies at ``physical_offset`` or behind it."""
@@ -427,14 +426,14 @@ class ConsumeQueue:
             base = files.base_of(low * ENTRY_SIZE)
             high = min(base // ENTRY_SIZE + per_file, end)
             try:
-                fd = os.open(files.path(base), os.O_RDONLY | os.O_CLOEXEC)
+                fd = disk.open_file(files.path(base), disk.READ)
             except FileNotFoundError:
                 low = high
                 continue
             try:
                 low = _first_behind(fd, base, range(low, high), physical_offset)
             finally:
-                os.close(fd)
+                disk.close(fd)
             if low < high:
                 break
         return low
@@ -468,18 +467,18 @@ class ConsumeQueue:
         first = files.base_of(min(start, end) * ENTRY_SIZE)
         for base in range(first, end * ENTRY_SIZE, files.file_size):
             try:
-                fd = os.open(files.path(base), os.O_RDWR | os.O_CLOEXEC)
+                fd = disk.open_file(files.path(base), disk.WRITE)
             except FileNotFoundError:
                 continue  # deleted meanwhile, with the records it pointed at
             try:
-                sync_data(fd)
+                disk.sync_data(fd)
             finally:
-                os.close(fd)
+                disk.close(fd)
         if not self._names_durable:
             self._names_durable = True  # first: a file created meanwhile takes it back
             queue = files.directory
             for directory in (queue, queue.parent, queue.parent.parent):
-                sync_directory(directory)
+                disk.sync_directory(directory)
         self.flushed_offset = end
         return True
 
@@ -530,13 +529,10 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
         Raises:
             UnusableFileError: A file of a queue has a wrong size or name.
         """
-        if not self._directory.is_dir():
-            return
-        for topic in sorted(self._directory.iterdir()):
-            if topic.is_dir():
-                for directory in sorted(topic.iterdir()):
-                    if directory.is_dir() and directory.name.isdecimal():
-                        self[topic.name, int(directory.name)].load()
+        for topic in disk.directories(self._directory):
+            for directory in disk.directories(topic):
+                if directory.name.isdecimal():
+                    self[topic.name, int(directory.name)].load()
 
     def digest(self) -> int:
         """Return a number that tells whether any queue ends elsewhere than it did."""

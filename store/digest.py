@@ -12,7 +12,6 @@ nothing of them; where one has cut and rewritten something, a digest does not fi
 decides.
 """
 
-import os
 import sys
 from array import array
 from collections.abc import Iterator
@@ -20,6 +19,8 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 from zlib import crc32
+
+from . import disk
 
 BLOCK: Final = 1 << 16  # bytes; zlib lets other threads run from 5 KiB on
 DIRECTORY: Final = "digests"
@@ -50,14 +51,14 @@ class Digest:
         start = self.end - self.end % BLOCK
         del self._crcs[start // BLOCK :]
         for position in range(start, end, BLOCK):
-            self._crcs.append(crc32(os.pread(fd, min(BLOCK, end - position), position)))
+            self._crcs.append(crc32(disk.pread(fd, min(BLOCK, end - position), position)))
         self.end = max(end, start)
 
     def refresh(self, fd: int, start: int, end: int) -> None:
         """Take in again the blocks that hold bytes ``start`` to ``end``, as far as they were."""
         for number in range(start // BLOCK, min(-(-end // BLOCK), len(self._crcs))):
             position = number * BLOCK
-            content = os.pread(fd, min(BLOCK, self.end - position), position)
+            content = disk.pread(fd, min(BLOCK, self.end - position), position)
             self._crcs[number] = crc32(content)
 
     def cut(self, end: int) -> None:
@@ -73,7 +74,7 @@ class Digest:
         """
         for number in range(start // BLOCK, len(self._crcs)):
             position, crc = number * BLOCK, self._crcs[number]
-            yield position, os.pread(fd, min(BLOCK, self.end - position), position), crc
+            yield position, disk.pread(fd, min(BLOCK, self.end - position), position), crc
 
     def save(self, path: Path) -> None:
         """Write the digest; it is not flushed."""
@@ -82,15 +83,15 @@ class Digest:
             crcs.byteswap()
         content = _HEAD.pack(_MAGIC, BLOCK, self.end) + crcs.tobytes()
         temporary = path.with_name(path.name + ".tmp")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(content + _CRC.pack(crc32(content)))
-        temporary.replace(path)
+        disk.make_directories(path.parent)
+        disk.write_file(temporary, content + _CRC.pack(crc32(content)))
+        disk.replace(temporary, path)
 
 
 def load_digest(path: Path) -> Digest | None:
     """Return the digest kept at ``path``; None if there is none, or not a whole one."""
     try:
-        content = path.read_bytes()
+        content = disk.read_bytes(path)
     except FileNotFoundError:
         return None
     whole = len(content) >= _HEAD.size + _CRC.size

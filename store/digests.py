@@ -9,11 +9,11 @@ After a start, digests reach no further than what the start has found. A file wh
 is not taken in again from its beginning: who knows what happened to it meanwhile.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from . import disk
 from .consume_queue import ConsumeQueue, QueueTable
 from .digest import BLOCK, DIRECTORY, Digest, digest_path, load_digest
 from .format.queue_entry import ENTRY_SIZE
@@ -41,9 +41,9 @@ class LogDigests:
         active = self._files.base_of(end_offset)
         for path in _files_below(self._directory()):
             if path.name.isdecimal() and int(path.name) not in self._files.bases:
-                path.unlink(missing_ok=True)
+                disk.remove(path)
         for base in {self._files.base_of(damage.offset) for damage in damages}:
-            self._path(base).unlink(missing_ok=True)
+            disk.remove(self._path(base))
         self._base, self._digest = active, Digest()
         for base in reversed([base for base in self._files.bases if base <= active]):
             digest = load_digest(self._path(base))
@@ -159,20 +159,20 @@ class IndexDigests:
         """Take in what has become full, up to so many bytes; ``files`` are all, newest last."""
         full = [path for path, _ in files[:-1] if path not in self._done]
         if full:
-            self._take_in(full[0], full[0].stat().st_size, bytes_max)
+            self._take_in(full[0], disk.size_of(full[0]), bytes_max)
 
     def close(self, files: Sequence[IndexExtent]) -> None:
         """Take in what is left, and the newest file as far as it is used; none changes any more."""
         for path, used in files:
             if path not in self._done:
-                end = used if path == files[-1][0] else path.stat().st_size
+                end = used if path == files[-1][0] else disk.size_of(path)
                 self._take_in(path, end, end)
 
     def _take_in(self, path: Path, end: int, bytes_max: int) -> None:
         if path != self._path:
             self._path, self._digest = path, Digest()
         digest = self._digest
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = disk.open_file(path, disk.READ)
         try:
             digest.extend(fd, min(end, digest.end + bytes_max))
             if digest.end == end:
@@ -180,25 +180,25 @@ class IndexDigests:
                 digest.save(digest_path(self._root, path))
                 self._done.add(path)
         finally:
-            os.close(fd)
+            disk.close(fd)
 
 
 def _extend(digest: Digest, path: Path, end: int) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = disk.open_file(path, disk.READ)
     try:
         digest.extend(fd, end)
     finally:
-        os.close(fd)
+        disk.close(fd)
 
 
 def _files_below(directory: Path) -> Iterator[Path]:
-    if directory.is_dir():
-        yield from (path for path in sorted(directory.iterdir()) if path.is_file())
+    if disk.is_directory(directory):
+        yield from disk.files(directory)
 
 
 def remove_orphans(root: Path) -> None:
     """Delete the digests of queue and index files that are no more, and what saves left behind."""
     for name in ("consumequeue", "index"):
-        for path in sorted((root / DIRECTORY / name).rglob("*"), reverse=True):
-            if path.is_file() and not (root / path.relative_to(root / DIRECTORY)).exists():
-                path.unlink(missing_ok=True)
+        for path in reversed(disk.below(root / DIRECTORY / name)):
+            if disk.is_file(path) and not disk.exists(root / path.relative_to(root / DIRECTORY)):
+                disk.remove(path)

@@ -10,11 +10,12 @@ its own, and counts only while that file is ours: RocketMQ might have cut the lo
 """
 
 import logging
-import os
 from pathlib import Path
 from struct import Struct
 from typing import Final
 from zlib import crc32
+
+from . import disk
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class DurableMark:
     def load(self) -> int:
         """Return the offset below which the log was on disk; -1 if that is not known."""
         try:
-            content = self._path.read_bytes()[_AT:][: _LAYOUT.size]
+            content = disk.read_bytes(self._path)[_AT:][: _LAYOUT.size]
         except FileNotFoundError:
             return -1
         if len(content) < _LAYOUT.size:
@@ -44,15 +45,15 @@ class DurableMark:
     def start(self, offset: int) -> None:
         """Write the first mark of this run; the checkpoint file exists."""
         known = self.load()
-        self._fd = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        os.pwrite(self._fd, _encoded(offset), _AT)
+        self._fd = disk.open_file(self._path, disk.WRITE)
+        disk.pwrite(self._fd, _encoded(offset), _AT)
         if not 0 <= known <= offset:
-            os.fsync(self._fd)  # what stands there says too much, or nothing
+            disk.fsync(self._fd)  # what stands there says too much, or nothing
 
     def move(self, offset: int) -> None:
         """Note that everything below an offset is on disk."""
         try:
-            os.pwrite(self._fd, _encoded(offset), _AT)
+            disk.pwrite(self._fd, _encoded(offset), _AT)
         except OSError as error:
             # An old mark is as true as a new one.
             logger.warning("event=durable_mark_not_written error=%r", str(error))
@@ -60,7 +61,7 @@ class DurableMark:
     def close(self) -> None:
         """Close the file."""
         if self._fd >= 0:
-            os.close(self._fd)
+            disk.close(self._fd)
             self._fd = -1
 
 

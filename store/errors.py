@@ -5,15 +5,17 @@ StoreError
 ├── RecordTooLargeError      a draft is larger than the settings allow (the caller's fault)
 ├── PropertiesTooLongError   its properties do not fit their length field (the caller's fault)
 ├── DiskFullError            no space for another file, or for more of one (the machine's fault)
+├── WriteFailedError         the system refused to write to the log
 ├── FlushFailedError         the disk refused to take what was written; the store has stopped
 ├── StoreClosedError         the store is not open
 ├── DirectoryInUseError      another broker holds the directory
 ├── DamagedTableError        a table and its backup cannot be read; both stay as they are
 └── UnusableFileError        a file or directory that the store cannot work with; it stays as it is
 
-After ``DiskFullError`` nothing of the group was stored, and a later append may succeed. After
-``FlushFailedError`` only a restart helps: the kernel may have dropped the pages it could not
-write, and a second fdatasync would report success for data that is gone.
+After ``DiskFullError`` and ``WriteFailedError`` nothing of the group was stored, and a later append
+may succeed, unless what was written could not even be taken back. After ``FlushFailedError`` only a
+restart helps: the kernel may have dropped the pages it could not write, and a second fdatasync
+would report success for data that is gone.
 """
 
 from pathlib import Path
@@ -31,6 +33,7 @@ __all__ = [
     "StoreClosedError",
     "StoreError",
     "UnusableFileError",
+    "WriteFailedError",
 ]
 
 
@@ -69,6 +72,17 @@ class DiskFullError(StoreError):
 
     def __str__(self) -> str:
         return f"no space for {self.path}: {self.reason}"
+
+
+class WriteFailedError(StoreError):
+    """A call that writes has failed, and not for want of space; nothing of the group was stored."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"the log cannot be written: {self.reason}"
 
 
 class FlushFailedError(StoreError):

@@ -10,13 +10,12 @@ would succeed without having written them.
 """
 
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from . import disk
 from .errors import FlushFailedError
-from .mapped_file import sync_data, sync_directory
 from .mapped_file_queue import MappedFileQueue
 from .worker import ThreadWorker, WorkerFactory
 
@@ -43,7 +42,7 @@ class Flusher:
         interval_ms: int,
         on_durable: Callable[[int], None],
         on_failure: Callable[[Exception], None],
-        fdatasync: Callable[[int], None] = sync_data,
+        fdatasync: Callable[[int], None] = disk.sync_data,
         worker: WorkerFactory = ThreadWorker,
     ) -> None:
         """``on_durable`` and ``on_failure`` are called on the flusher's thread.
@@ -75,7 +74,7 @@ class Flusher:
         if self._worker.stop() and self.failure is None:
             self._round(True)
         if self._fd >= 0:
-            os.close(self._fd)
+            disk.close(self._fd)
             self._fd = -1
 
     def _round(self, _woken: bool) -> float | None:
@@ -105,11 +104,11 @@ class Flusher:
     def _sync_file(self, base: int) -> None:
         if base != self._fd_base:
             path: Path = self._files.path(base)
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = disk.open_file(path, disk.WRITE)
             if self._fd >= 0:
-                os.close(self._fd)
+                disk.close(self._fd)
             self._fd, self._fd_base = fd, base
-            sync_directory(path.parent)  # the file may be new, and its name not on disk yet
+            disk.sync_directory(path.parent)  # the file may be new, and its name not on disk yet
         self._fdatasync(self._fd)
 
     def _tell(self, listener: Callable[[_T], None], value: _T) -> None:

@@ -18,8 +18,6 @@ a crash and re-indexes only the end of the log; this keeps all keys.
 """
 
 import logging
-import mmap
-import os
 import struct
 import sys
 import weakref
@@ -29,10 +27,10 @@ from itertools import chain, takewhile
 from pathlib import Path
 from typing import Final
 
+from . import disk
 from .errors import UnusableFileError
 from .format.index import (
     FIRST_ITEM,
-    HEADER,
     HEADER_SIZE,
     ITEM,
     ITEM_SIZE,
@@ -56,7 +54,7 @@ from .format.index import (
     unpack_header,
     unpack_item,
 )
-from .mapped_file import create_file, make_directory, reserve, sync_directory
+from .mapped_file import create_file, make_directory, reserve
 
 _log = logging.getLogger(__name__)
 
@@ -111,11 +109,11 @@ class IndexFile:
         self.slots = slots
         self.items_max = items  # item numbers, of which 0 is never used
         self._size = index_file_size(slots, items)
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._fd = disk.open_file(path, disk.WRITE)
         # A look-up in another thread may still read a file that retention drops here: the last
         # user closes it.
-        self._closer = weakref.finalize(self, os.close, self._fd)
-        self._map: mmap.mmap | None = None
+        self._closer = weakref.finalize(self, disk.close, self._fd)
+        self._map: disk.Map | None = None
         self._slot_values: memoryview[int] | None = None
         self._reserved_end = 0
         self._unflushed = False
@@ -127,10 +125,10 @@ class IndexFile:
             raise
 
     def _checked_header(self) -> IndexHeader:
-        size = os.fstat(self._fd).st_size
+        size = disk.fstat(self._fd).st_size
         if size != self._size:
             raise UnusableFileError(self.path, f"{size} bytes instead of {self._size}")
-        header = unpack_header(os.pread(self._fd, HEADER_SIZE, 0))
+        header = unpack_header(disk.pread(self._fd, HEADER_SIZE, 0))
         if header.next_item > self.items_max or min(header) < 0:
             raise UnusableFileError(self.path, f"header {header}")
         return header
@@ -185,7 +183,7 @@ class IndexFile:
             reserve(self._fd, self._reserved_end, reserved_end, self.path)
             self._reserved_end = reserved_end
         if self._map is None:
-            self._map = mmap.mmap(self._fd, self._size)
+            self._map = disk.Map(self._fd, self._size)
             slots = memoryview(self._map)[HEADER_SIZE : HEADER_SIZE + SLOT_SIZE * self.slots]
             self._slot_values = slots.cast("i")  # in the byte order of the machine
 
@@ -222,7 +220,8 @@ class IndexFile:
             before.slot_count + slots_taken,
             first + count,
         )
-        HEADER.pack_into(target, 0, *self.header)
+        # In one step, for programs that read beside us.
+        target[:HEADER_SIZE] = self.header.pack()
         numbers = _swapped(range(first, first + count))
         # Of a slot only its newest item: what lies between was never the end of a group.
         for slot, number in dict(zip(slot_numbers, numbers, strict=True)).items():
@@ -306,7 +305,7 @@ class IndexFile:
                 break
             number -= 1
             position = slot_position(item.key_hash % self.slots)
-            os.pwrite(self._fd, SLOT.pack(item.previous), position)
+            disk.pwrite(self._fd, SLOT.pack(item.previous), position)
             slot_count -= item.previous == 0
         self._cut(number)
         self._finish(before, number, slot_count, item.physical_offset, item.seconds)
@@ -332,11 +331,11 @@ class IndexFile:
 
     def _cut(self, number: int) -> None:
         """Zero everything from an item on, so that nothing stale is ever taken for an item."""
-        os.ftruncate(self._fd, item_position(number, self.slots))
-        os.ftruncate(self._fd, self._size)
+        disk.ftruncate(self._fd, item_position(number, self.slots))
+        disk.ftruncate(self._fd, self._size)
 
     def _write_header(self, header: IndexHeader) -> None:
-        os.pwrite(self._fd, header.pack(), 0)
+        disk.pwrite(self._fd, header.pack(), 0)
         self.header = header
 
     def _write_slots(self, slots: "array[int]") -> None:
@@ -348,14 +347,14 @@ class IndexFile:
         for start in range(0, len(content), _PAGE):
             page = content[start : start + _PAGE]
             if page != found[start : start + _PAGE]:
-                os.pwrite(self._fd, page, HEADER_SIZE + start)
+                disk.pwrite(self._fd, page, HEADER_SIZE + start)
 
     def _items(self) -> Iterator[tuple[int, int, int, int]]:
         """Give all items, oldest first, as the fields of ``IndexItem``."""
         position = item_position(FIRST_ITEM, self.slots)
         end = item_position(self.header.next_item, self.slots)
         while position < end:
-            piece = os.pread(self._fd, min(_READ_PIECE, end - position), position)
+            piece = disk.pread(self._fd, min(_READ_PIECE, end - position), position)
             yield from ITEM.iter_unpack(piece)
             position += _READ_PIECE
 
@@ -367,7 +366,7 @@ class IndexFile:
 
     def _read(self, size: int, position: int) -> bytes:
         """Read bytes; zeros, which end a search, where another program cut the file meanwhile."""
-        return os.pread(self._fd, size, position).ljust(size, b"\0")
+        return disk.pread(self._fd, size, position).ljust(size, b"\0")
 
     def flush(self) -> None:
         """Make what was appended so far durable; for a helper thread."""
@@ -380,7 +379,7 @@ class IndexFile:
                 raise
 
     def _sync(self) -> None:
-        getattr(os, "fdatasync", os.fsync)(self._fd)
+        disk.sync_data(self._fd)
 
     def unmap(self) -> None:
         """Give the mapping back once no more is appended; the file can still be read."""
@@ -454,17 +453,17 @@ class IndexService:
         Behind a file that is lost, newer ones go as well: records are only ever put in log order,
         so the gap could not be filled.
         """
-        found = self._directory.iterdir()
-        paths = sorted(path for path in found if is_index_file_name(path.name) and path.is_file())
+        found = disk.files(self._directory)
+        paths = [path for path in found if is_index_file_name(path.name)]
         for position, path in enumerate(paths):
             try:
                 self._files.append(IndexFile(path, self._max_slots, self._max_items))
             except UnusableFileError as error:
                 _log.warning("event=index_file_set_aside path=%s reason=%r", path, error.reason)
-                path.replace(path.with_name(path.name + ".bad"))
+                disk.replace(path, path.with_name(path.name + ".bad"))
                 for newer in paths[position + 1 :]:
-                    newer.unlink()
-                sync_directory(self._directory)
+                    disk.unlink(newer)
+                disk.sync_directory(self._directory)
                 return False
         return True
 
@@ -565,7 +564,7 @@ class IndexService:
                 count -= plan[-1][1]
         except BaseException:
             for file in created:
-                file.path.unlink()
+                disk.unlink(file.path)
                 file.close()
             raise
         return plan
@@ -604,7 +603,7 @@ class IndexService:
         return header.end_timestamp, header.end_physical_offset
 
     def flush(self) -> int:
-        """Make everything put so far durable; blocks on the disk, so for a helper thread.
+        """Make everything put so far durable; blocks on the disk, so for one helper thread.
 
         Returns:
             What the checkpoint should keep as index timestamp: ``recover`` takes all records
@@ -621,7 +620,7 @@ class IndexService:
                 file.unmap()
         if self._names_unflushed:
             self._names_unflushed = False
-            sync_directory(self._directory)
+            disk.sync_directory(self._directory)
         return durable_ms
 
     def extents(self) -> list[tuple[Path, int]]:
@@ -647,9 +646,9 @@ class IndexService:
         for file in list(files):
             self._files.remove(file)
             file.close()
-            file.path.unlink()
+            disk.unlink(file.path)
             _log.info("event=index_file_deleted path=%s reason=uncertain", file.path)
-        sync_directory(self._directory)
+        disk.sync_directory(self._directory)
 
     def close(self) -> None:
         """Flush and release all files; nothing else may be called any more."""

@@ -21,7 +21,6 @@ Source: RocketMQ ``ConfigManager.java``, ``MixAll.java``; fastjson 1.2.83.
 
 import json
 import logging
-import os
 import re
 from collections.abc import Mapping
 from enum import Enum
@@ -30,8 +29,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from . import disk
 from .errors import DamagedTableError, UnusableFileError
-from .mapped_file import sync_directory
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ def read_table(path: Path, holds: str | None = None) -> LoadedTable:
     if not isinstance(backup, dict):
         raise DamagedTableError(path, f"{reason}; .bak: {backup or 'it is missing'}")
     if table is not None:
-        path.replace(_beside(path, ".bad"))
+        disk.replace(path, _beside(path, ".bad"))
     _log.log(
         logging.WARNING if table is None else logging.ERROR,
         "event=table_not_readable path=%s reason=%r instead=.bak Its last change is missing%s",
@@ -101,8 +100,8 @@ def load_table(path: Path) -> dict[str, Any] | None:
 def set_aside(path: Path) -> None:
     """Give a table and its ``.bak``, both damaged, other names, because they were made anew."""
     for damaged in (path, _beside(path, ".bak")):
-        if damaged.exists():
-            damaged.replace(_beside(damaged, ".bad"))
+        if disk.exists(damaged):
+            disk.replace(damaged, _beside(damaged, ".bad"))
 
 
 def save_table(path: Path, table: Mapping[str, Any]) -> None:
@@ -115,13 +114,10 @@ def save_table(path: Path, table: Mapping[str, Any]) -> None:
     """
     content = encode_table(table)
     new = _beside(path, ".tmp")
-    with new.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    disk.write_file(new, content, sync=True)
     _keep_as_backup(path)
-    new.replace(path)
-    sync_directory(path.parent)
+    disk.replace(new, path)
+    disk.sync_directory(path.parent)
 
 
 def encode_table(table: Mapping[str, Any]) -> bytes:
@@ -162,7 +158,7 @@ def _quote(match: re.Match[str]) -> str:
 def _read(path: Path, holds: str | None = None) -> dict[str, Any] | str | None:
     """Return the table; None where there is no file; where it is damaged, why it cannot be read."""
     try:
-        content = path.read_bytes()
+        content = disk.read_bytes(path)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -180,19 +176,19 @@ def _keep_as_backup(path: Path) -> None:
     """Give the old table its second name; without hard links, its only one until the rename."""
     if not _is_readable(path):
         return
-    link = _beside(path, ".bak.tmp")  # os.link cannot replace an existing .bak
-    link.unlink(missing_ok=True)
+    link = _beside(path, ".bak.tmp")  # a link cannot replace an existing .bak
+    disk.remove(link)
     try:
-        link.hardlink_to(path)
+        disk.link(path, link)
     except OSError as error:
         _log.debug("no_hard_links path=%s reason=%s", path, error)
         link = path
-    link.replace(_beside(path, ".bak"))
+    disk.replace(link, _beside(path, ".bak"))
 
 
 def _is_readable(path: Path) -> bool:
     try:
-        content = path.read_bytes()
+        content = disk.read_bytes(path)
     except FileNotFoundError:
         return False
     try:

@@ -117,12 +117,12 @@ class KeyIndexing:
         if waiting[0] - self._indexed_offset > PENDING_BYTES_MAX:
             try:
                 self._put_next()
-            except StoreError as error:
-                # The disk is full, but the records are stored and their sender must not be told
-                # otherwise.
+            except (OSError, StoreError) as error:
+                # The disk is full, or worse, but the records are stored, and their sender must not
+                # be told otherwise.
                 self._fall_behind(error)
 
-    def _fall_behind(self, error: StoreError) -> None:
+    def _fall_behind(self, error: Exception) -> None:
         """Keep nothing in memory any more; when there is space, the log has it all."""
         self._behind = True
         self._pending.clear()
@@ -139,7 +139,7 @@ class KeyIndexing:
         deadline = None if budget_ms is None else now + budget_ms / 1000
         try:
             return self._catch_up(deadline) or self._put_pending(deadline)
-        except StoreError as error:
+        except (OSError, StoreError) as error:
             self._tell(error)
             self._retry_at = now + RETRY_EVERY
             return False
@@ -193,7 +193,7 @@ class KeyIndexing:
         for _ in range(taken):
             self._indexed_offset = self._pending.popleft()[0]
 
-    def _tell(self, error: StoreError) -> None:
+    def _tell(self, error: Exception) -> None:
         if time.monotonic() - self._told >= FAILURE_TOLD_EVERY:
             self._told = time.monotonic()
             logger.warning("event=index_waits error=%r", str(error))

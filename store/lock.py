@@ -9,6 +9,7 @@ process already holds is refused from memory, without touching the file.
 Source: RocketMQ ``DefaultMessageStore.java``.
 """
 
+import contextlib
 import fcntl
 import os
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from struct import Struct
 from typing import Final
 
+from . import disk
 from .errors import DirectoryInUseError
 from .mapped_file import make_directory
 
@@ -39,13 +41,13 @@ def is_held(root: Path) -> bool:
     if root.resolve() in _held:
         return True  # to open the file would drop the lock
     try:
-        fd = os.open(root / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        fd = disk.open_file(root / "lock", disk.READ)
     except FileNotFoundError:
         return False
     try:
         answer = fcntl.fcntl(fd, fcntl.F_GETLK, _FLOCK.pack(*_QUESTION))
     finally:
-        os.close(fd)
+        disk.close(fd)
     return bool(_FLOCK.unpack(answer)[_TYPE_FIELD] != fcntl.F_UNLCK)
 
 
@@ -66,23 +68,24 @@ class DirectoryLock:
         root = self._root.resolve()
         if root in _held:
             raise DirectoryInUseError(self._root, f"pid {os.getpid()}, this very process")
-        fd = os.open(root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = disk.open_file(root / "lock", disk.CREATE, disk.MODE)
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
         except OSError as error:
-            holder = os.pread(fd, _HOLDER_SIZE_MAX, len(_CONTENT)).decode(errors="replace")
-            os.close(fd)
+            holder = disk.pread(fd, _HOLDER_SIZE_MAX, len(_CONTENT)).decode(errors="replace")
+            disk.close(fd)
             raise DirectoryInUseError(self._root, holder.strip() or "it left no name") from error
         since = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="seconds")
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, _CONTENT + f"\npid {os.getpid()}, started {since}\n".encode(), 0)
+        disk.ftruncate(fd, 0)
+        disk.pwrite(fd, _CONTENT + f"\npid {os.getpid()}, started {since}\n".encode(), 0)
         self._fd = fd
         _held.add(root)
 
     def release(self) -> None:
         """Let others in; harmless when the lock is not held."""
         if self._fd >= 0:
-            os.ftruncate(self._fd, len(_CONTENT))
-            os.close(self._fd)
+            with contextlib.suppress(OSError):  # a name that stays is of no consequence
+                disk.ftruncate(self._fd, len(_CONTENT))
+            disk.close(self._fd)
             self._fd = -1
             _held.discard(self._root.resolve())

@@ -8,12 +8,12 @@ Where the system cannot tell (macOS, some file systems), ``read`` reads in any c
 
 import errno
 import logging
-import os
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Final
 
+from . import disk
 from .errors import CorruptRecordError
 from .format.flags import BORN_HOST_V6
 from .format.record import (
@@ -44,7 +44,7 @@ class LogReader:
         self._files = files
         self._descriptors: OrderedDict[int, int] = OrderedDict()  # by offset of the first byte
         self._scratch = memoryview(bytearray(SCRATCH_SIZE))
-        self._no_wait = getattr(os, "RWF_NOWAIT", 0)
+        self._no_wait = disk.NO_WAIT
 
     def read(self, ranges: Sequence[Range], *, behind: bytes = b"") -> bytes | None:
         """Return the bytes of all ranges joined, or None if some are not in the page cache.
@@ -65,23 +65,23 @@ class LogReader:
         position = physical_offset % self._files.file_size
         fd = self._descriptor(physical_offset - position)
         try:
-            got = os.preadv(fd, (target,), position, self._no_wait)
+            got = disk.preadv(fd, (target,), position, self._no_wait)
         except BlockingIOError:
             return False
         except OSError as error:
             if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL} or not self._no_wait:
                 raise
             self._no_wait = 0
-            got = os.preadv(fd, (target,), position)
+            got = disk.preadv(fd, (target,), position)
         return got == len(target)
 
     def _descriptor(self, base: int) -> int:
         fd = self._descriptors.get(base)
         if fd is None:
-            fd = os.open(self._files.path(base), os.O_RDONLY | os.O_CLOEXEC)
+            fd = disk.open_file(self._files.path(base), disk.READ)
             self._descriptors[base] = fd
             if len(self._descriptors) > DESCRIPTORS_MAX:
-                os.close(self._descriptors.popitem(last=False)[1])
+                disk.close(self._descriptors.popitem(last=False)[1])
         return fd
 
     def read_cold(self, ranges: Iterable[Range]) -> bytes:
@@ -93,11 +93,11 @@ class LogReader:
         for physical_offset, length in ranges:
             position = physical_offset % self._files.file_size
             path = self._files.path(physical_offset - position)
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = disk.open_file(path, disk.READ)
             try:
                 pieces.append(_read_fully(fd, length, position))
             finally:
-                os.close(fd)
+                disk.close(fd)
         return b"".join(pieces)
 
     def record_bytes(self, physical_offset: int, end: int) -> bytes | None:
@@ -109,13 +109,13 @@ class LogReader:
             fd = self._descriptor(physical_offset - position)
         except FileNotFoundError:
             return None
-        prefix = os.pread(fd, PREFIX.size, position)
+        prefix = disk.pread(fd, PREFIX.size, position)
         if len(prefix) < PREFIX.size:
             return None
         size, _ = PREFIX.unpack(prefix)
         if not PREFIX.size < size <= end - physical_offset:
             return None
-        encoded = os.pread(fd, size, position)
+        encoded = disk.pread(fd, size, position)
         return encoded if _decoded(encoded, physical_offset) else None
 
     def record_at(self, physical_offset: int, end: int) -> Record | None:
@@ -126,7 +126,7 @@ class LogReader:
     def store_timestamp(self, physical_offset: int) -> int:
         """Return when the record at this offset was stored, in ms; the record is not checked."""
         position = physical_offset % self._files.file_size
-        head = os.pread(self._descriptor(physical_offset - position), _HEAD_READ, position)
+        head = disk.pread(self._descriptor(physical_offset - position), _HEAD_READ, position)
         (sys_flag,) = _SYS_FLAG.unpack_from(head, SYS_FLAG_AT)
         shift = 12 if sys_flag & BORN_HOST_V6 else 0
         (timestamp,) = _STORE_TIMESTAMP.unpack_from(head, _STORE_TIMESTAMP_AT + shift)
@@ -156,17 +156,17 @@ class LogReader:
     def close(self) -> None:
         """Close all descriptors."""
         while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
+            disk.close(self._descriptors.popitem()[1])
 
     def forget_before(self, offset: int) -> None:
         """Close the files that end at ``offset`` or before it, so that their space becomes free."""
         for base in [base for base in self._descriptors if base + self._files.file_size <= offset]:
-            os.close(self._descriptors.pop(base))
+            disk.close(self._descriptors.pop(base))
 
     def forget_from(self, offset: int) -> None:
         """Close the files that begin at ``offset`` or behind it, because they were deleted."""
         for base in [base for base in self._descriptors if base >= offset]:
-            os.close(self._descriptors.pop(base))
+            disk.close(self._descriptors.pop(base))
 
 
 def _decoded(encoded: bytes, physical_offset: int) -> Record | None:
@@ -179,9 +179,9 @@ def _decoded(encoded: bytes, physical_offset: int) -> Record | None:
 
 
 def _read_fully(fd: int, length: int, position: int) -> bytes:
-    piece = os.pread(fd, length, position)
+    piece = disk.pread(fd, length, position)
     while len(piece) < length:  # the kernel returns at most 2 GiB, and less when interrupted
-        more = os.pread(fd, length - len(piece), position + len(piece))
+        more = disk.pread(fd, length - len(piece), position + len(piece))
         if not more:
             break
         piece += more

@@ -16,7 +16,6 @@ torn is at its end. Three things need more care than that:
   lie where they say. They are older than what was written since.
 """
 
-import os
 from bisect import bisect_left
 from collections.abc import Generator, Iterator
 from enum import Enum
@@ -24,6 +23,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from . import disk
 from .format.flags import HOSTS_MASK, has_queue_entry
 from .format.record import (
     CRC_MASK,
@@ -240,23 +240,23 @@ class LogScan:
         """Scan on in one file; return what ends that."""
         file_size = self._files.file_size
         end = file_size if self._end is None else min(file_size, self._end - base)
-        fd = os.open(self._files.path(base), os.O_RDONLY | os.O_CLOEXEC)
+        fd = disk.open_file(self._files.path(base), disk.READ)
         try:
             while (start := self.end_offset - base) + PREFIX.size <= end:
-                chunk = os.pread(fd, min(SCAN_CHUNK, end - start), start)
+                chunk = disk.pread(fd, min(SCAN_CHUNK, end - start), start)
                 if len(chunk) < PREFIX.size:
                     return _Stop.BAD
                 size, magic = PREFIX.unpack_from(chunk)
                 if magic == MAGIC_BLANK and size == file_size - start:
                     return _Stop.BLANK
                 if len(chunk) < size <= end - start and magic in {MAGIC_V1, MAGIC_V2}:
-                    chunk = os.pread(fd, size, start)
+                    chunk = disk.pread(fd, size, start)
                 stop = yield from self._scan_chunk(chunk, base + start, count_max)
                 if stop is not _Stop.BAD or self.end_offset == base + start:
                     return stop
             return _Stop.BAD
         finally:
-            os.close(fd)
+            disk.close(fd)
 
     def _scan_chunk(
         self, chunk: bytes, offset: int, count_max: int
@@ -377,8 +377,8 @@ class LogScan:
 
     def _is_unwritten(self, offset: int) -> bool:
         base = self._files.base_of(offset)
-        with self._files.path(base).open("rb", buffering=0) as file:
-            return not any(os.pread(file.fileno(), PREFIX.size, offset - base))
+        with disk.opened(self._files.path(base)) as fd:
+            return not any(disk.pread(fd, PREFIX.size, offset - base))
 
     def _next_true(self, damaged: int) -> int | None:
         """Return where the next record behind the one at ``damaged`` begins that counts."""
@@ -406,7 +406,7 @@ class QueuePlace(NamedTuple):
 def legible(files: MappedFileQueue, start: int, end: int) -> Iterator[QueuePlace]:
     """Give the places of the records in a damaged stretch, within one file, that add up."""
     base = files.base_of(start)
-    fd = os.open(files.path(base), os.O_RDONLY | os.O_CLOEXEC)
+    fd = disk.open_file(files.path(base), disk.READ)
     try:
         file = LogFile(fd, base, end - base)
         for position in candidates(file, start - base):
@@ -418,4 +418,4 @@ def legible(files: MappedFileQueue, start: int, end: int) -> Iterator[QueuePlace
                     topic = candidate[topic_at : properties_at - 2].decode(errors="replace")
                     yield QueuePlace(topic, queue_id, queue_offset)
     finally:
-        os.close(fd)
+        disk.close(fd)

@@ -10,11 +10,11 @@ made to deceive is looked into. Then the rest of the file is searched, and the n
 """
 
 import errno
-import os
 from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import Final, NamedTuple
 
+from . import disk
 from .errors import CorruptRecordError
 from .format.record import (
     MAGIC_V1,
@@ -56,7 +56,7 @@ class LogFile(NamedTuple):
     limit: int  # position behind the last byte that counts
 
     def read(self, position: int, size: int) -> bytes:
-        return os.pread(self.fd, max(min(size, self.limit - position), 0), position)
+        return disk.pread(self.fd, max(min(size, self.limit - position), 0), position)
 
 
 def find_true(
@@ -75,7 +75,7 @@ def find_true(
         limit = files.file_size if end is None else min(files.file_size, end - base)
         if limit <= 0:
             return None
-        fd = os.open(files.path(base), os.O_RDONLY | os.O_CLOEXEC)
+        fd = disk.open_file(files.path(base), disk.READ)
         try:
             file = LogFile(fd, base, limit)
             places = _places(file, start - base) if base == first else candidates(file, 0)
@@ -83,7 +83,7 @@ def find_true(
                 if is_true(candidate_at(file, position), base + position):
                     return base + position
         finally:
-            os.close(fd)
+            disk.close(fd)
     return None
 
 
@@ -114,10 +114,10 @@ def candidates(file: LogFile, start: int) -> Iterator[int]:
 
 def _next_data(fd: int, position: int, limit: int) -> int:
     """Return where bytes that were ever written may follow, so that holes are not read."""
-    if position >= limit or not hasattr(os, "SEEK_DATA"):
+    if position >= limit or disk.SEEK_DATA is None:
         return position
     try:
-        return os.lseek(fd, position, os.SEEK_DATA)
+        return disk.lseek(fd, position, disk.SEEK_DATA)
     except OSError as error:
         return limit if error.errno == errno.ENXIO else position
 
@@ -136,9 +136,9 @@ def candidate_at(file: LogFile, position: int) -> bytes:
 def what_is_wrong(files: MappedFileQueue, offset: int) -> str:
     """Say why the bytes at an offset are no whole record."""
     base = files.base_of(offset)
-    with files.path(base).open("rb", buffering=0) as file:
+    with disk.opened(files.path(base)) as fd:
         size = min(files.file_size - (offset - base), _REASON_READ)
-        content = os.pread(file.fileno(), size, offset - base)
+        content = disk.pread(fd, size, offset - base)
     try:
         record = decode_record(content)
     except CorruptRecordError as error:

@@ -21,14 +21,12 @@ after a crash cannot run on into what an earlier life of the file left there.
 """
 
 import errno
-import fcntl
-import os
-import sys
 import time
 from pathlib import Path
 from threading import Lock
 from typing import Final
 
+from . import disk
 from .errors import DiskFullError, UnusableFileError
 
 READY_PIECE: Final = 1 << 20  # bytes zeroed at once: a millisecond, during which appends may wait
@@ -41,36 +39,19 @@ _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 
 
-def sync_data(fd: int) -> None:
-    """Return once the content of a file, and the size needed to read it, is on disk."""
-    if sys.platform == "darwin":
-        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync there stops at the drive's cache
-    else:
-        os.fdatasync(fd)
-
-
-def sync_directory(path: Path) -> None:
-    """Make names that were created or removed in a directory survive a power cut."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def make_directory(path: Path) -> None:
     """Create a directory with its parents, durably; it may exist."""
-    if path.is_dir():
+    if disk.is_directory(path):
         return
     make_directory(path.parent)
     try:
-        path.mkdir()
+        disk.mkdir(path)
     except FileExistsError as error:
-        if not path.is_dir():
+        if not disk.is_directory(path):
             raise UnusableFileError(path, "is not a directory") from error
     except OSError as error:
         raise _translated(error, path) from error
-    sync_directory(path.parent)
+    disk.sync_directory(path.parent)
 
 
 def _translated(error: OSError, path: Path) -> Exception:
@@ -92,14 +73,14 @@ def create_file(path: Path, size: int) -> None:
         DiskFullError: Not even the name could be stored.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        fd = disk.open_file(path, disk.CREATE_NEW, disk.MODE)
         try:
-            os.ftruncate(fd, size)
+            disk.ftruncate(fd, size)
         except OSError:
-            path.unlink()
+            disk.unlink(path)
             raise
         finally:
-            os.close(fd)
+            disk.close(fd)
     except OSError as error:
         raise _translated(error, path) from error
 
@@ -127,10 +108,10 @@ def try_reserve(fd: int, start: int, end: int, path: Path) -> bool:
     """
     if start >= end:
         return True
-    if not hasattr(os, "posix_fallocate"):
+    if disk.posix_fallocate is None:
         return False
     try:
-        os.posix_fallocate(fd, start, end - start)
+        disk.posix_fallocate(fd, start, end - start)
     except OSError as error:
         if error.errno in _UNSUPPORTED:
             return False
@@ -142,7 +123,7 @@ def _rewrite(fd: int, start: int, end: int, path: Path) -> None:
     """Reserve where the system has no call for it: write back what is there, holes as zeros."""
     for position in range(start, end, READY_PIECE):
         size = min(READY_PIECE, end - position)
-        write_fully(fd, os.pread(fd, size, position).ljust(size, b"\0"), position, path)
+        write_fully(fd, disk.pread(fd, size, position).ljust(size, b"\0"), position, path)
 
 
 def write_zeros(fd: int, start: int, end: int, path: Path) -> None:
@@ -161,31 +142,39 @@ def write_fully(fd: int, content: bytes, position: int, path: Path) -> None:
         DiskFullError: There is no space for the rest.
     """
     try:
-        written = os.pwrite(fd, content, position)
-        while written < len(content):
-            written += os.pwrite(fd, content[written:], position + written)
+        disk.write_all(fd, content, position)
     except OSError as error:
         raise _translated(error, path) from error
 
 
-def zero_tail(path: Path, start: int) -> int:
+def write_again(path: Path, start: int, end: int) -> None:
+    """Write back what a file holds from ``start`` to ``end``, so that the next flush writes it."""
+    with disk.opened(path, disk.WRITE) as fd:
+        for position in range(start, end, READY_PIECE):
+            piece = disk.pread(fd, min(READY_PIECE, end - position), position)
+            disk.write_all(fd, piece, position)
+
+
+def zero_tail(path: Path, start: int, *, anew: bool = False) -> int:
     """Zero what a file holds from byte ``start`` on; return how many bytes that cut.
 
-    Holes and reserved space are skipped, so an untouched tail costs nothing.
+    Holes and reserved space are skipped, so an untouched tail costs nothing. With ``anew``, zeros
+    are written as well: those of an earlier try may be in memory alone.
     """
     cut_end = start
-    with path.open("r+b", buffering=0) as file:
-        fd = file.fileno()
-        size = os.fstat(fd).st_size
+    with disk.opened(path, disk.WRITE) as fd:
+        size = disk.fstat(fd).st_size
         position = _seek(fd, start, size, data=True)
         while position < size:
             extent_end = _seek(fd, position, size, data=False)
             wanted = min(READY_PIECE, extent_end - position)
-            piece = os.pread(fd, wanted, position)
+            piece = disk.pread(fd, wanted, position)
             if piece != _ZEROS[: len(piece)]:
-                written = piece.rstrip(b"\0")
-                os.pwrite(fd, _ZEROS[: len(written)], position)
-                cut_end = position + len(written)
+                cut_end = position + len(piece.rstrip(b"\0"))
+            if anew:
+                disk.write_all(fd, _ZEROS[: len(piece)], position)
+            elif cut_end > position:
+                disk.write_all(fd, _ZEROS[: cut_end - position], position)
             position = _seek(fd, position + wanted, size, data=True)
     return cut_end - start
 
@@ -194,10 +183,10 @@ def _seek(fd: int, position: int, size: int, *, data: bool) -> int:
     """Return where the next written byte at or behind ``position`` may be, or the next hole."""
     if position >= size:
         return size
-    if not hasattr(os, "SEEK_DATA"):
+    if disk.SEEK_DATA is None or disk.SEEK_HOLE is None:
         return position if data else size
     try:
-        return os.lseek(fd, position, os.SEEK_DATA if data else os.SEEK_HOLE)
+        return disk.lseek(fd, position, disk.SEEK_DATA if data else disk.SEEK_HOLE)
     except OSError as error:
         if error.errno == errno.ENXIO:
             return size
@@ -206,9 +195,9 @@ def _seek(fd: int, position: int, size: int, *, data: bool) -> int:
 
 def _leaves_room(fd: int, size: int) -> bool:
     """Tell whether others still have room when all of a file is reserved."""
-    lacking = size - os.fstat(fd).st_blocks * _BLOCK
-    disk = os.fstatvfs(fd)
-    return lacking <= 0 or disk.f_bavail * disk.f_frsize - lacking >= ROOM_LEFT
+    lacking = size - disk.fstat(fd).st_blocks * _BLOCK
+    room = disk.fstatvfs(fd)
+    return lacking <= 0 or room.f_bavail * room.f_frsize - lacking >= ROOM_LEFT
 
 
 class LogFile:
@@ -231,20 +220,20 @@ class LogFile:
         self.ready_end = written_end
         self._lock = Lock()
         self._urgent = False
-        self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._fd = disk.open_file(path, disk.WRITE)
         self.reserved_end = 0  # up to where it has blocks, as far as that was asked for
         try:
             # make_ready writes it before it is used
             if _leaves_room(self._fd, size) and try_reserve(self._fd, 0, size, path):
                 self.reserved_end = size
         except BaseException:
-            os.close(self._fd)
+            disk.close(self._fd)
             raise
 
     def write(self, position: int, content: bytes) -> None:
         """Put bytes below ``ready_end`` into the file; they are in the page cache then."""
         try:
-            written = os.pwrite(self._fd, content, position)
+            written = disk.pwrite(self._fd, content, position)
         except OSError as error:
             raise _translated(error, self.path) from error
         if written < len(content):
@@ -282,5 +271,5 @@ class LogFile:
         """Unmap the file; what was written stays in the page cache until it is flushed."""
         with self._lock:
             if self._fd >= 0:
-                os.close(self._fd)
+                disk.close(self._fd)
                 self._fd = -1

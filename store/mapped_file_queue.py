@@ -9,8 +9,9 @@ from bisect import insort
 from pathlib import Path
 from typing import Final
 
+from . import disk
 from .errors import UnusableFileError
-from .mapped_file import create_file, sync_directory
+from .mapped_file import create_file
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +38,12 @@ class MappedFileQueue:
                 than a file here can have.
         """
         self.bases = []
-        if not self.directory.is_dir():
+        if not disk.is_directory(self.directory):
             return
-        paths = sorted(path for path in self.directory.iterdir() if path.is_file())
-        if paths and paths[-1].stat().st_size == 0:
+        paths = disk.files(self.directory)
+        if paths and disk.size_of(paths[-1]) == 0:
             logger.warning("event=empty_file_removed path=%s", paths[-1])
-            paths.pop().unlink()
+            disk.unlink(paths.pop())
         self.bases = [self._checked(path) for path in paths]
 
     def _checked(self, path: Path) -> int:
@@ -51,7 +52,7 @@ class MappedFileQueue:
         base = int(path.name)
         if len(path.name) != _NAME_DIGITS or base % self.file_size:
             raise UnusableFileError(path, f"is not named by a multiple of {self.file_size} bytes")
-        size = path.stat().st_size
+        size = disk.size_of(path)
         if size != self.file_size:
             raise UnusableFileError(
                 path, f"has {size} bytes, but files here have {self.file_size} by the settings"
@@ -99,8 +100,8 @@ class MappedFileQueue:
         """Delete the files that begin at ``offset`` or behind it; return their offsets."""
         removed = [base for base in self.bases if base >= offset]
         for base in removed:
-            self.path(base).unlink(missing_ok=True)
+            disk.remove(self.path(base))
         if removed:
             del self.bases[-len(removed) :]
-            sync_directory(self.directory)
+            disk.sync_directory(self.directory)
         return removed

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
+from . import disk
 from .checkpoint import AbortMarker, Checkpoint, load_checkpoint
 from .commit_log import CommitLog
 from .config import FlushMode, StoreConfig
@@ -38,7 +39,7 @@ from .janitor import Janitor
 from .key_indexing import KeyIndexing
 from .lock import DirectoryLock
 from .log_reader import LogReader, Range
-from .mapped_file import lacks_space, make_directory, sync_data, sync_directory
+from .mapped_file import lacks_space, make_directory
 from .recovery import Progress, Recovery, RecoveryReport
 from .retention import Deleted, Retention
 from .selection import GetResult, GetStatus, select
@@ -73,10 +74,10 @@ class MessageStore:
         now_ms: Callable[[], int],
         on_durable: Callable[[int], None] = lambda offset: None,
         on_failure: Callable[[Exception], None] = lambda error: None,
-        fdatasync: Callable[[int], None] = sync_data,
+        fdatasync: Callable[[int], None] = disk.sync_data,
         worker: WorkerFactory = ThreadWorker,
     ) -> None:
-        """``on_durable`` and ``on_failure`` are called on the flusher's thread.
+        """``on_durable`` is called on the flusher's thread, ``on_failure`` there or by an append.
 
         ``on_durable`` gets the offset below which everything is on disk. After ``on_failure``
         the store takes no more records. ``fdatasync`` flushes a file by its descriptor.
@@ -90,6 +91,8 @@ class MessageStore:
         self._checkpoint_path = config.root / "checkpoint"
         self._durable_mark = DurableMark(self._checkpoint_path)
         self._on_durable = on_durable
+        self._on_failure = on_failure
+        self._failure: Exception | None = None  # for which nothing is appended any more
         self.reserve = SpaceReserve()  # empty, unless its owner has it hold something
         self._queues = QueueTable(
             config.root / "consumequeue",
@@ -99,13 +102,14 @@ class MessageStore:
             all_special=config.append_property_crc,
         )
         self._log = CommitLog(config, self._queues, now_ms)
+        self._log.on_failure = self._fail
         self._reader = LogReader(self._log.files)
         self._flusher = Flusher(
             self._log,
             self._log.files,
             interval_ms=config.flush_interval_ms,
             on_durable=self._durable,
-            on_failure=on_failure,
+            on_failure=self._fail,
             fdatasync=fdatasync,
             worker=worker,
         )
@@ -159,7 +163,7 @@ class MessageStore:
         if missing is not None:
             raise UnusableFileError(files.path(missing), "is missing from the log")
         self._queues.load()
-        clean = not self._abort.exists()
+        clean = not self._abort.is_set()
         # From here on files change. A crash during recovery must not look like a clean stop.
         self._abort.create()
         self._checkpoint = load_checkpoint(self._checkpoint_path)
@@ -195,6 +199,11 @@ class MessageStore:
         """Note how far the log is on disk; called on the flusher's thread."""
         self._durable_mark.move(offset)
         self._on_durable(offset)
+
+    def _fail(self, error: Exception) -> None:
+        """Take no more records."""
+        self._failure = error
+        self._on_failure(error)
 
     def _index_extents(self) -> list[IndexExtent]:
         return [] if self._keys is None else self._keys.index.extents()
@@ -232,7 +241,7 @@ class MessageStore:
         try:
             self._close_files()
             if clean:
-                sync_directory(self._config.commit_log_directory)
+                disk.sync_directory(self._config.commit_log_directory)
                 self._abort.remove()
         finally:
             self._lock.release()
@@ -241,7 +250,7 @@ class MessageStore:
     @property
     def _failed(self) -> bool:
         """Whether the disk has refused something, so that what follows proves nothing."""
-        return self._flusher.failure is not None or self._upkeep_failed
+        return self._failure is not None or self._upkeep_failed
 
     def _close_derived(self) -> bool:
         """Make queues and index durable, with the checkpoint; say whether they are complete."""
@@ -267,10 +276,15 @@ class MessageStore:
         try:
             self._flush_derived()
             self._integrity.work(self._flusher.durable_offset, self._index_extents())
-        except OSError:
+        except OSError as error:
             # The kernel may forget what it could not write, so the checkpoint stays where it is.
             self._upkeep_failed = True
-            raise
+            logger.critical(
+                "event=upkeep_stopped error=%r Messages are stored and served as before, but "
+                "nothing is deleted by age, and the next start takes longer: restart the broker "
+                "when the disk is sound again",
+                str(error),
+            )
 
     def _flush_derived(self, *, closed: bool = False) -> None:
         timestamp = self._log.last_store_timestamp  # taken first: it covers what is flushed below
@@ -312,6 +326,7 @@ class MessageStore:
             RecordTooLargeError: A body, a record, or a contiguous group as a whole.
             PropertiesTooLongError: Of one of the drafts.
             DiskFullError: There is no space; a later append may find some.
+            WriteFailedError: The system refused to write for another reason.
             FlushFailedError: The disk has failed; the store takes nothing any more.
             StoreClosedError: The store is not open.
         """
@@ -336,8 +351,8 @@ class MessageStore:
     def _check_usable(self) -> None:
         if not self._opened:
             raise StoreClosedError
-        if self._flusher.failure is not None:
-            raise self._flusher.failure
+        if self._failure is not None:
+            raise self._failure
 
     def _look_ahead(self) -> None:
         """Have done in time what the appender will need; it calls this every few MiB."""

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from . import disk
 from .checkpoint import Checkpoint
 from .config import StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
@@ -37,7 +38,7 @@ from .format.record import PREFIX, Record
 from .log_reader import LogReader
 from .log_scan import LogScan, Trust
 from .log_search import Damage
-from .mapped_file import sync_data, sync_directory, zero_tail
+from .mapped_file import write_again, zero_tail
 from .mapped_file_queue import MappedFileQueue
 from .queue_rebuild import IncompleteError, QueueRebuild
 from .repair import DAMAGED, NO_END, Repair
@@ -127,7 +128,7 @@ class Recovery:
             start, rebuilt = log_start, True
             scan = self._scan_from(start)
         self._find_last(scan)
-        truncated = self._cut_log(start, scan.end_offset)
+        truncated = self._cut_log(start, scan.end_offset, clean=clean)
         for queue in self._queues.values():
             queue.min_offset = queue.find_physical(log_start)
         report = RecoveryReport(
@@ -174,7 +175,7 @@ class Recovery:
 
     def _check_author(self, checkpoint: Checkpoint) -> None:
         """Refuse queues in which RocketMQ may have written entries that show fillers."""
-        if not checkpoint.is_ours and (self._config.root / DAMAGED).is_dir():
+        if not checkpoint.is_ours and disk.is_directory(self._config.root / DAMAGED):
             raise IncompleteError("another broker was here, and the log has fillers")
 
     # Where to start -------------------------------------------------------------------------
@@ -320,35 +321,51 @@ class Recovery:
                 self.last_timestamp = self._reader.store_timestamp(last.physical_offset)
                 return
 
-    def _cut_log(self, start: int, end: int) -> int:
+    def _cut_log(self, start: int, end: int, *, clean: bool) -> int:
         """Remove what follows the end of the log, and make durable what precedes it."""
         files = self._files
         base = files.base_of(end)
         truncated = 0
         for later in [later for later in files.bases if later > base]:
-            with files.path(later).open("rb") as file:
+            with disk.opened(files.path(later)) as fd:
                 # The next file is made ahead, all zeros; anything else was part of the log.
-                truncated += files.file_size if any(file.read(PREFIX.size)) else 0
+                truncated += files.file_size if any(disk.pread(fd, PREFIX.size, 0)) else 0
         self._reader.forget_from(base + 1)
         files.remove_from(base + 1)
         if base in files.bases:
-            truncated += zero_tail(files.path(base), end - base)
+            truncated += zero_tail(files.path(base), end - base, anew=not clean)
+        self._write_anew(end)
         for scanned in [scanned for scanned in files.bases if scanned >= files.base_of(start)]:
-            with files.path(scanned).open("rb+") as file:
-                sync_data(file.fileno())
+            with disk.opened(files.path(scanned), disk.WRITE) as fd:
+                disk.sync_data(fd)
         if files.bases:
-            sync_directory(files.directory)
+            disk.sync_directory(files.directory)
         return truncated
+
+    def _write_anew(self, end: int) -> None:
+        """Write again what the last life may have failed to flush.
+
+        After a failed flush the kernel takes pages for clean that are in memory alone: they can be
+        read, by this start too, and no later flush writes them.
+        """
+        durable = self._trust.durable_offset
+        files = self._files
+        if not 0 <= durable < end:
+            return
+        for base in files.bases:
+            if base < end and base + files.file_size > durable:
+                write_again(
+                    files.path(base), max(durable - base, 0), min(end - base, files.file_size)
+                )
 
 
 def _batch_queues(directory: Path) -> frozenset[tuple[str, int]]:
     """Return topic and queue id of the batch queues that RocketMQ had."""
-    if not directory.is_dir():
-        return frozenset()
     return frozenset(
-        (path.parent.name, int(path.name))
-        for path in directory.glob("*/*")
-        if path.is_dir() and path.name.isdecimal() and any(path.iterdir())
+        (topic.name, int(queue.name))
+        for topic in disk.directories(directory)
+        for queue in disk.directories(topic)
+        if queue.name.isdecimal() and disk.entries(queue)
     )
 
 

@@ -13,7 +13,6 @@ the next start.
 """
 
 import logging
-import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import Final
 
+from . import disk
 from .commit_log import NO_QUEUE_ENTRY
 from .errors import DiskFullError
 from .format.filler import (
@@ -34,7 +34,7 @@ from .format.queue_entry import QueueEntry
 from .format.record import BLANK_SIZE, QUEUE_OFFSET_AT, SYS_FLAG_AT, blank
 from .log_scan import QueuePlace, legible
 from .log_search import Damage
-from .mapped_file import make_directory, sync_data, sync_directory
+from .mapped_file import make_directory
 from .mapped_file_queue import MappedFileQueue
 from .queue_rebuild import Gap, Odd, QueueScan, is_nameable, is_one_bit_off
 
@@ -214,15 +214,15 @@ class Repair:
             with self._opened(stretch.start) as (fd, base):
                 _put_aside(fd, stretch.start - base, stretch, aside)
                 for offset, content in stretch.content():
-                    os.pwrite(fd, content, offset - base)
+                    disk.pwrite(fd, content, offset - base)
         for record, gap in self._corrected:
             with self._opened(record.physical_offset) as (fd, base):
                 at = record.physical_offset - base
-                os.pwrite(fd, gap.queue.topic.encode(), at + record.topic_at)
-                os.pwrite(fd, gap.queue.queue_id.to_bytes(4, "big"), at + _QUEUE_ID_AT)
-                os.pwrite(fd, gap.queue_offset.to_bytes(8, "big"), at + QUEUE_OFFSET_AT)
+                disk.pwrite(fd, gap.queue.topic.encode(), at + record.topic_at)
+                disk.pwrite(fd, gap.queue.queue_id.to_bytes(4, "big"), at + _QUEUE_ID_AT)
+                disk.pwrite(fd, gap.queue_offset.to_bytes(8, "big"), at + QUEUE_OFFSET_AT)
                 sys_flag = record.sys_flag & ~NO_QUEUE_ENTRY
-                os.pwrite(fd, sys_flag.to_bytes(4, "big", signed=True), at + SYS_FLAG_AT)
+                disk.pwrite(fd, sys_flag.to_bytes(4, "big", signed=True), at + SYS_FLAG_AT)
             logger.error(
                 "event=record_corrected offset=%d topic=%s queue_id=%d queue_offset=%d",
                 record.physical_offset,
@@ -234,12 +234,12 @@ class Repair:
     @contextmanager
     def _opened(self, offset: int) -> Iterator[tuple[int, int]]:
         base = self._files.base_of(offset)
-        fd = os.open(self._files.path(base), os.O_RDWR | os.O_CLOEXEC)
+        fd = disk.open_file(self._files.path(base), disk.WRITE)
         try:
             yield fd, base
-            sync_data(fd)
+            disk.sync_data(fd)
         finally:
-            os.close(fd)
+            disk.close(fd)
 
 
 def _stretches(damage: Damage, files: MappedFileQueue, timestamp: int) -> Iterator[Stretch]:
@@ -258,16 +258,15 @@ def _put_aside(fd: int, position: int, stretch: Stretch, directory: Path) -> Non
     target = directory / f"{stretch.start:020d}"
     try:
         make_directory(directory)
-        kept = sum(path.stat().st_size for path in directory.iterdir())
-        if target.exists() or kept + size > ASIDE_SIZE_MAX:
+        kept = sum(disk.size_of(path) for path in disk.entries(directory))
+        if disk.exists(target) or kept + size > ASIDE_SIZE_MAX:
             logger.warning("event=damage_not_kept offset=%d length=%d", stretch.start, size)
             return
-        with target.open("wb") as file:
+        with disk.NewFile(target) as file:
             for at in range(0, size, _COPY_SIZE):
-                file.write(os.pread(fd, min(_COPY_SIZE, size - at), position + at))
-            file.flush()
-            sync_data(file.fileno())
-        sync_directory(directory)
+                file.write(disk.pread(fd, min(_COPY_SIZE, size - at), position + at))
+            file.sync()
+        disk.sync_directory(directory)
     except (OSError, DiskFullError) as error:
         # The messages behind are worth more than the evidence.
         logger.warning("event=damage_not_kept offset=%d error=%r", stretch.start, str(error))

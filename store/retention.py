@@ -34,11 +34,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+from . import disk
 from .consume_queue import ConsumeQueue, QueueTable
 from .index_file import IndexFile
 from .log_reader import LogReader
 from .log_scan import LogScan, store_timestamp
-from .mapped_file import sync_directory
 from .mapped_file_queue import MappedFileQueue
 from .worker import WorkerFactory
 
@@ -193,8 +193,8 @@ class Retention:
         if not self._doomed:
             return True
         base = self._doomed[0]
-        self._files.path(base).unlink(missing_ok=True)
-        sync_directory(self._files.directory)
+        disk.remove(self._files.path(base))
+        disk.sync_directory(self._files.directory)
         self._doomed.popleft()
         self.deleted.log_files += 1
         self.deleted.log_bytes += self._files.file_size
@@ -205,7 +205,7 @@ class Retention:
         def delete_next() -> bool:
             if expired:
                 file = expired.pop(0)
-                file.path.unlink(missing_ok=True)
+                disk.remove(file.path)
                 self.deleted.index_files += 1
                 logger.info("event=index_file_deleted path=%s reason=expired", file.path)
             return not expired
@@ -231,7 +231,7 @@ class Retention:
 
     def _deletion_of_queue_files(self, paths: list[Path]) -> Callable[[], bool]:
         def delete(path: Path) -> None:
-            path.unlink(missing_ok=True)
+            disk.remove(path)
             self.deleted.queue_files += 1
 
         paths.reverse()  # they are taken from the end

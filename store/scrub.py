@@ -14,13 +14,13 @@ note is made, and the next start does that.
 """
 
 import logging
-import os
 from collections.abc import Generator, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 from zlib import crc32
 
+from . import disk
 from .commit_log import NO_QUEUE_ENTRY
 from .consume_queue import ConsumeQueue, QueueTable
 from .digest import BLOCK, Digest, digest_path, load_digest
@@ -31,7 +31,6 @@ from .format.properties import tags_code
 from .format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry, unpack_entry
 from .format.topics import SCHEDULE_TOPIC
 from .log_scan import Found, LogScan, find_records, store_timestamp
-from .mapped_file import sync_data
 from .mapped_file_queue import MappedFileQueue
 
 logger = logging.getLogger(__name__)
@@ -87,7 +86,7 @@ class QueueScrub:
         """Give the last files of all queues, then the others, each queue from the newest on."""
         older: list[_Place] = []
         for queue in list(self._queues.values()):
-            if (self._root / "batchconsumequeue" / queue.topic).is_dir():
+            if disk.is_directory(self._root / "batchconsumequeue" / queue.topic):
                 continue  # entries of RocketMQ's batch queues are made of something else
             places = [_Place(queue, base) for base in reversed(queue.files.bases)]
             yield from places[:1]
@@ -105,7 +104,7 @@ class QueueScrub:
         digest.cut(queue.next_offset * ENTRY_SIZE - base)
         changed = False
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = disk.open_file(path, disk.WRITE)
         except FileNotFoundError:
             return  # deleted by age
         try:
@@ -118,7 +117,7 @@ class QueueScrub:
             if changed:
                 digest.save(kept)
         finally:
-            os.close(fd)
+            disk.close(fd)
 
     # Mending ----------------------------------------------------------------------------------
 
@@ -131,14 +130,14 @@ class QueueScrub:
         end = min(-(-(base + position + size) // ENTRY_SIZE), queue.next_offset)
         for queue_offset in range(first, end):
             where = queue_offset * ENTRY_SIZE - base
-            found = unpack_entry(os.pread(fd, ENTRY_SIZE, where))
+            found = unpack_entry(disk.pread(fd, ENTRY_SIZE, where))
             if self._is_true(queue, queue_offset, found):
                 continue
             entry = yield from self._find(queue, queue_offset)
             if entry == found:
                 continue  # it was blank, and is
-            os.pwrite(fd, entry.pack(), where)
-            sync_data(fd)
+            disk.pwrite(fd, entry.pack(), where)
+            disk.sync_data(fd)
             self.mended += 1
             self._begin_earlier(queue)
             logger.error(
@@ -252,13 +251,13 @@ def _may_be_code(queue: ConsumeQueue, code: int, content: bytes, found: Found) -
 
 def _read(path: Path, position: int, size: int) -> bytes:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = disk.open_file(path, disk.READ)
     except FileNotFoundError:
         return b""
     try:
-        return os.pread(fd, size, position)
+        return disk.pread(fd, size, position)
     finally:
-        os.close(fd)
+        disk.close(fd)
 
 
 class IndexScrub:
@@ -283,21 +282,21 @@ class IndexScrub:
             return
         newest = paths[-1]
         digest = load_digest(digest_path(self._root, newest)) if clean else None
-        digest_path(self._root, newest).unlink(missing_ok=True)  # it is about to change
+        disk.remove(digest_path(self._root, newest))  # it is about to change
         if digest is not None:
             self.kept = newest, digest
         self.run(START_STEPS)
-        changed = [path for path in paths if self._suspect(path).exists()]
+        changed = [path for path in paths if disk.exists(self._suspect(path))]
         if digest is not None and any(self._differences(newest, digest, range(self._start_end))):
             changed.append(newest)
         if not changed:
             return
         logger.error("event=index_file_changed path=%s Its keys are put again", changed[0])
-        os.truncate(changed[0], 0)
+        disk.truncate(changed[0], 0)
         self.kept = None
         for path in paths[paths.index(changed[0]) :]:
-            self._suspect(path).unlink(missing_ok=True)
-            digest_path(self._root, path).unlink(missing_ok=True)
+            disk.remove(self._suspect(path))
+            disk.remove(digest_path(self._root, path))
 
     def run(self, steps: int) -> bool:
         """Go on with what may be compared in time; return whether there may be more to do."""
@@ -322,15 +321,15 @@ class IndexScrub:
             yield
             if changed:
                 logger.error("event=index_file_changed path=%s The next start mends it", path)
-                self._suspect(path).parent.mkdir(parents=True, exist_ok=True)
-                self._suspect(path).write_bytes(b"")
+                disk.make_directories(self._suspect(path).parent)
+                disk.write_file(self._suspect(path), b"")
                 return
 
     @staticmethod
     def _differences(path: Path, digest: Digest, part: range) -> Iterator[bool]:
         """Tell of each block that begins in a part whether it is not as it was."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = disk.open_file(path, disk.READ)
         except FileNotFoundError:
             return  # deleted by age
         try:
@@ -339,7 +338,7 @@ class IndexScrub:
                     return
                 yield crc32(content) != crc
         finally:
-            os.close(fd)
+            disk.close(fd)
 
     def _suspect(self, path: Path) -> Path:
         digest = digest_path(self._root, path)
@@ -347,6 +346,6 @@ class IndexScrub:
 
 
 def _index_files(directory: Path) -> list[Path]:
-    if not directory.is_dir():
+    if not disk.is_directory(directory):
         return []
-    return sorted(path for path in directory.iterdir() if is_index_file_name(path.name))
+    return [path for path in disk.entries(directory) if is_index_file_name(path.name)]

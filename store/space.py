@@ -6,10 +6,10 @@ back in steps, because what is free again others may take as well.
 """
 
 import logging
-import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from . import disk
 from .config import StoreConfig
 from .errors import DiskFullError
 from .mapped_file import reserve
@@ -32,7 +32,7 @@ def space_of(path: Path) -> Space:
     Raises:
         OSError: It cannot be asked.
     """
-    found = os.statvfs(path)
+    found = disk.statvfs(path)
     in_use = found.f_blocks - found.f_bfree
     return Space(found.f_bavail * found.f_frsize, (in_use + found.f_bavail) * found.f_frsize)
 
@@ -40,7 +40,7 @@ def space_of(path: Path) -> Space:
 def reserve_path(config: StoreConfig) -> Path:
     """Return where the reserve of a store lies: on the disk of its log; directories must exist."""
     log = config.commit_log_directory
-    if log.stat().st_dev == config.root.stat().st_dev:
+    if disk.device_of(log) == disk.device_of(config.root):
         return config.root / RESERVE_NAME
     # RocketMQ takes every file in there for one of the log, but does not look into directories.
     return log / "halfmq" / RESERVE_NAME
@@ -56,28 +56,28 @@ class SpaceReserve:
     def open(self, path: Path) -> None:
         """Be the file at a path, and give back what a former life has held: a start needs it."""
         self._path = path
-        path.unlink(missing_ok=True)
+        disk.remove(path)
         self.held = 0
 
     def hold(self, size: int) -> bool:
         """Hold back so many bytes; return whether there was room, or else nothing changes."""
         if size <= self.held:
             return True
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        disk.make_directories(self._path.parent)
         try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = disk.open_file(self._path, disk.CREATE, disk.MODE)
         except OSError as error:
             logger.warning("event=reserve_refused error=%r", str(error))
             return False
         try:
             reserve(fd, self.held, size, self._path)
-            os.ftruncate(fd, size)  # where there is no call for it, it has not grown by itself
+            disk.ftruncate(fd, size)  # where there is no call for it, it has not grown by itself
         except (OSError, DiskFullError) as error:
-            os.ftruncate(fd, self.held)  # a part of it may have got blocks
+            disk.ftruncate(fd, self.held)  # a part of it may have got blocks
             logger.warning("event=reserve_refused bytes=%d error=%r", size, str(error))
             return False
         finally:
-            os.close(fd)
+            disk.close(fd)
         self.held = size
         return True
 
@@ -86,6 +86,6 @@ class SpaceReserve:
         left = max(self.held - size, 0)
         if left == self.held:
             return 0
-        os.truncate(self._path, left)
+        disk.truncate(self._path, left)
         given, self.held = self.held - left, left
         return given

@@ -21,8 +21,8 @@ footer with the checksum of everything before it.
 
 from __future__ import annotations
 
+import io
 import logging
-import os
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -32,6 +32,7 @@ from zlib import crc32
 import msgpack
 import msgspec
 
+from halfmq.store import disk
 from halfmq.store.format.transaction_snapshot import CRC_SIZE, FOOTER
 
 from .pending import Asking, Member, ParkedReason, Pending, PendingTable, State, shared
@@ -134,7 +135,7 @@ def load_snapshot(path: Path, log: Log, table: PendingTable, ops: list[int]) -> 
     A snapshot that does not fit this log is deleted, so that it cannot fit by accident later.
     """
     try:
-        with path.open("rb") as file:
+        with disk.read_stream(path) as file:
             header, rows = _open(file)
             reason = _misfit(header, rows, log)
             if reason is None:
@@ -154,9 +155,9 @@ def load_snapshot(path: Path, log: Log, table: PendingTable, ops: list[int]) -> 
 
 def remove_snapshot(path: Path) -> None:
     """Make sure that no later start finds the file, not even after a power cut."""
-    if path.exists():
-        path.unlink()
-        _sync_directory(path.parent)
+    if disk.exists(path):
+        disk.unlink(path)
+        disk.sync_directory(path.parent)
 
 
 class _DefectError(Exception):
@@ -171,7 +172,7 @@ class _Rows(NamedTuple):
 
 
 def _open(file: IO[bytes]) -> tuple[Header, _Rows]:
-    size = file.seek(0, os.SEEK_END)
+    size = file.seek(0, io.SEEK_END)
     if size < FOOTER.size:
         raise _DefectError(f"only {size} bytes")
     file.seek(size - FOOTER.size)
@@ -274,8 +275,8 @@ class SnapshotWriter:
         self._packer = msgpack.Packer()
         self._crc = 0
         self._rows = 0
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._temporary.open("wb")
+        disk.make_directories(path.parent)
+        self._file = disk.NewFile(self._temporary)
         self._write(self._packer.pack(header))
 
     def add(self, kind: str, rows: Sequence[object]) -> None:
@@ -293,27 +294,19 @@ class SnapshotWriter:
 
     def publish(self) -> None:
         """Put the file in the place of the older one; blocks until it is on disk."""
-        os.fsync(self._file.fileno())
+        self._file.sync()
         self._file.close()
-        self._temporary.replace(self._path)
-        _sync_directory(self._path.parent)
+        disk.replace(self._temporary, self._path)
+        disk.sync_directory(self._path.parent)
 
     def abandon(self) -> None:
         """Leave the older file in place."""
         self._file.close()
-        self._temporary.unlink(missing_ok=True)
+        disk.remove(self._temporary)
 
     def _write(self, data: bytes) -> None:
         self._file.write(data)
         self._crc = crc32(data, self._crc)
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _pending_rows(entries: Iterable[Pending]) -> list[PendingRow]:

@@ -13,8 +13,6 @@ It is made beside the target, which gets its name when everything is on disk: a 
 interrupted cannot be taken for a whole one.
 """
 
-import os
-import shutil
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,11 +20,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from .. import disk
 from ..errors import UnusableFileError
 from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, unpack_entries
 from ..log_reader import LogReader
 from ..log_scan import store_timestamp
-from ..mapped_file import sync_data, sync_directory
 from ..mapped_file_queue import MappedFileQueue
 from .findings import Findings
 from .log_walk import Chunk, Hole, LogWalk, find_log, list_files, list_queues
@@ -81,9 +79,9 @@ def copy_log(
         raise UnusableFileError(files.directory, "holds no record in this range")
     partial = target.with_name(target.name + _SUFFIX)
     for path in (target, partial):
-        if path.exists():
+        if disk.exists(path):
             raise UnusableFileError(path, "is there already")
-    (partial / "commitlog").mkdir(parents=True)
+    disk.make_directories(partial / "commitlog")
     try:
         _copy_files(files, chosen, stop.size, partial / "commitlog", progress)
         copied = Copied(
@@ -92,15 +90,15 @@ def copy_log(
             files=len(chosen),
             damaged=stop.damaged,
         )
-        if with_config and (root / "config").is_dir():
+        if with_config and disk.is_directory(root / "config"):
             _copy_config(root / "config", partial / "config")
-        if with_queues and (root / "consumequeue").is_dir():
+        if with_queues and disk.is_directory(root / "consumequeue"):
             _copy_queues(root / "consumequeue", partial / "consumequeue", copied)
         _sync_directories(partial)
-        partial.rename(target)
-        sync_directory(target.parent)
+        disk.replace(partial, target)
+        disk.sync_directory(target.parent)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        disk.remove_tree(partial, ignore_errors=True)
         raise
     return copied
 
@@ -204,34 +202,34 @@ def _copy_files(
         size = last_size if base == chosen[-1] else files.file_size
         path = files.path(base)
         try:
-            with path.open("rb", buffering=0) as source:
-                sync_data(source.fileno())
-                _copy_bytes(source.fileno(), directory / path.name, size, files.file_size)
+            with disk.opened(path) as fd:
+                disk.sync_data(fd)
+                _copy_bytes(fd, directory / path.name, size, files.file_size)
         except FileNotFoundError as error:
             raise UnusableFileError(path, "was deleted by age meanwhile") from error
 
 
 def _copy_bytes(source: int, path: Path, size: int, full_size: int) -> None:
     """Copy the first ``size`` bytes of a file into one of ``full_size``; the rest are zeros."""
-    with path.open("xb", buffering=0) as copy:
+    with disk.opened(path, disk.CREATE_NEW) as copy:
         copied = 0
         while copied < size:
-            piece = os.pread(source, min(_PIECE, size - copied), copied)
+            piece = disk.pread(source, min(_PIECE, size - copied), copied)
             if not piece:
                 break
-            copy.write(piece)
+            disk.write_all(copy, piece, copied)
             copied += len(piece)
-        copy.truncate(full_size)
-        os.fsync(copy.fileno())
+        disk.ftruncate(copy, full_size)
+        disk.fsync(copy)
 
 
 def _copy_config(source: Path, target: Path) -> None:
     """Copy the tables; each is replaced as a whole when it changes, so none is caught half."""
-    target.mkdir()
-    for path in sorted(source.iterdir()):
-        if path.is_file() and path.suffix in {".json", ".bak"}:
+    disk.mkdir(target)
+    for path in disk.entries(source):
+        if disk.is_file(path) and path.suffix in {".json", ".bak"}:
             try:
-                content = path.read_bytes()
+                content = disk.read_bytes(path)
             except FileNotFoundError:
                 continue  # a backup that is being replaced
             _write(target / path.name, content)
@@ -243,11 +241,11 @@ def _copy_queues(source: Path, target: Path, copied: Copied) -> None:
         row = list_files(directory).files
         wanted = target / directory.relative_to(source)
         for number, base in enumerate(row.bases):
-            content = row.path(base).read_bytes()
+            content = disk.read_bytes(row.path(base))
             kept, newest = _entries_kept(content, copied.end_offset)
             last = number == len(row.bases) - 1
             if kept and (last or newest >= copied.first_offset):
-                wanted.mkdir(parents=True, exist_ok=True)
+                disk.make_directories(wanted)
                 _write(wanted / row.path(base).name, content[:kept].ljust(row.file_size, b"\0"))
             if kept < len(content):
                 break
@@ -267,12 +265,11 @@ def _entries_kept(content: bytes, end_offset: int) -> tuple[int, int]:
 
 
 def _write(path: Path, content: bytes) -> None:
-    with path.open("xb") as file:
+    with disk.NewFile(path, disk.CREATE_NEW) as file:
         file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        file.sync()
 
 
 def _sync_directories(root: Path) -> None:
-    for directory, _, _ in os.walk(root):
-        sync_directory(Path(directory))
+    for directory, _, _ in disk.walk(root):
+        disk.sync_directory(Path(directory))

@@ -1,9 +1,9 @@
 """Comparing the log with its digests: what no checksum of a record covers."""
 
-import os
 from pathlib import Path
 from zlib import crc32
 
+from .. import disk
 from ..digest import digest_path, find_flipped_bit, load_digest
 from ..mapped_file_queue import MappedFileQueue
 from .findings import Findings
@@ -34,7 +34,7 @@ class DigestCheck:
             if digest is None:
                 continue
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = disk.open_file(path, disk.READ)
             except FileNotFoundError:
                 continue  # deleted by age
             try:
@@ -43,7 +43,7 @@ class DigestCheck:
                     if base + position < end and crc32(content) != crc:
                         self._tell(path, base, position, content, crc, end)
             finally:
-                os.close(fd)
+                disk.close(fd)
 
     def _tell(
         self, path: Path, base: int, position: int, content: bytes, crc: int, end: int

@@ -11,7 +11,6 @@ RocketMQ indexes the last record again after a crash, and loses the keys of a wh
 is a note, the latter is damage.
 """
 
-import os
 import struct
 import sys
 import time
@@ -22,6 +21,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from .. import disk
 from ..format.index import (
     FIRST_ITEM,
     HEADER_SIZE,
@@ -98,8 +98,8 @@ class _File:
         """Read the next items, at most those that are left."""
         count = min(count, self.items_left)
         size = count * ITEM_SIZE
-        with self.path.open("rb", buffering=0) as file:
-            content = os.pread(file.fileno(), size, self.position(self.next_item))
+        with disk.opened(self.path) as fd:
+            content = disk.pread(fd, size, self.position(self.next_item))
         fields = struct.unpack(">" + "iqii" * count, content.ljust(size, b"\0"))
         return _Columns(fields[0::4], fields[1::4], fields[2::4], fields[3::4])
 
@@ -165,21 +165,21 @@ class IndexCheck:
         self._ahead: deque[_Item] = deque()  # passed in their files, and not accounted for
         self._topics: dict[bytes, str] = {}
         self._previous: _Item | None = None  # the last item that was accounted for
-        self._exists = directory.is_dir() and bool(self.files)
+        self._exists = disk.is_directory(directory) and bool(self.files)
         # Keys of the newest record may be about to go into a file that was not there yet.
         newest = self.files[-1].header.end_physical_offset if self.files else -1
         self._indexed_end = newest if state is State.OPEN else sys.maxsize
 
     def _read_files(self, directory: Path, slots: int | None) -> None:
-        if not directory.is_dir():
+        if not disk.is_directory(directory):
             return
-        paths = sorted(p for p in directory.iterdir() if p.is_file() and is_index_file_name(p.name))
-        headers = {path: _header(path) for path in paths}
+        paths = [path for path in disk.files(directory) if is_index_file_name(path.name)]
+        headers = {path: self._header(path) for path in paths}
         layout = self._layout(paths, slots)
         before: int | None = 0
         for position, path in enumerate(paths):
             header = headers[path]
-            if header is None or layout is None or path.stat().st_size != layout.size:
+            if header is None or layout is None or disk.size_of(path) != layout.size:
                 self._findings.add(
                     "index_file_unusable", path, "first and last item are not where they should be"
                 )
@@ -196,12 +196,20 @@ class IndexCheck:
             self.files.append(_File(path, header, layout, before))
             before = header.end_timestamp
 
+    def _header(self, path: Path) -> IndexHeader | None:
+        """Read a header, not while a broker is in the middle of writing it."""
+        with disk.opened(path) as fd:
+            before, content = b"", disk.pread(fd, HEADER_SIZE, 0)
+            while content != before and self._state is State.OPEN:
+                before, content = content, disk.pread(fd, HEADER_SIZE, 0)
+        return unpack_header(content) if len(content) == HEADER_SIZE else None
+
     def _layout(self, paths: list[Path], slots: int | None) -> IndexLayout | None:
         for path in paths:
             if slots is None:
                 layout = find_layout(path)
             else:
-                layout = layout_of_slots(path.stat().st_size, slots)
+                layout = layout_of_slots(disk.size_of(path), slots)
             if layout is not None:
                 return layout
         return None
@@ -492,9 +500,9 @@ class IndexCheck:
     @staticmethod
     def _older(file: _File, number: int) -> int:
         """Follow a chain from an item put lately to the first that was there at the beginning."""
-        with file.path.open("rb", buffering=0) as opened:
+        with disk.opened(file.path) as fd:
             while file.header.next_item <= number < file.layout.items:
-                piece = os.pread(opened.fileno(), ITEM_SIZE, file.position(number))
+                piece = disk.pread(fd, ITEM_SIZE, file.position(number))
                 previous = IndexItem._make(ITEM.unpack(piece)).previous
                 if previous >= number:
                     break
@@ -515,12 +523,6 @@ def _seconds_of(begin: int, timestamps: list[int]) -> tuple[int, ...]:
     return tuple([seconds[time] for time in timestamps])
 
 
-def _header(path: Path) -> IndexHeader | None:
-    with path.open("rb") as file:
-        content = file.read(HEADER_SIZE)
-    return unpack_header(content) if len(content) == HEADER_SIZE else None
-
-
 def _swapped(values: "array[int]") -> "array[int]":
     """Return native numbers as the big-endian ones of the file, or the other way round."""
     swapped = values[:]
@@ -531,5 +533,5 @@ def _swapped(values: "array[int]") -> "array[int]":
 
 def _read_slots(path: Path, count: int) -> bytes:
     size = SLOT_SIZE * count
-    with path.open("rb", buffering=0) as file:
-        return os.pread(file.fileno(), size, HEADER_SIZE).ljust(size, b"\0")
+    with disk.opened(path) as fd:
+        return disk.pread(fd, size, HEADER_SIZE).ljust(size, b"\0")

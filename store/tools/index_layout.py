@@ -5,12 +5,12 @@ header names the records of its first and last item, and items are at known dist
 slots: where these two items are found at a distance that fits, the slots end.
 """
 
-import mmap
 from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
 
+from .. import disk
 from ..format.index import (
     FIRST_ITEM,
     HEADER_SIZE,
@@ -56,11 +56,11 @@ def find_layout(path: Path) -> IndexLayout | None:
     Raises:
         OSError: It cannot be read.
     """
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
+    with disk.opened(path) as fd:
+        size = disk.fstat(fd).st_size
         if size < HEADER_SIZE:
             return None
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        with disk.Map(fd, 0, access=disk.MAP_READ) as content:
             header = unpack_header(content[:HEADER_SIZE])
             default = IndexLayout(_DEFAULT_SLOTS, _DEFAULT_ITEMS)
             empty = header.next_item <= FIRST_ITEM
@@ -69,7 +69,7 @@ def find_layout(path: Path) -> IndexLayout | None:
             return None if empty else next(_found(content, header), None)
 
 
-def _found(content: mmap.mmap, header: IndexHeader) -> Iterator[IndexLayout]:
+def _found(content: disk.Map, header: IndexHeader) -> Iterator[IndexLayout]:
     """Give the layouts under which first and last item are where the header says."""
     ends = (
         (header.end_physical_offset, header.next_item - 1),
@@ -88,7 +88,7 @@ def _found(content: mmap.mmap, header: IndexHeader) -> Iterator[IndexLayout]:
             at = content.rfind(wanted, HEADER_SIZE, at + _OFFSET.size - 1)
 
 
-def _fits(content: mmap.mmap, header: IndexHeader, layout: IndexLayout) -> bool:
+def _fits(content: disk.Map, header: IndexHeader, layout: IndexLayout) -> bool:
     """Tell whether first and last item name the records that the header names."""
     if not FIRST_ITEM < header.next_item <= layout.items:
         return False

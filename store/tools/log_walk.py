@@ -10,13 +10,13 @@ Nothing is taken on trust that a running broker could change meanwhile: the file
 were there when the walk began, and a file that retention has deleted since is passed over.
 """
 
-import os
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from .. import disk
 from ..errors import CorruptRecordError, UnusableFileError
 from ..format.record import BLANK_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PREFIX, decode_record
 from ..log_scan import SCAN_CHUNK, Found, find_records, store_timestamp
@@ -67,9 +67,9 @@ def list_files(directory: Path, file_size: int | None = None) -> FileRow:
     """
     strange: list[tuple[Path, str]] = []
     sizes: dict[Path, int] = {}
-    for path in sorted(path for path in directory.iterdir() if path.is_file()):
+    for path in disk.files(directory):
         if len(path.name) == _NAME_DIGITS and path.name.isascii() and path.name.isdigit():
-            sizes[path] = path.stat().st_size
+            sizes[path] = disk.size_of(path)
         else:
             strange.append((path, "is no data file, and nothing else may lie here"))
     if sizes and sizes[last := max(sizes)] == 0:
@@ -88,13 +88,8 @@ def list_files(directory: Path, file_size: int | None = None) -> FileRow:
 
 def list_queues(directory: Path) -> Iterator[Path]:
     """Give the directories of all queues below ``consumequeue``; others are none of its."""
-    if not directory.is_dir():
-        return
-    for topic in sorted(directory.iterdir()):
-        if topic.is_dir():
-            for path in sorted(topic.iterdir()):
-                if path.is_dir() and path.name.isdecimal():
-                    yield path
+    for topic in disk.directories(directory):
+        yield from (path for path in disk.directories(topic) if path.name.isdecimal())
 
 
 def find_log(root: Path, commit_log: Path | None = None) -> FileRow:
@@ -105,7 +100,7 @@ def find_log(root: Path, commit_log: Path | None = None) -> FileRow:
         OSError: It cannot be read.
     """
     directory = commit_log or root / "commitlog"
-    if not directory.is_dir():
+    if not disk.is_directory(directory):
         raise UnusableFileError(root, f"is no store: there is no directory {directory}")
     return list_files(directory)
 
@@ -173,17 +168,16 @@ class LogWalk:
         """Give the chunks of one file; return whether a blank ends it."""
         file_size = self.files.file_size
         end = file_size if self._end is None else min(file_size, self._end - base)
-        with self.files.path(base).open("rb", buffering=0) as file:
-            fd = file.fileno()
+        with disk.opened(self.files.path(base)) as fd:
             while (position := self.end_offset - base) + PREFIX.size <= end:
-                content = os.pread(fd, min(SCAN_CHUNK, end - position), position)
+                content = disk.pread(fd, min(SCAN_CHUNK, end - position), position)
                 if len(content) < PREFIX.size:
                     return False
                 size, magic = PREFIX.unpack_from(content)
                 if magic == MAGIC_BLANK:
                     return bool(size == file_size - position)
                 if len(content) < size <= end - position and content[4:8] in _MAGICS:
-                    content = os.pread(fd, size, position)
+                    content = disk.pread(fd, size, position)
                 found = find_records(content, self.end_offset, check_crc=True)
                 if not found:
                     return False
@@ -245,12 +239,11 @@ class LogWalk:
 
     def _search_file(self, base: int, start: int) -> int | None:
         size = self.files.file_size
-        with self.files.path(base).open("rb", buffering=0) as file:
-            fd = file.fileno()
+        with disk.opened(self.files.path(base)) as fd:
             position = start
             while position + PREFIX.size <= size:
                 # Overlapping by what a prefix may lack at the end of a piece.
-                piece = os.pread(fd, _SEARCH_PIECE + PREFIX.size, position)
+                piece = disk.pread(fd, _SEARCH_PIECE + PREFIX.size, position)
                 for candidate in _candidates(piece):
                     if self._begins_something(fd, base, position + candidate):
                         return base + position + candidate
@@ -258,7 +251,7 @@ class LogWalk:
         return None
 
     def _begins_something(self, fd: int, base: int, position: int) -> bool:
-        prefix = os.pread(fd, PREFIX.size, position)
+        prefix = disk.pread(fd, PREFIX.size, position)
         if len(prefix) < PREFIX.size:
             return False
         size, magic = PREFIX.unpack(prefix)
@@ -266,13 +259,13 @@ class LogWalk:
             return bool(size == self.files.file_size - position and size >= BLANK_SIZE)
         if not 0 < size <= self.files.file_size - position:
             return False
-        return bool(find_records(os.pread(fd, size, position), base + position, check_crc=True))
+        return bool(find_records(disk.pread(fd, size, position), base + position, check_crc=True))
 
     def _is_begun(self, base: int) -> bool:
         """Tell whether anything was written at the start of a file; one made ahead has zeros."""
         try:
-            with self.files.path(base).open("rb") as file:
-                return any(file.read(PREFIX.size))
+            with disk.opened(self.files.path(base)) as fd:
+                return any(disk.pread(fd, PREFIX.size, 0))
         except FileNotFoundError:
             return False
 
@@ -299,9 +292,9 @@ class LogWalk:
         """Read from the file of an offset; less or nothing where it ends or is missing."""
         base = self.files.base_of(at)
         try:
-            with self.files.path(base).open("rb", buffering=0) as file:
+            with disk.opened(self.files.path(base)) as fd:
                 wanted = min(size, self.files.file_size - (at - base))
-                return os.pread(file.fileno(), wanted, at - base)
+                return disk.pread(fd, wanted, at - base)
         except FileNotFoundError:
             return b""
 

@@ -10,13 +10,13 @@ has claimed: those before the log's first record, which may only point before it
 runs, which must say that they are none; and those behind the last.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from .. import disk
 from ..commit_log import NO_QUEUE_ENTRY
 from ..config import DELAY_LEVELS_MS
 from ..dispatch import delivery_time
@@ -153,7 +153,7 @@ class QueueCheck:
                 offset=offset,
             )
             run.skipped, run.next_offset = True, -1
-        elif (self._batch_directory / topic).is_dir():
+        elif disk.is_directory(self._batch_directory / topic):
             run.skipped, run.next_offset = True, -1  # its entries have another form, elsewhere
         else:
             run.row = self._files_of(directory)
@@ -364,7 +364,7 @@ class QueueCheck:
 
     def _files_of(self, directory: Path) -> MappedFileQueue:
         """Find the files of a queue, and tell of those that it cannot have."""
-        if not directory.is_dir():
+        if not disk.is_directory(directory):
             return MappedFileQueue(directory, self.file_size)
         row = list_files(directory, self.file_size)
         for path, reason in row.strange:
@@ -402,10 +402,10 @@ def _read_entries(row: MappedFileQueue, start: int, count: int) -> bytes:
 
 def _read(path: Path, position: int, size: int) -> bytes:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = disk.open_file(path, disk.READ)
     except FileNotFoundError:
         return b""
     try:
-        return os.pread(fd, size, position)
+        return disk.pread(fd, size, position)
     finally:
-        os.close(fd)
+        disk.close(fd)

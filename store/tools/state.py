@@ -5,6 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from .. import disk
 from ..checkpoint import Checkpoint, closed_note_is_damaged, load_checkpoint
 from ..lock import is_held
 from ..log_reader import LogReader
@@ -39,13 +40,13 @@ class Condition:
 
 def read_condition(root: Path, findings: Findings) -> Condition:
     """Find out who works in a store, without getting in anybody's way."""
-    aborted = (root / "abort").exists()
+    aborted = disk.exists(root / "abort")
     state = State.NOT_CLOSED if aborted else State.CLOSED
     if is_held(root):
         state = State.OPEN
     path = root / "checkpoint"
-    if path.exists() and path.stat().st_size not in _CHECKPOINT_SIZES:
-        findings.add("checkpoint_wrong", path, f"has {path.stat().st_size} bytes instead of 4096")
+    if disk.exists(path) and disk.size_of(path) not in _CHECKPOINT_SIZES:
+        findings.add("checkpoint_wrong", path, f"has {disk.size_of(path)} bytes instead of 4096")
     if closed_note_is_damaged(path):
         findings.add("checkpoint_wrong", path, "the note of the last ordered stop fails its CRC")
     if aborted:
@@ -54,7 +55,7 @@ def read_condition(root: Path, findings: Findings) -> Condition:
 
 
 def _check_abort(path: Path, findings: Findings) -> None:
-    content = path.read_bytes()[:_ABORT_SIZE_MAX]
+    content = disk.read_bytes(path)[:_ABORT_SIZE_MAX]
     if content and not content.strip().isdigit():
         findings.add("abort_wrong", path, "holds no process id", harmless=True)
 

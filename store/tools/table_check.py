@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
 
+from .. import disk
 from ..format.transaction_snapshot import CRC_SIZE, FILE_NAME, FOOTER, SnapshotFooter
 from ..json_table import decode_table
 from .findings import Findings
@@ -26,15 +27,15 @@ QueueEnd = Callable[[str, int], int | None]
 def check_tables(root: Path, findings: Findings, state: State, queue_end: QueueEnd) -> int:
     """Read every table and its backup; return how many there are."""
     directory = root / "config"
-    if not directory.is_dir():
+    if not disk.is_directory(directory):
         return 0
     count = 0
-    for path in sorted(directory.iterdir()):
-        if not _TABLE_NAME.fullmatch(path.name) or not path.is_file():
+    for path in disk.entries(directory):
+        if not _TABLE_NAME.fullmatch(path.name) or not disk.is_file(path):
             continue
         count += 1
         main = path.with_suffix("")
-        if path.suffix == ".bak" and not main.exists():
+        if path.suffix == ".bak" and not disk.exists(main):
             findings.add("table_missing", main, "only its .bak is there", harmless=True)
         _check_table(path, findings, state, queue_end)
     return count
@@ -42,7 +43,7 @@ def check_tables(root: Path, findings: Findings, state: State, queue_end: QueueE
 
 def _check_table(path: Path, findings: Findings, state: State, queue_end: QueueEnd) -> None:
     try:
-        content = path.read_bytes()
+        content = disk.read_bytes(path)
     except FileNotFoundError:
         return  # it is being saved
     try:
@@ -182,7 +183,7 @@ def check_snapshot(
 def _read_snapshot(path: Path) -> tuple[SnapshotFooter | None, int]:
     """Return the end of the file and the checksum of all before its own."""
     crc = 0
-    with path.open("rb") as file:
+    with disk.read_stream(path) as file:
         left = file.seek(0, 2) - CRC_SIZE
         if left < FOOTER.size - CRC_SIZE:
             return None, 0

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Final, NamedTuple
@@ -21,6 +22,7 @@ class Outcome(NamedTuple):
     seed: int
     violations: list[str]
     steps: int
+    events: Counter[str]
     seconds: float  # of processor time
 
 
@@ -28,7 +30,8 @@ def outcome_of(seed: int) -> Outcome:
     """Run one seed."""
     started = time.process_time()
     world = run(seed)
-    return Outcome(seed, world.records.violations, world.loop.steps, time.process_time() - started)
+    seconds = time.process_time() - started
+    return Outcome(seed, world.records.violations, world.loop.steps, world.records.events, seconds)
 
 
 def outcomes(seeds: range, processes: int) -> Iterator[Outcome]:
@@ -60,6 +63,7 @@ def _show(seed: int) -> int:
         print(*event)
     for violation in world.records.violations:
         print("VIOLATION", violation)
+    print(dict(world.records.events))
     print(f"seed {seed}: {world.loop.steps} steps, digest {world.loop.digest:08x}")
     return 1 if world.records.violations else 0
 
@@ -75,10 +79,12 @@ def main() -> int:
         return _show(arguments.seeds[0])
     count = steps = bad = 0
     seconds = 0.0
+    events = Counter[str]()
     for outcome in outcomes(arguments.seeds, arguments.processes):
         count, steps = count + 1, steps + outcome.steps
         seconds += outcome.seconds
         bad += bool(outcome.violations)
+        events += outcome.events
         for violation in outcome.violations:
             print(f"seed {outcome.seed}: {violation}", flush=True)
         if count % 500 == 0:
@@ -87,6 +93,7 @@ def main() -> int:
         f"{count} seeds from {arguments.seeds[0]} to {arguments.seeds[-1]}, {steps} steps, "
         f"{seconds / count * 1000:.0f} ms each, {bad} with violations"
     )
+    print(", ".join(f"{number} x {name}" for name, number in sorted(events.items())))
     return 1 if bad else 0
 
 

@@ -14,6 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
+from halfmq.broker.retention import RetentionSchedule
 from halfmq.broker.server import ClientConnection
 from halfmq.broker.transaction import snapshot
 from halfmq.broker.transaction.deciding import Decisions
@@ -21,8 +22,10 @@ from halfmq.broker.transaction.fold import Fold
 from halfmq.broker.transaction.half import committed
 from halfmq.broker.transaction.pending import Event
 from halfmq.broker.transaction.twins import TwinFinder
-from halfmq.store import consume_queue, log_scan
+from halfmq.store import log_scan
+from halfmq.store.consume_queue import ConsumeQueue
 from halfmq.store.flush import Flusher
+from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery import Recovery
 
 from .__main__ import fix_hashes
@@ -126,6 +129,31 @@ def _newest_file(_original: Any) -> Any:
     return lambda self, _checkpoint: self._files.bases[-1] if self._files.bases else 0
 
 
+def _nameless(original: Any) -> Any:
+    def create(self: Any, base: int) -> None:
+        original(self, base)
+        self._names_durable = True
+
+    return create
+
+
+def _failure_is_forgotten(_original: Any) -> Any:
+    def one_round(self: Any, _woken: bool) -> float:
+        with contextlib.suppress(OSError):
+            self._flush()
+        return float(self._interval)
+
+    return one_round
+
+
+def _halves_do_not_count(_original: Any) -> Any:
+    return lambda self, wanted: self._log.delete_before(wanted)
+
+
+def _nothing_is_waited_for(_original: Any) -> Any:
+    return lambda self, end: self._retention.delete(end, 0)
+
+
 def _no_tombstone(original: Any) -> Any:
     def look_up(self: Any, key: str) -> Any:
         records = self._world.records
@@ -189,7 +217,23 @@ BITES: Final = {
     ),
     "names": Bite(
         "a new file of a queue has a durable name",
-        (Patch(consume_queue, "sync_directory", _nothing()),),
+        (Patch(ConsumeQueue, "_create", _nameless),),
+    ),
+    "sync": Bite("durable is what was synced", (Patch(Flusher, "_sync_file", _nothing()),)),
+    "failure": Bite(
+        "a flush that failed is the last one", (Patch(Flusher, "_round", _failure_is_forgotten),)
+    ),
+    "anew": Bite(
+        "a start writes again what a failed flush may have left in memory",
+        (Patch(Recovery, "_write_anew", _nothing()),),
+    ),
+    "undecided": Bite(
+        "a file with a half that is undecided is not deleted",
+        (Patch(RetentionSchedule, "_delete", _halves_do_not_count),),
+    ),
+    "deletion": Bite(
+        "what allows a file to be deleted is durable",
+        (Patch(MessageStore, "delete_before", _nothing_is_waited_for),),
     ),
     "tombstone": Bite(
         "a checker that finds no row forbids it (the users' part)",

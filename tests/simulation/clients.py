@@ -86,8 +86,10 @@ class Clients:
         while self._begun < world.scenario.transactions and not world.settling:
             self._begun += 1
             key = f"k{self._begun}"
-            if world.chance.random() < 0.8:
+            if world.chance.random() < 0.7:
                 await self._transact(producer, process, key)
+            elif world.chance.random() < world.scenario.batches:
+                await self._send_batch(producer, key)
             else:
                 await self._send(producer, key)
             await asyncio.sleep(world.chance.random() ** 3 * world.scenario.seconds / 4)
@@ -99,6 +101,20 @@ class Clients:
         with contextlib.suppress(ClientError):
             await producer.send(Message(topic, key.encode(), keys=key))
             records.plain_acknowledged[key] = None
+
+    async def _send_batch(self, producer: TransactionProducer, key: str) -> None:
+        world, records = self._world, self._world.records
+        topic = world.chance.choice(TOPICS)
+        size = world.scenario.body_size
+        # Of a batch all bodies together may be as long as the one of a single message.
+        count = world.chance.randrange(2, 7) if size == 1 else 2
+        keys = [f"{key}.{number}" for number in range(count)]
+        records.plain_sent.update(dict.fromkeys(keys))
+        messages = [Message(topic, one.encode().ljust(size), keys=one) for one in keys]
+        with contextlib.suppress(ClientError):
+            await producer.send_batch(messages)
+            records.plain_acknowledged.update(dict.fromkeys(keys))
+            records.events["batch"] += 1
 
     async def _transact(self, producer: TransactionProducer, process: Process, key: str) -> None:
         world = self._world

@@ -1,12 +1,15 @@
 """The disk beneath the broker: real files, and beside them what would be left without power.
 
-While a simulation runs, the calls of ``os`` that change files go through here. Three things come
-of that:
+While a simulation runs, this stands behind ``halfmq.store.disk``, the door through which the store
+and the broker's tables reach the system. Four things come of that:
 
 * **Durable is what was synced.** A sync records the content of its file, a sync of a directory its
   names. ``power_cut`` rebuilds the directory from that, and from a part of what was not synced:
   changed pages survive or not, one by one, some torn at a sector; names made, replaced and removed
   since then survive up to some point in time, as journals of file systems have it.
+* **A sync can fail**, a disk can be full for a while, and any call that changes something can be
+  refused. After a failed sync the kernel takes pages for clean that it has not written: they can be
+  read until the power goes, and no later sync writes them unless they are written to again.
 * **A process can die at any of these calls**, before it, behind it, or in the middle of a write.
 * **A dead process changes nothing.** Its stack unwinds through ``except`` and ``finally`` blocks
   that would tidy up; every call they make is refused.
@@ -18,14 +21,16 @@ path: the old path is left to whatever the dead one might still do.
 
 from __future__ import annotations
 
-import io
+import errno
 import os
 import random
 import shutil
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
+
+from halfmq.store import disk as door
 
 from .loop import Killed, Process, SimulationLoop
 
@@ -38,14 +43,13 @@ class RealCalls:
     """The calls as they were before the simulation replaced them."""
 
     NAMES: Final = (
-        "open", "close", "pwrite", "ftruncate", "fsync", "fdatasync", "posix_fallocate", "mkdir",
-        "unlink", "rename", "replace", "link",
+        "open_file", "close", "pwrite", "ftruncate", "truncate", "posix_fallocate", "mkdir",
+        "unlink", "replace", "link",
     )  # fmt: skip
 
     def __init__(self) -> None:
         for name in self.NAMES:
-            setattr(self, name, getattr(os, name))
-        self.io_open = io.open
+            setattr(self, name, getattr(door, name))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         raise AttributeError(name)
@@ -56,11 +60,11 @@ real: Final = RealCalls()
 
 def _content(fd: int, size: int) -> bytes:
     """Return what is in a file that may be open for writing only."""
-    own = real.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    own = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
     try:
         return os.pread(own, size, 0)
     finally:
-        real.close(own)
+        os.close(own)
 
 
 class Journal:
@@ -96,6 +100,14 @@ class Disk:
         self.descriptors: dict[int, Process] = {}
         self.sync_s = SYNC_S_MAX
         self.over = False  # the run is: no call has an effect any more
+        self._stuck: dict[int, dict[int, bytes]] = {}
+        """By inode and position: pages that are in memory alone, and that no sync will write."""
+        self.syncs = 0
+        self.fail_at_sync = -1
+        self.fail_at_write = -1
+        self.full_until = 0.0  # time until which no more space is to be had
+        self.on_fault: Callable[[str, Process], None] = lambda _kind, _process: None
+        self.on_unlink: Callable[[Path], None] = lambda _path: None  # before the file is gone
         self._page_chance = 0.0  # with which a changed page survives the power cut under way
 
     # --- calls of a process
@@ -111,11 +123,36 @@ class Disk:
             raise Killed
         return process
 
-    def _changes(self) -> bool:
-        """Count a change; True if the process is to die in the middle of it."""
-        if self._acting() is None:
+    def _changes(self, *, takes_space: bool = False) -> bool:
+        """Count a change; True if the process is to die in the middle of it.
+
+        Raises:
+            OSError: The change is refused.
+        """
+        process = self._acting()
+        if process is None:
             return False
         self.writes += 1
+        if self.writes == self.fail_at_write:
+            self._fail(process, "i/o error", errno.EIO)
+        self._check_space(process, takes_space=takes_space)
+        return self._dies()
+
+    def _check_space(self, process: Process, *, takes_space: bool = True) -> None:
+        if takes_space and self.loop.now < self.full_until and self.chance.random() < 0.7:
+            self._fail(process, "no space", errno.ENOSPC)
+
+    def _fail(self, process: Process, kind: str, number: int) -> NoReturn:
+        self.loop.witness("fails", kind)
+        self.on_fault(kind, process)
+        raise OSError(number, os.strerror(number))
+
+    def forgive(self) -> None:
+        """Let nothing fail any more."""
+        self.die_at_write = self.fail_at_write = self.fail_at_sync = -1
+        self.full_until = 0.0
+
+    def _dies(self) -> bool:
         if self.writes != self.die_at_write:
             return False
         if self.chance.random() < 0.4:
@@ -126,32 +163,22 @@ class Disk:
         self.on_write_of_death()
         raise Killed
 
-    def open(self, path: Any, flags: int, mode: int = 0o777, **named: Any) -> int:
+    def open_file(self, path: Any, flags: int, mode: int = 0o777) -> int:
         process = self._acting()
         if process is None:
-            return int(real.open(path, flags, mode, **named))
+            return int(real.open_file(path, flags, mode))
         creates = flags & os.O_CREAT and not os.path.lexists(path)
-        dies = bool(creates) and self._changes()
-        fd = int(real.open(path, flags, mode, **named))
+        dies = bool(creates or flags & os.O_TRUNC) and self._changes(takes_space=True)
+        fd = int(real.open_file(path, flags, mode))
         self.descriptors[fd] = process
+        inode = os.fstat(fd).st_ino
         if creates:
-            self._created(Path(path), os.fstat(fd).st_ino)
+            self._created(Path(path), inode)
+        if flags & os.O_TRUNC:
+            self._stuck.pop(inode, None)
         if dies:
             self._die()
         return fd
-
-    def io_open(self, file: Any, mode: str = "r", *args: Any, **named: Any) -> Any:
-        process = self._acting() if not isinstance(file, int) else None
-        if process is None or not set(mode) & set("wax+"):
-            return real.io_open(file, mode, *args, **named)
-        creates = not os.path.lexists(file)
-        dies = self._changes()
-        opened = real.io_open(file, mode, *args, **named)
-        if creates:
-            self._created(Path(file), os.fstat(opened.fileno()).st_ino)
-        if dies:
-            self._die()
-        return opened
 
     def close(self, fd: int) -> None:
         process = self.loop.process
@@ -161,12 +188,21 @@ class Disk:
         real.close(fd)
 
     def pwrite(self, fd: int, data: bytes, offset: int) -> int:
-        if self._changes():
+        dies = self._changes(takes_space=True)
+        self._write_to(fd, offset, len(data))
+        if dies:
             # The kernel looks for a fatal signal between two pages.
             ends = [*range(PAGE - offset % PAGE, len(data), PAGE), len(data)]
             real.pwrite(fd, data[: self.chance.choice(ends)], offset)
             self._die()
         return int(real.pwrite(fd, data, offset))
+
+    def _write_to(self, fd: int, offset: int, size: int) -> None:
+        """Note that pages are written to: the next sync will write them."""
+        stuck = self._stuck.get(os.fstat(fd).st_ino)
+        if stuck:
+            for start in range(offset - offset % PAGE, offset + size, PAGE):
+                stuck.pop(start, None)
 
     def ftruncate(self, fd: int, size: int) -> None:
         dies = self._changes()
@@ -175,22 +211,38 @@ class Disk:
         if dies:
             self._die()
 
+    def truncate(self, path: Any, size: int) -> None:
+        dies = self._changes()
+        real.truncate(path, size)
+        if dies:
+            self._die()
+
     def posix_fallocate(self, fd: int, offset: int, size: int) -> None:
-        self._acting()
+        process = self._acting()
+        if process is not None:
+            self._check_space(process)
         real.posix_fallocate(fd, offset, size)
 
     def sync(self, fd: int) -> None:
         """Record what is durable now: a file's content, or the names in a directory."""
-        if self._acting() is None:
+        process = self._acting()
+        if process is None:
             return
-        dies = self._changes()
+        self.syncs += 1
+        self.writes += 1
+        fails = self.syncs == self.fail_at_sync or self.writes == self.fail_at_write
+        dies = self._dies()
         status = os.fstat(fd)
+        if fails:
+            if not stat.S_ISDIR(status.st_mode):
+                self._lose(status.st_ino, _content(fd, status.st_size))
+            self._fail(process, "sync failed", errno.EIO)
         if stat.S_ISDIR(status.st_mode):
             self._sync_names(status.st_ino, os.readlink(f"/proc/self/fd/{fd}"))  # noqa: PTH115
         else:
             self._sync_number += 1
             number = self._sync_number
-            content = _content(fd, status.st_size)
+            content = self._reaching(status.st_ino, _content(fd, status.st_size), self._durable)
             # Written before the sync began, so it must be there; later writes may be as well.
             self.loop.wait_like_a_thread(self.chance.random() ** 2 * self.sync_s)
             if self._syncs.get(status.st_ino, -1) < number:
@@ -199,11 +251,40 @@ class Disk:
         if dies:
             self._die()
 
+    def _lose(self, inode: int, content: bytes) -> None:
+        """Write some of the pages that a failing sync should write; none of the others, ever."""
+        durable = bytearray(self._durable.get(inode, b"").ljust(len(content), b"\0"))
+        stuck = self._stuck.setdefault(inode, {})
+        reaching = self._reaching(inode, content, self._durable)
+        for start in range(0, len(content), PAGE):
+            page = reaching[start : start + PAGE]
+            if page != durable[start : start + PAGE]:
+                if self.chance.random() < 0.3:
+                    durable[start : start + PAGE] = page
+                else:
+                    stuck[start] = page
+        self._durable[inode] = bytes(durable)
+
+    def _reaching(self, inode: int, content: bytes, durable: dict[int, bytes]) -> bytes:
+        """Return what of a content a sync writes: not the pages that the kernel takes for clean."""
+        stuck = self._stuck.get(inode)
+        if not stuck:
+            return content
+        reaching = bytearray(content)
+        old = durable.get(inode, b"").ljust(len(content), b"\0")
+        for start, page in list(stuck.items()):
+            end = start + len(page)
+            if content[start:end] == page:
+                reaching[start:end] = old[start:end]
+            else:
+                del stuck[start]  # it was written to, through a map
+        return bytes(reaching)
+
     def mkdir(self, path: Any, *args: Any, **named: Any) -> None:
         if self._acting() is None:
             real.mkdir(path, *args, **named)
             return
-        dies = self._changes()
+        dies = self._changes(takes_space=True)
         real.mkdir(path, *args, **named)
         inode = self._inode(Path(path))
         self._names[inode] = {}
@@ -217,6 +298,7 @@ class Disk:
             real.unlink(path, **named)
             return
         dies = self._changes()
+        self.on_unlink(Path(path))
         real.unlink(path, **named)
         self._log(Path(path), {Path(path).name: None})
         if dies:
@@ -238,7 +320,7 @@ class Disk:
         if self._acting() is None:
             real.link(source, target, **named)
             return
-        dies = self._changes()
+        dies = self._changes(takes_space=True)
         real.link(source, target, **named)
         self._log(Path(target), {Path(target).name: self._inode(Path(target))})
         if dies:
@@ -280,7 +362,7 @@ class Disk:
     def process_killed(self) -> None:
         """Hand the files, as the page cache has them, to the next process under a new path."""
         new = self._next_root()
-        real.rename(self.root, new)
+        self.root.rename(new)
         self.root = new
 
     def power_cut(self, *, worst: bool = False) -> None:
@@ -310,6 +392,7 @@ class Disk:
         self._build(new, root, names, present, old, old_directories, written)
         self._journal = []
         self._syncs = {}
+        self._stuck = {}
         shutil.rmtree(self.root)
         self.root = new
 
@@ -334,21 +417,18 @@ class Disk:
             elif inode in written:
                 real.link(written[inode], path)
             else:
-                content = self._left_of(
-                    durable.get(inode, b""), present.get(inode), size=self._sized.get(inode)
-                )
-                with real.io_open(path, "wb") as file:
-                    file.write(content)
+                content = self._left_of(inode, durable, present.get(inode))
+                path.write_bytes(content)
                 written[inode] = path
                 self._durable[self._inode(path)] = content
             entries[name] = self._inode(path)
 
-    def _left_of(self, durable: bytes, path: Path | None, *, size: int | None) -> bytes:
+    def _left_of(self, inode: int, contents: dict[int, bytes], path: Path | None) -> bytes:
         """Return what is on disk of a file: its durable content and some of what came later."""
+        durable, size = contents.get(inode, b""), self._sized.get(inode)
         if path is None:  # removed since, but not durably
             return durable.ljust(size or 0, b"\0")
-        with real.io_open(path, "rb") as file:
-            current = file.read()
+        current = self._reaching(inode, path.read_bytes(), contents)
         if current == durable:
             return durable
         chance = self.chance

@@ -16,6 +16,9 @@
 * What was acknowledged of plain messages was delivered, unless the flush mode allows their loss.
 * Nobody logged an error, and no callback failed.
 
+Old files of the log are deleted by age. What was in them is in the archive of the run, and counts
+as if it were still there; but nobody has to have consumed it.
+
 The log is read here by a walk of its own over the files, so that a mistake of the store's reader
 is not repeated.
 """
@@ -47,6 +50,7 @@ class Log(NamedTuple):
     """What the log says about transactions."""
 
     records: list[Record]
+    start: int  # physical offset before which it was deleted by age
     halves: dict[int, Record]
     leaders: dict[int, int]  # by the offset of each half: its transaction's
     sizes: dict[int, int]  # by transaction: how many halves it says it has
@@ -66,12 +70,21 @@ class Log(NamedTuple):
         return [half for half, its_leader in self.leaders.items() if its_leader == leader]
 
 
-def read_log(directory: Path, file_size: int) -> Log:
-    """Read every record of the log."""
+def _files(directory: Path) -> dict[int, bytes]:
+    """Return the files of a log or a queue by their offsets, in their order."""
+    return {int(path.name): path.read_bytes() for path in sorted(directory.iterdir())}
+
+
+def read_log(world: World) -> Log:
+    """Read every record of the log, and of those files of it that were deleted by age."""
+    file_size = world.scenario.log_file_size
+    present = _files(world.disk.root / "commitlog")
+    files = {**world.records.archive, **present}
+    start = min(present, default=0)
     records: list[Record] = []
-    for path in sorted(directory.iterdir()):
-        content = path.read_bytes()
-        base, position = int(path.name), 0
+    for number, (base, content) in enumerate(sorted(files.items())):
+        assert base == number * file_size, f"the log has no file {number * file_size}"
+        position = 0
         while position + PREFIX.size <= len(content):
             size, magic = PREFIX.unpack_from(content, position)
             if magic == MAGIC_BLANK or size == 0:
@@ -81,7 +94,7 @@ def read_log(directory: Path, file_size: int) -> Log:
             records.append(record)
             position += size
         assert len(content) == file_size
-    log = Log(records, {}, {}, {}, defaultdict(list), defaultdict(list))
+    log = Log(records, start, {}, {}, {}, defaultdict(list), defaultdict(list))
     for record in records:
         _sort_in(log, record)
     return log
@@ -114,7 +127,21 @@ def undelivered(world: World) -> list[str]:
     if _may_be_ahead(world) or not world.scenario.fenced:
         return []
     wanted = [*_committed(world), *records.plain_acknowledged]
-    return [body for body in wanted if not records.delivered[body]]
+    missing = [body for body in wanted if not records.delivered[body]]
+    if not missing or not records.archive:
+        return missing
+    expired = _expired(world)
+    return [body for body in missing if body not in expired]
+
+
+def _expired(world: World) -> set[str]:
+    """Return the bodies of messages that were deleted by age."""
+    log = read_log(world)
+    return {
+        _body(record)
+        for record in log.records
+        if record.physical_offset < log.start and record.topic != HALF_TOPIC
+    }
 
 
 def _committed(world: World) -> list[str]:
@@ -135,7 +162,7 @@ def _may_be_ahead(world: World) -> bool:
 def check_table(world: World) -> Log:
     """Compare the broker's table with the log, when nothing is under way; return the log."""
     assert world.broker is not None
-    log = read_log(world.disk.root / "commitlog", world.scenario.log_file_size)
+    log = read_log(world)
     table = sorted(world.broker.transactions._table.offsets())
     if table != log.undecided():
         world.violate(f"the table has {table}, the log says {log.undecided()}")
@@ -160,7 +187,7 @@ def check_start(world: World) -> None:
 def check(world: World) -> None:
     """Check everything that can be said when the broker has been stopped."""
     try:
-        log = read_log(world.disk.root / "commitlog", world.scenario.log_file_size)
+        log = read_log(world)
         _check_ledger(world, log)
         _check_finals(world, log)
         _check_groups(world, log)
@@ -247,14 +274,21 @@ def _check_queues(world: World, log: Log) -> None:
             world.violate(f"{name} has the queue offsets {offsets}")
             continue
         directory = world.disk.root / "consumequeue" / topic / str(queue_id)
-        content = b"".join(path.read_bytes() for path in sorted(directory.iterdir()))
+        files = _files(directory)
+        first = min(files, default=0)  # byte with which the queue's first file begins
+        content = b"".join(files.values())
         for record in records:
-            at = record.queue_offset * ENTRY_SIZE
-            entry = unpack_entry(content[at : at + ENTRY_SIZE])
-            if (entry.physical_offset, entry.size) != (record.physical_offset, record.total_size):
+            if record.physical_offset < log.start:
+                continue
+            at = record.queue_offset * ENTRY_SIZE - first
+            entry = unpack_entry(content[at : at + ENTRY_SIZE].ljust(ENTRY_SIZE, b"\0"))
+            if at < 0 or (entry.physical_offset, entry.size) != (
+                record.physical_offset,
+                record.total_size,
+            ):
                 world.violate(f"{name}: entry {record.queue_offset} is {entry}")
                 break
-        if any(content[len(records) * ENTRY_SIZE :]):
+        if any(content[max(len(records) * ENTRY_SIZE - first, 0) :]):
             world.violate(f"{name} has entries behind its last record")
 
 

@@ -68,6 +68,7 @@ class Process:
         self.stopped_until = 0.0  # time at which a stopped process (SIGSTOP) goes on
         self.held_back: list[asyncio.Handle] = []
         self.disk: Any = None
+        self.faulty = False  # the system has refused it something, and what it says is no error
         self.context = contextvars.copy_context()
         self.context.run(PROCESS.set, self)
         self._loop = loop

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import io
 import itertools
 import logging
 import os
@@ -17,12 +16,14 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
+from halfmq.broker import retention as broker_retention
 from halfmq.broker import server as broker_server
 from halfmq.broker import service as broker_service
 from halfmq.broker.transaction import service as transaction_service
 from halfmq.client import connection as client_connection
+from halfmq.store import disk as door
 
-from .disk import Disk, real
+from .disk import Disk, RealCalls
 from .loop import EPOCH_S, Killed, SimulatedThread, SimulationLoop
 
 _PID: Final = 4242
@@ -42,7 +43,7 @@ class ErrorLog(logging.Handler):
         if text.startswith(_USERS_FAULTS):
             return
         process = self._loop.process
-        if process is not None and process.dead:
+        if process is not None and (process.dead or process.faulty):
             return
         error = record.exc_info[1] if record.exc_info else None
         name = process.name if process else "world"
@@ -87,24 +88,17 @@ def installed(loop: SimulationLoop, disk: Disk, chance: random.Random) -> Iterat
         (transaction_service, "Random", lambda: random.Random(chance.random())),
         (os, "getpid", lambda: _PID),
         (threading, "Thread", SimulatedThread),
-        (io, "open", disk.io_open),
-        (os, "open", disk.open),
-        (os, "close", disk.close),
-        (os, "pwrite", disk.pwrite),
-        (os, "ftruncate", disk.ftruncate),
-        (os, "fsync", disk.sync),
-        (os, "fdatasync", disk.sync),
-        (os, "posix_fallocate", disk.posix_fallocate),
-        (os, "mkdir", disk.mkdir),
-        (os, "unlink", disk.unlink),
-        (os, "rename", disk.replace),
-        (os, "replace", disk.replace),
-        (os, "link", disk.link),
+        (door, "fsync", disk.sync),
+        (door, "fdatasync", disk.sync),
+        *((door, name, getattr(disk, name)) for name in RealCalls.NAMES),
         (broker_server.ClientConnection, "__hash__", numbered),
         (client_connection.Connection, "__hash__", numbered),
         # Housekeeping that is only there to be prompt; a run spends less on it this way.
         (broker_service, "INDEX_TICK_S", 0.25),
         (client_connection, "SWEEP_INTERVAL", 0.25),
+        # Old files are looked for within the seconds of a run.
+        (broker_retention, "FIRST_LOOK_S", 0.3),
+        (broker_retention, "LOOK_S", 0.4),
     ]
     missing = object()
     before = [(owner, name, vars(owner).get(name, missing)) for owner, name, _ in replaced]
@@ -154,4 +148,4 @@ def _let_go(loop: SimulationLoop, disk: Disk) -> None:
         gc.collect()  # coroutines that ended in the first one have let go of more
 
 
-__all__ = ["Killed", "installed", "real"]
+__all__ = ["Killed", "installed"]

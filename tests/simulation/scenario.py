@@ -12,6 +12,7 @@ from halfmq.store.config import FlushMode
 
 ROW: Final = "row"
 TOMBSTONE: Final = "tombstone"
+NEVER_S: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,13 +41,21 @@ class Scenario:
     fenced: bool  # the checker leaves a tombstone, as users should have it
     middle_box: bool
     operator: bool  # decides what is parked, all the time; else only in the end
+    batches: float  # share of messages outside of transactions that come in batches
+    power_cuts: int  # of the broker's machine, besides those that faults bring
+    reserved_s: float  # age at which files of the log are deleted, unless there is a middle box
+
+    @property
+    def deletes(self) -> bool:
+        """Whether anything is deleted by age: a request that comes again behind that is new."""
+        return not self.middle_box and self.reserved_s < NEVER_S
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Scenario:
         """Draw one; extremes are as likely as what is usual."""
         return cls(
             flush_mode=chance.choice((FlushMode.SYNC_FLUSH, FlushMode.ASYNC_FLUSH)),
-            log_file_size=chance.choice((8_192, 16_384, 65_536)),
+            log_file_size=chance.choice((8_192, 8_192, 16_384, 65_536)),
             queue_file_size=chance.choice((200, 1_000, 4_000)),
             timeout_ms=chance.choice((50, 300, 1_000, 6_000)),
             interval_ms=chance.choice((100, 500, 2_000)),
@@ -54,7 +63,7 @@ class Scenario:
             producers=chance.choice((1, 2, 2)),
             consumers=chance.choice((1, 1, 2)),
             workers=chance.choice((1, 3, 6)),
-            transactions=chance.choice((10, 20, 40)),
+            transactions=chance.choice((10, 20, 40, 80)),
             seconds=chance.choice((2.0, 6.0, 15.0)),
             faults_per_s=chance.choice((0.2, 1.0, 3.0)),
             delay_s=chance.choice((0.0005, 0.005, 0.05)),
@@ -67,6 +76,9 @@ class Scenario:
             fenced=chance.random() < 0.85,
             middle_box=chance.random() < 0.2,
             operator=chance.random() < 0.5,
+            batches=chance.choice((0.0, 0.5, 1.0)),
+            power_cuts=chance.choice((2, 4, 6)),
+            reserved_s=chance.choice((1.0, 4.0, 15.0, NEVER_S)),
         )
 
 
@@ -95,5 +107,7 @@ class Records:
     plain_acknowledged: dict[str, None] = field(default_factory=dict)
     operator_rollbacks: dict[str, None] = field(default_factory=dict)
     events: Counter[str] = field(default_factory=Counter)
+    archive: dict[int, bytes] = field(default_factory=dict)
+    """Files of the log that were deleted by age, by offset: invariants are about all of it."""
     violations: list[str] = field(default_factory=list)
     power_cuts: int = 0

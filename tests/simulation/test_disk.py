@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,9 +10,10 @@ import pytest
 
 from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings
 from halfmq.broker.service import Broker
+from halfmq.store import disk as door
 from halfmq.store.format.queue_entry import ENTRY_SIZE
 from halfmq.store.json_table import load_table, save_table
-from halfmq.store.mapped_file import make_directory, sync_directory
+from halfmq.store.mapped_file import make_directory
 from halfmq.store.message_store import MessageStore
 from tests.support.stores import draft, small_config
 
@@ -64,8 +64,8 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 
 def _write(path: Path, content: bytes) -> int:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    os.pwrite(fd, content, 0)
+    fd = door.open_file(path, door.CREATE, door.MODE)
+    door.pwrite(fd, content, 0)
     return fd
 
 
@@ -75,13 +75,13 @@ def test_what_was_not_synced_is_gone(machine: Machine) -> None:
     def work() -> None:
         root = machine.disk.root
         fd = _write(root / "synced", b"first")
-        os.fsync(fd)
-        os.pwrite(fd, b"later", 0)
+        door.fsync(fd)
+        door.pwrite(fd, b"later", 0)
         _write(root / "content-only", b"x")
-        os.fsync(_write(root / "nameless", b"x"))
-        sync_directory(root)
-        (root / "synced").replace(root / "renamed")
-        os.fsync(_write(root / "nameless-too", b"x"))
+        door.fsync(_write(root / "nameless", b"x"))
+        door.sync_directory(root)
+        door.replace(root / "synced", root / "renamed")
+        door.fsync(_write(root / "nameless-too", b"x"))
 
     machine.does(work)
     machine.power_cut()
@@ -117,9 +117,9 @@ def test_a_dead_process_changes_nothing(machine: Machine) -> None:
         machine.disk.die_at_write = machine.disk.writes + 1
         machine.disk.on_write_of_death = lambda: machine.loop.bury(machine.process)
         try:
-            os.pwrite(fd, b"two", 0)
+            door.pwrite(fd, b"two", 0)
         except BaseException:
-            os.ftruncate(fd, 0)
+            door.ftruncate(fd, 0)
             raise
 
     machine.does(work)
@@ -128,7 +128,7 @@ def test_a_dead_process_changes_nothing(machine: Machine) -> None:
     assert path.read_bytes() in {b"one", b"two"}
     machine.loop.process = machine.process
     with pytest.raises(Killed):
-        path.unlink()
+        door.unlink(path)
     machine.loop.process = None
 
 

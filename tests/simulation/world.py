@@ -20,6 +20,8 @@ from typing import Any, Final
 
 from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings, TransactionConfig
 from halfmq.broker.service import Broker
+from halfmq.store.errors import StoreError
+from halfmq.store.space import Space
 
 from . import invariants
 from .clients import Clients
@@ -34,6 +36,8 @@ PORT: Final = 10_911
 NAMESRV: Final = 9_876
 SETTLE_S_MAX: Final = 400.0
 """Virtual seconds that may pass until everything has come to rest."""
+DISK_SIZE: Final = 1 << 35
+"""Bytes, as the broker is told."""
 CALM_S: Final = 2.0
 """Virtual seconds after that, in which what must not come has time to come."""
 
@@ -49,6 +53,9 @@ FAULTS: Final = {
     "stall": 1.0,  # a connection, for a while
     "stop": 0.7,  # a process, for a while
     "replay": 1.0,  # of requests, by a middle box
+    "sync": 0.8,  # one of the broker's next syncs
+    "refusal": 0.6,  # one of its next calls that change files: an i/o error
+    "space": 0.8,  # of which there is none, for a while
 }
 """How often each happens, compared with the others."""
 
@@ -71,6 +78,8 @@ class World:
         self.programs: dict[str, Process] = {}  # of users, by name
         self._brokers: list[Broker] = []  # all that there were
         self._outside = contextvars.copy_context()
+        self.disk.on_fault = self._disk_failed
+        self.disk.on_unlink = self._unlinked
         self._incarnations = Counter[str]()
 
     # --- the run
@@ -89,6 +98,8 @@ class World:
                 self.start_program(f"consumer-{number}")
             self.start_program("operator-0")
             self._plan_fault()
+            for _ in range(scenario.power_cuts):
+                self.later(self.chance.random() * scenario.seconds, self._cut_power)
             loop.run_for(scenario.seconds)
             self._settle()
             self.records.violations.extend(loop.failures)
@@ -118,7 +129,9 @@ class World:
         for process in (self.broker_process, *self.programs.values()):
             if process is not None:
                 process.die_at_step = -1
-        self.disk.die_at_write = -1
+        self.disk.forgive()
+        if self.broker_process is not None and self.broker_process.faulty:
+            self.kill_broker(power=False)
         end = loop.now + SETTLE_S_MAX
         while loop.now < end and self._unsettled():
             loop.run_for(0.5)
@@ -170,7 +183,11 @@ class World:
             if process.dead or task.cancelled():
                 return
             error = task.exception()
-            if error is not None and not isinstance(error, Killed):
+            if error is None or isinstance(error, Killed):
+                return
+            if process.faulty and isinstance(error, OSError | StoreError):
+                self._gave_up(process)
+            else:
                 self.violate(f"{process.name} failed: {error!r}")
 
         process.context.copy().run(process.run(main).add_done_callback, done)
@@ -243,9 +260,10 @@ class World:
         broker = Broker(
             self._broker_config(),
             worker=lambda _name, work, pause: SimulatedWorker(self.loop, process, work, pause),
+            disk_space=self._space,
         )
         self._brokers.append(broker)
-        _make_small(broker)
+        _make_small(broker, self.scenario)
         await broker.start()
         self.broker = broker
         self.loop.witness("ready", process.name)
@@ -276,6 +294,44 @@ class World:
             self._kill(process)
             if restart_after is not None:
                 self.later(restart_after, self.start_broker)
+
+    def _gave_up(self, process: Process) -> None:
+        """Note that a broker could not be started, or stopped, because the disk has failed."""
+        self.records.events["gave up"] += 1
+        self._kill(process)
+        self.later(self.chance.random() * 3.0, self.start_broker)
+
+    def _disk_failed(self, kind: str, process: Process) -> None:
+        """Let the operator restart a broker that the disk has failed; if it is full, not always."""
+        self.records.events[kind] += 1
+        is_first, process.faulty = not process.faulty, True
+        if is_first and not self.settling and (kind != "no space" or self.chance.random() < 0.3):
+            self.later(self.chance.choice((0.1, 1.0, 4.0)), self._repair, process)
+
+    def _repair(self, process: Process) -> None:
+        if process is not self.broker_process:
+            return
+        way = self.chance.random()
+        if way < 0.4 or self.broker is None:
+            self.kill_broker(power=False)
+        elif way < 0.6:
+            self.kill_broker(power=True)
+        else:
+            self.stop_broker(restart_after=self.chance.random())
+
+    def _unlinked(self, path: Path) -> None:
+        """Keep the oldest file of the log, which can only be deleted by age."""
+        if path.parent.name == "commitlog":
+            names = sorted(entry.name for entry in path.parent.iterdir())
+            if len(names) > 1 and path.name == names[0]:
+                self.records.archive[int(path.name)] = path.read_bytes()
+                self.records.events["log file deleted"] += 1
+
+    def _space(self, _path: Path) -> Space:
+        full = self.loop.now < self.disk.full_until
+        if full and self.loop.process is not None:
+            self.loop.process.faulty = True
+        return Space(0 if full else DISK_SIZE // 2, DISK_SIZE)
 
     def kill_broker(self, *, power: bool) -> None:
         """End the broker as kill -9 or a power cut does, and start it again later."""
@@ -330,6 +386,20 @@ class World:
 
     def _fault_power(self) -> None:
         self.kill_broker(power=True)
+
+    def _cut_power(self) -> None:
+        if not self.settling:
+            self.kill_broker(power=True)
+
+    def _fault_sync(self) -> None:
+        self.disk.fail_at_sync = self.disk.syncs + self.chance.randrange(1, 10)
+
+    def _fault_refusal(self) -> None:
+        soon = self.chance.choice((10, 100))
+        self.disk.fail_at_write = self.disk.writes + self.chance.randrange(1, soon)
+
+    def _fault_space(self) -> None:
+        self.disk.full_until = self.loop.now + self.chance.choice((0.05, 0.5, 3.0))
 
     def _fault_write(self) -> None:
         if self.broker_process is not None:
@@ -393,8 +463,10 @@ class World:
             self.network.replay(self._process("box-0", "10.0.4.1"), BROKER, PORT)
 
 
-def _make_small(broker: Broker) -> None:
-    """Have memories forget and snapshots happen within the few records of a run."""
+def _make_small(broker: Broker, scenario: Scenario) -> None:
+    """Have memories forget, snapshots happen and files expire within the few records of a run."""
+    broker._retention._reserved_ms = int(scenario.reserved_s * 1_000)
+    broker._retention._hours = frozenset(range(24 if scenario.deletes else 0))
     transactions = broker.transactions
     transactions._snapshots._log_bytes_min = 3_000
     transactions._table.decided._limit = 8

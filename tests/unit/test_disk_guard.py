@@ -13,6 +13,7 @@ from halfmq.broker.config import DiskConfig
 from halfmq.broker.disk_guard import LOOK_CLOSELY_S, LOOK_S, TOLD_EVERY_S, DiskGuard, decides
 from halfmq.broker.disk_stages import Stage
 from halfmq.broker.store_service import ObservedStore
+from halfmq.store import disk
 from halfmq.store.errors import DiskFullError
 from halfmq.store.format.topics import OP_TOPIC
 from halfmq.store.message_store import MessageStore
@@ -281,7 +282,7 @@ def test_a_reserve_for_which_there_is_no_room_takes_none(
         real(fd, offset, length // 2)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", half)
+    monkeypatch.setattr(disk, "posix_fallocate", half)
     assert not reserve.hold(4 * MIB)
     assert reserve.held == MIB
     assert (tmp_path / RESERVE_NAME).stat().st_blocks * 512 < 2 * MIB
@@ -340,7 +341,7 @@ class FullDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 1 << 40
         self._real = os.posix_fallocate
-        monkeypatch.setattr(os, "posix_fallocate", self.fallocate)
+        monkeypatch.setattr(disk, "posix_fallocate", self.fallocate)
 
     def fallocate(self, fd: int, offset: int, length: int) -> None:
         lacking = max(offset + length - os.fstat(fd).st_blocks * 512, 0)

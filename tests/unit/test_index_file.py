@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from halfmq.store import index_file
+from halfmq.store import disk, index_file
 from halfmq.store.errors import DiskFullError
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.ids import java_string_hash
@@ -454,10 +454,13 @@ def test_look_ups_and_flushes_may_run_beside_puts(tmp_path: Path) -> None:
     def look_up() -> None:
         while not done.is_set():
             answers.append(found(index, "a"))
+
+    def flush() -> None:
+        while not done.is_set():
             index.flush()
 
     with ThreadPoolExecutor(2) as threads:
-        readers = [threads.submit(look_up) for _ in range(2)]
+        readers = [threads.submit(look_up), threads.submit(flush)]
         try:
             for start in range(0, group * groups, group):
                 index.put_group([record(start + n, keys="a") for n in range(group)])
@@ -528,13 +531,13 @@ def test_a_start_after_a_kill_writes_only_what_changes(
     killed = opened(tmp_path, slots=slots, records=records)
     index_timestamp = killed.flush() if flushed else 0
     written: list[int] = []
-    pwrite = os.pwrite
+    pwrite = disk.pwrite
 
     def counting(fd: int, content: bytes, offset: int) -> int:
         written.append(len(content))
         return pwrite(fd, content, offset)
 
-    monkeypatch.setattr(os, "pwrite", counting)
+    monkeypatch.setattr(disk, "pwrite", counting)
     index = service(tmp_path, slots=slots)
     index.recover(clean=False, log_end=LOG_END, index_timestamp=index_timestamp)
 
@@ -676,7 +679,7 @@ def test_a_kill_during_recovery_is_recovered_from(
 
     with monkeypatch.context() as patch:
         for name in ("pwrite", "ftruncate", "unlink", "fdatasync"):
-            patch.setattr(os, name, dying(getattr(os, name)))
+            patch.setattr(disk, name, dying(getattr(disk, name)))
         with contextlib.suppress(Killed):
             service(tmp_path, items=12).recover(
                 clean=clean, log_end=75, index_timestamp=index_timestamp
@@ -817,10 +820,10 @@ def test_a_failed_flush_is_not_forgotten(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fdatasync", fails)
+        patch.setattr(disk, "fdatasync", fails)
         with pytest.raises(OSError, match="Input/output"):
             index.flush()
-        patch.setattr(os, "fdatasync", synced.append)
+        patch.setattr(disk, "fdatasync", synced.append)
         index.flush()
         index.flush()
 

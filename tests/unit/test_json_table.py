@@ -2,13 +2,13 @@
 
 import errno
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from halfmq.store import disk
 from halfmq.store.errors import DamagedTableError, UnusableFileError
 from halfmq.store.json_table import (
     Origin,
@@ -61,7 +61,7 @@ class SystemCalls:
         self._die_at = die_at
         self._before = before
         for name in ("fsync", "link", "replace", "unlink"):
-            monkeypatch.setattr(os, name, self._counted(name, getattr(os, name)))
+            monkeypatch.setattr(disk, name, self._counted(name, getattr(disk, name)))
 
     def _counted(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -363,7 +363,7 @@ def test_a_kill_between_any_two_steps_leaves_a_readable_table(
     save_table(path, OLD)
     with monkeypatch.context() as patch:
         if not links:
-            patch.setattr(os, "link", refuse_links)
+            patch.setattr(disk, "link", refuse_links)
         SystemCalls(patch, die_at=die_at, before=before)
         with pytest.raises(Killed):
             save_table(path, NEW)
@@ -410,7 +410,7 @@ def test_without_hard_links_the_backup_is_kept_all_the_same(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some file systems have none; the broker runs there too."""
-    monkeypatch.setattr(os, "link", refuse_links)
+    monkeypatch.setattr(disk, "link", refuse_links)
     save_table(path, OLD)
     save_table(path, NEW)
 
@@ -437,7 +437,7 @@ def test_a_full_disk_leaves_the_old_table(path: Path, monkeypatch: pytest.Monkey
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", no_space)
+        patch.setattr(disk, "fsync", no_space)
         with pytest.raises(OSError, match="No space"):
             save_table(path, NEW)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from halfmq.store import disk
 from halfmq.store.config import DELAY_LEVELS_MS, StoreConfig
 from halfmq.store.draft import Draft
 from halfmq.store.errors import (
@@ -346,11 +347,11 @@ def test_a_full_disk_is_an_error_and_no_fault(
             raise OSError(errno.ENOSPC, "No space left on device")
         real(fd, offset, length)
 
-    monkeypatch.setattr(os, "posix_fallocate", limited)
+    monkeypatch.setattr(disk, "posix_fallocate", limited)
     group = [draft(queue_id=number % 3, body=bytes(2000)) for number in range(40)]
     with pytest.raises(DiskFullError, match="No space left"):
         store.append(group)
-    monkeypatch.setattr(os, "posix_fallocate", real)
+    monkeypatch.setattr(disk, "posix_fallocate", real)
 
     assert store.write_offset == store.durable_offset
     assert {key: end for key, end in bounds(store).items() if end != (0, 0)} == {("T", 0): (0, 1)}

@@ -1,17 +1,16 @@
 """Copying a log: the copy is a log of the same names and sizes, and holds whole records only."""
 
 import json
-import os
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from halfmq.command.main import main
+from halfmq.store import disk
 from halfmq.store.errors import UnusableFileError
 from halfmq.store.json_table import save_table
 from halfmq.store.message_store import MessageStore
-from halfmq.store.tools import copying
 from halfmq.store.tools.copying import copy_log
 from halfmq.store.tools.dump import Dumped, dump
 from halfmq.store.tools.verify import verify
@@ -158,7 +157,7 @@ def test_the_source_is_flushed_first(
     def note(fd: int) -> None:
         flushed.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
 
-    monkeypatch.setattr(copying, "sync_data", note)
+    monkeypatch.setattr(disk, "sync_data", note)
     copy_log(root, tmp_path / "copy")
 
     assert sorted(flushed) == sorted(str(path) for path in (root / "commitlog").iterdir())
@@ -192,7 +191,7 @@ def test_a_copy_that_fails_leaves_nothing(
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(disk, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         copy_log(root, tmp_path / "copy")
 

@@ -8,7 +8,7 @@ from threading import Event, Thread
 
 import pytest
 
-from halfmq.store import mapped_file
+from halfmq.store import disk, mapped_file
 from halfmq.store.checkpoint import load_checkpoint
 from halfmq.store.config import FlushMode
 from halfmq.store.consume_queue import ConsumeQueue, MapPool
@@ -98,7 +98,7 @@ def test_a_tail_is_zeroed_wherever_it_holds_something(
 ) -> None:
     """Also behind holes, and on systems that cannot tell where holes are."""
     if not seek:
-        monkeypatch.delattr(os, "SEEK_DATA", raising=False)
+        monkeypatch.setattr(disk, "SEEK_DATA", None)
     path = tmp_path / "f"
     create_file(path, SIZE)
     with path.open("r+b") as file:
@@ -113,14 +113,14 @@ def test_a_tail_is_zeroed_wherever_it_holds_something(
 
 
 def remove_fallocate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    monkeypatch.setattr(disk, "posix_fallocate", None)
 
 
 def refuse_fallocate(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "not supported")
 
-    monkeypatch.setattr(os, "posix_fallocate", refused)
+    monkeypatch.setattr(disk, "posix_fallocate", refused)
 
 
 @pytest.mark.parametrize("patch", [remove_fallocate, refuse_fallocate])
@@ -162,7 +162,7 @@ def test_a_full_disk_leaves_no_half_made_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would be of a wrong size, and stop the next start."""
-    monkeypatch.setattr(os, "ftruncate", no_space)
+    monkeypatch.setattr(disk, "ftruncate", no_space)
 
     with pytest.raises(DiskFullError, match=r"no space for .*name: No space left"):
         create_file(tmp_path / "name", SIZE)
@@ -178,7 +178,7 @@ def test_other_troubles_are_not_called_a_full_disk(
     def broken(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(os, "ftruncate", broken)
+    monkeypatch.setattr(disk, "ftruncate", broken)
 
     with pytest.raises(OSError, match="Input/output"):
         create_file(tmp_path / "name", SIZE)
@@ -286,7 +286,7 @@ def test_queue_entries_reach_the_disk_of_all_files(
     queue = new_queue(tmp_path, MapPool(4))
     flushed: list[str] = []
     monkeypatch.setattr(
-        "halfmq.store.consume_queue.sync_data",
+        "halfmq.store.disk.sync_data",
         lambda fd: flushed.append(Path(f"/proc/self/fd/{fd}").readlink().name[-3:]),
     )
     if not Path("/proc/self/fd").exists():
@@ -332,7 +332,7 @@ def test_upkeep_survives_a_full_disk(
             no_space()
         real(fd, offset, length)
 
-    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    monkeypatch.setattr(disk, "posix_fallocate", fallocate)
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     assert failed.wait(PATIENCE)
@@ -361,7 +361,7 @@ def test_a_broken_queue_disk_freezes_the_checkpoint(
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr("halfmq.store.consume_queue.sync_data", broken)
+        patched.setattr("halfmq.store.disk.sync_data", broken)
         with pytest.raises(OSError, match="Input/output"):
             store._maintain()
     store._maintain()
@@ -378,7 +378,7 @@ def test_a_write_that_a_full_disk_cuts_short_is_not_believed(
     path = tmp_path / "file"
     path.write_bytes(b"")
     fd = os.open(path, os.O_RDWR)
-    real, left = os.pwrite, 1_000
+    real, left = disk.pwrite, 1_000
 
     def pwrite(to: int, content: bytes, position: int) -> int:
         nonlocal left
@@ -388,7 +388,7 @@ def test_a_write_that_a_full_disk_cuts_short_is_not_believed(
         left -= size
         return real(to, content[:size], position)
 
-    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(disk, "pwrite", pwrite)
     write_fully(fd, b"x" * 900, 0, path)
     assert path.read_bytes() == b"x" * 900
     with pytest.raises(DiskFullError):
@@ -411,7 +411,7 @@ def test_a_log_file_is_not_ready_where_the_disk_was_full(
             return size
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(disk, "pwrite", pwrite)
     with pytest.raises(DiskFullError):
         file.make_ready(SIZE)
     assert file.ready_end == 0

@@ -1,6 +1,7 @@
 """Group commit: what is told to be on disk is on disk."""
 
 import errno
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, get_ident
@@ -8,8 +9,8 @@ from threading import Event, get_ident
 import pytest
 
 from halfmq.store.config import FlushMode
+from halfmq.store.disk import sync_data
 from halfmq.store.errors import FlushFailedError
-from halfmq.store.mapped_file import sync_data
 from halfmq.store.message_store import MessageStore
 from tests.support.stores import (
     PATIENCE,
@@ -220,10 +221,12 @@ def test_names_of_new_files_reach_the_disk_first(
     """A file that is flushed but in no directory is lost by a power cut."""
     store = open_store(tmp_path, disk)
     synced: list[tuple[Path, int]] = []
-    monkeypatch.setattr(
-        "halfmq.store.flush.sync_directory",
-        lambda path: synced.append((path, len(disk.synced))),
-    )
+
+    def note(path: Path) -> None:
+        if threading.current_thread().name == "store-flush":
+            synced.append((path, len(disk.synced)))
+
+    monkeypatch.setattr("halfmq.store.disk.sync_directory", note)
 
     store.append([draft(body=bytes(8000)) for _ in range(4)])
     flush(store)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.store import index_file, key_indexing
+from halfmq.store import disk, index_file, key_indexing
 from halfmq.store.config import FlushMode
 from halfmq.store.errors import DiskFullError
 from halfmq.store.format.properties import tag_hash
@@ -220,7 +220,7 @@ def test_a_cold_range_is_not_waited_for(
 
     for answer in (nothing_cached, partly_cached):
         with monkeypatch.context() as patched:
-            patched.setattr(os, "preadv", answer)
+            patched.setattr(disk, "preadv", answer)
             assert store.read(ranges) is None
     assert store.read(ranges) is not None
 
@@ -231,14 +231,14 @@ def test_where_the_system_cannot_tell_it_is_read_anyway(
     """Some file systems refuse the flag; macOS does not have it."""
     append_durably(store, draft())
     ranges = store.get("T", 0, 0).ranges
-    real = os.preadv
+    real = disk.preadv
 
     def preadv(fd: int, buffers: tuple[memoryview], position: int, flags: int = 0) -> int:
         if flags:
             raise OSError(errno.EOPNOTSUPP, "not supported")
         return real(fd, buffers, position)
 
-    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(disk, "preadv", preadv)
 
     assert store.read(ranges) == store.read_cold(ranges)
 

@@ -1,11 +1,11 @@
 """Deleting old files: what goes, in which order, and what a crash in between leaves."""
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from halfmq.store import disk
 from halfmq.store.config import FlushMode
 from halfmq.store.consume_queue import ConsumeQueue, MapPool
 from halfmq.store.format.queue_entry import QueueEntry
@@ -267,7 +267,7 @@ def test_a_crash_between_any_two_steps_leaves_a_store_that_opens(
 def test_names_are_durably_gone_in_order(aged: Aged, monkeypatch: pytest.MonkeyPatch) -> None:
     """A power cut that brings a file back brings back all behind it: no hole in the log."""
     calls: list[str] = []
-    real_unlink, real_fsync = os.unlink, os.fsync
+    real_unlink, real_fsync = disk.unlink, disk.fsync
 
     def unlink(path: str) -> None:
         calls.append(Path(path).name)
@@ -279,8 +279,8 @@ def test_names_are_durably_gone_in_order(aged: Aged, monkeypatch: pytest.MonkeyP
 
     aged.store.delete_before(3 * LOG_FILE)
     aged.store.tick()
-    monkeypatch.setattr(os, "unlink", unlink)
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(disk, "unlink", unlink)
+    monkeypatch.setattr(disk, "fsync", fsync)
     for _ in range(3):
         aged.helper.step()
 
@@ -298,14 +298,14 @@ def test_a_file_that_cannot_be_deleted_is_tried_again(
     aged: Aged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing behind it goes before it does, and nobody is served from it."""
-    real = os.unlink
+    real = disk.unlink
 
     def refuse(path: str) -> None:
         if Path(path).name == f"{LOG_FILE:020d}":
             raise PermissionError(path)
         real(path)
 
-    monkeypatch.setattr(os, "unlink", refuse)
+    monkeypatch.setattr(disk, "unlink", refuse)
     aged.store.delete_before(3 * LOG_FILE)
     aged.settle()
     assert aged.store.min_offset == 3 * LOG_FILE
@@ -313,7 +313,7 @@ def test_a_file_that_cannot_be_deleted_is_tried_again(
         f"{base:020d}" for base in range(LOG_FILE, FILES * LOG_FILE, LOG_FILE)
     ]
 
-    monkeypatch.setattr(os, "unlink", real)
+    monkeypatch.setattr(disk, "unlink", real)
     aged.look(0)
     assert aged.log_files() == [f"{base:020d}" for base in (3 * LOG_FILE, 4 * LOG_FILE)]
 

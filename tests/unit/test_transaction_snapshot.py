@@ -1,6 +1,5 @@
 """Snapshots: a shorter start, with the table that the whole log would give."""
 
-import os
 import threading
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from halfmq.broker.transaction.snapshot import (
     SnapshotWriter,
     load_snapshot,
 )
+from halfmq.store import disk
 from halfmq.store.draft import Appended
 from tests.support.transactions import Broker, Connected, MemoryLog
 
@@ -218,7 +218,7 @@ def test_a_dropped_broker_may_be_collected_by_the_thread_of_its_snapshot(
             errors.append(error)
         over.set()
 
-    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(disk, "fsync", fsync)
     broker.prepare()
     broker.log.flush()
     broker.clock.now_ms += snapshot.INTERVAL_MS
