@@ -23,7 +23,9 @@ from .format.record import (
     decode_record,
 )
 from .log_scan import LogScan
+from .log_search import Damage
 from .mapped_file_queue import MappedFileQueue
+from .quiet import is_about_transactions
 
 logger = logging.getLogger(__name__)
 
@@ -146,12 +148,24 @@ class LogReader:
                 except CorruptRecordError:
                     continue  # its topic is no text; a start that scans it removes it
         for damage in scan.damages:
-            logger.error(
-                "event=log_damaged offset=%d length=%d reason=%r",
-                damage.offset,
-                damage.length,
-                damage.reason,
-            )
+            _tell(damage)
+
+    def scan_transactions(self, start: int, end: int) -> Iterator[Record]:
+        """Give the same records, but only those that may say something about a transaction.
+
+        Of all others nobody needs to know whether they are sound.
+        """
+        scan = LogScan(self._files, start, end, check_crc=False)
+        for chunk_offset, chunk, found in scan:
+            for position, size, sys_flag, _, _, topic_at, properties_at in found:
+                topic = chunk[topic_at : properties_at - 2].decode(errors="replace")
+                if is_about_transactions(topic, sys_flag):
+                    try:
+                        yield decode_record(chunk, position)
+                    except CorruptRecordError as error:
+                        _tell(Damage(chunk_offset + position, size, error.reason))
+        for damage in scan.damages:
+            _tell(damage)
 
     def close(self) -> None:
         """Close all descriptors."""
@@ -167,6 +181,15 @@ class LogReader:
         """Close the files that begin at ``offset`` or behind it, because they were deleted."""
         for base in [base for base in self._descriptors if base >= offset]:
             disk.close(self._descriptors.pop(base))
+
+
+def _tell(damage: Damage) -> None:
+    logger.error(
+        "event=log_damaged offset=%d length=%d reason=%r",
+        damage.offset,
+        damage.length,
+        damage.reason,
+    )
 
 
 def _decoded(encoded: bytes, physical_offset: int) -> Record | None:

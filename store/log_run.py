@@ -6,7 +6,8 @@ a microsecond per record beside its CRC, a third of what the walk from record to
 Whatever is unusual about one of them, it says that there is no run, and ``find_records`` looks.
 """
 
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 from struct import Struct
 from typing import Final, NamedTuple
 from zlib import crc32
@@ -44,6 +45,7 @@ class Run(NamedTuple):
     at: int  # position of the first in its chunk
     size: int  # bytes of each
     topic: bytes  # of all
+    sys_flags: int  # bits that any of them has
     queue_ids: tuple[int, ...]
     queue_offsets: tuple[int, ...]
     tags_codes: list[int]
@@ -144,7 +146,7 @@ def _taken_apart(
         or fields[4::_FIELDS] != tuple(range(offset, offset + RUN_LENGTH * size, size))
         or fields[6::_FIELDS].count(chunk[body_at - 4 : body_at]) != RUN_LENGTH
         or topics.count(chunk[topic_at : topic_at + layout.topic_size]) != RUN_LENGTH
-        or any(sys_flag & _UNUSUAL for sys_flag in set(flags))
+        or (sys_flags := reduce(or_, set(flags))) & _UNUSUAL
     ):
         return None
     if check_crc and [crc & CRC_MASK for crc in map(crc32, fields[7::_FIELDS])] != list(
@@ -156,7 +158,7 @@ def _taken_apart(
         return None
     topic_start = topic_at + _TOPIC_LENGTH_SIZE[PREFIX.unpack(layout.head)[1]]
     topic = chunk[topic_start : topic_at + layout.topic_size - 2]
-    return Run(position, size, topic, fields[2::_FIELDS], fields[3::_FIELDS], codes)
+    return Run(position, size, topic, sys_flags, fields[2::_FIELDS], fields[3::_FIELDS], codes)
 
 
 def _tags_codes(

@@ -40,6 +40,7 @@ from .key_indexing import KeyIndexing
 from .lock import DirectoryLock
 from .log_reader import LogReader, Range
 from .mapped_file import lacks_space, make_directory
+from .quiet import QuietStretches
 from .recovery import Progress, Recovery, RecoveryReport
 from .retention import Deleted, Retention
 from .selection import GetResult, GetStatus, select
@@ -128,6 +129,7 @@ class MessageStore:
         self._confirm_offset = 0  # where the last record begins that recovery saw
         self._upkeep_failed = False
         self._queues_durable = 0  # physical offset up to which the queues are on disk
+        self._quiet = QuietStretches()  # where the recovery has met no transactions
         self._opened = False
         self.recovery = Progress()  # how far ``open`` is; for other threads
 
@@ -170,6 +172,7 @@ class MessageStore:
         recovery = Recovery(self._config, files, self._queues, self._reader, self.recovery)
         durable_offset = self._durable_mark.load() if self._checkpoint.is_ours else -1
         report = recovery.run(self._checkpoint, clean=clean, durable_offset=durable_offset)
+        self._quiet = recovery.quiet
         self._integrity.before_index(
             report.end_offset, report.damages, clean=clean and self._checkpoint.is_ours
         )
@@ -491,6 +494,16 @@ class MessageStore:
         """
         end = self._log.write_offset if end is None else end
         return self._reader.scan(max(start, self._log.min_offset), end)
+
+    def scan_transactions(self, start: int) -> Iterator[Record]:
+        """Give those of the same records that may say something about a transaction.
+
+        What a start has just scanned, and found to have none, is not read again. Another record
+        may be missing if its content is damaged; one that is given is sound.
+        """
+        end = self._log.write_offset
+        for part in self._quiet.between(max(start, self._log.min_offset), end):
+            yield from self._reader.scan_transactions(*part)
 
     # Searching ------------------------------------------------------------------------------
 

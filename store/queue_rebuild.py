@@ -27,12 +27,13 @@ from .commit_log import NO_QUEUE_ENTRY
 from .consume_queue import ConsumeQueue, QueueTable, is_directory_name
 from .dispatch import delivery_time, inner_batch_size
 from .format.filler import FILLER_BIT, FILLER_TAGS_CODE, is_filler
-from .format.flags import INNER_BATCH
+from .format.flags import INNER_BATCH, TRANSACTION_MASK
 from .format.properties import tags_code
 from .format.queue_entry import LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
 from .format.topics import SCHEDULE_TOPIC
 from .log_run import RUN_LENGTH, Run
 from .log_scan import Found, find_records, store_timestamp
+from .quiet import TRANSACTION_TOPICS
 
 logger = logging.getLogger(__name__)
 
@@ -157,18 +158,24 @@ class QueueRebuild:
         self._gathered = 0  # entries, about
         self._tags_codes: dict[bytes, int] = {}
         self._nameless: set[tuple[bytes, int]] = set()  # no directory can have such a name
+        self._transactional: list[QueueScan] = []  # queues of topics that transactions are kept in
+        self._is_quiet = True  # nothing in the block at hand is about transactions
         self.gaps: list[Gap] = []
         self.odd: list[Odd] = []  # records left out
         self.odd_count = 0
 
     # The scan -------------------------------------------------------------------------------
 
-    def dispatch(self, chunk_offset: int, chunk: bytes, block: list[Found] | Run) -> None:
+    def dispatch(self, chunk_offset: int, chunk: bytes, block: list[Found] | Run) -> bool:
         """Gather the queue entries of records in a chunk.
+
+        Return whether it is certain that none of them is about a transaction.
 
         Raises:
             IncompleteError: The scan has to begin with the first record of the log.
         """
+        before = [scan.next_offset for scan in self._transactional]
+        self._is_quiet = isinstance(block, list) or not block.sys_flags & TRANSACTION_MASK
         if isinstance(block, list):
             self._dispatch(chunk_offset, chunk, block)
         elif not self._dispatch_run(chunk_offset, block):
@@ -181,6 +188,7 @@ class QueueRebuild:
             self._gathered = 0
             for scan in self._scans.values():
                 scan.write()
+        return self._is_quiet and before == [scan.next_offset for scan in self._transactional]
 
     def _dispatch_run(self, chunk_offset: int, run: Run) -> bool:
         """Do so if all of a run's records are the next ones of their queues."""
@@ -217,8 +225,10 @@ class QueueRebuild:
         pack = LAYOUT.pack
         for record in found:
             position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = record
-            if sys_flag & NO_QUEUE_ENTRY and not queue_offset:
-                continue
+            if sys_flag & TRANSACTION_MASK:
+                self._is_quiet = False
+                if sys_flag & NO_QUEUE_ENTRY and not queue_offset:
+                    continue
             key = (chunk[topic_at : properties_at - 2], queue_id)
             scan = scans.get(key)
             if (
@@ -254,6 +264,7 @@ class QueueRebuild:
     def _dispatch_unusual(
         self, scan: QueueScan | None, chunk_offset: int, chunk: bytes, found: Found
     ) -> None:
+        self._is_quiet = False  # the repair may find that it is another record than it seems
         position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = found
         topic = chunk[topic_at : properties_at - 2]
         properties = chunk[properties_at : position + size]
@@ -308,6 +319,8 @@ class QueueRebuild:
         rebuilding = self._start == self._log_start
         scan = self._cut(queue, min(held, queue_offset) if rebuilding else held)
         self._scans[key] = scan
+        if queue.topic in TRANSACTION_TOPICS:
+            self._transactional.append(scan)
         return scan
 
     def _cut(self, queue: ConsumeQueue, end: int) -> QueueScan:

@@ -41,6 +41,7 @@ from .log_search import Damage
 from .mapped_file import write_again, zero_tail
 from .mapped_file_queue import MappedFileQueue
 from .queue_rebuild import IncompleteError, QueueRebuild
+from .quiet import QuietStretches
 from .repair import DAMAGED, NO_END, Repair
 
 logger = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class Recovery:
         self._damages: list[Damage] = []
         self.last_record = -1
         self.last_timestamp = 0
+        self.quiet = QuietStretches()  # where the scan has met no transactions
 
     def run(
         self, checkpoint: Checkpoint, *, clean: bool, durable_offset: int = -1
@@ -252,6 +254,7 @@ class Recovery:
         scan = LogScan(
             self._files, start, check_crc=self._config.check_crc_on_recover, trust=self._trust
         )
+        self.quiet = QuietStretches()
         stored: list[int] = []  # when the record before each damage was, in ms
         before = 0
         told = time.monotonic()
@@ -261,7 +264,9 @@ class Recovery:
         for chunk_offset, chunk, block in scan.blocks():
             stored += [before] * (len(scan.damages) - len(stored))
             before = scan.last_timestamp
-            rebuild.dispatch(chunk_offset, chunk, block)
+            is_quiet = rebuild.dispatch(chunk_offset, chunk, block)
+            first = block[0][0] if isinstance(block, list) else block.at
+            self.quiet.note(chunk_offset + first, scan.end_offset, is_quiet=is_quiet)
             progress.done, progress.records = scan.end_offset - start, scan.records
             if time.monotonic() - told >= PROGRESS_EVERY:
                 told = time.monotonic()

@@ -195,6 +195,9 @@ class MemoryLog:
             if offset >= start and (end is None or offset < end):
                 yield decode_record(encoded)
 
+    def scan_transactions(self, start: int) -> Iterator[Record]:
+        return self.scan(start)
+
     def records(self) -> list[Record]:
         return list(self.scan(0))
 
