@@ -377,7 +377,7 @@ class CommitLog:
         Raises:
             WriteFailedError: The reason was an error of the system, which is none of the store's;
                 or this failed as well. Then records may stand where the log ends, and whatever is
-                appended would be mixed with them: nothing is, until a start has cut them off.
+                appended would be mixed with them: nothing is, until a start has looked at them.
         """
         try:
             self._undo(start, group, done)

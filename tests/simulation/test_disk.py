@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from halfmq.store.mapped_file import make_directory
 from halfmq.store.message_store import MessageStore
 from tests.support.stores import draft, small_config
 
-from .disk import Disk
+from .disk import PAGE, Disk
 from .loop import Killed, Process, SimulatedWorker, SimulationLoop
 from .network import Network
 from .patches import installed
@@ -47,6 +48,12 @@ class Machine:
     ) -> SimulatedWorker:
         """Make the helper threads of a store."""
         return SimulatedWorker(self.loop, self.process, work, pause)
+
+    def kill(self) -> None:
+        self.loop.bury(self.process)
+        self.disk.process_killed()
+        self.disk.release(self.process)
+        self.process = self.started()
 
     def power_cut(self) -> None:
         self.loop.bury(self.process)
@@ -130,6 +137,91 @@ def test_a_dead_process_changes_nothing(machine: Machine) -> None:
     with pytest.raises(Killed):
         door.unlink(path)
     machine.loop.process = None
+
+
+def test_a_failed_sync_leaves_pages_that_no_later_one_writes(machine: Machine) -> None:
+    """The kernel takes them for clean: they can be read until the power goes."""
+    size = 100 * PAGE
+
+    def work() -> None:
+        fd = _write(machine.disk.root / "file", bytes(size))
+        door.fsync(fd)
+        door.sync_directory(machine.disk.root)
+        door.pwrite(fd, b"x" * size, 0)
+        machine.disk.fail_at_sync = machine.disk.syncs + 1
+        with pytest.raises(OSError, match="Input/output"):
+            door.fdatasync(fd)
+        door.pwrite(fd, b"y", 0)
+        door.fdatasync(fd)
+        assert door.pread(fd, size, 0) == b"y" + b"x" * (size - 1)
+
+    machine.does(work)
+    machine.power_cut()
+
+    left = (machine.disk.root / "file").read_bytes()
+    assert left[:PAGE] == b"y" + b"x" * (PAGE - 1), "it was written to again"
+    pages = {left[start : start + PAGE] for start in range(PAGE, size, PAGE)}
+    assert pages == {bytes(PAGE), b"x" * PAGE}
+
+
+def test_a_full_disk_and_one_that_refuses_have_room_again(machine: Machine) -> None:
+    """Space lacks for a while, and another error comes once."""
+    refused: list[int | None] = []
+
+    def attempt(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except OSError as error:
+            refused.append(error.errno)
+
+    def work() -> None:
+        fd = _write(machine.disk.root / "file", b"x")
+        machine.disk.fail_at_write = machine.disk.writes + 2
+        for _ in range(3):
+            attempt(lambda: door.pwrite(fd, b"x", 0))
+        machine.disk.full_until = machine.loop.now + 1.0
+        for _ in range(10):
+            attempt(lambda: door.pwrite(fd, b"x", 0))
+            attempt(lambda: door.ftruncate(fd, 1))
+        machine.disk.full_until = machine.loop.now
+        door.pwrite(fd, b"x", 0)
+
+    machine.does(work)
+
+    assert refused[0] == errno.EIO
+    assert set(refused[1:]) == {errno.ENOSPC}
+
+
+def test_what_a_failed_flush_left_in_memory_is_written_again(machine: Machine) -> None:
+    """A start reads it as if it were on disk, and more is stored behind it."""
+
+    def opened() -> MessageStore:
+        store = MessageStore(
+            small_config(machine.disk.root),
+            now_ms=lambda: int(machine.loop.now * 1_000),
+            worker=machine.worker,
+        )
+        machine.does(store.open)
+        return store
+
+    def stored(store: MessageStore, *queue_ids: int) -> None:
+        machine.does(lambda: store.append([draft(queue_id=number) for number in queue_ids]))
+        machine.does(store.request_flush)
+        machine.loop.run_for(0.5)
+
+    store = opened()
+    stored(store, 0)
+    machine.disk.fail_at_sync = machine.disk.syncs + 1
+    stored(store, *[1] * 100)
+    assert store.durable_offset < store.write_offset
+    machine.kill()
+    store = opened()
+    stored(store, 2)
+    assert store.durable_offset == store.write_offset
+    machine.power_cut()
+
+    store = opened()
+    assert [store.queue_bounds("T", number) for number in range(3)] == [(0, 1), (0, 100), (0, 1)]
 
 
 def test_a_queue_that_the_checkpoint_covers_survives_a_power_cut(machine: Machine) -> None:

@@ -354,7 +354,7 @@ class World:
         self.loop.process = acting
         # Its stack may still unwind, so its descriptors are closed later.
         self.later(0.0, self.disk.release, process)
-        self.later(self.chance.choice((0.02, 0.5, 3.0, 8.0)), self.start_broker)
+        self.later(self.chance.choice((0.02, 0.02, 0.5, 3.0)), self.start_broker)
 
     def _die_at_write(self, process: Process) -> None:
         power = self.chance.random() < 0.5
@@ -388,7 +388,11 @@ class World:
         self.kill_broker(power=True)
 
     def _cut_power(self) -> None:
-        if not self.settling:
+        if self.settling:
+            return
+        if self.broker_process is None:
+            self.later(0.2, self._cut_power)  # soon after the next start, then
+        else:
             self.kill_broker(power=True)
 
     def _fault_sync(self) -> None:

@@ -18,6 +18,7 @@ from halfmq.store.errors import (
     PropertiesTooLongError,
     RecordTooLargeError,
     StoreClosedError,
+    WriteFailedError,
 )
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.queue_entry import QueueEntry
@@ -361,6 +362,75 @@ def test_a_full_disk_is_an_error_and_no_fault(
     reopened = MessageStore(small_config(tmp_path), now_ms=Clock())
     assert reopened.open().clean
     assert len(everything(reopened)) == 41
+    reopened.close()
+
+
+class FailingWrites:
+    """Has one call of ``pwrite`` fail, or that and all that follow until it is told otherwise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, first: int, lasting: bool) -> None:
+        self.calls = 0
+        self.first = first
+        self._lasting = lasting
+        self._real = disk.pwrite
+        monkeypatch.setattr(disk, "pwrite", self._write)
+
+    def _write(self, fd: int, content: bytes, position: int) -> int:
+        self.calls += 1
+        if self.calls == self.first or (self._lasting and 0 < self.first < self.calls):
+            raise OSError(errno.EIO, "Input/output error")
+        return self._real(fd, content, position)
+
+
+@pytest.mark.parametrize("failing_call", range(1, 6))
+def test_an_error_of_the_disk_leaves_nothing_of_a_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_call: int
+) -> None:
+    """Whichever write it hits, in log or queue: the sender is told, and the next append works."""
+    store = MessageStore(small_config(tmp_path), now_ms=Clock())
+    store.open()
+    append_durably(store, draft())
+    store._janitor.stop()  # type: ignore[union-attr]
+    writes = FailingWrites(monkeypatch, first=failing_call, lasting=False)
+    group = [draft(queue_id=number % 3, body=bytes(2000)) for number in range(40)]
+    with pytest.raises(WriteFailedError, match="Input/output error"):
+        store.append(group)
+
+    assert writes.calls >= failing_call
+    assert store.write_offset == store.durable_offset
+    assert {key: end for key, end in bounds(store).items() if end != (0, 0)} == {("T", 0): (0, 1)}
+    append_durably(store, *group)
+    assert len(everything(store)) == 41
+    store.close()
+
+
+def test_nothing_follows_a_group_that_could_not_be_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records may stand where the log ends; a start finds out which of them are whole."""
+    failures: list[Exception] = []
+    store = MessageStore(small_config(tmp_path), now_ms=Clock(), on_failure=failures.append)
+    store.open()
+    append_durably(store, draft())
+    store._janitor.stop()  # type: ignore[union-attr]
+    writes = FailingWrites(monkeypatch, first=4, lasting=True)
+    group = [draft(queue_id=number % 3, body=bytes(2000)) for number in range(40)]
+    with pytest.raises(WriteFailedError, match="nor could that be undone"):
+        store.append(group)
+    writes.first = 0
+
+    with pytest.raises(WriteFailedError):
+        store.append([draft()])
+    assert len(failures) == 1
+    assert len(everything(store)) == 1
+    store.close()
+    assert (tmp_path / "abort").exists()
+    reopened = MessageStore(small_config(tmp_path), now_ms=Clock())
+    reopened.open()
+    append_durably(reopened, draft(queue_id=3))
+    found = sorted(record.physical_offset for record in everything(reopened))
+    assert bounds(reopened)["T", 3] == (0, 1)
+    assert len(found) <= 1 + len(group)
     reopened.close()
 
 
