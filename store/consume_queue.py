@@ -5,7 +5,10 @@ message is acknowledged. The appender writes entries inline through ``map``, ``p
 ``limit``, which it reads and moves itself; ``grow`` is called when ``position`` has reached
 ``limit``, be it because the file is full, its reserved space is used up, or the map was closed.
 
-A broker can have more queues than the process may open files. ``MapPool`` closes the maps of
+Readers get what was written just now from the map. Everything else is read by ``preadv``: a fault
+on a page that is not in memory would stop the whole process, and bring megabytes with it.
+
+A broker can have more queues than the process may open files. ``MapPool`` closes the files of
 queues that opened theirs longest ago; they open again when they are used.
 """
 
@@ -26,10 +29,15 @@ from .format.record import (
 )
 from .mapped_file import try_reserve, write_zeros, zero_tail
 from .mapped_file_queue import MappedFileQueue
+from .page_cache import CachedReads
 
 # Bytes reserved at a time: a page at first, since most queues are short, then as much as the file
 # holds already, at most this. Whole files would cost 6 MB per queue.
 RESERVE_STEP: Final = 1 << 16
+# Bytes behind a queue's end that are read through the map: consumers that keep up are there, and
+# what was written in this life is in memory.
+FRESH_BYTES: Final = 1 << 14
+WARMED_BYTES: Final = 1 << 18  # read at once, so that the next 13 000 entries are in memory as well
 _PAGE: Final = 4096
 _PROPERTIES_LENGTH_SIZE: Final = 2
 assert PROPERTIES_SIZE_MAX < 1 << 15  # RocketMQ writes the length as int16
@@ -63,7 +71,7 @@ def _first_behind(fd: int, base: int, queue_offsets: range, physical_offset: int
 
 
 class MapPool:
-    """Bounds how many queues have files mapped, each of which costs up to two descriptors."""
+    """Bounds how many queues have files open, each of which costs up to two descriptors."""
 
     __slots__ = ("_queues", "_size_max")
 
@@ -72,7 +80,7 @@ class MapPool:
         self._size_max = size_max
 
     def mapped(self, queue: "ConsumeQueue") -> None:
-        """Note that a queue has mapped a file; close those of another if there are too many."""
+        """Note that a queue has opened a file; close those of another if there are too many."""
         self._queues.pop(queue, None)
         self._queues[queue] = None
         if len(self._queues) > self._size_max:
@@ -81,7 +89,7 @@ class MapPool:
             oldest.close()
 
     def forget(self, queue: "ConsumeQueue") -> None:
-        """Note that a queue has closed its maps."""
+        """Note that a queue has closed its files."""
         self._queues.pop(queue, None)
 
 
@@ -90,11 +98,13 @@ class ConsumeQueue:
 
     __slots__ = (
         "_active_base",
+        "_cached",
         "_files",
+        "_fresh_from",
         "_names_durable",
         "_pool",
         "_read_base",
-        "_read_map",
+        "_read_fd",
         "_reserved_end",
         "_visible_end",
         "flushed_offset",
@@ -143,8 +153,10 @@ class ConsumeQueue:
         self.limit = 0  # position from which grow() must be called first
         self._active_base = 0
         self._reserved_end = 0  # in that file, up to where blocks are known to be reserved
-        self._read_map = _CLOSED  # of another file, for readers behind
+        self._fresh_from = file_size  # position of the first entry written through that map
+        self._read_fd = -1  # of the file that readers behind are in
         self._read_base = -1
+        self._cached = CachedReads()
         self._visible_end = 0  # where the last search for it ended
         self._pool = pool
         self._files = MappedFileQueue(directory, file_size)
@@ -188,6 +200,7 @@ class ConsumeQueue:
             if self.map is _CLOSED or base != self._active_base:
                 _unmap(self.map)
                 self.map = disk.Map(fd, size)
+                self._fresh_from = position
                 self._pool.mapped(self)
         finally:
             disk.close(fd)
@@ -304,35 +317,80 @@ class ConsumeQueue:
         return unpack_entry(self.entries(queue_offset, 1))
 
     def entries(self, queue_offset: int, count: int) -> bytes:
-        """Read entries that follow each other, 20 bytes each.
+        """Read entries that follow each other, 20 bytes each; wait for the disk where needed.
 
         Raises:
             FileNotFoundError: The file they would lie in does not exist.
+        """
+        found = self.cached_entries(queue_offset, count)
+        if found is not None:
+            return found
+        position = queue_offset * ENTRY_SIZE
+        wanted = count * ENTRY_SIZE
+        base = self._files.base_of(position)
+        found = disk.pread(self._reading(base), wanted, position - base)
+        while len(found) < wanted:
+            base += self._files.file_size
+            found += disk.pread(self._reading(base), wanted - len(found), 0)
+        return found
+
+    def cached_entries(self, queue_offset: int, count: int) -> bytes | None:
+        """Return the same, or None if some would have to come from disk.
+
+        Raises:
+            FileNotFoundError: As above.
         """
         file_size = self._files.file_size
         position = queue_offset * ENTRY_SIZE
         start = position % file_size
         wanted = count * ENTRY_SIZE
-        chunk = self._mapped(position - start)[start : start + wanted]
-        while len(chunk) < wanted:
-            position += file_size - position % file_size
-            chunk += self._mapped(position)[: wanted - len(chunk)]
-        return chunk
+        base = position - start
+        if (
+            base == self._active_base
+            and start >= self._fresh_from
+            and start >= self.position - FRESH_BYTES
+        ):
+            return self.map[start : start + wanted]
+        target = bytearray(wanted)
+        in_file = min(wanted, file_size - start)
+        view = memoryview(target)
+        if not self._cached.fill(self._reading(base), view[:in_file], start):
+            return None
+        while in_file < wanted:
+            base += file_size
+            more = min(wanted - in_file, file_size)
+            if not self._cached.fill(self._reading(base), view[in_file : in_file + more], 0):
+                return None
+            in_file += more
+        return bytes(target)
 
-    def _mapped(self, base: int) -> disk.Map:
-        if base == self._active_base and self.map is not _CLOSED:
-            return self.map
-        if base != self._read_base or self._read_map is _CLOSED:
-            _unmap(self._read_map)
-            self._read_map = _CLOSED
-            fd = disk.open_file(self._files.path(base), disk.READ)
-            try:
-                self._read_map = disk.Map(fd, self._files.file_size, access=disk.MAP_READ)
-            finally:
-                disk.close(fd)
+    def warm(self, queue_offset: int) -> None:
+        """Have entries from an offset on in memory, waiting for the disk; any thread may do so.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+        """
+        position = queue_offset * ENTRY_SIZE
+        base = self._files.base_of(position)
+        with disk.opened(self._files.path(base)) as fd:
+            got = disk.pread(fd, WARMED_BYTES, position - base)
+        if len(got) < WARMED_BYTES and base + self._files.file_size in self._files.bases:
+            with disk.opened(self._files.path(base + self._files.file_size)) as fd:
+                disk.pread(fd, WARMED_BYTES - len(got), 0)
+
+    def _reading(self, base: int) -> int:
+        """Return a descriptor of a file."""
+        if base != self._read_base or self._read_fd < 0:
+            self._stop_reading()
+            self._read_fd = disk.open_file(self._files.path(base), disk.READ)
             self._read_base = base
             self._pool.mapped(self)
-        return self._read_map
+        return self._read_fd
+
+    def _stop_reading(self) -> None:
+        if self._read_fd >= 0:
+            disk.close(self._read_fd)
+            self._read_fd = -1
 
     # Files ---------------------------------------------------------------------------------
 
@@ -447,9 +505,8 @@ class ConsumeQueue:
         files = self._files
         # The one that is appended to stays, wherever the queue begins.
         gone = files.forget_before(min(self.min_offset * ENTRY_SIZE, self._active_base))
-        if self._read_base in gone and self._read_map is not _CLOSED:
-            _unmap(self._read_map)
-            self._read_map = _CLOSED
+        if self._read_base in gone:
+            self._stop_reading()
         return [files.path(base) for base in gone]
 
     def sync(self) -> bool:
@@ -483,10 +540,11 @@ class ConsumeQueue:
         return True
 
     def close(self) -> None:
-        """Close the maps; the queue opens them again when it is used."""
+        """Close the files; the queue opens them again when it is used."""
         _unmap(self.map)
-        _unmap(self._read_map)
-        self.map = self._read_map = _CLOSED
+        self.map = _CLOSED
+        self._fresh_from = self._files.file_size
+        self._stop_reading()
         self.limit = 0
         self._pool.forget(self)
 
@@ -540,6 +598,6 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
         return crc32(repr(ends).encode())
 
     def close(self) -> None:
-        """Close all maps."""
+        """Close all files."""
         for queue in self.values():
             queue.close()

@@ -1,12 +1,10 @@
 """Reading the commit log by physical offset.
 
 The loop thread must never wait for the disk, and a page fault on a map would make it wait with
-the interpreter locked. So reads go through ``preadv`` with ``RWF_NOWAIT``, which returns only
-what is in the page cache; what is not, the caller reads with ``read_cold`` in another thread.
-Where the system cannot tell (macOS, some file systems), ``read`` reads in any case.
+the interpreter locked. So ``read`` returns only what is in the page cache (``page_cache``); what is
+not, the caller reads with ``read_cold`` in another thread.
 """
 
-import errno
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +23,7 @@ from .format.record import (
 from .log_scan import LogScan
 from .log_search import Damage
 from .mapped_file_queue import MappedFileQueue
+from .page_cache import CachedReads
 from .quiet import is_about_transactions
 
 logger = logging.getLogger(__name__)
@@ -46,7 +45,7 @@ class LogReader:
         self._files = files
         self._descriptors: OrderedDict[int, int] = OrderedDict()  # by offset of the first byte
         self._scratch = memoryview(bytearray(SCRATCH_SIZE))
-        self._no_wait = disk.NO_WAIT
+        self._cached = CachedReads()
 
     def read(self, ranges: Sequence[Range], *, behind: bytes = b"") -> bytes | None:
         """Return the bytes of all ranges joined, or None if some are not in the page cache.
@@ -65,17 +64,7 @@ class LogReader:
 
     def _read_cached(self, physical_offset: int, target: memoryview) -> bool:
         position = physical_offset % self._files.file_size
-        fd = self._descriptor(physical_offset - position)
-        try:
-            got = disk.preadv(fd, (target,), position, self._no_wait)
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL} or not self._no_wait:
-                raise
-            self._no_wait = 0
-            got = disk.preadv(fd, (target,), position)
-        return got == len(target)
+        return self._cached.fill(self._descriptor(physical_offset - position), target, position)
 
     def _descriptor(self, base: int) -> int:
         fd = self._descriptors.get(base)

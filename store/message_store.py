@@ -447,8 +447,11 @@ class MessageStore:
         max_count: int = 32,
         max_bytes: int = 262_144,
         tag_codes: frozenset[int] | None = None,
+        wait: bool = True,
     ) -> GetResult:
         """Find messages from a queue offset on, at least one if there is one.
+
+        Without ``wait`` the disk is not asked where they lie; see ``warm``.
 
         ``tag_codes`` leaves out messages whose tag has another hash (``properties.tag_hash``);
         the hashes of different tags may be equal, so consumers test again.
@@ -461,7 +464,18 @@ class MessageStore:
             max_count=max_count,
             max_bytes=max_bytes,
             tag_codes=tag_codes,
+            wait=wait,
         )
+
+    def warm(self, topic: str, queue_id: int, offset: int) -> None:
+        """Have it in memory where messages from a queue offset on lie; any thread may wait for it.
+
+        Raises:
+            OSError: The disk refuses it, or the file has been deleted.
+        """
+        queue = self._queues.get((topic, queue_id))
+        if queue is not None:
+            queue.warm(offset)
 
     def read(self, ranges: Sequence[Range], *, behind: bytes = b"") -> bytes | None:
         """Return the bytes of all ranges joined, or None if some would have to come from disk.

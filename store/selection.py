@@ -38,6 +38,7 @@ class GetStatus(Enum):
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"  # before the first offset
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"  # no such queue
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"  # an empty one
+    NOT_IN_MEMORY = "NOT_IN_MEMORY"  # ours, never sent: the queue's entries would come from disk
 
 
 class GetResult(msgspec.Struct, gc=False):
@@ -66,8 +67,12 @@ def select(
     max_count: int,
     max_bytes: int,
     tag_codes: frozenset[int] | None,
+    wait: bool = True,
 ) -> GetResult:
-    """Find up to ``max_count`` messages from a queue offset on; at least one, if there is one."""
+    """Find up to ``max_count`` messages from a queue offset on; at least one, if there is one.
+
+    Without ``wait`` nothing is read from disk.
+    """
     if queue is None:
         return GetResult(GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, [], 0, 0)
     low, high = queue.min_offset, queue.visible_end(readable_offset)
@@ -76,9 +81,13 @@ def select(
         return GetResult(status, following, low, high, [], 0, 0)
     max_count = max(max_count, 1)
     count = min(max_count, high - offset, SCAN_COUNT_MAX)
+    read = queue.entries if wait else queue.cached_entries
     try:
         if count <= _FAST_COUNT_MAX:
-            fields = _unpacker(count).unpack(queue.entries(offset, count))
+            found = read(offset, count)
+            if found is None:
+                return GetResult(GetStatus.NOT_IN_MEMORY, offset, low, high, [], 0, 0)
+            fields = _unpacker(count).unpack(found)
             sizes = fields[1::3]
             size = sum(sizes)
             codes = fields[2::3]
@@ -93,10 +102,12 @@ def select(
             ):
                 ranges = _merged(fields[::3], sizes, size)
                 return GetResult(GetStatus.FOUND, offset + count, low, high, ranges, count, size)
-        entries = queue.entries(offset, min(high - offset, SCAN_COUNT_MAX))
+        entries = read(offset, min(high - offset, SCAN_COUNT_MAX))
     except FileNotFoundError:
         following = queue.next_file_offset(offset)
         return GetResult(GetStatus.OFFSET_FOUND_NULL, following, low, high, [], 0, 0)
+    if entries is None:
+        return GetResult(GetStatus.NOT_IN_MEMORY, offset, low, high, [], 0, 0)
     return _walk(entries, offset, low, high, log_start, max_count, max_bytes, tag_codes)
 
 

@@ -1,17 +1,18 @@
 """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), with long polling.
 
-A found pull is answered from contiguous ranges of the log: walked once, read once. Ranges that are
-not in the page cache are read in a thread, for a page fault would stop the whole broker. The codes,
-offsets and remarks are those of RocketMQ's `DefaultPullMessageResultHandler`.
+A found pull is answered from contiguous ranges of the log: walked once, read once. What is not in
+the page cache, be it ranges of the log or the queue's entries, is read in a thread: the event loop
+never waits for the disk. The codes, offsets and remarks are those of RocketMQ's
+`DefaultPullMessageResultHandler`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from halfmq.remoting.bodies import SubscriptionData, subscription_data
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -25,9 +26,12 @@ from halfmq.store.message_store import GetResult, GetStatus
 from ..connection import Connection, Handler
 from ..errors import RequestRefusedError
 from ..long_polling import HeldPull, LongPolling
+from ..router import answer
 from ..topics import TopicConfig
 
 logger = logging.getLogger(__name__)
+
+_Read = TypeVar("_Read")
 
 COMMIT_OFFSET_FLAG: Final = 1
 SUSPEND_FLAG: Final = 2
@@ -89,7 +93,10 @@ class Store(Protocol):
         max_count: int = ...,
         max_bytes: int = ...,
         tag_codes: frozenset[int] | None = ...,
+        wait: bool = ...,
     ) -> GetResult: ...
+
+    def warm(self, topic: str, queue_id: int, offset: int) -> None: ...
 
     def read(self, ranges: Sequence[tuple[int, int]], *, behind: bytes = ...) -> bytes | None: ...
 
@@ -173,6 +180,22 @@ class PullHandler:
         assert isinstance(header, PullMessageRequestHeader)
         self._admit(header, connection)
         tag_codes = self._tag_codes(header)
+        if header.sys_flag & COMMIT_OFFSET_FLAG:
+            self._offsets.commit(
+                header.consumer_group, header.topic, header.queue_id, header.commit_offset
+            )
+        return self._look(request, connection, tag_codes)
+
+    def _look(
+        self,
+        request: RemotingCommand,
+        connection: Connection,
+        tag_codes: frozenset[int] | None,
+        *,
+        wait: bool = False,
+    ) -> bytes | None:
+        header = request.header
+        assert isinstance(header, PullMessageRequestHeader)
         readable_offset = self._store.readable_offset
         result = self._store.get(
             header.topic,
@@ -181,13 +204,13 @@ class PullHandler:
             max_count=min(max(header.max_msg_nums, 1), MESSAGES_MAX),
             max_bytes=BYTES_MAX,
             tag_codes=tag_codes,
+            wait=wait,
         )
-        if header.sys_flag & COMMIT_OFFSET_FLAG:
-            self._offsets.commit(
-                header.consumer_group, header.topic, header.queue_id, header.commit_offset
-            )
         if result.status is GetStatus.FOUND:
             return self._found(request, connection, result)
+        if result.status is GetStatus.NOT_IN_MEMORY:
+            self._warm(request, connection, tag_codes)
+            return None
         code, next_offset = _not_found(result, header.queue_offset)
         if code is ResponseCode.PULL_NOT_FOUND and header.sys_flag & SUSPEND_FLAG:
             held = HeldPull(
@@ -211,15 +234,45 @@ class PullHandler:
         answer = self._store.read(result.ranges, behind=_full(request, result))
         if answer is not None:
             return answer
+        future = self._on_thread(lambda: self._store.read_cold(result.ranges))
+        future.add_done_callback(lambda done: self._cold_done(done, request, connection, result))
+        return None
+
+    def _on_thread(self, work: Callable[[], _Read]) -> asyncio.Future[_Read]:
         if self._cold_reads >= COLD_READS_MAX:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_BUSY, "[PCBUSY_CLEAN_QUEUE]too many reads wait for the disk"
             )
         self._cold_reads += 1
-        loop = asyncio.get_running_loop()
-        future = loop.run_in_executor(self._cold_readers, self._store.read_cold, result.ranges)
-        future.add_done_callback(lambda done: self._cold_done(done, request, connection, result))
-        return None
+        return asyncio.get_running_loop().run_in_executor(self._cold_readers, work)
+
+    def _warm(
+        self,
+        request: RemotingCommand,
+        connection: Connection,
+        tag_codes: frozenset[int] | None,
+    ) -> None:
+        """Have the queue's entries brought into memory, and answer then."""
+        header = request.header
+        assert isinstance(header, PullMessageRequestHeader)
+        topic, queue_id, offset = header.topic, header.queue_id, header.queue_offset
+
+        def look(request: RemotingCommand, connection: Connection) -> bytes | None:
+            return self._look(request, connection, tag_codes, wait=True)
+
+        def warmed(done: asyncio.Future[None]) -> None:
+            self._cold_reads -= 1
+            if done.cancelled() or connection.closed:
+                return
+            if (error := done.exception()) is not None:
+                # Where it cannot be read, or was deleted by age, the second look says so.
+                logger.warning("event=queue_not_read queue=%s:%d error=%r", topic, queue_id, error)
+            reply = answer(look, request, connection)
+            if reply is not None:
+                connection.write(reply)
+
+        future = self._on_thread(lambda: self._store.warm(topic, queue_id, offset))
+        future.add_done_callback(warmed)
 
     def _cold_done(
         self,
@@ -259,7 +312,10 @@ class PullHandler:
             max_count=min(max(header.max_msg_nums, 1), MESSAGES_MAX),
             max_bytes=BYTES_MAX,
             tag_codes=held.tag_codes,
+            wait=False,
         )
+        if result.status is GetStatus.NOT_IN_MEMORY:
+            return _retry(request, result, held.next_offset)
         if result.status is GetStatus.FOUND:
             answer = self._store.read(result.ranges, behind=_full(request, result))
             # Just written, so cached; if it is cold all the same, the client comes again at once.

@@ -225,6 +225,47 @@ def test_a_cold_range_is_not_waited_for(
     assert store.read(ranges) is not None
 
 
+def test_cold_queue_entries_are_not_waited_for(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer far behind waits for the disk in a thread; one that keeps up does not wait."""
+    append_durably(store, *(draft() for _ in range(1_000)))
+
+    def nothing_cached(*_: object) -> int:
+        raise BlockingIOError(errno.EAGAIN, "would block")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "preadv", nothing_cached)
+        for count in (32, 700):
+            cold = store.get("T", 0, 0, max_count=count, wait=False)
+            assert (cold.status, cold.next_offset) == (GetStatus.NOT_IN_MEMORY, 0)
+            assert store.get("T", 0, 0, max_count=count).count == count
+        assert store.get("T", 0, 990, wait=False).count == 10
+    store.warm("T", 0, 0)
+    assert store.get("T", 0, 0, wait=False).count == 32
+
+
+def test_queue_entries_are_warmed_from_file_to_file(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who reads on comes to the next file soon; a queue that is not there needs nothing."""
+    append_durably(store, *(draft() for _ in range(200)))
+    opened: list[str] = []
+    real = disk.open_file
+
+    def open_file(path: Path, flags: int, mode: int = 0o644) -> int:
+        opened.append(f"{path.parent.name}/{path.name}")
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(disk, "open_file", open_file)
+    size = small_config(Path("any")).consume_queue_file_size
+
+    store.warm("T", 0, 5)
+    store.warm("nobody", 0, 0)
+
+    assert opened == [f"0/{0:020}", f"0/{size:020}"]
+
+
 def test_where_the_system_cannot_tell_it_is_read_anyway(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
