@@ -13,11 +13,20 @@ RETRY_AFTER_ERROR_S: Final = 1.0
 """Seconds until a task that failed is tried again; its error is logged each time."""
 
 
+REST: Final = 8
+"""Times by which the pause between two slices is longer than the loop was late for the first: work
+that matters less leaves nearly all of a loop that is behind to the work that matters more."""
+
+REST_S_MAX: Final = 0.1
+"""Seconds of that at most; a loop that was stopped altogether says nothing of its load."""
+
+
 class Ticker:
     """Calls `work` again and again; it returns the seconds until it wants to be called next.
 
     Work that is not done (it wants to be called at once) goes on after ``pause`` seconds, whoever
-    hurries, so that what matters more has the loop in between.
+    hurries, so that what matters more has the loop in between. While that keeps the loop busy, so
+    that the work comes late, its pauses are longer.
     """
 
     def __init__(self, name: str, work: Callable[[], float], *, pause: float = 0.0) -> None:
@@ -25,6 +34,7 @@ class Ticker:
         self._work = work
         self._pause = pause
         self._paused_until = 0.0  # loop time
+        self._due = 0.0  # loop time of the next call
         self._handle: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hurried = False
@@ -32,7 +42,7 @@ class Ticker:
     async def start(self) -> None:
         """Do the first piece of work after this pass of the loop."""
         self._loop = asyncio.get_running_loop()
-        self._handle = self._loop.call_later(0, self._tick)
+        self._plan(0.0)
 
     async def stop(self) -> None:
         """Do no more."""
@@ -50,6 +60,7 @@ class Ticker:
 
     def _tick(self) -> None:
         self._hurried = False
+        late = 0.0 if self._loop is None else self._loop.time() - self._due
         try:
             delay = self._work()
         except Exception:
@@ -58,7 +69,8 @@ class Ticker:
         if self._loop is None:
             return
         if delay <= 0:
-            self._paused_until = self._loop.time() + self._pause
+            rest = min(REST * late, REST_S_MAX) if self._pause else 0.0
+            self._paused_until = self._loop.time() + self._pause + rest
         if self._hurried and self._handle is not None:  # by its own work, which did not know this
             self._handle.cancel()
             delay = 0.0
@@ -66,5 +78,7 @@ class Ticker:
 
     def _plan(self, delay: float) -> None:
         assert self._loop is not None
-        delay = max(delay, self._paused_until - self._loop.time())
+        now = self._loop.time()
+        delay = max(delay, self._paused_until - now)
+        self._due = now + delay
         self._handle = self._loop.call_later(delay, self._tick)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 
@@ -74,6 +76,47 @@ async def test_work_that_is_not_done_leaves_the_loop_to_others() -> None:
     await ticker.stop()
     pauses = [after - before for before, after in itertools.pairwise(began)]
     assert min(pauses) >= 0.019
+
+
+class ManualLoop:
+    """A loop whose time the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.calls: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_later(self, delay: float, call: Callable[[], None]) -> Mock:
+        self.calls.append((self.now + delay, call))
+        return Mock()
+
+    def run_next(self, *, late: float) -> float:
+        """Run what was planned last, so much too late; return when it had been due."""
+        due, call = self.calls.pop()
+        self.now = due + late
+        call()
+        return due
+
+
+@pytest.mark.parametrize(
+    ("late", "pause"), [(0.0, 0.004), (0.002, 0.020), (0.010, 0.084), (5.0, 0.104)]
+)
+async def test_a_loop_that_is_behind_gets_longer_pauses(
+    late: float, pause: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a hundred thousand due checks do not delay the sends that keep the loop busy."""
+    loop = ManualLoop()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    ticker = Ticker("test", lambda: 0.0, pause=0.004)
+    await ticker.start()
+    monkeypatch.undo()
+
+    loop.run_next(late=late)
+    began = loop.now
+
+    assert loop.run_next(late=0.0) - began == pytest.approx(pause)
 
 
 async def test_work_that_fails_is_told_and_comes_back(
