@@ -148,8 +148,10 @@ class MessageStore:
         try:
             report = self._recover()
         except BaseException:
-            self._close_files()
-            self._lock.release()
+            try:
+                self._close_files()
+            finally:
+                self._lock.release()
             raise
         self._start()
         self._opened = True
@@ -369,9 +371,17 @@ class MessageStore:
         self._flusher.request()
 
     def tick(self, budget_ms: float = 2.0) -> bool:
-        """Do deferred work for about ``budget_ms``; return whether there is more."""
+        """Do deferred work for about ``budget_ms``; return whether there is more.
+
+        That may have time, if ``index_is_behind``.
+        """
         self._retention.work(min(self._flusher.durable_offset, self._queues_durable))
         return self._keys is not None and self._keys.work(budget_ms)
+
+    @property
+    def index_is_behind(self) -> bool:
+        """Whether look-ups by key lack messages, until ``tick`` has read them from the log."""
+        return self._keys is not None and self._keys.is_behind
 
     # Retention ------------------------------------------------------------------------------
 

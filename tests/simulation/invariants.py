@@ -14,6 +14,7 @@
 * The table of undecided transactions is what the log says.
 * A consumer sees the same half, by its id, in every delivery of a message.
 * What was acknowledged of plain messages was delivered, unless the flush mode allows their loss.
+* ``halfmq store verify`` finds nothing, neither in log and queues nor in index and tables.
 * Nobody logged an error, and no callback failed.
 
 Old files of the log are deleted by age. What was in them is in the archive of the run, and counts
@@ -36,8 +37,10 @@ from halfmq.store.format.properties import get_property
 from halfmq.store.format.queue_entry import ENTRY_SIZE, unpack_entry
 from halfmq.store.format.record import MAGIC_BLANK, PREFIX, Record, decode_record
 from halfmq.store.format.topics import HALF_TOPIC, RETRY_PREFIX
+from halfmq.store.tools.state import State
+from halfmq.store.tools.verify import verify
 
-from .scenario import ROW
+from .scenario import HASH_SLOTS, ROW
 
 if TYPE_CHECKING:
     from .world import World
@@ -193,6 +196,7 @@ def check(world: World) -> None:
         _check_groups(world, log)
         _check_acknowledged(world, log)
         _check_queues(world, log)
+        _verify(world)
     except Exception as error:  # noqa: BLE001 -- a store that cannot be read is a finding
         world.violate(f"the store is not sound: {error!r}")
 
@@ -290,6 +294,15 @@ def _check_queues(world: World, log: Log) -> None:
                 break
         if any(content[max(len(records) * ENTRY_SIZE - first, 0) :]):
             world.violate(f"{name} has entries behind its last record")
+
+
+def _verify(world: World) -> None:
+    report = verify(world.disk.root, hash_slots=HASH_SLOTS)
+    if report.state is not State.CLOSED:
+        world.violate(f"the store was stopped in good order, and is {report.state}")
+    for finding in report.findings.damage:
+        if finding.kind != "offset_ahead" or not _may_be_ahead(world):
+            world.violate(f"verify: {finding}")
 
 
 def _where(records: list[Record]) -> list[int]:

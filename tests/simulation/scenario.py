@@ -13,6 +13,8 @@ from halfmq.store.config import FlushMode
 ROW: Final = "row"
 TOMBSTONE: Final = "tombstone"
 NEVER_S: Final = 1e9
+HASH_SLOTS: Final = 64
+"""Of an index file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

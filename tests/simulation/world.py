@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings, TransactionConfig
 from halfmq.broker.service import Broker
-from halfmq.store.errors import StoreError
+from halfmq.store.errors import CorruptRecordError, StoreError
 from halfmq.store.space import Space
 
 from . import invariants
@@ -29,7 +29,7 @@ from .disk import Disk
 from .loop import Killed, Process, SimulatedWorker, SimulationLoop
 from .network import Network
 from .patches import installed
-from .scenario import Records, Scenario
+from .scenario import HASH_SLOTS, Records, Scenario
 
 BROKER: Final = "10.0.0.1"
 PORT: Final = 10_911
@@ -101,7 +101,10 @@ class World:
             for _ in range(scenario.power_cuts):
                 self.later(self.chance.random() * scenario.seconds, self._cut_power)
             loop.run_for(scenario.seconds)
-            self._settle()
+            try:
+                self._settle()
+            except (AssertionError, CorruptRecordError) as error:
+                self.violate(f"the log cannot be read: {error!r}")
             self.records.violations.extend(loop.failures)
             self.records.violations.extend(loop.errors)
             self._let_go()
@@ -245,7 +248,7 @@ class World:
                 commit_log_file_size=scenario.log_file_size,
                 consume_queue_file_size=scenario.queue_file_size,
                 max_message_size=2_048,
-                max_hash_slots=64,
+                max_hash_slots=HASH_SLOTS,
                 max_index_items=200,
             ),
             transaction=TransactionConfig(
@@ -321,7 +324,7 @@ class World:
 
     def _unlinked(self, path: Path) -> None:
         """Keep the oldest file of the log, which can only be deleted by age."""
-        if path.parent.name == "commitlog":
+        if path.parent == self.disk.root / "commitlog":
             names = sorted(entry.name for entry in path.parent.iterdir())
             if len(names) > 1 and path.name == names[0]:
                 self.records.archive[int(path.name)] = path.read_bytes()
