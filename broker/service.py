@@ -74,6 +74,11 @@ INDEX_TICK_S: Final = 0.02
 """Seconds between two slices of index building when nothing is left over."""
 
 
+INDEX_REST_S: Final = 0.004
+"""The same while the index is filled from the log, gigabytes perhaps: a third of the loop at most.
+That is more than what a fast broker appends meanwhile, so it comes to an end."""
+
+
 class HandlerPart(Protocol):
     """A group of handlers."""
 
@@ -433,7 +438,9 @@ class Broker:
         self._watching.hurry()
 
     def _index_tick(self) -> float:
-        return 0 if self._store.tick() else INDEX_TICK_S
+        if not self._store.tick():
+            return INDEX_TICK_S
+        return INDEX_REST_S if self._store.index_is_behind else 0
 
     def _warm(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Have ranges of the log brought into memory by a thread."""

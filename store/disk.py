@@ -131,6 +131,13 @@ def opened(path: Path, flags: int = READ) -> Iterator[int]:
         close(fd)
 
 
+def will_need(path: Path, position: int, size: int) -> None:
+    """Have a part of a file read into memory soon; no wait, and no promise."""
+    if hasattr(os, "posix_fadvise"):
+        with opened(path) as fd:
+            os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)
+
+
 def read_bytes(path: Path) -> bytes:
     """Return all that a file holds.
 

@@ -2,6 +2,10 @@
 
 An index entry costs as much as an append, and nobody waits for it. So appended groups are only
 kept, and indexed in slices while the loop has time, before a look-up, or when too many wait.
+
+An index that lacks much of the log, after a kill or a full disk or because somebody deleted it, is
+*behind*: it is filled from the log in slices, in log order, while messages are served. Nothing is
+kept in memory meanwhile, and look-ups find what it has.
 """
 
 import logging
@@ -10,11 +14,12 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from . import disk
 from .draft import Appended, AppendedBatch, Batch, Draft
 from .errors import DiskFullError, StoreError
 from .format.index import KeyedRecord, UniqueKeys
 from .index_file import IndexFile, IndexService
-from .log_scan import LogScan, store_timestamp
+from .log_scan import Found, LogScan, store_timestamp
 from .mapped_file_queue import MappedFileQueue
 
 logger = logging.getLogger(__name__)
@@ -25,9 +30,14 @@ WaitingKeys = tuple[int, UniqueKeys]
 
 # Bytes of log not indexed yet: bounds what groups keep alive. Beyond it, each append indexes some.
 PENDING_BYTES_MAX: Final = 32 << 20
+RECORDS_PER_WALK: Final = 512  # indexed at once from the log: a millisecond
 RECORDS_PER_PUT: Final = 1024  # indexed at once, in about a millisecond; more only in one group
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
 FAILURE_TOLD_EVERY: Final = 60.0  # seconds
+# Bytes of log that a start indexes before anything is served: a fifth of a second. Of ten gigabytes
+# it would be as long as everything else that a start does after a kill, twice.
+START_BYTES_MAX: Final = 64 << 20
+READ_AHEAD: Final = 8 << 20  # bytes of log that the disk is asked for before they are indexed
 RETRY_EVERY: Final = 1.0  # seconds; until the next try after the disk was full
 CATCH_UP_MS: Final = 5.0  # that a look-up spends on an index that is behind
 # Seconds between two flushes. Slots are hit at random, so each flush writes all pages of them;
@@ -42,7 +52,9 @@ class KeyIndexing:
         self.index = index
         self._files = files
         self._pending: deque[Waiting | WaitingKeys] = deque()
-        self._behind = False  # after a full disk: what the index lacks is read from the log
+        self._behind = False  # what the index lacks is read from the log
+        self._walk: Iterator[int] | None = None  # that reading, up to ``_walk_end``
+        self._walk_end = 0
         self._log_end = 0  # physical offset behind the newest record
         self._retry_at = 0.0  # when to try again after a failure
         self._told = -FAILURE_TOLD_EVERY  # when the last failure was logged
@@ -57,6 +69,10 @@ class KeyIndexing:
             return
         told = time.monotonic()
         self._indexed_offset = self._boundary(start)
+        if log_end - self._indexed_offset > START_BYTES_MAX:
+            self._behind = True
+            logger.info("event=index_behind offset=%d of=%d", self._indexed_offset, log_end)
+            return
         try:
             for offset in self._put_log(self._indexed_offset, log_end):
                 self._indexed_offset = offset
@@ -72,20 +88,24 @@ class KeyIndexing:
     def _put_log(self, start: int, end: int) -> Iterator[int]:
         """Index a part of the log, piece by piece; give the offset up to which that is done."""
         scan = LogScan(self._files, start, end, check_crc=False)
+        topics: dict[bytes, str] = {}  # one text of each topic, which spares to hash it again
+        asked = start
         for offset, chunk, found in scan:
-            self.index.put_group(
-                [
-                    (
-                        chunk[topic_at : properties_at - 2].decode(errors="replace"),
-                        chunk[properties_at : position + size],
-                        offset + position,
-                        store_timestamp(chunk, position, sys_flag),
-                        sys_flag,
-                    )
-                    for position, size, sys_flag, _, _, topic_at, properties_at in found
-                ]
-            )
-            yield scan.end_offset
+            if asked < offset + READ_AHEAD:
+                asked = self._ask_for(max(asked, offset), offset + 2 * READ_AHEAD)
+            for first in range(0, len(found), RECORDS_PER_WALK):
+                part = found[first : first + RECORDS_PER_WALK]
+                self.index.put_group([_keyed(chunk, offset, record, topics) for record in part])
+                position, size, *_ = part[-1]
+                yield offset + position + size
+
+    def _ask_for(self, start: int, end: int) -> int:
+        """Have the disk read a part of the log, or of its file; return the end of that part."""
+        base = self._files.base_of(start)
+        end = min(end, base + self._files.file_size)
+        if base in self._files.bases:
+            disk.will_need(self._files.path(base), start - base, end - start)
+        return end
 
     def _boundary(self, start: int) -> int:
         """Return where a record begins at or shortly before ``start``.
@@ -144,17 +164,29 @@ class KeyIndexing:
             self._retry_at = now + RETRY_EVERY
             return False
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the index lacks what nobody waits for, and is filled from the log."""
+        return self._behind
+
     def _catch_up(self, deadline: float | None) -> bool:
         """Index from the log what the index lacks of it; return whether there is more."""
-        if self._behind:
-            start = max(self._indexed_offset, self._files.bases[0])
-            for offset in self._put_log(start, self._log_end):
-                self._indexed_offset = offset
-                if deadline is not None and time.monotonic() >= deadline:
-                    return True
-            self._behind = False
-            self._indexed_offset = self._log_end
-            logger.warning("event=index_caught_up offset=%d", self._indexed_offset)
+        while self._behind:
+            if self._walk is None:
+                start = max(self._indexed_offset, self._files.bases[0])
+                self._walk, self._walk_end = self._put_log(start, self._log_end), self._log_end
+            try:
+                self._indexed_offset = next(self._walk, self._walk_end)
+            except BaseException:
+                self._walk = None
+                raise
+            if self._indexed_offset == self._walk_end:
+                self._walk = None
+                self._behind = self._walk_end < self._log_end
+            if self._behind and deadline is not None and time.monotonic() >= deadline:
+                return True
+            if not self._behind:
+                logger.warning("event=index_caught_up offset=%d", self._indexed_offset)
         return False
 
     def _put_pending(self, deadline: float | None) -> bool:
@@ -232,6 +264,22 @@ class KeyIndexing:
     def close(self) -> None:
         """Flush and release the files."""
         self.index.close()
+
+
+def _keyed(chunk: bytes, offset: int, record: Found, topics: dict[bytes, str]) -> KeyedRecord:
+    """Return what the index needs of a record in a chunk of the log, which begins at an offset."""
+    position, size, sys_flag, _, _, topic_at, properties_at = record
+    name = chunk[topic_at : properties_at - 2]
+    topic = topics.get(name)
+    if topic is None:
+        topic = topics[name] = name.decode(errors="replace")
+    return (
+        topic,
+        chunk[properties_at : position + size],
+        offset + position,
+        store_timestamp(chunk, position, sys_flag),
+        sys_flag,
+    )
 
 
 def _records(group: Sequence[Draft], done: Sequence[Appended]) -> list[KeyedRecord]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from halfmq.store import key_indexing
 from halfmq.store.checkpoint import load_checkpoint
 from halfmq.store.durable_mark import DurableMark
 from halfmq.store.errors import DirectoryInUseError, UnusableFileError
@@ -376,6 +377,63 @@ def test_a_missing_index_is_rebuilt(root: Path) -> None:
     for number, offset in enumerate(offsets):
         topic = "T" if number % 2 else "U"
         assert store.query_index(topic, f"u{number}", 9, 0, 1 << 60) == [offset]
+    store.close()
+
+
+def test_an_index_that_lacks_much_is_filled_while_messages_are_served(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Look-ups by key can wait, and a start after a kill must not: what comes meanwhile follows."""
+    offsets = filled(root)
+    shutil.rmtree(root / "index")
+    mark_aborted(root)
+    monkeypatch.setattr(key_indexing, "START_BYTES_MAX", 1_000)
+    monkeypatch.setattr(key_indexing, "RECORDS_PER_WALK", 10)
+
+    def found(number: int) -> list[int]:
+        return store.query_index("T" if number % 2 else "U", f"u{number}", 9, 0, 1 << 60)
+
+    monkeypatch.setattr(key_indexing, "CATCH_UP_MS", 0.0)
+    store, _ = open_store(root)
+    assert found(len(offsets) - 1) == []
+    slices = 1
+    while store.tick(0.0):
+        slices += 1
+        if slices == 3:
+            properties = {"UNIQ_KEY": f"u{len(offsets)}"}
+            topic = "T" if len(offsets) % 2 else "U"
+            (done,) = append_durably(store, draft(topic, properties=properties))
+            offsets.append(done.physical_offset)
+
+    assert slices > 3
+    assert not store.index_is_behind
+    assert [found(number) for number in range(len(offsets))] == [[offset] for offset in offsets]
+    store.close()
+
+
+def test_an_index_may_lag_behind_a_log_that_loses_its_beginning(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files that are deleted while the index is filled from them are passed over."""
+    offsets = filled(root)
+    shutil.rmtree(root / "index")
+    monkeypatch.setattr(key_indexing, "START_BYTES_MAX", 1_000)
+    monkeypatch.setattr(key_indexing, "RECORDS_PER_WALK", 10)
+    monkeypatch.setattr(key_indexing, "RETRY_EVERY", 0.0)
+    store, _ = open_store(root)
+    files = store._log.files
+    assert len(files.bases) > 2
+    for base in files.forget_before(files.bases[2]):
+        files.path(base).unlink()
+
+    while store.index_is_behind:
+        store.tick(0.0)
+
+    start = store.min_offset
+    for number, offset in enumerate(offsets):
+        topic = "T" if number % 2 else "U"
+        hits = store.query_index(topic, f"u{number}", 9, 0, 1 << 60)
+        assert hits == ([offset] if offset >= start else [])
     store.close()
 
 
