@@ -130,15 +130,28 @@ class Generator:
     cpu: int | None
     header: str
     end: str  # how transactions are ended: "two-way" or "one-way"
+    from_start: bool = False  # whether all pulls of a queue begin with its first message
 
-    def run(self, scenario: Scenario, target: Target, topic: str, timing: Timing) -> Result:
+    def run(
+        self,
+        scenario: Scenario,
+        target: Target,
+        topic: str,
+        timing: Timing,
+        *,
+        requests: int | None = None,
+    ) -> Result:
         """Measure ``scenario``; a topic to be pulled must have been filled.
+
+        It ends after ``requests``, if they are given, should its time not be up by then.
 
         Raises:
             GeneratorError: The server closed a connection, answered nonsense or does not answer.
         """
         arguments = scenario.arguments(header=self.header, end=self.end)
         arguments += ["--seconds", str(timing.seconds), "--warmup", str(timing.warmup)]
+        if requests is not None:
+            arguments += ["--requests", str(requests)]
         return self._call(arguments, target, topic, timing.seconds + timing.warmup)
 
     def fill(self, target: Target, topic: str) -> Result:
@@ -160,6 +173,8 @@ class Generator:
             command += ["--namesrv-port", str(target.namesrv_port)]
         if self.cpu is not None:
             command += ["--cpu", str(self.cpu)]
+        if self.from_start:
+            command += ["--from-start"]
         try:
             done = subprocess.run(
                 command, capture_output=True, timeout=seconds + _SETUP_TIMEOUT, check=False

@@ -401,7 +401,7 @@ static void learn_queues(struct generator *g)
     g->options.queues = queues > QUEUES_MAX ? QUEUES_MAX : (int)queues;
 }
 
-/* Readers of one queue start spread over it, so that they do not all ask for the same records. */
+/* Readers of one queue start spread over it, so that they do not all ask for the same records; unless they replay. */
 static void place_readers(struct generator *g)
 {
     int fd = connect_to(g->options.host, g->options.port);
@@ -418,7 +418,7 @@ static void place_readers(struct generator *g)
         for (int i = queue; i < readers; i += o->queues) {
             struct slot *slot = &g->connections[i / o->window].slots[i % o->window];
             slot->queue = queue;
-            slot->offset = answer.min_offset + span * i / readers;
+            slot->offset = answer.min_offset + (o->from_start ? 0 : span * i / readers);
         }
     }
     close(fd);

@@ -19,15 +19,18 @@ static const char USAGE[] =
     "loadgen --scenario send|batch|pull|transaction --port PORT [--host ADDRESS] [--namesrv-port PORT]\n"
     "        [--topic NAME] [--group NAME] [--broker-name NAME] [--header json|msgpack]\n"
     "        [--connections N] [--window N] [--body BYTES] [--units N] [--pull N] [--queues N] [--no-route]\n"
+    "        [--from-start]\n"
     "        [--end two-way|one-way] [--warmup SECONDS] [--seconds SECONDS] [--requests N]\n"
     "        [--cpu N] [--watch PID]...\n"
     "--queues is what a new topic is created with; --no-route takes it as given and asks nobody.\n"
+    "--from-start has all pulls begin with the first message of their queue, else they are spread over it.\n"
     "--requests ends the run after that many; --watch adds a process whose CPU time is reported.";
 
 enum option_id {
     OPTION_SCENARIO = 1, OPTION_HEADER, OPTION_HOST, OPTION_PORT, OPTION_NAMESRV_PORT, OPTION_TOPIC, OPTION_GROUP,
     OPTION_BROKER_NAME, OPTION_CONNECTIONS, OPTION_WINDOW, OPTION_BODY, OPTION_UNITS, OPTION_PULL, OPTION_QUEUES,
     OPTION_NO_ROUTE, OPTION_END, OPTION_WARMUP, OPTION_SECONDS, OPTION_REQUESTS, OPTION_CPU, OPTION_WATCH,
+    OPTION_FROM_START,
 };
 
 static const struct option OPTIONS[] = {
@@ -52,6 +55,7 @@ static const struct option OPTIONS[] = {
     {"requests", required_argument, NULL, OPTION_REQUESTS},
     {"cpu", required_argument, NULL, OPTION_CPU},
     {"watch", required_argument, NULL, OPTION_WATCH},
+    {"from-start", no_argument, NULL, OPTION_FROM_START},
     {NULL, 0, NULL, 0},
 };
 
@@ -119,6 +123,7 @@ static void take_option(struct options *o, int id, const char *value)
     case OPTION_PULL: o->pull_count = (int)whole(value, 1, PULL_MAX); break;
     case OPTION_QUEUES: o->queues = (int)whole(value, 1, QUEUES_MAX); break;
     case OPTION_NO_ROUTE: o->fixed_queues = true; break;
+    case OPTION_FROM_START: o->from_start = true; break;
     case OPTION_END: o->one_way_end = choice(value, ends, 2) == 1; break;
     case OPTION_WARMUP: o->warmup = seconds_of(value); break;
     case OPTION_SECONDS: o->seconds = seconds_of(value); break;

@@ -22,7 +22,7 @@ struct options {
     int queues, pull_count;
     double warmup, seconds;
     uint64_t requests_max;
-    bool one_way_end, fixed_queues;
+    bool one_way_end, fixed_queues, from_start;
     int cpu;
     pid_t watched[WATCHED_MAX];
     int watched_count;

@@ -1,0 +1,174 @@
+"""What the benchmarks of pauses, cold reads and recovery make of what they have measured."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from benchmarks import cold, pauses, recovery
+from benchmarks.generator import Counters, Latency, Result, build_generator
+from benchmarks.observed import BEAT_S, Observed, Pause, Span, Tracer
+from benchmarks.recovery_steps import KINDS, messages
+from benchmarks.watched import Phase, row_of
+
+NOTHING = Counters(sent=0, ok=0, failed=0, one_way=0, messages=0, bytes=0, failed_by_code={})
+
+
+def observed(*found: Pause, spans: tuple[Span, ...] = ()) -> Observed:
+    return Observed(beats=0, pauses=list(found), spans=list(spans), missing=[])
+
+
+def result(p99: float) -> Result:
+    return Result(
+        scenario="send",
+        header="json",
+        connections=16,
+        window=1,
+        queues=8,
+        body_size=1024,
+        units=1,
+        frame_size=1300,
+        total=NOTHING,
+        measured=Counters(
+            sent=100, ok=100, failed=0, one_way=0, messages=100, bytes=0, failed_by_code={}
+        ),
+        lost=0,
+        unmatched=0,
+        server_requests=0,
+        one_way_answers=0,
+        first_refusal="",
+        seconds=1.0,
+        own_cpu_seconds=0.0,
+        watched_cpu_seconds=0.0,
+        machine_cpu_seconds=0.0,
+        latency_us=Latency(p50=p99 / 2, p99=p99, max=p99),
+    )
+
+
+def test_a_phase_has_the_pauses_that_ended_in_it() -> None:
+    """What happened before and behind a load is none of its."""
+    found = observed(
+        Pause(9.9, 0.5, 0.0, 0.0), Pause(10.5, 0.030, 0.001, 0.0), Pause(12.1, 0.5, 0.0, 0.0)
+    )
+
+    row = row_of(Phase("rolls", "small", 10.0, 12.0, 1.0), found)
+
+    assert (row.over_5_ms, row.over_20_ms) == (1, 1)
+    assert row.longest_ms == pytest.approx(30)
+    assert row.missed
+
+
+def test_waiting_for_a_processor_does_not_count_against_the_limit() -> None:
+    """On a machine that others use, the limit is still about the broker."""
+    found = observed(Pause(1.0, 0.050, 0.001, 0.045))
+
+    row = row_of(Phase("rolls", "small", 0.0, 2.0, 1.0), found)
+
+    assert row.longest_ms == pytest.approx(50)
+    assert row.longest_without_queue_ms == pytest.approx(5)
+    assert not row.missed
+
+
+def test_a_long_pause_is_told_with_what_went_on() -> None:
+    """First what the loop itself was in, then what threads did beside it."""
+    spans = (
+        Span(0.90, 0.99, "Flusher._flush", in_loop=False),
+        Span(0.97, 0.99, "CommitLog._roll", in_loop=True),
+        Span(1.50, 1.60, "later", in_loop=True),
+    )
+
+    row = row_of(
+        Phase("rolls", "small", 0.0, 2.0, 1.0), observed(Pause(1.0, 0.04, 0.0, 0.0), spans=spans)
+    )
+
+    assert row.worst[0].meanwhile == [
+        "CommitLog._roll 20.0 ms",
+        "Flusher._flush 90.0 ms beside it",
+    ]
+
+
+def test_beats_that_came_in_time_count_for_the_share() -> None:
+    """One late beat of a thousand is the rest, two are not."""
+    phase = Phase("rolls", "small", 0.0, 1_000 * BEAT_S + 0.02, 1.0)
+
+    one = row_of(phase, observed(Pause(0.5, 0.02, 0.0, 0.0)))
+    two = row_of(phase, observed(Pause(0.5, 0.01, 0.0, 0.0), Pause(0.6, 0.01, 0.0, 0.0)))
+
+    assert one.share_999_ms == 0.0
+    assert two.share_999_ms == pytest.approx(10)
+
+
+def test_everything_that_is_to_be_timed_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that got another name would silently no more be told as a cause."""
+    monkeypatch.setattr(Tracer, "_timed", lambda _self, _name, function: function)
+    tracer = Tracer()
+
+    tracer.install()
+
+    assert tracer.missing == []
+
+
+def test_the_ratio_of_a_replay_is_taken_within_a_round() -> None:
+    """A machine that slows down between two rounds does not bend it."""
+    rounds = [
+        cold.Round("send", 1, result(1_000), result(1_500), 0.0, 0.0),
+        cold.Round("send", 2, result(10_000), result(15_000), 0.0, 0.0),
+        cold.Round("send", 3, result(1_000), result(9_000), 0.0, 0.0),
+    ]
+
+    assert cold.ratios(rounds) == {"send": 1.5}
+
+
+def test_a_start_misses_only_if_scan_and_time_are_both_too_slow() -> None:
+    """Ten GiB within fifteen seconds, or 0.8 GB/s of the scan."""
+
+    def start(seconds: float, scan: float) -> recovery.Start:
+        return recovery.Start(
+            kind="1 KiB",
+            cached=True,
+            log_bytes=1 << 30,
+            scanned_bytes=1 << 30,
+            records=1,
+            seconds=seconds,
+            processor_seconds=seconds,
+            parts={"scan": scan},
+            scan_processor_seconds=scan,
+        )
+
+    assert not start(seconds=1.4, scan=1.3).missed
+    assert start(seconds=1.4, scan=1.3).ten_gib_s == pytest.approx(14)
+    assert not start(seconds=5, scan=1.3).missed
+    assert start(seconds=5, scan=1.4).missed
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_log_is_what_it_says(kind: str) -> None:
+    """Unique keys differ, queues are used in turn, and mixed means mixed."""
+    source = messages(kind)
+    drafts = [next(source) for _ in range(200)]
+    sizes, topics = KINDS[kind]
+
+    assert {len(draft.body) for draft in drafts} == set(sizes)
+    assert len({draft.topic for draft in drafts}) == topics
+    assert len({draft.properties for draft in drafts}) == len(drafts)
+
+
+@pytest.mark.campaign
+def test_pauses_cold_reads_and_recovery_are_measured(tmp_path: Path) -> None:
+    """Each program runs from its first process to its last table, in small."""
+    generator = build_generator(cpu=None, header="json", end="two-way")
+    small = argparse.Namespace(
+        seconds=1.0, gib=0.02, offsets=1_000, stacks=False, rounds=1, set=[], kind=["mixed"]
+    )
+
+    rows = pauses.measure(small, tmp_path, generator)
+    rounds, loops = cold.measure(small, tmp_path, generator)
+    limits, starts = recovery.measure(small, tmp_path)
+
+    assert len(rows) == 6
+    assert "longest pauses" in pauses.as_text(rows)
+    assert len(loops) == 2 * len(rounds) == 4
+    assert "p99" in cold.as_text(rounds, loops)
+    assert limits["crc_gb_s"] > 0
+    assert [start.cached for start in starts] == [True, False]
+    assert all(start.records > 10_000 and start.parts["scan"] > 0 for start in starts)
