@@ -39,6 +39,7 @@ from .judge import Kind, LogBounds, Terms
 from .lookup import LogLookup
 from .overview import LostPlaces, Overview, is_lost
 from .segments import Segment
+from .timeline import NO_SCALE, Scale
 
 FINDING: Final = StructType(
     [
@@ -55,6 +56,7 @@ JUDGED: Final = StructType(
         StructField("transactions", BinaryType()),  # TRANSACTION records
         StructField("latencies", BinaryType()),  # a Histogram
         StructField("checks", BinaryType()),  # a Histogram
+        StructField("times", BinaryType()),  # what timeline.counted returns
     ]
 )
 # What a list of transactions tells of each before it is named; the names are those of TRANSACTION.
@@ -133,11 +135,13 @@ def _unpacked(packed: Iterable[Packed], kind: np.dtype[np.void]) -> Records:
     return np.frombuffer(b"".join(packed), dtype=kind)
 
 
-def judged(digest: DataFrame, bounds: LogBounds, terms: Terms) -> DataFrame:
+def judged(
+    digest: DataFrame, bounds: LogBounds, terms: Terms, scale: Scale = NO_SCALE
+) -> DataFrame:
     """Say what became of the transactions, one row per bucket: columns as in ``JUDGED``."""
 
     def judge(events: list[bytearray]) -> Row:
-        return judged_row(events, bounds, terms)
+        return judged_row(events, bounds, terms, scale)
 
     udf = F.udf(judge, JUDGED, useArrow=False)
     return (
@@ -149,15 +153,18 @@ def judged(digest: DataFrame, bounds: LogBounds, terms: Terms) -> DataFrame:
     )
 
 
-def judged_row(events: Iterable[Packed], bounds: LogBounds, terms: Terms) -> Row:
+def judged_row(
+    events: Iterable[Packed], bounds: LogBounds, terms: Terms, scale: Scale = NO_SCALE
+) -> Row:
     """Judge the families of one bucket."""
-    told = judge_families(_unpacked(events, EVENT), bounds, terms)
+    told = judge_families(_unpacked(events, EVENT), bounds, terms, scale)
     return (
         [told.states[state] for state in STATES],
         [(str(f.kind), f.offsets, f.detail, whose) for f, whose in told.findings],
         told.transactions.tobytes(),
         told.latencies.pack(),
         told.checks.pack(),
+        told.times,
     )
 
 

@@ -28,11 +28,13 @@ from .overview import DEFAULT_CHECKS, Checks, Delays, Fault, Overview
 from .schema import NAME_COLUMNS, ddl
 from .segments import LogExtent, survey
 from .store_files import StoreFiles
+from .timeline import OpenAges, Timeline, merged
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ANOMALIES_MAX: Final = 100_000  # collected and listed in JSON; the Parquet files have them all
+_HIDDEN_MAX: Final = 200  # collected of a kind that a flood of others would hide
 _SPREAD_MIN: Final = 16 << 20  # bytes; a smaller log is read fastest by one task
 _BUCKET_BYTES: Final = 512 << 20  # of log per bucket: some 100 MB of events that one task judges
 
@@ -67,10 +69,16 @@ class Audit:
     log: LogSummary
     states: Counter[str]  # by State
     delays: list[Delays]
-    anomalies: list[Anomaly]  # at most ANOMALIES_MAX
-    anomaly_count: int
+    anomalies: list[Anomaly]  # ANOMALIES_MAX, and some of kinds that these would hide
+    anomaly_kinds: Counter[str]  # all of them, by Kind
+    timeline: Timeline
+    open_ages: OpenAges
     transactions: DataFrame
     anomaly_rows: DataFrame
+
+    @property
+    def anomaly_count(self) -> int:
+        return self.anomaly_kinds.total()
 
     @property
     def is_clean(self) -> bool:
@@ -84,10 +92,12 @@ def audited(
     *,
     extent: LogExtent | None = None,
     checks: Checks = DEFAULT_CHECKS,
+    stage: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Audit]:
     """Audit the log in a store root or a folder of segments; caches end with the context.
 
     ``extent`` is what ``survey`` said of the directory, for a caller who knows it already.
+    ``stage`` is told what begins, in a few words.
 
     Raises:
         LogDirectoryError: There is no log to read.
@@ -100,7 +110,7 @@ def audited(
             cached.callback(kept.unpersist)
             return kept
 
-        yield _Auditor(spark, directory, extent, checks, keep).run()
+        yield _Auditor(spark, directory, extent, checks, keep, stage).run()
 
 
 class _Auditor:
@@ -113,12 +123,14 @@ class _Auditor:
         extent: LogExtent,
         checks: Checks,
         keep: Callable[[DataFrame], DataFrame],
+        stage: Callable[[str], None],
     ) -> None:
         self._spark = spark
         self._directory = directory
         self._extent = extent
         self._checks = checks
         self._keep = keep
+        self._stage = stage
         self._store = StoreFiles(directory)
         size = extent.end_offset - extent.first_offset
         cores = os.cpu_count() or 1
@@ -126,21 +138,27 @@ class _Auditor:
         self._buckets = max(self._partitions, size // _BUCKET_BYTES)
 
     def run(self) -> Audit:
+        size = self._extent.end_offset - self._extent.first_offset
+        self._stage(f"reading {size:,} bytes of log")
         digest = self._keep(self._digest())
         log = Overview(self._extent, self._store, _summaries(digest), self._checks)
         rows = self._with_links(digest, log)
-        verdicts = self._keep(audit.judged(rows, log.bounds, log.terms))
+        self._stage("judging what became of transactions")
+        scale = log.scale
+        verdicts = self._keep(audit.judged(rows, log.bounds, log.terms, scale))
         told = verdicts.select(
-            "states", F.size("findings").alias("findings"), "latencies", "checks"
+            "states", F.size("findings").alias("findings"), "latencies", "checks", "times"
         ).collect()
+        timeline, open_ages = merged((bytes(row["times"]) for row in told), scale)
         # A part that is known to be empty is left out: each costs Spark a second to plan.
         found = [self._as_findings(list(log.faults()))]
         if any(summary.faults + summary.ops_elsewhere for summary in log.summaries):
             found.append(audit.faults(rows, log.restarts()))
         if any(row["findings"] for row in told):
             found.append(audit.found(verdicts))
+        self._stage("looking up what was found")
         named = audit.named(reduce(DataFrame.unionByName, found), self._extent.segments)
-        anomalies = _collected(named)
+        anomalies, kinds = _anomalies(named)
         return Audit(
             directory=self._directory,
             log=self._log_summary(log.summaries),
@@ -149,7 +167,9 @@ class _Auditor:
                 [bytes(row["latencies"]) for row in told], [bytes(row["checks"]) for row in told]
             ),
             anomalies=anomalies,
-            anomaly_count=len(anomalies) if len(anomalies) < ANOMALIES_MAX else named.count(),
+            anomaly_kinds=kinds,
+            timeline=timeline,
+            open_ages=open_ages,
             transactions=audit.transactions(verdicts, self._names()),
             anomaly_rows=named,
         )
@@ -210,10 +230,22 @@ def _states(told: Sequence[Row]) -> Counter[str]:
     return counted
 
 
+def _anomalies(named: DataFrame) -> tuple[list[Anomaly], Counter[str]]:
+    """Collect anomalies, and count all by kind, also those that are too many to collect."""
+    anomalies = _collected(named.limit(ANOMALIES_MAX))
+    kinds = Counter(anomaly.kind for anomaly in anomalies)
+    if len(anomalies) == ANOMALIES_MAX:
+        counts = named.groupBy("kind").agg(F.count("*").alias("count")).collect()
+        for row in counts:
+            if row["kind"] not in kinds:
+                of_it = named.where(F.col("kind") == row["kind"])
+                anomalies += _collected(of_it.limit(_HIDDEN_MAX))
+        kinds = Counter({row["kind"]: row["count"] for row in counts})
+    return sorted(anomalies, key=lambda anomaly: (anomaly.offsets, anomaly.kind)), kinds
+
+
 def _collected(named: DataFrame) -> list[Anomaly]:
-    rows = named.limit(ANOMALIES_MAX).collect()
-    anomalies = [
+    return [
         Anomaly(kind, whose, offsets, detail, [Place(*place) for place in places])
-        for kind, whose, offsets, detail, places in rows
+        for kind, whose, offsets, detail, places in named.collect()
     ]
-    return sorted(anomalies, key=lambda anomaly: (anomaly.offsets, anomaly.kind))

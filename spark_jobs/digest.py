@@ -102,6 +102,7 @@ class Summary(NamedTuple):
     holes: list[tuple[int, int]]  # ranges of the log that could not be read
     edges: list[Edge]
     labels: list[tuple[int, str, str]]  # hash, producer group, topic
+    span: tuple[int, int] = (-1, -1)  # ms, when transactions were at work; -1: none were
 
     def pack(self) -> bytes:
         """Return it as JSON."""
@@ -115,6 +116,7 @@ class Summary(NamedTuple):
             halves=[HalfRange(*half) for half in summary.halves],
             holes=[(start, end) for start, end in summary.holes],
             edges=[Edge(*edge) for edge in summary.edges],
+            span=(summary.span[0], summary.span[1]),
         )
 
 
@@ -178,6 +180,7 @@ class Digest:
             ops_elsewhere=len(elsewhere),
             linked_elsewhere=int((~found).sum()),
             faults=len(faults),
+            span=_span(events["time"]),
         )
         yield from rows_of(What.SUMMARY, [(0, summary.pack())])
 
@@ -196,6 +199,14 @@ class Digest:
             edges=edges,
             labels=[(label, *names) for label, names in labels.items()],
         )
+
+
+def _span(times: Ints) -> tuple[int, int]:
+    """Say from when to when records were stored; a single one with a wrong time is not believed."""
+    if len(times) > 2:
+        one, two, three = times[:-2], times[1:-1], times[2:]
+        times = np.maximum(np.minimum(one, two), np.minimum(np.maximum(one, two), three))
+    return (int(times.min()), int(times.max())) if len(times) else (-1, -1)
 
 
 def _places_of_halves(events: Records) -> Records:

@@ -19,6 +19,7 @@ from .arrays import Bools, Ints
 from .events import NO_CHECKS, Records
 from .histograms import Histogram
 from .judge import Event, Finding, LogBounds, Part, State, Terms, judge
+from .timeline import NO_SCALE, Scale, counted
 
 TRANSACTION: Final = np.dtype(
     [
@@ -26,6 +27,7 @@ TRANSACTION: Final = np.dtype(
         ("half", "<i8"),  # physical offset of its first half; ABSENT
         ("decided", "<i8"),  # physical offset of the record or op that decided it; ABSENT
         ("took", "<i8"),  # ms from half to decision; ABSENT
+        ("time", "<i8"),  # ms, when its first half was stored; ABSENT
         ("label", "<u8"),  # of its half; 0 without one
         ("checks", "<i4"),
         ("halves", "<i4"),
@@ -57,9 +59,12 @@ class Judged:
     transactions: Records  # TRANSACTION, those that were prepared here
     latencies: Histogram  # ms from half to decision
     checks: Histogram
+    times: bytes  # what ``timeline.counted`` returns
 
 
-def judge_families(events: Records, bounds: LogBounds, terms: Terms) -> Judged:
+def judge_families(
+    events: Records, bounds: LogBounds, terms: Terms, scale: Scale = NO_SCALE
+) -> Judged:
     """Judge all families of a bucket."""
     families = _Families(events)
     settled = families.settle(terms)
@@ -77,6 +82,7 @@ def judge_families(events: Records, bounds: LogBounds, terms: Terms) -> Judged:
                     half,
                     ABSENT if one.decided is None else one.decided,
                     ABSENT if one.took_ms is None else one.took_ms,
+                    _stored(history, half),
                     settled["label"][place],
                     one.checks,
                     one.halves,
@@ -93,13 +99,25 @@ def judge_families(events: Records, bounds: LogBounds, terms: Terms) -> Judged:
         transactions=prepared,
         latencies=_histogram(prepared, "took", prepared["took"] != ABSENT),
         checks=_histogram(prepared, "checks", prepared["half"] != ABSENT),
+        times=_counted(prepared, scale),
     )
+
+
+def _stored(history: list[Event], half: int) -> int:
+    times = (one.time_ms for one in history if one.part is Part.HALF and one.offset == half)
+    return next(times, ABSENT)
 
 
 def _histogram(transactions: Records, what: str, counted: Bools) -> Histogram:
     histogram = Histogram()
     histogram.add(transactions["label"][counted], transactions[what][counted].astype(np.int64))
     return histogram
+
+
+def _counted(transactions: Records, scale: Scale) -> bytes:
+    times, took = transactions["time"], transactions["took"]
+    decided = np.where(took == ABSENT, ABSENT, times + took)
+    return counted(transactions["state"], times, decided, scale)
 
 
 class _Part(NamedTuple):
@@ -171,6 +189,7 @@ class _Families:
         settled = np.zeros(self._count, dtype=TRANSACTION)
         settled["state"] = OPEN
         settled["half"] = settled["at"] = half.by_family(half.at)
+        settled["time"] = half.by_family(half.time)
         settled["halves"] = half.counts
         settled["label"][half.family] = halves["label"]
         settled["decided"] = settled["took"] = ABSENT
@@ -196,9 +215,9 @@ def _is_suspect(halves: Records, terms: Terms) -> Bools:
 
 def _settle_single(settled: Records, parts: dict[Part, _Part], chosen: Bools, waits: Bools) -> None:
     """Settle families of one half and at most one decision."""
-    half, op = parts[Part.HALF], parts[Part.OP]
+    op = parts[Part.OP]
     chosen = chosen & (parts[Part.NAMED].counts == 0)
-    start, prepared = settled["half"], half.by_family(half.time)
+    start, prepared = settled["half"], settled["time"]
     op_at = op.by_family(op.at)
     counts = {part: parts[part].counts for part in (Part.COMMIT, Part.ROLLBACK, Part.OP)}
     undecided = chosen & (sum(counts.values()) == 0) & ~waits
@@ -246,8 +265,7 @@ class _Several:
         settled["at"][self._leaders] = self._halves["at"][starts]
         settled["half"][self._leaders] = self._halves["at"][starts]
         settled["label"][self._leaders] = self._halves["label"][starts]
-        self._prepared = np.zeros(len(chosen), dtype=np.int64)
-        self._prepared[self._leaders] = self._halves["time"][starts]
+        settled["time"][self._leaders] = self._halves["time"][starts]
         # Side by side, the first one first.
         self._chosen = _without(chosen, self._family[self._halves["number"] != self._rank])
 
@@ -283,7 +301,7 @@ class _Several:
         at = np.full(len(here), ABSENT, dtype=np.int64)
         took = at.copy()
         at[family] = decision.at[is_first]
-        took[family] = decision.time[is_first] - self._prepared[family]
+        took[family] = decision.time[is_first] - self._settled["time"][family]
         here = self._all_named(here & (at > self._last), Part.NAMED, at, further=True)
         has_ops = self._parts[Part.OP].counts > 0
         mirrored = self._all_named(here & has_ops, Part.OP, at + 1)

@@ -25,6 +25,7 @@ from .queue_borders import Log, across_splits, restarts, unknown_queues
 from .queues import QueueFiles
 from .segments import LogExtent
 from .store_files import StoreFiles
+from .timeline import Scale, scale
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
 RANGES_MAX: Final = 100  # unreadable ranges handled apart; more are taken for one wide range
@@ -107,7 +108,7 @@ class Overview:
     @property
     def terms(self) -> Terms:
         """From when on being undecided is held against a transaction."""
-        newest = self.summaries[-1].last_time if self.summaries else 0
+        newest = self._newest
         now = newest if self._checks.as_of_ms is None else self._checks.as_of_ms
         age = self._checks.pending_age
         return Terms(
@@ -116,6 +117,19 @@ class Overview:
             checks_max=self._checks.checks_max,
             given_up_before_ms=newest - _PARKED_WITHIN,
         )
+
+    @property
+    def scale(self) -> Scale:
+        """How the time of the log is divided for counting."""
+        spans = [summary.span for summary in self.summaries if summary.span[0] >= 0]
+        begin = min((first for first, _ in spans), default=self._newest)
+        end = max((last for _, last in spans), default=self._newest)
+        now = max(self._newest, end) if self._checks.as_of_ms is None else self._checks.as_of_ms
+        return scale(begin, end, now)
+
+    @property
+    def _newest(self) -> int:
+        return self.summaries[-1].last_time if self.summaries else 0
 
     @property
     def lost_places(self) -> list[LostPlaces] | None:

@@ -36,7 +36,10 @@ def summary(audit: "Audit") -> dict[str, object]:
             "expired": audit.states[State.EXPIRED],
         },
         "delays": [delays._asdict() for delays in audit.delays],
+        "over_time": audit.timeline._asdict(),
+        "undecided_by_age": audit.open_ages._asdict(),
         "anomaly_count": audit.anomaly_count,
+        "anomaly_kinds": dict(sorted(audit.anomaly_kinds.items())),
         "anomalies": [
             {
                 "kind": anomaly.kind,

@@ -2,8 +2,10 @@
 
 import argparse
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..stages import Stages
 from .command import (
     CLEAN,
     FINDINGS,
@@ -33,6 +35,9 @@ def add(jobs: "Jobs") -> None:
         parser,
         writes="write transactions/ and anomalies/ as Parquet and summary.json to DIR, replacing"
         " those of an earlier audit",
+    )
+    parser.add_argument(
+        "--html", metavar="FILE", type=Path, help="write a report with charts, one file for itself"
     )
     parser.add_argument(
         "--skip-crc", action="store_true", help="do not read the bodies to check their CRCs"
@@ -69,6 +74,10 @@ def run(options: argparse.Namespace) -> int:
     extent = find_log(options.directory)  # no JVM is started for what is no log
     if options.output:
         options.output.mkdir(parents=True, exist_ok=True)
+    if options.html:
+        options.html.parent.mkdir(parents=True, exist_ok=True)
+    stage = Stages("audit")
+    stage("starting Spark")
     with spark_for(extent) as spark:
         from ..auditor import audited  # noqa: PLC0415  see command.py
         from ..overview import Checks  # noqa: PLC0415
@@ -80,14 +89,20 @@ def run(options: argparse.Namespace) -> int:
             as_of_ms=time.time_ns() // 1_000_000 if options.as_of == "now" else None,
             checks_max=options.check_max,
         )
-        with audited(spark, options.directory, extent=extent, checks=checks) as audit:
-            _publish(audit, options)
+        with audited(spark, options.directory, extent=extent, checks=checks, stage=stage) as audit:
+            _publish(audit, options, stage)
             return CLEAN if audit.is_clean else FINDINGS
 
 
-def _publish(audit: "Audit", options: argparse.Namespace) -> None:
-    from .. import report  # noqa: PLC0415  see command.py
+def _publish(audit: "Audit", options: argparse.Namespace, stage: Stages) -> None:
+    from .. import report, report_html  # noqa: PLC0415  see command.py
 
     if options.output:
+        stage(f"writing {options.output}")
         report.write_files(audit, options.output)
+    if options.html:
+        stage(f"writing {options.html}")
+        report_html.write_page(
+            audit, options.html, written_ms=time.time_ns() // 1_000_000, details=options.output
+        )
     show(options.json, report.summary_text(audit), report.table(audit))

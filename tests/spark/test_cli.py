@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
+from halfmq.spark_jobs import auditor
 from halfmq.spark_jobs.__main__ import main
 from tests.support import golden_store
 from tests.support.log_writer import LogWriter, Ours
@@ -46,7 +47,13 @@ def test_a_clean_log_ends_with_0_and_a_table(
     assert "pending 1" in lines
     assert "milliseconds 1 1 1 1 0 pg / orders" in lines
     assert "anomalies 0" in lines
-    assert shown.err == ""
+    steps = [line.split(" s: ")[1] for line in shown.err.splitlines()]
+    assert steps == [
+        "starting Spark",
+        "reading 979 bytes of log",
+        "judging what became of transactions",
+        "looking up what was found",
+    ]
 
 
 def test_anomalies_end_with_1_and_stand_in_every_output(
@@ -55,13 +62,15 @@ def test_anomalies_end_with_1_and_stand_in_every_output(
     """Table, JSON file, summary and Parquet say the same; an earlier audit's are replaced."""
     store = golden_store.unpack("tx-midway-killed", tmp_path)
     output, summary = tmp_path / "new" / "audit", tmp_path / "summary.json"
+    html = tmp_path / "for" / "people" / "report.html"
     (output / "transactions").mkdir(parents=True)
     (output / "transactions" / "part-0.parquet").write_text("of an earlier audit")
     words = {"COMMITTED": "committed", "COMMITTED_WITHOUT_OP": "committed", "UNDECIDED": "pending"}
     words |= {"ROLLED_BACK": "rolled_back", "DISCARDED": "parked"}
     told = store.truth["transactions"]
 
-    code = main(["audit", str(store.root), "--output", str(output), "--json", str(summary)])
+    files = ["--output", str(output), "--json", str(summary), "--html", str(html)]
+    code = main(["audit", str(store.root), *files])
 
     report = json.loads(summary.read_text())
     counts = Counter(words[transaction["state_in_the_log"]] for transaction in told)
@@ -97,6 +106,14 @@ def test_anomalies_end_with_1_and_stand_in_every_output(
     assert (first["halfOffset"], first["decisionOffset"]) == (0, 439)
     anomalies = parquet.read_table(output / "anomalies").to_pylist()
     assert sorted(a["kind"] for a in anomalies) == ["commit_after_rollback", "committed_twice"]
+    assert report["anomaly_kinds"] == {"commit_after_rollback": 1, "committed_twice": 1}
+    prepared = report["over_time"]["prepared"]
+    assert {state: sum(row) for state, row in prepared.items()} == {
+        state: counts[state] for state in prepared
+    }
+    page = html.read_text()
+    assert "2 anomalies found" in page
+    assert f"<bdi>{twice['uniqKey']}</bdi>" in page
 
 
 def test_what_is_late_or_beside_the_log_is_looked_at_as_asked(
@@ -117,6 +134,28 @@ def test_what_is_late_or_beside_the_log_is_looked_at_as_asked(
         report = json.loads(capsys.readouterr().out)
         assert {anomaly["kind"] for anomaly in report["anomalies"]} == kinds
         assert code == bool(kinds)
+
+
+def test_a_flood_of_one_kind_does_not_hide_another(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many anomalies there are, every kind is counted, and some of each are told."""
+    monkeypatch.setattr(auditor, "ANOMALIES_MAX", 1)
+    log = LogWriter(tmp_path / "commitlog")
+    transactions = Ours(log)
+    log.append("orders", b"damaged", body_crc=1)
+    for place in range(3):
+        half = transactions.half(f"KEY-{place}")
+        transactions.commit(half)
+        transactions.commit(half)
+    log.close()
+
+    assert main(["audit", str(tmp_path), "--json", "-"]) == 1
+
+    report = json.loads(capsys.readouterr().out)
+    assert report["anomaly_count"] == 4
+    assert report["anomaly_kinds"] == {"committed_twice": 3, "crc": 1}
+    assert {anomaly["kind"] for anomaly in report["anomalies"]} == {"committed_twice", "crc"}
 
 
 @pytest.mark.parametrize(
@@ -225,7 +264,12 @@ def test_the_command_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert ended.returncode == 1, ended.stderr
     report = json.loads(ended.stdout)
     assert [anomaly["kind"] for anomaly in report["anomalies"]] == ["committed_twice"]
-    table = ended.stderr.splitlines()
+    said = ended.stderr.splitlines()
+    steps = [line for line in said if line.startswith("audit: ")]
+    table = said[len(steps) :]
+    assert [line.split(" s: ")[1].split()[0] for line in steps] == [
+        *("starting", "reading", "judging", "looking"),
+    ]
     assert table[0].split() == ["commit", "log", str(log)]
     assert "committed_twice" in table[-1]
     assert len(table) == 16

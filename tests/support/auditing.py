@@ -16,6 +16,7 @@ from halfmq.spark_jobs.overview import DEFAULT_CHECKS, Checks, Delays, Overview
 from halfmq.spark_jobs.rows import Rows
 from halfmq.spark_jobs.segments import LogExtent, SegmentReader, survey
 from halfmq.spark_jobs.store_files import StoreFiles
+from halfmq.spark_jobs.timeline import OpenAges, Timeline, merged
 
 Row = dict[str, Any]
 
@@ -29,6 +30,8 @@ class Outcome:
     found: list[tuple[Kind, tuple[int, ...]]]
     details: list[str]
     delays: list[Delays]
+    timeline: Timeline
+    open_ages: OpenAges
 
 
 def audit_here(
@@ -47,7 +50,7 @@ def audit_here(
         rows += _named(linked_rows(halves, ops, log.lost_places, buckets))
     rows += _named(linked_by_hand(_packed(rows, What.LINKED, 0), log, buckets))
     told = [
-        judged_row(_packed(rows, What.EVENTS, bucket), log.bounds, log.terms)
+        judged_row(_packed(rows, What.EVENTS, bucket), log.bounds, log.terms, log.scale)
         for bucket in {row["bucket"] for row in rows if row["what"] == What.EVENTS}
     ]
     restarts = log.restarts()
@@ -74,6 +77,7 @@ def audit_here(
         sorted((Kind(kind), tuple(offsets)) for kind, offsets, _ in faults),
         [detail for _, _, detail in faults],
         log.delays([row[3] for row in told], [row[4] for row in told]),  # type: ignore[misc]
+        *merged([row[5] for row in told], log.scale),  # type: ignore[misc]
     )
 
 

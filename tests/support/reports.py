@@ -1,0 +1,89 @@
+"""Audits to make reports of, without Spark: of a store, and of a log that somebody else chose."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+from halfmq.spark_jobs.auditor import Anomaly, Audit, LogSummary
+from halfmq.spark_jobs.judge import Kind
+from halfmq.spark_jobs.lookup import LogLookup
+from halfmq.spark_jobs.overview import Delays
+from halfmq.spark_jobs.segments import survey
+from tests.support.auditing import audit_here
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+LONG: Final = "n" * 9_980 + "-the-end-of-the-name"
+HOSTILE: Final = (
+    "<script>window.taken = 1</script>",
+    "\"><img src=x onerror='window.taken = 2'>",
+    "</title></style></svg></script><script>window.taken = 3</script>",
+    "javascript:alert(1)&amp;&lt;b&gt;",
+    "\u202etxet eht snrut\u2066 \u200b invisible",
+    "\x00\x07\x1b[31m red \r\n\u2028 new line \x7f",
+    "\u05e9\u05dc\u05d5\u05dd-\u0645\u0631\u062d\u0628\u0627",
+    "o\u0301\u0302\u0303\u0304\u0305\u0306\u0307\u0308\u0309" * 9,
+    "\u4ea4\u6613\u4e3b\u9898" * 9,
+    LONG,
+)
+"""Names of topics, groups and keys that somebody may choose who can send to a broker."""
+
+
+def audit_of(directory: Path) -> Audit:
+    """Audit a store in this process."""
+    told = audit_here(directory)
+    extent = survey(directory)
+    lookup = LogLookup(extent.segments)
+    anomalies = [
+        Anomaly(
+            str(kind),
+            lookup.unique_key(offsets[0]),
+            list(offsets),
+            "as the audit in this process found it",
+            [place for place in map(lookup.place, offsets) if place],
+        )
+        for kind, offsets in told.found
+    ]
+    size = sum(segment.size for segment in extent.segments)
+    return Audit(
+        directory=str(directory),
+        log=LogSummary(
+            len(extent.segments), 1, size, extent.first_offset, extent.end_offset, extent.tail
+        ),
+        states=Counter({str(state): count for state, count in told.states.items()}),
+        delays=told.delays,
+        anomalies=anomalies,
+        anomaly_kinds=Counter(anomaly.kind for anomaly in anomalies),
+        timeline=told.timeline,
+        open_ages=told.open_ages,
+        transactions=cast("DataFrame", None),  # reports do not look at them
+        anomaly_rows=cast("DataFrame", None),
+    )
+
+
+def chosen_by_others(audit: Audit, *, rows: int = 0) -> Audit:
+    """Put hostile names wherever a report shows what a log says, and ``rows`` anomalies more."""
+    percentiles = {"p50": 3, "p90": 80, "p99": 2_500, "max": 7_200_000}
+    delays = [
+        Delays(group, topic, 1, percentiles, 9, {"max": 2})
+        for group, topic in zip(HOSTILE, reversed(HOSTILE), strict=True)
+    ]
+    like = audit.anomalies[0]
+    kinds = list(Kind)
+    more = [
+        Anomaly(str(kinds[place % len(kinds)]), name, [like.offsets[0]] * 20, name * 9, like.places)
+        for place, name in enumerate(HOSTILE * (1 + rows // len(HOSTILE)))
+    ]
+    anomalies = [*audit.anomalies, *more]
+    return replace(
+        audit,
+        directory=f"/tmp/{HOSTILE[0]}",
+        log=replace(audit.log, tail=HOSTILE[1]),
+        delays=[*audit.delays, *delays],
+        anomalies=anomalies,
+        anomaly_kinds=Counter(anomaly.kind for anomaly in anomalies),
+    )
