@@ -64,6 +64,13 @@ class Connection(Protocol):
         """Write whole frames now; nothing happens when the peer is gone."""
         ...
 
+    def write_file(self, head: bytes, fd: int, position: int, length: int) -> bool:
+        """Write `head` and a part of a file, which is not copied here.
+
+        False when nothing was written: the peer is gone, or does not take everything at once.
+        """
+        ...
+
     def reply_when_durable(self, position: int, reply: bytes) -> None:
         """Send `reply` once the commit log is on disk up to `position`."""
         ...

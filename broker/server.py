@@ -8,9 +8,11 @@ reading: while a peer does not read its replies, or while the disk is behind, it
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import logging
+import os
 import socket
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, cast
@@ -108,6 +110,7 @@ class ClientConnection(asyncio.Protocol):
         self.broker_address = ""
         self.language = self.version = 0
         self.last_seen = self._loop.time()
+        self._socket: socket.socket | None = None  # the transport's, once a file was written
         self._unsent = 0  # bytes that waited for the peer to read them at the last look
 
     # --- asyncio.Protocol
@@ -209,6 +212,9 @@ class ClientConnection(asyncio.Protocol):
         """Forget the connection and everything registered through it."""
         self._count_unfinished(0)
         self._backlog = []
+        if self._socket is not None:
+            self._socket.detach()  # the transport closes it
+            self._socket = None
         if self in self._shared.connections:
             self._shared.connections.discard(self)
             self.closed = True
@@ -297,6 +303,40 @@ class ClientConnection(asyncio.Protocol):
         """Write whole frames; nothing happens when the peer is gone."""
         if not self.closed and self._transport is not None:
             self._transport.write(data)
+
+    def write_file(self, head: bytes, fd: int, position: int, length: int) -> bool:
+        """Write `head` and a part of a file, past the transport while that has nothing to send.
+
+        False when nothing was written: the peer is gone, or does not take everything at once.
+        """
+        transport = self._transport
+        if self.closed or transport is None or transport.get_write_buffer_size():
+            return False
+        if transport.is_closing():
+            return False
+        connected = self._socket or self._connected_socket(transport)
+        if connected is None:
+            return False
+        try:
+            sent = connected.send(head, socket.MSG_MORE)
+        except OSError:
+            return False  # full; or broken, which the transport finds out
+        copied = 0
+        if sent == len(head):
+            with contextlib.suppress(OSError):
+                copied = os.sendfile(connected.fileno(), fd, position, length)
+        if sent + copied < len(head) + length:
+            transport.write(head[sent:] + os.pread(fd, length - copied, position + copied))
+        return True
+
+    def _connected_socket(self, transport: asyncio.Transport) -> socket.socket | None:
+        """Return the transport's socket with all it can do; None if it has none."""
+        known = transport.get_extra_info("socket")
+        if known is None or not hasattr(socket, "MSG_MORE"):
+            return None
+        self._socket = socket.socket(known.family, known.type, known.proto, known.fileno())
+        self._socket.setblocking(False)
+        return self._socket
 
     def resume_after_flush(self) -> None:
         """Serve what waits, and read the peer again: the disk has caught up."""

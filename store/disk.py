@@ -53,6 +53,7 @@ CREATE_NEW: Final = CREATE | os.O_EXCL
 CREATE_EMPTY: Final = CREATE | os.O_TRUNC
 MODE: Final = 0o644  # of a file that is created
 MAP_READ: Final = mmap.ACCESS_READ
+PAGE_SIZE: Final = mmap.PAGESIZE  # bytes
 NO_WAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)  # of preadv; 0 where it cannot be asked for
 SEEK_DATA: int | None = getattr(os, "SEEK_DATA", None)
 """None where the system does not tell where holes are."""

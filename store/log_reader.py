@@ -3,13 +3,16 @@
 The loop thread must never wait for the disk, and a page fault on a map would make it wait with
 the interpreter locked. So ``read`` returns only what is in the page cache (``page_cache``); what is
 not, the caller reads with ``read_cold`` in another thread.
+
+What need not be looked at goes from the page cache to a socket without a copy in this process:
+``resident`` says where it lies, if it is there.
 """
 
 import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from . import disk
 from .errors import CorruptRecordError
@@ -25,6 +28,7 @@ from .log_search import Damage
 from .mapped_file_queue import MappedFileQueue
 from .page_cache import CachedReads
 from .quiet import is_about_transactions
+from .residence import Residence
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +42,14 @@ _SYS_FLAG: Final = Struct(">i")
 Range = tuple[int, int]  # physical offset, length
 
 
+class FilePart(NamedTuple):
+    """Where a range of the log lies; the descriptor may be closed by the next call of a reader."""
+
+    fd: int
+    position: int
+    length: int  # bytes
+
+
 class LogReader:
     """The reading end of the log; one thread, except where a method says otherwise."""
 
@@ -46,6 +58,7 @@ class LogReader:
         self._descriptors: OrderedDict[int, int] = OrderedDict()  # by offset of the first byte
         self._scratch = memoryview(bytearray(SCRATCH_SIZE))
         self._cached = CachedReads()
+        self._residence = Residence()
 
     def read(self, ranges: Sequence[Range], *, behind: bytes = b"") -> bytes | None:
         """Return the bytes of all ranges joined, or None if some are not in the page cache.
@@ -61,6 +74,15 @@ class LogReader:
                 return None
             at += length
         return bytes(scratch[:end])
+
+    def resident(self, where: Range) -> FilePart | None:
+        """Return where a range lies if all of it is known to be in the page cache; else None."""
+        physical_offset, length = where
+        position = physical_offset % self._files.file_size
+        fd = self._descriptor(physical_offset - position)
+        if self._residence.is_whole(fd, position, length):
+            return FilePart(fd, position, length)
+        return None
 
     def _read_cached(self, physical_offset: int, target: memoryview) -> bool:
         position = physical_offset % self._files.file_size

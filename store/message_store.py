@@ -38,7 +38,7 @@ from .integrity import Integrity
 from .janitor import Janitor
 from .key_indexing import KeyIndexing
 from .lock import DirectoryLock
-from .log_reader import LogReader, Range
+from .log_reader import FilePart, LogReader, Range
 from .mapped_file import lacks_space, make_directory
 from .quiet import QuietStretches
 from .recovery import Progress, Recovery, RecoveryReport
@@ -493,6 +493,10 @@ class MessageStore:
         They come ``behind`` what is given, such as the head of an answer.
         """
         return self._reader.read(ranges, behind=behind)
+
+    def resident(self, where: Range) -> FilePart | None:
+        """Return where in a file a range lies, if it is in the page cache; to be used at once."""
+        return self._reader.resident(where)
 
     def read_cold(self, ranges: Iterable[Range]) -> bytes:
         """Return the same, waiting for the disk where needed; any thread may call it."""

@@ -76,6 +76,10 @@ class FakeConnection:
     def write(self, data: bytes) -> None:
         self.written.append(data)
 
+    def write_file(self, head: bytes, fd: int, position: int, length: int) -> bool:
+        del head, fd, position, length
+        return False
+
     def reply_when_durable(self, position: int, reply: bytes) -> None:
         self.held.append((position, reply))
 
@@ -197,6 +201,10 @@ class FakeLog:
 
     def read(self, ranges: Sequence[tuple[int, int]], *, behind: bytes = b"") -> bytes | None:
         return None if self.cold else behind + self._bytes(ranges)
+
+    def resident(self, where: tuple[int, int]) -> tuple[int, int, int] | None:
+        del where
+        return None
 
     def read_cold(self, ranges: Sequence[tuple[int, int]]) -> bytes:
         self.cold_reads += 1

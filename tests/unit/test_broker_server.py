@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -312,6 +313,75 @@ def test_a_peer_that_does_not_read_is_not_served_on(loop_factory: LoopFactory) -
             assert [one.opaque for one in answers] == list(range(requests))
 
     run_on(loop_factory, main())
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+@pytest.mark.parametrize("size", [1, 40_000, 3 << 20])
+def test_parts_of_files_come_whole_and_in_order(
+    loop_factory: LoopFactory, size: int, tmp_path: Path
+) -> None:
+    """Straight from the page cache or, while the peer is slow, by way of the transport."""
+    answers = 40
+    choose = random.Random(size)
+    content = choose.randbytes(size + answers)
+    path = tmp_path / "content"
+    path.write_bytes(content)
+    straight: list[bool] = []
+
+    async def main() -> None:
+        with path.open("rb", buffering=0) as file:
+
+            def part(request: RemotingCommand, connection: Connection) -> bytes | None:
+                start = request.opaque
+                answer = encode_reply(request, body=content[start : start + size])
+                if start % 3:
+                    head = answer[: len(answer) - size]
+                    straight.append(connection.write_file(head, file.fileno(), start, size))
+                    return None if straight[-1] else answer
+                connection.write(answer)
+                return None
+
+            async with _serving(part) as (server, _), _peer(server) as peer:
+                peer.writer.write(
+                    b"".join(encode_request(105, opaque=n, header=ROUTE) for n in range(answers))
+                )
+                seen = [await peer.answer() for _ in range(answers)]
+
+        assert [one.opaque for one in seen if one.opaque % 3] == [
+            one for one in range(answers) if one % 3
+        ]
+        for one in seen:
+            assert one.body == content[one.opaque : one.opaque + size]
+        assert any(straight)
+
+    run_on(loop_factory, main())
+
+
+async def test_no_part_of_a_file_goes_to_a_peer_that_is_gone(tmp_path: Path) -> None:
+    """Its descriptor may belong to another peer by then."""
+    path = tmp_path / "content"
+    path.write_bytes(bytes(1000))
+    connections: list[Connection] = []
+
+    def part(request: RemotingCommand, connection: Connection) -> bytes | None:
+        connections.append(connection)
+        with path.open("rb", buffering=0) as file:
+            head = encode_reply(request, body=bytes(1000))[:-1000]
+            assert connection.write_file(head, file.fileno(), 0, 1000)
+        return None
+
+    lost: list[Connection] = []
+    async with _serving(part, lost=lost) as (server, _):
+        async with _peer(server) as peer:
+            peer.writer.write(encode_request(105, opaque=1, header=ROUTE))
+            assert (await peer.answer()).body == bytes(1000)
+        while not lost:  # noqa: ASYNC110  # the server fills the list
+            await asyncio.sleep(0)
+        async with _peer(server) as other:
+            with path.open("rb", buffering=0) as file:
+                assert not connections[0].write_file(b"head", file.fileno(), 0, 1000)
+            other.writer.write(encode_request(105, opaque=2, header=ROUTE))
+            assert (await other.answer()).opaque == 2
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)

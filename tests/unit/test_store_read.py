@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.store import disk, index_file, key_indexing
+from halfmq.store import disk, index_file, key_indexing, residence
 from halfmq.store.config import FlushMode
 from halfmq.store.errors import DiskFullError
 from halfmq.store.format.properties import tag_hash
@@ -264,6 +264,35 @@ def test_queue_entries_are_warmed_from_file_to_file(
     store.warm("nobody", 0, 0)
 
     assert opened == [f"0/{0:020}", f"0/{size:020}"]
+
+
+def test_a_range_is_resident_when_all_of_it_is_cached(store: MessageStore) -> None:
+    """Half of it would do for nobody: the other half would be waited for."""
+    append_durably(store, draft(body=bytes(8000)))
+    (where,) = store.get("T", 0, 0).ranges
+    part = store.resident(where)
+    if part is None:
+        pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
+    assert os.pread(part.fd, part.length, part.position) == store.read([where])
+
+    os.fsync(part.fd)
+    os.posix_fadvise(part.fd, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
+    os.posix_fadvise(part.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.pread(part.fd, 1, part.position)
+
+    assert store.resident((where[0], 1)) is not None
+    assert store.resident(where) is None
+
+
+def test_where_the_kernel_cannot_tell_nothing_is_resident(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Linux 6.5 it does not know the question."""
+    append_durably(store, draft())
+    monkeypatch.setattr(residence, "_CACHESTAT", 100_000)
+
+    (where,) = store.get("T", 0, 0).ranges
+    assert store.resident(where) is None
 
 
 def test_where_the_system_cannot_tell_it_is_read_anyway(
