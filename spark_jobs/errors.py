@@ -2,8 +2,13 @@
 
 SparkJobsError
 ├── LogDirectoryError         the directory holds no commit log that could be read
+├── OffsetTableError          the offsets of consumer groups cannot be read
+├── LedgerError               a ledger to compare with cannot be read
+├── ExportError               an export cannot be begun or continued
 ├── OptionError               a read option or column that does not exist, or has a wrong value
 ├── CorruptLogError           with mode FAILFAST: bytes that are no whole record
+├── DataLossError             a stream needs a part of the log that is no longer there
+├── CacheError                the cache of an audit cannot be read or written
 ├── MissingDependencyError    PySpark, PyArrow or numpy is not installed
 ├── JavaNotFoundError         no Java that this Spark can run on
 └── SparkFailedError          Spark could not do what it was asked
@@ -16,6 +21,42 @@ class SparkJobsError(Exception):
 
 class LogDirectoryError(SparkJobsError):
     """``directory`` holds no commit log that could be read."""
+
+    def __init__(self, directory: str, reason: str) -> None:
+        super().__init__(directory, reason)
+        self.directory = directory
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.directory}: {self.reason}"
+
+
+class OffsetTableError(SparkJobsError):
+    """The file ``path`` and its backup are no table of consumer offsets."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class LedgerError(SparkJobsError):
+    """A ledger, ``what`` says which or which part of it, cannot be read."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, reason)
+        self.what = what
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.reason}"
+
+
+class ExportError(SparkJobsError):
+    """The export in ``directory`` cannot be begun or continued."""
 
     def __init__(self, directory: str, reason: str) -> None:
         super().__init__(directory, reason)
@@ -42,6 +83,35 @@ class CorruptLogError(SparkJobsError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.size} bytes at offset {self.offset}: {self.reason}"
+
+
+class DataLossError(SparkJobsError):
+    """What a stream has to read next, from ``start`` to ``end``, is not in the log any more."""
+
+    def __init__(self, path: str, start: int, end: int, reason: str) -> None:
+        super().__init__(path, start, end, reason)
+        self.path = path
+        self.start = start
+        self.end = end
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: the stream needs offsets {self.start} to {self.end}, but {self.reason};"
+            " failOnDataLoss=false goes on with what is there"
+        )
+
+
+class CacheError(SparkJobsError):
+    """The cache in ``directory`` cannot be read or written."""
+
+    def __init__(self, directory: str, reason: str) -> None:
+        super().__init__(directory, reason)
+        self.directory = directory
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"cache {self.directory}: {self.reason}"
 
 
 class MissingDependencyError(SparkJobsError):

@@ -14,14 +14,14 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import MissingDependencyError, SparkFailedError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from ..segments import LogExtent
 
@@ -35,6 +35,8 @@ INTERRUPTED: Final = 130  # what a shell reports for Ctrl-C
 # The line of a traceback that says what happened; the rest of it is of no use to an operator.
 _RAISED: Final = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): (.+)$", re.MULTILINE)
 
+_QUERIES: Final = ("SQL", "DataFrame")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _AGE: Final = re.compile(r"(\d{1,9})([smhd])")
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
@@ -75,6 +77,13 @@ def age(text: str) -> timedelta:
     return timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
 
 
+def number(text: str) -> int:
+    """Read a count that is not negative."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number")
+    return int(text)
+
+
 def find_log(directory: str) -> "LogExtent":
     """Look for the log before a JVM is started for nothing.
 
@@ -107,9 +116,66 @@ def spark_for(extent: "LogExtent") -> "Iterator[SparkSession]":
         from pyspark.errors import PySparkException  # noqa: PLC0415
 
         try:
-            yield spark
+            with _no_log_of_queries():
+                yield spark
         except (PySparkException, Py4JError) as error:
             raise SparkFailedError(_cause(str(error))) from error
+
+
+@contextmanager
+def _no_log_of_queries() -> Iterator[None]:
+    """Have PySpark not print what it raises as well."""
+    from pyspark.logger import PySparkLogger  # noqa: PLC0415  see find_log
+
+    loggers = [PySparkLogger.getLogger(f"{kind}QueryContextLogger") for kind in _QUERIES]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, was_disabled in zip(loggers, before, strict=True):
+            logger.disabled = was_disabled
+
+
+def make_folder(folder: Path | None) -> None:
+    """Make the directory of ``--output``, before anything is read.
+
+    Raises:
+        OSError: It cannot be made, or something else is in its place.
+    """
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def log_summary(extent: "LogExtent") -> dict[str, object]:
+    """Say in JSON which part of a log was read."""
+    return {
+        "segments": len(extent.segments),
+        "first_offset": extent.first_offset,
+        "end_offset": extent.end_offset,
+        "tail": extent.tail,
+    }
+
+
+def rows(frame: "DataFrame") -> list[dict[str, Any]]:
+    """Collect a few rows as they stand in JSON: times as texts in UTC."""
+    from pyspark.sql import functions as F  # noqa: PLC0415, N812
+    from pyspark.sql.types import TimestampType  # noqa: PLC0415
+
+    # Collected as they are, times would be in the time zone of this machine, and not say so.
+    times = [field.name for field in frame.schema if isinstance(field.dataType, TimestampType)]
+    counted = frame.withColumns({name: F.unix_millis(name) for name in times}) if times else frame
+    collected = [row.asDict(recursive=True) for row in counted.collect()]
+    for row in collected:
+        row.update({name: utc(row[name]) for name in times if row[name] is not None})
+    return collected
+
+
+def utc(time_ms: int) -> str:
+    """Spell a time in ms since 1970."""
+    time = _EPOCH + timedelta(milliseconds=time_ms)
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def publish(options: argparse.Namespace, summary: Mapping[str, object], table: str) -> None:
