@@ -1,0 +1,24 @@
+"""One browser for all tests of a run; where there is none they are skipped, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.browser import BrowserMissingError, Page, Pipe, browser, new_page
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Pipe]:
+    try:
+        with browser() as started:
+            yield started
+    except BrowserMissingError as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture
+def tab(chromium: Pipe) -> Iterator[Page]:
+    with new_page(chromium) as page:
+        yield page
