@@ -36,6 +36,7 @@ from halfmq.store.format.topics import (
 )
 
 from .arrays import Bools, Ints, booleans, from_numpy, one, repeated, texts
+from .bodies import error_column, unpacked
 from .checksums import sound_records
 from .rows import Rows
 from .segments import Hole, Segment
@@ -64,6 +65,7 @@ class Wanted:
 
     value_topics: frozenset[str] | None = None  # bodies of these topics; None: of all
     verify_crc: bool = False
+    decompress: bool = False
 
 
 Make = Callable[[Rows, Wanted], pa.Array]
@@ -169,10 +171,18 @@ def _host_text(packed: bytes) -> str:
 
 
 def _value(rows: Rows, wanted: Wanted) -> pa.Array:
+    if wanted.decompress:
+        return unpacked(rows, wanted.value_topics).values
     if wanted.value_topics is None:
         return rows.bodies()
     of_interest = np.array([name in wanted.value_topics for name in rows.topic_names])
     return rows.bodies(rows.of_topics(of_interest))
+
+
+def _error(rows: Rows, wanted: Wanted) -> pa.Array:
+    if wanted.decompress:
+        return error_column(rows, wanted.value_topics)
+    return pa.nulls(len(rows), pa.string())
 
 
 def _headers(rows: Rows, _: Wanted) -> pa.Array:
@@ -324,7 +334,7 @@ COLUMNS: Final[dict[str, Column]] = {
     "error": Column(
         "string",
         pa.string(),
-        lambda rows, _: pa.nulls(len(rows), pa.string()),
+        _error,
         lambda _, hole: hole.reason,
     ),
 }

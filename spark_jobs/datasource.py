@@ -1,5 +1,7 @@
 """``spark.read.format("rocketmq-commitlog")``: a RocketMQ commit log as a DataFrame.
 
+``spark.readStream`` follows one that is being written; see ``stream.py``.
+
 Each row is a message, or the blank that ends a segment, or a range of bytes that is no record
 (``recordType`` tells). Columns are those of ``columns.py``; ask for few of them with
 ``.schema(ddl("topic", "physicalOffset"))``, because Spark does not tell a Python source which
@@ -10,17 +12,25 @@ sees one state of a log that is being written; ``load`` again to see what was ad
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
+from .bodies import TooMuchError, unpacked
 from .columns import hole_batch, record_batch
-from .errors import CorruptLogError
+from .errors import CorruptLogError, OptionError
 from .options import ReadOptions
+from .queue_source import ConsumeQueueDataSource
 from .rows import Rows
 from .schema import arrow_schema, full_ddl
 from .segments import Hole, LogExtent, Segment, SegmentReader, survey
@@ -35,8 +45,9 @@ _LAST_SPLIT_MIN: Final = 8 << 20
 
 
 def register(spark: "SparkSession") -> None:
-    """Make ``format("rocketmq-commitlog")`` known to a session."""
+    """Make the formats ``rocketmq-commitlog`` and ``rocketmq-consumequeue`` known to a session."""
     spark.dataSource.register(CommitLogDataSource)
+    spark.dataSource.register(ConsumeQueueDataSource)
 
 
 class SegmentSplit(NamedTuple):
@@ -47,6 +58,7 @@ class SegmentSplit(NamedTuple):
     stop: int
     end: int  # where what is wanted ends in this segment
     limit: int  # where the log ends in it
+    aligned: bool = False  # a record ends where this starts
 
 
 @dataclass
@@ -64,21 +76,29 @@ class CommitLogDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> str:
-        return full_ddl(ReadOptions.parse(self.options))
+        return full_ddl(ReadOptions.parse_any(self.options))
 
     def reader(self, schema: StructType) -> "CommitLogReader":
         return CommitLogReader(schema, ReadOptions.parse(self.options))
 
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
+        try:
+            from .stream import CommitLogStreamReader  # noqa: PLC0415  from Spark 4.2 on
+        except ImportError as error:
+            raise OptionError("a stream of a commit log needs Spark 4.2 or newer") from error
+        return CommitLogStreamReader(schema, ReadOptions.parse_stream(self.options))
 
-class CommitLogReader(DataSourceReader):
-    """Plans splits on the driver and reads them on the executors."""
+
+class SplitReader:
+    """Reads splits as rows; what batches and streams have in common."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._schema = arrow_schema(schema)
         self._options = options
-
-    def partitions(self) -> Sequence[InputPartition]:
-        return plan_partitions(survey(self._options.path), self._options)
+        wanted = options.wanted
+        if "value" not in self._schema.names:
+            wanted = replace(wanted, decompress=False)
+        self._wanted = wanted
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Spark replaces an empty list of partitions by one that says nothing.
@@ -86,30 +106,63 @@ class CommitLogReader(DataSourceReader):
         return chain.from_iterable(map(self._read, splits))
 
     def _read(self, split: SegmentSplit) -> Iterator[pa.RecordBatch]:
-        reader = SegmentReader(split.segment, split.limit)
-        rows_max = self._options.batch_rows
-        for item in reader.scan(split.start, split.stop, end=split.end, batch_rows=rows_max):
-            batch = self._rows(item) if isinstance(item, Rows) else self._hole(item, split.segment)
-            if batch is not None:
-                yield batch
+        options = self._options
+        reader = SegmentReader(split.segment, split.limit, memory_map=options.memory_map)
+        for item in reader.scan(
+            split.start,
+            split.stop,
+            end=split.end,
+            batch_rows=options.batch_rows,
+            aligned=split.aligned,
+        ):
+            if isinstance(item, Rows):
+                yield from self._rows(item, split.segment)
+            else:
+                yield from self._hole(item, split.segment)
 
-    def _rows(self, rows: Rows) -> pa.RecordBatch | None:
+    def _rows(self, rows: Rows, segment: Segment) -> Iterator[pa.RecordBatch]:
         topics = self._options.subscribe
         if topics is not None:
             rows = rows.in_topics(topics)
-        return record_batch(self._schema, rows, self._options.wanted) if len(rows) else None
+        if not len(rows):
+            return
+        try:
+            if self._wanted.decompress and self._options.fail_fast:
+                self._demand_bodies(rows, segment)
+            yield record_batch(self._schema, rows, self._wanted)
+        except TooMuchError:
+            for half in np.array_split(np.arange(len(rows)), 2):
+                yield from self._rows(rows.at(half), segment)
 
-    def _hole(self, hole: Hole, segment: Segment) -> pa.RecordBatch | None:
+    def _demand_bodies(self, rows: Rows, segment: Segment) -> None:
+        for place, reason in unpacked(rows, self._wanted.value_topics).errors.items():
+            offset, size = int(rows.physical_offsets[place]), int(rows.sizes[place])
+            raise CorruptLogError(segment.path, offset, size, reason)
+
+    def _hole(self, hole: Hole, segment: Segment) -> Iterator[pa.RecordBatch]:
         if hole.reason is None and self._options.subscribe is not None:
-            return None  # whoever asks for topics does not ask where files end
+            return  # whoever asks for topics does not ask where files end
         if hole.reason is not None and self._options.fail_fast:
             offset = segment.base + hole.position
             raise CorruptLogError(segment.path, offset, hole.size, hole.reason)
-        return hole_batch(self._schema, hole, segment)
+        yield hole_batch(self._schema, hole, segment)
 
 
-def plan_partitions(extent: LogExtent, options: ReadOptions) -> list[LogPartition]:
-    """Divide the wanted range of the log into partitions of at most ``maxPartitionBytes``."""
+class CommitLogReader(SplitReader, DataSourceReader):
+    """Plans splits on the driver and reads them on the executors."""
+
+    def partitions(self) -> Sequence[InputPartition]:
+        extent = survey(self._options.path, memory_map=self._options.memory_map)
+        return plan_partitions(extent, self._options)
+
+
+def plan_partitions(
+    extent: LogExtent, options: ReadOptions, *, aligned: bool = False
+) -> list[LogPartition]:
+    """Divide the wanted range of the log into partitions of at most ``maxPartitionBytes``.
+
+    ``aligned`` says that a record ends where the range starts.
+    """
     first = max(extent.first_offset, options.starting_offsets or 0)
     last = extent.end_offset
     if options.ending_offsets is not None:
@@ -120,16 +173,20 @@ def plan_partitions(extent: LogExtent, options: ReadOptions) -> list[LogPartitio
     for segment in extent.segments:
         limit = extent.limit(segment)
         end = min(last - segment.base, limit)
-        for start, stop in _cut(max(first - segment.base, 0), end, step):
+        begin = max(first - segment.base, 0)
+        for start, stop in cuts(begin, end, step):
             if stop - start > room:
                 partitions.append(LogPartition([]))
                 room = step
-            partitions[-1].splits.append(SegmentSplit(segment, start, stop, end, limit))
+            is_aligned = aligned and start == begin
+            split = SegmentSplit(segment, start, stop, end, limit, is_aligned)
+            partitions[-1].splits.append(split)
             room -= stop - start
     return partitions
 
 
-def _cut(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
+def cuts(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
+    """Cut a range of a segment into splits of about ``step`` bytes."""
     while start < stop:
         end = start + step
         if stop - end < min(step, _LAST_SPLIT_MIN):

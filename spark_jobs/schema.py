@@ -1,6 +1,7 @@
-"""Spark and Arrow schemas of the source, derived from the one table of columns."""
+"""Spark and Arrow schemas of the sources, derived from their tables of columns."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 import pyarrow as pa
 from pyspark.sql.types import StructType
@@ -28,9 +29,21 @@ AUDIT_COLUMNS: Final = (
 NAME_COLUMNS: Final = ("physicalOffset", "uniqKey", "producerGroup", "realTopic", "timestamp")
 
 
-def ddl(*names: str) -> str:
+class Typed(Protocol):
+    """A column of a source, as far as schemas go."""
+
+    @property
+    def spark_type(self) -> str:
+        """Its type as in DDL."""
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """The same for Arrow."""
+
+
+def ddl(*names: str, columns: Mapping[str, Typed] = COLUMNS) -> str:
     """Spell a schema of these columns, for ``DataFrameReader.schema``."""
-    return ", ".join(f"`{name}` {COLUMNS[name].spark_type}" for name in names)
+    return ", ".join(f"`{name}` {columns[name].spark_type}" for name in names)
 
 
 def full_ddl(options: ReadOptions) -> str:
@@ -43,7 +56,7 @@ def full_ddl(options: ReadOptions) -> str:
     return ddl(*(name for name in COLUMNS if name not in left_out))
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
+def arrow_schema(schema: StructType, columns: Mapping[str, Typed] = COLUMNS) -> pa.Schema:
     """Turn the schema of a read into the Arrow schema that Spark expects from it.
 
     Built by hand, because Spark compares it exactly and its own conversion is private and
@@ -54,9 +67,9 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     """
     fields = []
     for column in schema.fields:
-        if column.name not in COLUMNS:
-            raise OptionError(unknown("column", column.name, list(COLUMNS)))
-        known = COLUMNS[column.name]
+        if column.name not in columns:
+            raise OptionError(unknown("column", column.name, list(columns)))
+        known = columns[column.name]
         if column.dataType.simpleString() != known.spark_type:
             asked = column.dataType.simpleString()
             raise OptionError(f"column {column.name} is {known.spark_type}, not {asked}")

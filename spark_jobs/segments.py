@@ -26,7 +26,6 @@ end, once, so that all workers agree on it even while a broker appends:
 Source: RocketMQ ``CommitLog.java``; sizes and magics from ``halfmq.store.format.record``.
 """
 
-import mmap
 import re
 import struct
 import time
@@ -37,11 +36,12 @@ from typing import Final, NamedTuple
 from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
 
 from halfmq.store.format.record import CRC_MASK, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PREFIX
 
+from .arrays import Ints
 from .errors import LogDirectoryError
+from .files import WINDOW, child, entries, exists, is_folder, open_content, parent
 from .rows import RECORD_SIZE_MIN, Rows, SegmentBytes
 
 BATCH_ROWS: Final = 65_536  # records decoded at once: enough to make numpy's fixed cost vanish
@@ -59,6 +59,7 @@ _BLANK: Final = MAGIC_BLANK.to_bytes(4, "big")
 _PREFIX_SIZE: Final = PREFIX.size  # total size and magic
 UNWRITTEN: Final = "unwritten space where a record should be"
 NOT_A_RECORD: Final = "bytes that are no record"
+TORN: Final = "a record that was not written completely"
 
 assert MAGIC_V2.to_bytes(4, "big")[:3] == _MAGIC_START
 
@@ -111,77 +112,101 @@ def find_segments(directory: str | Path) -> list[Segment]:
     Raises:
         LogDirectoryError: The directory cannot be read, or there is no segment in it.
     """
-    root = Path(directory)
+    root = str(directory)
     try:
-        if not root.is_dir():
-            reason = "is not a directory" if root.exists() else "no such directory"
-            raise LogDirectoryError(str(root), reason)
-        folder = root / "commitlog" if (root / "commitlog").is_dir() else root
-        files = [path for path in folder.iterdir() if _is_segment(path)]
-        segments = [Segment(int(path.name), str(path), path.stat().st_size) for path in files]
+        if not is_folder(root):
+            reason = "is not a directory" if exists(root) else "no such directory"
+            raise LogDirectoryError(root, reason)
+        folder = child(root, "commitlog")
+        folder = folder if is_folder(folder) else root
+        segments = [
+            Segment(int(entry.name), entry.path, entry.size)
+            for entry in entries(folder, _SEGMENT_NAME)
+            if not entry.is_folder and int(entry.name) < _OFFSET_END
+        ]
     except OSError as error:
         place = str(error.filename or root)
         raise LogDirectoryError(place, error.strerror or str(error)) from error
     if not segments:
         reason = f"no commit-log segment (a file named by 20 digits) in {folder}"
-        raise LogDirectoryError(str(root), reason)
+        raise LogDirectoryError(root, reason)
     return sorted(segment for segment in segments if segment.size)
 
 
-def _is_segment(path: Path) -> bool:
-    """Tell by its name; folders do not count, nor do numbers that are no offset."""
-    named = bool(_SEGMENT_NAME.fullmatch(path.name)) and int(path.name) < _OFFSET_END
-    return named and not path.is_dir()
-
-
-def survey(directory: str | Path) -> LogExtent:
+def survey(directory: str | Path, *, memory_map: bool = True) -> LogExtent:
     """Find the segments and the end of the log, by a walk through the last segment.
+
+    Of a log that is still empty, the end is where its first segment begins.
 
     Raises:
         LogDirectoryError: There is no segment, or one cannot be read.
     """
     segments = find_segments(directory)
+    first = segments[0].base if segments else 0
     while segments:
         last = segments[-1]
-        live = Path(last.path).parent.with_name("abort").exists()
-        end, tail = _find_end(SegmentReader(last, last.size), may_be_live=live)
-        if end:
-            return LogExtent(tuple(segments), last.base + end, tail)
+        reader = SegmentReader(last, last.size, memory_map=memory_map, keep=True)
+        found = find_end(reader)
+        if found.position:
+            return LogExtent(tuple(segments), last.base + found.position, found.tail)
         segments.pop()  # pre-allocated, or just begun
-    return LogExtent((), 0, None)
+    return LogExtent((), first, None)
 
 
 class SegmentReader:
-    """Walks one segment, of which the first ``limit`` bytes belong to the log."""
+    """Walks one segment, of which the first ``limit`` bytes belong to the log.
 
-    def __init__(self, segment: Segment, limit: int) -> None:
+    ``memory_map`` is for local files. What is not mapped is read in windows, and forgotten behind
+    the walk unless ``keep``. A hole of more than ``search_max`` bytes is taken to reach to the end.
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        limit: int,
+        *,
+        memory_map: bool = True,
+        keep: bool = False,
+        search_max: int = _OFFSET_END,
+    ) -> None:
         self.segment = segment
         self._limit = limit
+        self._keep = keep
+        self._search_max = search_max
         try:
-            with Path(segment.path).open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._content = open_content(segment.path, limit, memory_map=memory_map)
         except (OSError, ValueError) as error:
             raise LogDirectoryError(segment.path, str(error)) from error
+        self._map = self._content.mapped
         if len(self._map) < limit:
             raise LogDirectoryError(segment.path, "has become shorter while it was read")
         self._bytes = SegmentBytes(self._map, segment.base)
 
     def scan(
-        self, start: int, stop: int, *, end: int | None = None, batch_rows: int = BATCH_ROWS
+        self,
+        start: int,
+        stop: int,
+        *,
+        end: int | None = None,
+        batch_rows: int = BATCH_ROWS,
+        aligned: bool = False,
     ) -> Iterator[Rows | Hole]:
         """Give the records that start in [start, stop), and the holes between them, in order.
 
         A hole belongs to the record before it: a reader that starts behind the record's end
-        searches, and cannot tell how far back the hole reaches. ``end`` is where the range of all
-        splits ends, if not with the segment; no hole is looked for behind it. Each ``Rows`` has at
-        most ``batch_rows`` records and about ``BATCH_BYTES`` bytes.
+        searches, and cannot tell how far back the hole reaches. One that is told that ``start`` is
+        where a record ends (``aligned``) need not search. ``end`` is where the range of all splits
+        ends, if not with the segment; no hole is looked for behind it. Each ``Rows`` has at most
+        ``batch_rows`` records and about ``BATCH_BYTES`` bytes.
         """
         stop = min(stop, self._limit)
         end = self._limit if end is None else min(end, self._limit)
-        position = self._next_start(start) if start else 0
+        position = start if aligned or not start else self.next_start(start)
         if position >= stop:
             return
         while position < stop:
+            if not self._keep:
+                self._content.release(position)
             rows, position = self._rows(position, stop, batch_rows)
             if rows:
                 yield rows
@@ -213,6 +238,8 @@ class SegmentReader:
         unpack = struct.Struct(">iI").unpack_from  # local: a module's Struct cannot be shipped
         buffer, limit = self._map, self._limit
         last = min(stop, position + BATCH_BYTES, limit - _PREFIX_SIZE + 1)
+        start = position
+        self._content.load(start, last + _PREFIX_SIZE - 1)
         positions: list[int] = []
         add = positions.append
         for _ in range(batch_rows):
@@ -225,6 +252,7 @@ class SegmentReader:
                 break
             add(position)
             position += size
+        self._content.load(start, position)
         return positions, position
 
     def _hole(self, position: int) -> Hole | None:
@@ -235,9 +263,10 @@ class SegmentReader:
         """
         if self._is_blank(position):
             return Hole(position, self.segment.size - position, None)
+        self._content.load(position, position + _PREFIX_SIZE)
         prefix = self._map[position : position + _PREFIX_SIZE]
         reason = NOT_A_RECORD if any(prefix) else UNWRITTEN
-        following = self._next_start(position + 1)
+        following = self.next_start(position + 1)
         if self._is_start(position):
             return None
         return Hole(position, following - position, reason)
@@ -245,17 +274,18 @@ class SegmentReader:
     def _is_start(self, position: int) -> bool:
         return self._is_record(position) or self._is_blank(position)
 
-    def _next_start(self, position: int) -> int:
+    def next_start(self, position: int) -> int:
         """Find the first record or blank at or behind ``position``, else the limit."""
-        record = self._find_record(position)
-        return self._find_blank(position, record)
+        end = min(position + self._search_max, self._limit)
+        found = self._find_blank(position, self._find_record(position, end))
+        return found if found < end else self._limit
 
-    def _find_record(self, position: int) -> int:
+    def _find_record(self, position: int, end: int) -> int:
         at = position + 4
         while True:
-            at = self._find(_MAGIC_START, at, self._limit)
+            at = self._find(_MAGIC_START, at, end)
             if at < 0:
-                return self._limit
+                return end
             if self._is_record(at - 4):
                 return at - 4
             at += 1
@@ -271,7 +301,18 @@ class SegmentReader:
             at += 1
 
     def _find(self, wanted: bytes, start: int, end: int) -> int:
-        """Return what ``find`` of the map does, which must not be let to the map's last byte.
+        """Return what ``find`` of the map does, loading what is looked at."""
+        while start < end:
+            stop = min(start + WINDOW, end)
+            self._content.load(start, stop)
+            at = self._find_loaded(wanted, start, stop)
+            if at >= 0 or stop == end:
+                return at
+            start = stop - len(wanted) + 1
+        return -1
+
+    def _find_loaded(self, wanted: bytes, start: int, end: int) -> int:
+        """Search without ``find`` being let to the map's last byte.
 
         Before CPython 3.11.5 it reads the byte behind what it is told, which may be no memory
         (python/cpython#105235).
@@ -287,6 +328,7 @@ class SegmentReader:
         # A copy may have been trimmed behind the blank; its size still names the full segment.
         if position + _PREFIX_SIZE > self._limit:
             return False
+        self._content.load(position, position + _PREFIX_SIZE)
         size, magic = struct.unpack_from(">iI", self._map, position)
         return bool(magic == MAGIC_BLANK and position + size >= self.segment.size)
 
@@ -304,44 +346,92 @@ class SegmentReader:
 
     def head(self, position: int) -> tuple[int, int]:
         """Read the size and magic at ``position``, zeros behind the end of the segment."""
+        self._content.load(position, position + _PREFIX_SIZE)
         prefix = self._map[position : position + _PREFIX_SIZE].ljust(_PREFIX_SIZE, b"\0")
         size, magic = struct.unpack(">iI", prefix)
         return size, magic
 
 
-def _find_end(reader: SegmentReader, *, may_be_live: bool) -> tuple[int, str | None]:
-    """Find where the last segment's whole records end, and what follows unless it is unwritten."""
-    size = reader.segment.size
+class Clocks(NamedTuple):
+    """What the records up to some place say of the time."""
+
+    stored: int  # ms, of the last one
+    born: int  # ms, the highest
+
+
+NO_CLOCKS: Final = Clocks(-(1 << 63), -(1 << 63))
+
+
+class LogEnd(NamedTuple):
+    """How far a segment's whole records go."""
+
+    position: int  # behind the last of them
+    tail: str | None = None  # what follows, unless it is unwritten
+    clocks: Clocks = NO_CLOCKS  # up to there
+
+
+NOTHING_KNOWN: Final = LogEnd(0)
+
+
+def find_end(
+    reader: SegmentReader, known: LogEnd = NOTHING_KNOWN, *, may_be_live: bool | None = None
+) -> LogEnd:
+    """Find where the last segment's whole records end.
+
+    ``known`` is what an earlier search has said; what is in front of it is not looked at again.
+    Whether a broker may be writing is told by its ``abort`` file, unless the caller knows.
+    """
+    if may_be_live is None:
+        folder = parent(reader.segment.path)
+        may_be_live = exists(child(parent(folder), "abort"))
     deadline = time.monotonic() + SETTLE_TIME
-    chunks, holes = _read_segment(reader)
+    chunks, holes = _read_from(reader, known.position)
     while may_be_live and _is_unsettled(chunks, holes) and time.monotonic() < deadline:
         time.sleep(SETTLE_PAUSE)
-        chunks, holes = _read_segment(reader)
-    if holes and holes[-1].reason is None and not chunks:
-        return size, None
+        chunks, holes = _read_from(reader, known.position)
+    return _end_of(reader, chunks, holes, known)
+
+
+def _end_of(reader: SegmentReader, chunks: list[Rows], holes: list[Hole], known: LogEnd) -> LogEnd:
+    size = reader.segment.size
+    has_blank = bool(holes) and holes[-1].reason is None
     if not chunks:
-        return (size, None) if _is_garbage(reader) else (0, None)
+        if has_blank or (not known.position and _is_garbage(reader)):
+            return LogEnd(size, None, known.clocks)
+        return known._replace(tail=_torn_at(known.position, holes))
     starts = np.concatenate([rows.starts for rows in chunks])
     ends = np.concatenate([rows.ends for rows in chunks])
-    kept = _count_before_stale(chunks)
+    stored = np.concatenate([rows.field("store_timestamp") for rows in chunks])
+    born = np.concatenate([rows.field("born_timestamp") for rows in chunks])
+
+    def end_behind(count: int, tail: str | None) -> LogEnd:
+        if not count:
+            return LogEnd(known.position or int(starts[0]), tail, known.clocks)
+        highest = max(known.clocks.born, int(born[:count].max()))
+        return LogEnd(int(ends[count - 1]), tail, Clocks(int(stored[count - 1]), highest))
+
+    kept = _count_before_stale(stored, born, known.clocks)
     if kept < len(starts):
-        return int(ends[kept - 1]), "older records, left from before the log was cut"
-    if holes and holes[-1].reason is None:
-        return size, None
+        return end_behind(kept, "older records, left from before the log was cut")
+    if has_blank:
+        return end_behind(kept, None)._replace(position=size)
     while kept and not _is_whole(chunks, kept - 1):
         kept -= 1
-    end = int(ends[kept - 1]) if kept else int(starts[0])
+    found = end_behind(kept, TORN)
     # What was seen in passing counts: a broker may have written more since.
-    torn = kept < len(starts) or any(
-        hole.position == end and hole.reason == NOT_A_RECORD for hole in holes
-    )
-    return end, "a record that was not written completely" if torn else None
+    is_torn = kept < len(starts) or _torn_at(found.position, holes) is not None
+    return found if is_torn else found._replace(tail=None)
 
 
-def _read_segment(reader: SegmentReader) -> tuple[list[Rows], list[Hole]]:
+def _torn_at(position: int, holes: list[Hole]) -> str | None:
+    is_torn = any(hole.position == position and hole.reason == NOT_A_RECORD for hole in holes)
+    return TORN if is_torn else None
+
+
+def _read_from(reader: SegmentReader, position: int) -> tuple[list[Rows], list[Hole]]:
     chunks: list[Rows] = []
     holes: list[Hole] = []
-    for item in reader.scan(0, reader.segment.size):
+    for item in reader.scan(position, reader.segment.size, aligned=True):
         if isinstance(item, Rows):
             chunks.append(item)
         else:
@@ -364,10 +454,10 @@ def _is_garbage(reader: SegmentReader) -> bool:
     return not begun
 
 
-def _count_before_stale(chunks: list[Rows]) -> int:
+def _count_before_stale(stored: Ints, born: Ints, before: Clocks) -> int:
     """Count the records before the place from which on all are older than what precedes them."""
-    stored = np.concatenate([rows.field("store_timestamp") for rows in chunks])
-    born = np.concatenate([rows.field("born_timestamp") for rows in chunks])
+    stored = np.concatenate([[before.stored], stored])
+    born = np.concatenate([[before.born], born])
     stored_later = _highest_behind(stored)
     born_later = _highest_behind(born)
     born_before = np.maximum.accumulate(born)
@@ -375,12 +465,12 @@ def _count_before_stale(chunks: list[Rows]) -> int:
         (stored_later[1:] + STALE_STEP_MIN <= stored[:-1])
         & (born_later[1:] + STALE_STEP_MIN <= born_before[:-1])
     )
-    return int(steps[0]) + 1 if len(steps) else len(stored)
+    return int(steps[0]) if len(steps) else len(stored) - 1
 
 
-def _highest_behind(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _highest_behind(values: Ints) -> Ints:
     """For each place, the highest value from there to the end."""
-    highest: npt.NDArray[np.int64] = np.maximum.accumulate(values[::-1])[::-1]
+    highest: Ints = np.maximum.accumulate(values[::-1])[::-1]
     return highest
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halfmq.spark_jobs.errors import OptionError
-from halfmq.spark_jobs.options import PARTITION_BYTES, ReadOptions
+from halfmq.spark_jobs.options import PARTITION_BYTES, QueueOptions, ReadOptions
 
 
 def test_names_of_options_do_not_depend_on_case() -> None:
@@ -54,7 +54,8 @@ def test_offsets_are_numbers_or_the_ends() -> None:
         ({"path": "/", "batchRows": "many"}, "batchRows=many"),
         ({"path": "/", "startingOffsets": "latest"}, "expected earliest or a physical offset"),
         ({"path": "/", "endingOffsets": "-1"}, "expected latest or a physical offset"),
-        ({"path": "s3://bucket/log"}, "only local paths can be read, not s3:"),
+        ({"path": "/", "memoryMap": "no"}, "memoryMap=no: expected true or false"),
+        ({"path": "/", "maxBytesPerTrigger": "0"}, "maxBytesPerTrigger=0: expected a positive"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_was_expected(options: dict[str, str], said: str) -> None:
@@ -64,5 +65,28 @@ def test_what_is_wrong_is_named_with_what_was_expected(options: dict[str, str], 
 
 
 def test_file_urls_are_local_paths() -> None:
-    """Spark users write them."""
+    """Spark users write them; those of other file systems stay as they are."""
     assert ReadOptions.parse({"path": "file:///a%20b/log"}).path == "/a b/log"
+    assert ReadOptions.parse({"path": "s3://bucket/a%20b"}).path == "s3://bucket/a%20b"
+
+
+def test_a_stream_begins_at_the_end_unless_told_otherwise() -> None:
+    """As Spark's Kafka source does; a read begins at the first record."""
+    assert ReadOptions.parse_stream({"path": "/"}).from_latest
+    assert ReadOptions.parse_stream({"path": "/", "startingOffsets": "LATEST"}).from_latest
+    for start, offset in (("earliest", None), ("77", 77)):
+        options = ReadOptions.parse_stream({"path": "/", "startingOffsets": start})
+        assert (options.from_latest, options.starting_offsets) == (False, offset)
+    with pytest.raises(OptionError, match="endingOffsets: a stream has no end"):
+        ReadOptions.parse_stream({"path": "/", "endingOffsets": "7"})
+
+
+def test_queues_have_options_of_their_own() -> None:
+    """Offsets there are those of the queues."""
+    options = QueueOptions.parse({"path": "/", "startingOffsets": "3", "subscribe": "a"})
+
+    assert options == QueueOptions("/", frozenset({"a"}), 3)
+    with pytest.raises(OptionError, match="expected latest or a queue offset"):
+        QueueOptions.parse({"path": "/", "endingOffsets": "-1"})
+    with pytest.raises(OptionError, match="no path"):
+        QueueOptions.parse({})

@@ -1,0 +1,221 @@
+"""Where the bytes of a store come from: local files, or a file system that ``pyarrow.fs`` knows.
+
+A path with a scheme (``s3://bucket/store``, ``hdfs://…``, ``gs://…``, ``abfs://…``, or
+``fsspec+…://`` where fsspec is installed) is remote; everything else is local. Settings of a remote
+file system are those of its URI, for example ``s3://bucket/store?region=eu-west-1``.
+
+The parser wants a file as one piece of memory. A local file is mapped. A remote one, or a local one
+that is not to be mapped, gets memory of its size of which only the windows that are looked at are
+ever filled, and are given back behind the reader.
+"""
+
+import mmap
+import os
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from .errors import LogDirectoryError
+
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem, NativeFile
+
+WINDOW: Final = 16 << 20  # bytes; large enough that a request to an object store pays off
+_KNOWN_MAX: Final = 256  # file systems kept open, one per path
+
+
+class Entry(NamedTuple):
+    """What a folder holds under a name."""
+
+    name: str
+    path: str
+    size: int  # bytes
+    is_folder: bool
+
+
+def is_remote(path: str) -> bool:
+    """Tell whether a path names another file system than the local one."""
+    return len(urlsplit(path).scheme) > 1 and "://" in path  # one letter is a Windows drive
+
+
+def child(path: str, name: str) -> str:
+    """Name something in a folder."""
+    if not is_remote(path):
+        return str(Path(path, name))
+    url = urlsplit(path)
+    return urlunsplit(url._replace(path=f"{url.path.rstrip('/')}/{quote(name)}"))
+
+
+def parent(path: str) -> str:
+    """Name the folder that holds something."""
+    if not is_remote(path):
+        return str(Path(path).parent)
+    url = urlsplit(path)
+    return urlunsplit(url._replace(path=url.path.rstrip("/").rpartition("/")[0]))
+
+
+@lru_cache(maxsize=_KNOWN_MAX)
+def file_system_of(path: str) -> "tuple[FileSystem, str]":
+    """Open the file system of a remote path; return it with the path inside.
+
+    Raises:
+        LogDirectoryError: There is no such file system, or it cannot be reached.
+    """
+    from pyarrow.fs import FileSystem  # noqa: PLC0415  local logs do without
+
+    try:
+        return FileSystem.from_uri(path)  # type: ignore[no-any-return]
+    except (ValueError, OSError, ImportError) as error:  # ArrowInvalid is a ValueError
+        raise LogDirectoryError(path, str(error)) from error
+
+
+def exists(path: str) -> bool:
+    """Tell whether there is something of this name."""
+    if not is_remote(path):
+        return Path(path).exists()
+    return bool(_info(path).type.name != "NotFound")
+
+
+def is_folder(path: str) -> bool:
+    """Tell whether this is a folder."""
+    if not is_remote(path):
+        return Path(path).is_dir()
+    return bool(_info(path).type.name == "Directory")
+
+
+def _info(path: str):  # type: ignore[no-untyped-def]  # noqa: ANN202, RUF100  pyarrow is untyped
+    system, inner = file_system_of(path)
+    return system.get_file_info(inner)
+
+
+def entries(folder: str, names: re.Pattern[str]) -> list[Entry]:
+    """List what has such names in a folder, by name.
+
+    Raises:
+        OSError: It cannot be read, or what is in it cannot.
+    """
+    if is_remote(folder):
+        return sorted(one for one in _remote_entries(folder) if names.fullmatch(one.name))
+    with os.scandir(folder) as found:
+        wanted = [one for one in found if names.fullmatch(one.name)]
+    return sorted(Entry(one.name, one.path, one.stat().st_size, one.is_dir()) for one in wanted)
+
+
+def _remote_entries(folder: str) -> list[Entry]:
+    from pyarrow.fs import FileSelector  # noqa: PLC0415  see file_system_of
+
+    system, inner = file_system_of(folder)
+    return [
+        Entry(
+            info.base_name,
+            child(folder, info.base_name),
+            info.size or 0,
+            info.type.name == "Directory",
+        )
+        for info in system.get_file_info(FileSelector(inner))
+    ]
+
+
+def read_bytes(path: str) -> bytes:
+    """Read a whole small file.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    if not is_remote(path):
+        return Path(path).read_bytes()
+    with open_remote(path) as file:
+        return bytes(file.read())
+
+
+def open_remote(path: str) -> "NativeFile":
+    """Open a file for reading anywhere in it; also a local one, without mapping it."""
+    if is_remote(path):
+        system, inner = file_system_of(path)
+        return system.open_input_file(inner)
+    from pyarrow import OSFile  # noqa: PLC0415  see file_system_of
+
+    return OSFile(path)
+
+
+class Content(Protocol):
+    """A file's bytes at their places in memory, as far as they have been loaded."""
+
+    mapped: mmap.mmap
+
+    def load(self, start: int, end: int) -> None:
+        """Have the bytes [start, end) in memory."""
+
+    def release(self, before: int) -> None:
+        """Give back memory in front of a place; what is there may be loaded again."""
+
+
+class MappedContent:
+    """A local file, mapped: everything is there."""
+
+    def __init__(self, path: str) -> None:
+        with Path(path).open("rb") as file:
+            self.mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+    def load(self, start: int, end: int) -> None:
+        """Nothing to do."""
+
+    def release(self, before: int) -> None:
+        """Nothing to do."""
+
+
+class WindowedContent:
+    """A file that is read in windows, into memory that is reserved at its full size.
+
+    Where the system can, reserved memory costs nothing before it is filled.
+    """
+
+    def __init__(self, path: str, size: int) -> None:
+        self._file = open_remote(path)
+        if self._file.size() < size:
+            raise ValueError("has become shorter while it was read")
+        self._size = size
+        self.mapped = _reserved(size)
+        self._is_loaded = bytearray(-(-size // WINDOW))
+        self._released = 0  # windows in front of this one are not in memory
+
+    def load(self, start: int, end: int) -> None:
+        """Read the windows that hold these bytes, unless they are there."""
+        for window in range(start // WINDOW, -(-min(end, self._size) // WINDOW)):
+            if not self._is_loaded[window]:
+                place = window * WINDOW
+                wanted = min(WINDOW, self._size - place)
+                content = self._file.read_at(wanted, place)
+                self.mapped[place : place + len(content)] = content
+                self._is_loaded[window] = True
+                self._released = min(self._released, window)
+
+    def release(self, before: int) -> None:
+        """Give back whole windows."""
+        window = before // WINDOW
+        if window <= self._released or not hasattr(self.mapped, "madvise"):
+            return
+        start = self._released * WINDOW
+        self.mapped.madvise(mmap.MADV_DONTNEED, start, window * WINDOW - start)
+        self._is_loaded[self._released : window] = bytes(window - self._released)
+        self._released = window
+
+
+def _reserved(size: int) -> mmap.mmap:
+    if hasattr(mmap, "MAP_ANONYMOUS"):  # private, or memory that was given back would stay
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, size)
+
+
+def open_content(path: str, size: int, *, memory_map: bool = True) -> Content:
+    """Open a file of which ``size`` bytes are known to exist.
+
+    Raises:
+        OSError: It cannot be opened.
+        ValueError: It is empty, or has become shorter.
+    """
+    if memory_map and not is_remote(path):
+        return MappedContent(path)
+    return WindowedContent(path, size)

@@ -1,0 +1,160 @@
+"""``spark.read.format("rocketmq-consumequeue")``: a store's consume queues as a DataFrame.
+
+Each row is an entry, or what stands where an entry should be (``entryType`` tells). Names that the
+source ``rocketmq-commitlog`` has too mean the same, so that the two can be joined: by
+``physicalOffset``, or by ``topic``, ``partition`` and ``offset``. Options are ``QueueOptions``.
+
+A queue that is being written is read up to the last entry of each file when its turn comes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from halfmq.store.format.queue_entry import ENTRY_SIZE
+
+from .arrays import from_numpy, one, repeated, texts
+from .errors import CorruptLogError
+from .options import QueueOptions
+from .queue_entries import (
+    NOT_AN_ENTRY,
+    OFFSET_END,
+    EntryBatch,
+    EntryKind,
+    QueueFile,
+    find_queue_files,
+    read_entries,
+)
+from .schema import arrow_schema, ddl
+
+QUEUE_FORMAT: Final = "rocketmq-consumequeue"
+# As they stand in the column entryType, by EntryKind.
+_KINDS: Final = ("entry", "preBlank", "blank", "corrupt")
+
+
+class QueueColumn(NamedTuple):
+    """One column and how it is made of entries."""
+
+    spark_type: str
+    arrow_type: pa.DataType
+    make: Callable[[EntryBatch], pa.Array]
+
+
+def _field(name: str, kind: pa.DataType) -> Callable[[EntryBatch], pa.Array]:
+    """Take a field of the entries; null where there is no entry."""
+    width = {pa.int32(): np.int32, pa.int64(): np.int64}[kind]
+
+    def make(batch: EntryBatch) -> pa.Array:
+        if batch.error is not None:
+            return pa.nulls(1, kind)
+        told = (batch.kinds == EntryKind.ENTRY) | (batch.kinds == EntryKind.CORRUPT)
+        return from_numpy(batch.content[name].astype(width), kind, told)
+
+    return make
+
+
+def _of_file(
+    tell: Callable[[QueueFile], int | str], kind: pa.DataType
+) -> Callable[[EntryBatch], pa.Array]:
+    return lambda batch: repeated(one(tell(batch.file), kind), len(batch.kinds))
+
+
+def _slots(batch: EntryBatch) -> pa.Array:
+    if not len(batch.slots):
+        return pa.nulls(1, pa.int64())
+    return from_numpy(batch.slots, pa.int64())
+
+
+def _errors(batch: EntryBatch) -> pa.Array:
+    if batch.error is not None:
+        return texts([batch.error])
+    is_corrupt = (batch.kinds == EntryKind.CORRUPT).astype(np.int8)
+    return texts([None, NOT_AN_ENTRY]).take(from_numpy(is_corrupt, pa.int8()))
+
+
+QUEUE_COLUMNS: Final[dict[str, QueueColumn]] = {
+    "topic": QueueColumn("string", pa.string(), _of_file(lambda file: file.topic, pa.string())),
+    "partition": QueueColumn("int", pa.int32(), _of_file(lambda file: file.queue, pa.int32())),
+    "offset": QueueColumn("bigint", pa.int64(), _slots),
+    "physicalOffset": QueueColumn("bigint", pa.int64(), _field("at", pa.int64())),
+    "size": QueueColumn("int", pa.int32(), _field("size", pa.int32())),
+    "tagsCode": QueueColumn("bigint", pa.int64(), _field("tags_code", pa.int64())),
+    "file": QueueColumn("string", pa.string(), _of_file(lambda file: file.path, pa.string())),
+    "entryType": QueueColumn(
+        "string",
+        pa.string(),
+        lambda batch: texts(_KINDS).take(from_numpy(batch.kinds, pa.int8())),
+    ),
+    "error": QueueColumn("string", pa.string(), _errors),
+}
+
+
+@dataclass
+class QueuePartition(InputPartition):
+    """What one task reads."""
+
+    files: list[QueueFile]
+
+
+class ConsumeQueueDataSource(DataSource):
+    """What Spark asks first: the name, the schema and a reader."""
+
+    @classmethod
+    def name(cls) -> str:
+        return QUEUE_FORMAT
+
+    def schema(self) -> str:
+        return ddl(*QUEUE_COLUMNS, columns=QUEUE_COLUMNS)
+
+    def reader(self, schema: StructType) -> "ConsumeQueueReader":
+        return ConsumeQueueReader(schema, QueueOptions.parse(self.options))
+
+
+class ConsumeQueueReader(DataSourceReader):
+    """Lists files on the driver and reads them on the executors."""
+
+    def __init__(self, schema: StructType, options: QueueOptions) -> None:
+        self._schema = arrow_schema(schema, QUEUE_COLUMNS)
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        files = find_queue_files(self._options.path, self._options.subscribe)
+        total = sum(file.size for file in files)
+        share = -(-total // self._options.min_partitions)
+        room_max = min(self._options.max_partition_bytes, max(share, 1))
+        partitions: list[QueuePartition] = []
+        room = 0
+        for file in files:
+            if file.size > room:
+                partitions.append(QueuePartition([]))
+                room = room_max
+            partitions[-1].files.append(file)
+            room -= file.size
+        return partitions
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        # Spark replaces an empty list of partitions by one that says nothing.
+        for file in partition.files if isinstance(partition, QueuePartition) else ():
+            yield from self._read(file)
+
+    def _read(self, file: QueueFile) -> Iterator[pa.RecordBatch]:
+        first, end = self._options.starting_offsets or 0, self._options.ending_offsets
+        for batch in read_entries(file, first, OFFSET_END if end is None else end):
+            if self._options.fail_fast:
+                _demand_entries(batch)
+            arrays = [QUEUE_COLUMNS[name].make(batch) for name in self._schema.names]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def _demand_entries(batch: EntryBatch) -> None:
+    """Raise CorruptLogError at the first that is none."""
+    corrupt = np.flatnonzero(batch.kinds == EntryKind.CORRUPT)
+    if len(corrupt):
+        at = int(batch.slots[corrupt[0]]) * ENTRY_SIZE if len(batch.slots) else batch.file.begin
+        reason = batch.error or NOT_AN_ENTRY
+        raise CorruptLogError(batch.file.path, at, ENTRY_SIZE, reason)

@@ -1,0 +1,86 @@
+"""``spark.readStream.format("rocketmq-commitlog")``: follow a commit log that is being written.
+
+The offset of the stream is a physical offset of the log, the border between the last record that
+was read and the next. It goes over the ends of segments as the log does. A batch is what lies
+between two such borders; read again after a failure, it has the same records.
+
+What a broker may still be writing is waited for: see ``follow.py`` and ``segments.py``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from .datasource import SegmentSplit, SplitReader, plan_partitions
+from .files import exists
+from .follow import LogFollower, part_of
+from .options import ReadOptions
+
+OFFSET: Final = "physicalOffset"  # the key in checkpoints; it must never change
+
+StreamOffset = dict[str, Any]
+
+
+class CommitLogStreamReader(SplitReader, DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Decides on the driver how far to read next; executors read as for a batch."""
+
+    def __init__(self, schema: StructType, options: ReadOptions) -> None:
+        super().__init__(schema, options)
+        self._follower = LogFollower(options.path, memory_map=options.memory_map)
+        self._target: int | None = None  # of trigger(availableNow=True)
+        self._is_checked = False  # whether the first offset still is a border
+
+    def initialOffset(self) -> StreamOffset:  # noqa: N802  Spark's name, as are those below
+        if self._options.from_latest:
+            return {OFFSET: self._follower.extent().end_offset}
+        if self._options.starting_offsets is None:
+            return {OFFSET: self._follower.extent().first_offset}
+        return {OFFSET: self._follower.border(self._options.starting_offsets)}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        limit = self._options.max_bytes_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._follower.extent().end_offset
+
+    def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:  # noqa: N802
+        first = int(start[OFFSET])
+        self._demand(first)
+        end = self._follower.end(first, getattr(limit, "max_bytes", None))
+        if self._target is not None:
+            end = min(end, max(first, self._target))
+        return {OFFSET: end}
+
+    def reportLatestOffset(self) -> StreamOffset:  # noqa: N802
+        return {OFFSET: self._follower.extent().end_offset}
+
+    def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
+        first, last = int(start[OFFSET]), int(end[OFFSET])
+        self._demand(first, last)
+        extent = self._follower.extent()
+        part = part_of(extent, first, min(last, extent.end_offset))
+        options = replace(self._options, starting_offsets=first)
+        return plan_partitions(part, options, aligned=True)
+
+    def _demand(self, first: int, last: int | None = None) -> None:
+        if not self._options.fail_on_data_loss:
+            return
+        self._follower.demand(first, last)
+        if not self._is_checked:
+            self._follower.demand_border(first)
+            self._is_checked = True
+
+    def _read(self, split: SegmentSplit) -> Any:
+        if not self._options.fail_on_data_loss and not exists(split.segment.path):
+            return iter(())  # deleted since the batch was planned
+        return super()._read(split)
