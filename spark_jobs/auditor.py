@@ -4,7 +4,6 @@ The log is scanned once. What the audit keeps of it is cached by Spark, in memor
 disk, and so is what became of the transactions.
 """
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,13 +15,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
-from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-
 from . import audit
+from .audit_cache import AuditCache
 from .datasource import FORMAT, register
 from .digest import Plan, Summary, What
-from .digest_source import digested
+from .digest_source import NAMED_TOPICS, digested, full_segments
 from .families import STATES
+from .files import is_remote
 from .lookup import Place
 from .overview import DEFAULT_CHECKS, Checks, Delays, Fault, Overview
 from .schema import NAME_COLUMNS, ddl
@@ -59,6 +58,7 @@ class LogSummary:
     first_offset: int
     end_offset: int
     tail: str | None  # what lies behind the end, unless it is unwritten
+    scanned_bytes: int = 0  # of the segments that were read; what a cache knew was not
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +92,19 @@ def audited(
     *,
     extent: LogExtent | None = None,
     checks: Checks = DEFAULT_CHECKS,
+    cache: str | None = None,
     stage: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Audit]:
-    """Audit the log in a store root or a folder of segments; caches end with the context.
+    """Audit the log in a store root or a folder of segments; Spark keeps rows while it lasts.
 
     ``extent`` is what ``survey`` said of the directory, for a caller who knows it already.
+    ``cache`` is a folder of its own for this log, where all workers can write: segments that are
+    full and known from an earlier audit are not read again.
     ``stage`` is told what begins, in a few words.
 
     Raises:
         LogDirectoryError: There is no log to read.
+        CacheError: The cache cannot be read or written.
     """
     extent = extent or survey(directory)
     with ExitStack() as cached:
@@ -110,7 +114,7 @@ def audited(
             cached.callback(kept.unpersist)
             return kept
 
-        yield _Auditor(spark, directory, extent, checks, keep, stage).run()
+        yield _Auditor(spark, directory, extent, checks, cache, keep, stage).run()
 
 
 class _Auditor:
@@ -122,6 +126,7 @@ class _Auditor:
         directory: str,
         extent: LogExtent,
         checks: Checks,
+        cache: str | None,
         keep: Callable[[DataFrame], DataFrame],
         stage: Callable[[str], None],
     ) -> None:
@@ -129,11 +134,12 @@ class _Auditor:
         self._directory = directory
         self._extent = extent
         self._checks = checks
+        self._cache = str(Path(cache).absolute()) if cache else None
         self._keep = keep
         self._stage = stage
         self._store = StoreFiles(directory)
         size = extent.end_offset - extent.first_offset
-        cores = os.cpu_count() or 1
+        cores = spark.sparkContext.defaultParallelism
         self._partitions = cores if size > _SPREAD_MIN else 1
         self._buckets = max(self._partitions, size // _BUCKET_BYTES)
 
@@ -170,13 +176,15 @@ class _Auditor:
             anomaly_kinds=kinds,
             timeline=timeline,
             open_ages=open_ages,
-            transactions=audit.transactions(verdicts, self._names()),
+            transactions=audit.transactions(verdicts, self._names(log.summaries)),
             anomaly_rows=named,
         )
 
     def _digest(self) -> DataFrame:
         queues = self._store.consume_queues if self._checks.queues else None
-        plan = Plan(self._buckets, self._checks.crc, str(queues) if queues else None)
+        if self._cache is not None:
+            AuditCache(self._cache).forget_before(self._extent.first_offset)
+        plan = Plan(self._buckets, self._checks.crc, str(queues) if queues else None, self._cache)
         return digested(self._spark, self._extent, plan, partitions=self._partitions)
 
     def _with_links(self, digest: DataFrame, log: Overview) -> DataFrame:
@@ -195,15 +203,29 @@ class _Auditor:
         rows = [(str(kind), *rest) for kind, *rest in faults]
         return self._spark.createDataFrame(rows, audit.FINDING)
 
-    def _names(self) -> DataFrame:
+    def _names(self, summaries: Sequence[Summary]) -> DataFrame:
+        """Read who transactions are of, from the log as far as it is not in the cache."""
+        files = [summary.names for summary in summaries if summary.names is not None]
+        if not files:
+            return self._names_from(self._extent.first_offset)
+        paths = [Path(file).as_uri() for file in files]
+        cached = self._spark.read.schema(ddl(*NAME_COLUMNS)).parquet(*paths)
+        _, rest = full_segments(self._extent)
+        if not rest.segments:
+            return cached
+        return cached.unionByName(self._names_from(rest.first_offset))
+
+    def _names_from(self, offset: int) -> DataFrame:
         register(self._spark)
+        directory = self._directory
         return (
             self._spark.read.format(FORMAT)
             .schema(ddl(*NAME_COLUMNS))
-            .option("subscribe", f"{HALF_TOPIC},{TRANS_CHECK_MAX_TIME_TOPIC}")
+            .option("subscribe", ",".join(NAMED_TOPICS))
+            .option("startingOffsets", str(offset))
             .option("endingOffsets", str(self._extent.end_offset))  # a broker may be appending
             .option("minPartitions", str(self._partitions))
-            .load(str(Path(self._directory).absolute()))
+            .load(directory if is_remote(directory) else str(Path(directory).absolute()))
         )
 
     def _log_summary(self, summaries: Sequence[Summary]) -> LogSummary:
@@ -214,6 +236,7 @@ class _Auditor:
             first_offset=self._extent.first_offset,
             end_offset=self._extent.end_offset,
             tail=self._extent.tail,
+            scanned_bytes=sum(summary.scanned for summary in summaries),
         )
 
 

@@ -33,7 +33,7 @@ from .events import (
     store_times,
 )
 from .judge import Kind, Part
-from .queues import Edge, QueueFault, QueueFiles, QueueWatch
+from .queues import Edge, Queued, QueueFault, QueueFiles, QueueWatch
 from .rows import Rows
 from .segments import UNWRITTEN, Hole, Segment
 
@@ -76,6 +76,7 @@ class Plan(NamedTuple):
     buckets: int  # of families
     verify_crc: bool = True
     queues: str | None = None  # the folder of the consume queues; None: not to be checked
+    cache: str | None = None  # the folder where full segments are kept as ``Seen``: audit_cache.py
 
 
 class HalfRange(NamedTuple):
@@ -102,6 +103,8 @@ class Summary(NamedTuple):
     holes: list[tuple[int, int]]  # ranges of the log that could not be read
     edges: list[Edge]
     labels: list[tuple[int, str, str]]  # hash, producer group, topic
+    scanned: int = 0  # bytes of the log that were read for it; the others came from the cache
+    names: str | None = None  # the Parquet file that has the names of its halves
     span: tuple[int, int] = (-1, -1)  # ms, when transactions were at work; -1: none were
 
     def pack(self) -> bytes:
@@ -120,17 +123,29 @@ class Summary(NamedTuple):
         )
 
 
-class Digest:
-    """Takes the records and holes of a split, in order, and gives the rows."""
+class Seen(NamedTuple):
+    """All that an audit keeps of a split, whatever the rest of the log and the store are like."""
 
-    def __init__(self, segment: Segment, plan: Plan) -> None:
+    told: Told
+    queued: Queued
+    holes: list[tuple[int, int, str]]  # ranges of the log that hold no record, and what they hold
+    unsound: Ints  # physical offsets of records that do not match their CRC
+    records: int
+    size: int  # bytes of the records
+    last_at: int  # as in ``Summary``
+    last_time: int
+
+
+class Watch:
+    """Takes the records and holes of a split, in order."""
+
+    def __init__(self, segment: Segment, *, verify_crc: bool, with_tags: bool) -> None:
         self._segment = segment
-        self._plan = plan
-        files = QueueFiles(Path(plan.queues)) if plan.queues else None
-        self._queues = QueueWatch(files)
+        self._verify_crc = verify_crc
+        self._queues = QueueWatch(with_tags=with_tags)
         self._told: list[Told] = []
-        self._holes: list[tuple[int, int]] = []
-        self._faults: list[pa.RecordBatch] = []
+        self._holes: list[tuple[int, int, str]] = []
+        self._unsound: list[Ints] = []
         self._records = self._bytes = 0
         self._last_at = self._last_time = -1
 
@@ -142,63 +157,82 @@ class Digest:
         self._bytes += int(rows.sizes.sum())
         self._last_at = int(rows.physical_offsets[-1])
         self._last_time = int(np.median(store_times(rows)[-_LAST_RECORDS:]))
-        if self._plan.verify_crc:
-            for at in rows.physical_offsets[~sound_records(rows)].tolist():
-                detail = "the record does not match its CRC"
-                self._faults.append(fault_row(Kind.CRC, [at], detail, told=at))
+        if self._verify_crc:
+            self._unsound.append(rows.physical_offsets[~sound_records(rows)])
 
     def take_hole(self, hole: Hole) -> None:
         """Take a range that holds no record; a blank is none of interest."""
-        if hole.reason is None:
-            return
-        start = self._segment.base + hole.position
-        end = start + hole.size
-        self._holes.append((start, end))
-        kind = Kind.GAP if hole.reason == UNWRITTEN else Kind.CORRUPT_RECORD
-        detail = f"{hole.size} bytes: {hole.reason}"
-        self._faults.append(fault_row(kind, [start, end], detail))
+        if hole.reason is not None:
+            start = self._segment.base + hole.position
+            self._holes.append((start, start + hole.size, hole.reason))
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Give the rows, when everything has been taken."""
-        events = np.concatenate([np.zeros(0, EVENT), *(told.events for told in self._told)])
-        bare = np.concatenate([np.zeros(0, np.bool_), *(told.bare for told in self._told)])
-        ops = np.concatenate([np.zeros(0, OP_ENTRY), *(told.op_entries for told in self._told)])
-        halves = _places_of_halves(events)
-        linked, found = link_by_offset(events[bare], halves)
-        mirrors, elsewhere = link_ops(ops, halves)
-        known = np.concatenate([events[~bare], linked[found], mirrors])
-        yield from rows_of(What.EVENTS, by_bucket(known, buckets_of(known, self._plan.buckets)))
-        yield from rows_of(What.HALVES, by_bucket(halves, halves["slot"] >> PLACE_BITS))
-        yield from rows_of(What.OPS, by_bucket(elsewhere, elsewhere["slot"] >> PLACE_BITS))
-        if not found.all():
-            yield from rows_of(What.LINKED, [(0, linked[~found].tobytes())])
-        edges, queue_faults = self._queues.finish()
-        faults = [*self._faults, *map(queue_fault_row, queue_faults)]
-        faults += [_unread_op(int(at)) for told in self._told for at in told.unread_ops]
-        yield from faults
-        summary = self._summary(halves, edges)._replace(
-            ops_elsewhere=len(elsewhere),
-            linked_elsewhere=int((~found).sum()),
-            faults=len(faults),
-            span=_span(events["time"]),
+    def seen(self) -> Seen:
+        """Return what was taken, when everything has been."""
+        told = self._told
+        return Seen(
+            Told(
+                np.concatenate([np.zeros(0, EVENT), *(one.events for one in told)]),
+                np.concatenate([np.zeros(0, np.bool_), *(one.bare for one in told)]),
+                np.concatenate([np.zeros(0, OP_ENTRY), *(one.op_entries for one in told)]),
+                np.concatenate([np.zeros(0, np.int64), *(one.unread_ops for one in told)]),
+                {label: names for one in told for label, names in one.labels.items()},
+            ),
+            self._queues.taken(),
+            self._holes,
+            np.concatenate([np.zeros(0, np.int64), *self._unsound]),
+            self._records,
+            self._bytes,
+            self._last_at,
+            self._last_time,
         )
-        yield from rows_of(What.SUMMARY, [(0, summary.pack())])
 
-    def _summary(self, halves: Records, edges: list[Edge]) -> Summary:
-        labels = {label: names for told in self._told for label, names in told.labels.items()}
-        return Summary(
-            records=self._records,
-            size=self._bytes,
-            last_at=self._last_at,
-            last_time=self._last_time,
-            ops_elsewhere=0,
-            linked_elsewhere=0,
-            faults=0,
-            halves=list(_half_ranges(halves, self._holes)),
-            holes=self._holes,
-            edges=edges,
-            labels=[(label, *names) for label, names in labels.items()],
-        )
+
+def digest(
+    seen: Seen, plan: Plan, *, scanned: int = 0, names: str | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Give the rows of a split; ``scanned`` and ``names`` as in ``Summary``."""
+    events, bare = seen.told.events, seen.told.bare
+    halves = _places_of_halves(events)
+    linked, found = link_by_offset(events[bare], halves)
+    mirrors, elsewhere = link_ops(seen.told.op_entries, halves)
+    known = np.concatenate([events[~bare], linked[found], mirrors])
+    yield from rows_of(What.EVENTS, by_bucket(known, buckets_of(known, plan.buckets)))
+    yield from rows_of(What.HALVES, by_bucket(halves, halves["slot"] >> PLACE_BITS))
+    yield from rows_of(What.OPS, by_bucket(elsewhere, elsewhere["slot"] >> PLACE_BITS))
+    if not found.all():
+        yield from rows_of(What.LINKED, [(0, linked[~found].tobytes())])
+    files = QueueFiles(Path(plan.queues)) if plan.queues else None
+    edges, queue_faults = seen.queued.compared(files)
+    faults = [*_faults(seen, plan), *map(queue_fault_row, queue_faults)]
+    yield from faults
+    holes = [(start, end) for start, end, _ in seen.holes]
+    summary = Summary(
+        records=seen.records,
+        size=seen.size,
+        last_at=seen.last_at,
+        last_time=seen.last_time,
+        ops_elsewhere=len(elsewhere),
+        linked_elsewhere=int((~found).sum()),
+        faults=len(faults),
+        halves=list(_half_ranges(halves, holes)),
+        holes=holes,
+        edges=edges,
+        labels=[(label, *told) for label, told in seen.told.labels.items()],
+        scanned=scanned,
+        names=names,
+        span=_span(events["time"]),
+    )
+    yield from rows_of(What.SUMMARY, [(0, summary.pack())])
+
+
+def _faults(seen: Seen, plan: Plan) -> Iterator[pa.RecordBatch]:
+    for start, end, reason in seen.holes:
+        kind = Kind.GAP if reason == UNWRITTEN else Kind.CORRUPT_RECORD
+        yield fault_row(kind, [start, end], f"{end - start} bytes: {reason}")
+    for at in seen.unsound.tolist() if plan.verify_crc else ():
+        yield fault_row(Kind.CRC, [at], "the record does not match its CRC", told=at)
+    for at in seen.told.unread_ops.tolist():
+        yield _unread_op(at)
 
 
 def _span(times: Ints) -> tuple[int, int]:

@@ -2,6 +2,9 @@
 
 Inside only: ``digested`` is the way in. The options carry what the driver has already found out, so
 that no worker has to look for the end of the log again.
+
+With a cache (``audit_cache.py``) full segments are cut at fixed places, so that an entry fits
+however long the log has become, and only those without an entry are read.
 """
 
 import json
@@ -12,10 +15,16 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from .datasource import LogPartition, SegmentSplit, plan_partitions
-from .digest import DDL, Digest, Plan
+from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+
+from .audit_cache import AuditCache, Cached, Part
+from .columns import COLUMNS, Wanted, record_batch
+from .datasource import LogPartition, SegmentSplit, cuts, plan_partitions
+from .digest import DDL, Plan, Seen, Watch, digest
+from .follow import part_of
 from .options import PARTITION_BYTES, ReadOptions
 from .rows import Rows
+from .schema import NAME_COLUMNS
 from .segments import LogExtent, Segment, SegmentReader
 
 if TYPE_CHECKING:
@@ -75,7 +84,10 @@ class DigestReader(DataSourceReader):
         )
 
     def partitions(self) -> Sequence[InputPartition]:
-        return plan_partitions(self._extent, self._options)
+        if self._plan.cache is None:
+            return plan_partitions(self._extent, self._options)
+        full, rest = full_segments(self._extent)
+        return [*_whole(full, self._extent, self._options), *plan_partitions(rest, self._options)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         # Spark replaces an empty list of partitions by one that says nothing.
@@ -83,11 +95,70 @@ class DigestReader(DataSourceReader):
             yield from self._digest(split)
 
     def _digest(self, split: SegmentSplit) -> Iterator[pa.RecordBatch]:
-        digest = Digest(split.segment, self._plan)
+        plan = self._plan
+        if plan.cache is None or split.segment not in full_segments(self._extent)[0]:
+            seen, _ = self._scan(split)
+            yield from digest(seen, plan, scanned=split.stop - split.start)
+            return
+        cache = AuditCache(plan.cache)
+        part = Part(split.segment, split.start, split.stop, split.limit)
+        known = cache.load(part, verify_crc=plan.verify_crc)
+        scanned = 0
+        if known is None:
+            known = self._scan_for(cache, part, split)
+            scanned = split.stop - split.start
+        yield from digest(known.seen, plan, scanned=scanned, names=known.names)
+
+    def _scan_for(self, cache: AuditCache, part: Part, split: SegmentSplit) -> Cached:
+        seen, names = self._scan(split, with_names=True)
+        return cache.store(part, seen, names, verify_crc=self._plan.verify_crc)
+
+    def _scan(self, split: SegmentSplit, *, with_names: bool = False) -> tuple[Seen, pa.Table]:
+        """Read a split; return what was seen, and the names of halves as a table."""
+        watch = Watch(
+            split.segment,
+            verify_crc=self._plan.verify_crc,
+            # What is kept may be compared with consume queues by a later audit.
+            with_tags=with_names or self._plan.queues is not None,
+        )
+        names = []
         reader = SegmentReader(split.segment, split.limit)
         for item in reader.scan(split.start, split.stop, end=split.end):
             if isinstance(item, Rows):
-                digest.take(item)
+                watch.take(item)
+                if with_names:
+                    names.append(record_batch(NAMES, item.in_topics(NAMED_TOPICS), Wanted()))
             else:
-                digest.take_hole(item)
-        yield from digest.batches()
+                watch.take_hole(item)
+        return watch.seen(), pa.Table.from_batches(names, schema=NAMES)
+
+
+NAMES: Final = pa.schema([pa.field(name, COLUMNS[name].arrow_type) for name in NAME_COLUMNS])
+NAMED_TOPICS: Final = frozenset({HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC})
+
+
+def full_segments(extent: LogExtent) -> tuple[tuple[Segment, ...], LogExtent]:
+    """Divide a log into the segments that nothing can be added to, and the rest."""
+    segments = extent.segments
+    if not segments or extent.end_offset >= segments[-1].end:
+        return segments, part_of(extent, extent.end_offset, extent.end_offset)
+    return segments[:-1], part_of(extent, segments[-1].base, extent.end_offset)
+
+
+def _whole(
+    segments: Sequence[Segment], extent: LogExtent, options: ReadOptions
+) -> Iterator[LogPartition]:
+    """Cut full segments at places that depend on nothing but themselves."""
+    limits = [extent.limit(segment) for segment in segments]
+    share = min(PARTITION_BYTES, -(-sum(limits) // options.min_partitions))
+    splits: list[SegmentSplit] = []
+    room = share
+    for segment, limit in zip(segments, limits, strict=True):
+        for start, stop in cuts(0, limit, PARTITION_BYTES):
+            if splits and stop - start > room:
+                yield LogPartition(splits)
+                splits, room = [], share
+            splits.append(SegmentSplit(segment, start, stop, limit, limit))
+            room -= stop - start
+    if splits:
+        yield LogPartition(splits)

@@ -41,7 +41,7 @@ _SAFE_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _FILE_NAME: Final = re.compile(r"\d{20}")
 
 Slots = npt.NDArray[np.void]
-_SLOT: Final = np.dtype(
+QUEUED: Final = np.dtype(
     [
         ("queue", "<i8"),  # number of the topic, and of its queue
         ("slot", "<i8"),
@@ -151,10 +151,13 @@ def is_written(entries: Slots) -> Bools:
 
 
 class QueueWatch:
-    """Collects what the records of a split say about queues."""
+    """Collects what the records of a split say about queues.
 
-    def __init__(self, files: QueueFiles | None) -> None:
-        self._files = files
+    ``with_tags`` is needed to compare them with the consume queues.
+    """
+
+    def __init__(self, *, with_tags: bool) -> None:
+        self._with_tags = with_tags
         self._topics: dict[str, int] = {}
         self._taken: list[Slots] = []
 
@@ -166,7 +169,7 @@ class QueueWatch:
         rows, bits = rows.select(queued), bits[queued]
         if not len(rows):
             return
-        slots = np.zeros(len(rows), dtype=_SLOT)
+        slots = np.zeros(len(rows), dtype=QUEUED)
         numbers = [self._topics.setdefault(name, len(self._topics)) for name in rows.topic_names]
         topic = np.array(numbers, dtype=np.int64)[rows.topic_codes]
         slots["queue"] = (topic << _QUEUE_BITS) + (rows.field("queue_id") & (1 << _QUEUE_BITS) - 1)
@@ -174,39 +177,48 @@ class QueueWatch:
         slots["end"] = slots["slot"] + _slots_taken(rows, bits)
         slots["at"] = rows.physical_offsets
         slots["size"] = rows.sizes
-        if self._files is not None:
+        if self._with_tags:
             slots["tags_code"] = _tags_codes(rows)
         self._taken.append(slots)
 
-    def finish(self) -> tuple[list[Edge], list[QueueFault]]:
-        """Say what was seen, in the order of the queues."""
-        if not self._taken:
+    def taken(self) -> "Queued":
+        """Return what was collected."""
+        return Queued(np.concatenate([np.zeros(0, QUEUED), *self._taken]), list(self._topics))
+
+
+class Queued(NamedTuple):
+    """The records of a split as far as queues are concerned, in log order."""
+
+    slots: Slots  # QUEUED
+    topics: list[str]  # by their numbers
+
+    def compared(self, files: "QueueFiles | None") -> tuple[list[Edge], list[QueueFault]]:
+        """Say what they tell, in the order of the queues, and what the consume queues say."""
+        if not len(self.slots):
             return [], []
-        slots = np.concatenate(self._taken)
-        slots = slots[np.argsort(_small(slots["queue"]), kind="stable")]
+        slots = self.slots[np.argsort(_small(self.slots["queue"]), kind="stable")]
         bounds = np.flatnonzero(slots["queue"][1:] != slots["queue"][:-1]) + 1
-        names = list(self._topics)
         edges: list[Edge] = []
         faults: list[QueueFault] = []
         for part in np.split(slots, bounds):
             number = int(part["queue"][0])
-            topic, queue = names[number >> _QUEUE_BITS], number & (1 << _QUEUE_BITS) - 1
+            topic, queue = self.topics[number >> _QUEUE_BITS], number & (1 << _QUEUE_BITS) - 1
             runs = np.split(part, _restarts(part))
             for run in runs:
                 faults += _disorder(topic, queue, run)
                 edges.append(_edge(topic, queue, run, restarts=run is not runs[0]))
             # Where a topic was created anew, the consume queues have only what came after.
-            if self._files is not None and self._files.has(topic):
-                edges[-1] = self._compared(edges[-1], runs[-1], faults)
+            if files is not None and files.has(topic):
+                edges[-1] = _compared(edges[-1], runs[-1], files, faults)
         return edges, faults
 
-    def _compared(self, edge: Edge, run: Slots, faults: list[QueueFault]) -> Edge:
-        assert self._files is not None
-        entries = self._files.entries(edge.topic, edge.queue, run["slot"])
-        faults += _wrong_entries(edge.topic, edge.queue, run, entries)
-        written = is_written(entries)
-        listed = int(run["slot"][written].max(initial=-1))
-        return edge._replace(listed=listed, missing=_ranges(run[~written]))
+
+def _compared(edge: Edge, run: Slots, files: QueueFiles, faults: list[QueueFault]) -> Edge:
+    entries = files.entries(edge.topic, edge.queue, run["slot"])
+    faults += _wrong_entries(edge.topic, edge.queue, run, entries)
+    written = is_written(entries)
+    listed = int(run["slot"][written].max(initial=-1))
+    return edge._replace(listed=listed, missing=_ranges(run[~written]))
 
 
 def _edge(topic: str, queue: int, run: Slots, *, restarts: bool) -> Edge:

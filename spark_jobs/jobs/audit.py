@@ -66,6 +66,12 @@ def add(jobs: "Jobs") -> None:
         default=15,
         help="transactionCheckMax of the RocketMQ broker that wrote the log (15)",
     )
+    parser.add_argument(
+        "--cache",
+        metavar="DIR",
+        help="keep there what was seen of full segments, so that the next audit reads only new"
+        " ones; a directory of its own for each log",
+    )
     parser.set_defaults(run=run)
 
 
@@ -89,7 +95,14 @@ def run(options: argparse.Namespace) -> int:
             as_of_ms=time.time_ns() // 1_000_000 if options.as_of == "now" else None,
             checks_max=options.check_max,
         )
-        with audited(spark, options.directory, extent=extent, checks=checks, stage=stage) as audit:
+        with audited(
+            spark,
+            options.directory,
+            extent=extent,
+            checks=checks,
+            cache=options.cache,
+            stage=stage,
+        ) as audit:
             _publish(audit, options, stage)
             return CLEAN if audit.is_clean else FINDINGS
 

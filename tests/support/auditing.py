@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from halfmq.spark_jobs.audit import judged_row, linked_by_hand, linked_rows
-from halfmq.spark_jobs.digest import SCHEMA, Digest, Plan, Summary, What
+from halfmq.spark_jobs.digest import SCHEMA, Plan, Summary, Watch, What, digest
 from halfmq.spark_jobs.families import STATES, TRANSACTION
 from halfmq.spark_jobs.judge import Kind, State
 from halfmq.spark_jobs.overview import DEFAULT_CHECKS, Checks, Delays, Overview
@@ -86,13 +86,13 @@ def _digests(extent: LogExtent, plan: Plan, step: int) -> Iterator[Row]:
         limit = extent.limit(segment)
         reader = SegmentReader(segment, limit)
         for start in range(0, limit, step):
-            digest = Digest(segment, plan)
+            watch = Watch(segment, verify_crc=plan.verify_crc, with_tags=plan.queues is not None)
             for item in reader.scan(start, start + step):
                 if isinstance(item, Rows):
-                    digest.take(item)
+                    watch.take(item)
                 else:
-                    digest.take_hole(item)
-            for batch in digest.batches():
+                    watch.take_hole(item)
+            for batch in digest(watch.seen(), plan):
                 yield from batch.to_pylist()
 
 
