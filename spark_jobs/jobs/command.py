@@ -33,7 +33,7 @@ FAILED: Final = 2
 INTERRUPTED: Final = 130  # what a shell reports for Ctrl-C
 
 # The line of a traceback that says what happened; the rest of it is of no use to an operator.
-_RAISED: Final = re.compile(r"^(?:\w+\.)*\w+(?:Error|Exception): (.+)$", re.MULTILINE)
+_RAISED: Final = re.compile(r"^(?:: )?(?:[\w$]+\.)*[\w$]+(?:Error|Exception): (.+)$", re.MULTILINE)
 
 _QUERIES: Final = ("SQL", "DataFrame")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
