@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from halfmq.spark_jobs.errors import SparkJobsError
-from halfmq.spark_jobs.jobs import audit, lag, reconcile, traffic
+from halfmq.spark_jobs.jobs import audit, export, lag, reconcile, traffic
 from halfmq.spark_jobs.jobs.command import FAILED, INTERRUPTED
 
-_JOBS = (audit, traffic, lag, reconcile)
+_JOBS = (audit, traffic, lag, reconcile, export)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

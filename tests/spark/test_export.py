@@ -1,0 +1,458 @@
+"""Exports: every message once, whatever ends a run and whenever the next one begins."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+from pyspark.sql import SparkSession
+
+from halfmq.spark_jobs import export, roles
+from halfmq.spark_jobs.__main__ import main
+from halfmq.spark_jobs.export import Export, Settings
+from halfmq.spark_jobs.manifest import ExportFolder
+from halfmq.spark_jobs.segments import survey
+from tests.support import golden_store, messages
+from tests.support.log_writer import LogWriter, Ours, Written
+
+SEGMENT = 1 << 12
+KILL = """
+import os, signal, sys
+from halfmq.spark_jobs import __main__, export, manifest
+
+left = int(sys.argv[1])
+
+
+def dying(step):
+    def run(*arguments, **named):
+        global left
+        for moment in ("before", "behind"):
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left -= 1
+            if moment == "before":
+                result = step(*arguments, **named)
+        return result
+
+    return run
+
+
+for owner, name in (
+    (export.Export, "_stage"),
+    (manifest.ExportFolder, "save"),
+    (manifest.Path, "replace"),
+):
+    setattr(owner, name, dying(getattr(owner, name)))
+sys.exit(__main__.main(sys.argv[2:]))
+"""
+
+
+def run(store: Path, out: Path, *options: str) -> int:
+    return main(["export", str(store), "--output", str(out), *options])
+
+
+def exported(out: Path) -> list[dict[str, Any]]:
+    """Read an export as anybody would: without Spark, by its partitions."""
+    table = ds.dataset(out, format="parquet", partitioning="hive").to_table()
+    return sorted(table.to_pylist(), key=lambda row: int(row["physicalOffset"]))
+
+
+def offsets(out: Path) -> list[int]:
+    return [row["physicalOffset"] for row in exported(out)]
+
+
+def log_of_orders(folder: Path, count: int, *, first: int = 0) -> LogWriter:
+    """Orders and bills in small segments; the last one is not full."""
+    log = LogWriter(folder / "commitlog", segment_size=SEGMENT, first=first)
+    for number in range(count):
+        log.append(
+            ("orders", "bills")[number % 3 == 0], b"%d" % number * 20, {"KEYS": f"k{number}"}
+        )
+    log.close()
+    return log
+
+
+def of_full_segments(log: LogWriter) -> list[Written]:
+    last = log.end // SEGMENT * SEGMENT
+    return [written for written in log.written if written.offset < last]
+
+
+@pytest.mark.parametrize("name", ["plain-clean", "tx-midway-killed", "ipv6"])
+def test_a_golden_store_s_messages_are_exported_as_they_are(name: str, tmp_path: Path) -> None:
+    """Every field, and bodies as they were before their producer compressed them."""
+    store = golden_store.unpack(name, tmp_path)
+    seen = messages.visible(store.messages)
+
+    assert run(store.root, tmp_path / "out", "--active", "--decompress") == 0
+
+    rows = exported(tmp_path / "out")
+    assert [row["physicalOffset"] for row in rows] == [m["commitLogOffset"] for m in seen]
+    for row, m in zip(rows, seen, strict=True):
+        told = m["properties"]
+        stored = datetime.fromtimestamp(m["storeTimestamp"] // 1000, UTC)
+        plain = {**m, "body": m.get("bodyDecompressed") or m["body"]}
+        assert row["value"] == messages.body(plain)
+        assert row["crcOk"] is True
+        assert (row["topic"], row["partition"]) == (m["topic"], m["queueId"])
+        assert row["date"] in (stored.date(), stored.date().isoformat())
+        assert (row["offset"], row["flag"]) == (m["queueOffset"], m["flag"])
+        assert (row["sysFlag"], row["reconsumeTimes"]) == (m["sysFlag"], m["reconsumeTimes"])
+        assert (row["tags"], row["uniqKey"]) == (told.get("TAGS"), told.get("UNIQ_KEY"))
+        assert (row["key"] or b"").decode() == told.get("KEYS", "")
+        assert row["timestamp"].timestamp() * 1000 == pytest.approx(m["storeTimestamp"])
+        assert row["preparedTransactionOffset"] == m["preparedTransactionOffset"]
+
+
+def test_the_stored_bytes_are_kept_unless_asked_otherwise(tmp_path: Path) -> None:
+    """Compressed bodies stay compressed, and their CRC fits."""
+    store = golden_store.unpack("plain-clean", tmp_path)
+    packed = {
+        m["commitLogOffset"]: messages.body(m)
+        for m in messages.visible(store.messages)
+        if m["sysFlag"] & 1
+    }
+    assert packed
+
+    assert run(store.root, tmp_path / "out", "--active") == 0
+
+    values = {row["physicalOffset"]: row["value"] for row in exported(tmp_path / "out")}
+    assert {offset: values[offset] for offset in packed} == packed
+
+
+def test_topics_can_be_chosen_and_the_broker_s_own_are_left_out(tmp_path: Path) -> None:
+    """Directories name topic and day; a topic with a percent sign is one too."""
+    log = LogWriter(tmp_path / "commitlog")
+    transactions = Ours(log)
+    transactions.commit(transactions.half())
+    transactions.rollback(transactions.half())
+    transactions.commit_delayed(transactions.half())
+    transactions.write_ops()
+    log.append("%RETRY%g", b"again")
+    log.append("bills", b"b")
+    log.close()
+
+    assert run(tmp_path, tmp_path / "all", "--active") == 0
+    assert run(tmp_path, tmp_path / "some", "--active", "--topic", "%RETRY%g") == 0
+
+    assert Counter(row["topic"] for row in exported(tmp_path / "all")) == {"orders": 2, "bills": 1}
+    (row,) = exported(tmp_path / "some")
+    assert (row["topic"], row["value"], row["date"]) == ("%RETRY%g", b"again", "2023-11-14")
+    assert (tmp_path / "all" / "topic=orders" / "date=2023-11-14").is_dir()
+
+
+def test_a_run_exports_what_the_ones_before_it_have_not(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Full segments by default; the active one later, or as far as it is whole."""
+    out = tmp_path / "out"
+    log = log_of_orders(tmp_path, 60)
+    assert run(tmp_path, out) == 0
+    assert offsets(out) == [written.offset for written in of_full_segments(log)]
+
+    capsys.readouterr()
+    assert run(tmp_path, out, "--json", "-") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rows"], told["ranges"]) == (0, [])
+    assert told["left_bytes"] == log.end - log.end // SEGMENT * SEGMENT
+
+    assert run(tmp_path, out, "--active") == 0
+    assert offsets(out) == [written.offset for written in log.written]
+
+    for count in (61, 75, 130):  # the same log goes on: it is written anew, with the same bytes
+        shutil.rmtree(tmp_path / "commitlog")
+        log = log_of_orders(tmp_path, count)
+        assert run(tmp_path, out, "--active") == 0
+        assert offsets(out) == [written.offset for written in log.written]
+    assert spark.read.parquet(str(out)).count() == 130
+
+
+class StoppedError(BaseException):
+    """Ends a run as a kill would: nothing that is there catches it."""
+
+
+class Stopper:
+    """Stops a run before the step with a number is done, or right behind it."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, left: int) -> None:
+        self.left = left
+        self.stopped = False
+        for owner, name in ((Export, "_stage"), (ExportFolder, "save"), (Path, "replace")):
+            patch.setattr(owner, name, self.around(getattr(owner, name)))
+
+    def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def run_step(*arguments: Any, **named: Any) -> Any:
+            self.pass_by()
+            result = step(*arguments, **named)
+            self.pass_by()
+            return result
+
+        return run_step
+
+    def pass_by(self) -> None:
+        if self.left == 0:
+            self.stopped = True
+            raise StoppedError
+        self.left -= 1
+
+
+def stopped_at(
+    step: int, store: Path, out: Path, settings: Settings, session: SparkSession
+) -> bool:
+    """Have a run stopped at a step, and the next one go through; tell whether it came so far."""
+    extent = survey(store)
+    out.mkdir()
+    with pytest.MonkeyPatch.context() as patch:
+        stopper = Stopper(patch, step)
+        with contextlib.suppress(StoppedError):
+            Export(str(store), out, settings).run(extent, lambda: session)
+    outcome = Export(str(store), out, settings).run(extent, lambda: session)
+    assert outcome.is_clean
+    assert bool(outcome.ranges) == stopper.stopped
+    return stopper.stopped
+
+
+def test_a_run_that_ends_between_two_steps_loses_and_repeats_nothing(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The next one finishes what was staged, and throws away what was not."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    log = log_of_orders(tmp_path, 35)
+    full = [written.offset for written in of_full_segments(log)]
+    for step in random.Random(seed).sample(range(12), 4):
+        assert stopped_at(step, tmp_path, tmp_path / f"out-{step}", Settings(), spark)
+
+        assert offsets(tmp_path / f"out-{step}") == full, step
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("name", ["parquet", "orc"])
+def test_a_run_that_ends_between_any_two_steps_loses_and_repeats_nothing(
+    name: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """All steps of several segments; ORC stands in for tables that commit by themselves."""
+    log = log_of_orders(tmp_path, 60)
+    full = [written.offset for written in of_full_segments(log)]
+    settings = Settings(format=name)
+    for step in itertools.count():
+        out = tmp_path / f"out-{step}"
+        came_so_far = stopped_at(step, tmp_path, out, settings, spark)
+
+        rows = spark.read.format(name).load(str(out)).select("physicalOffset").collect()
+        assert sorted(row[0] for row in rows) == full, step
+        if not came_so_far:
+            break
+        shutil.rmtree(out)
+    assert step > 8
+
+
+@pytest.mark.campaign
+def test_a_killed_process_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    """Real processes that kill themselves at random steps, until one gets through."""
+    seed = random.randrange(1 << 32)
+    print(f"seed {seed}")
+    choose = random.Random(seed)
+    script = tmp_path / "killed.py"
+    script.write_text(KILL)
+    log = log_of_orders(tmp_path, 120)
+    out = tmp_path / "out"
+    kills = 0
+    for _ in range(60):
+        steps = choose.randrange(14)
+        ended = subprocess.run(
+            [
+                sys.executable,
+                str(script),
+                str(steps),
+                "export",
+                str(tmp_path),
+                "--output",
+                str(out),
+            ],
+            env=dict(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        if ended.returncode == 0:
+            break
+        assert ended.returncode == -signal.SIGKILL, ended.stderr
+        kills += 1
+
+    assert ended.returncode == 0
+    assert kills
+    assert offsets(out) == [written.offset for written in of_full_segments(log)]
+
+
+def test_damage_and_bad_bodies_are_findings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What can be read is exported; a body that does not fit its CRC is marked."""
+    log = LogWriter(tmp_path / "commitlog")
+    log.append("orders", b"sound")
+    log.append_raw(b"\x09" * 333)
+    log.append("orders", b"spoilt", body_crc=1)
+    log.append("orders", b"sound")
+    log.close()
+
+    assert run(tmp_path, tmp_path / "out", "--active", "--json", "-") == 1
+
+    (one,) = json.loads(capsys.readouterr().out)["ranges"]
+    assert (one["rows"], one["damaged_bytes"], one["bad_crcs"]) == (3, 333, 1)
+    assert [row["crcOk"] for row in exported(tmp_path / "out")] == [True, False, True]
+
+
+def test_what_was_deleted_before_it_was_exported_is_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once: the run that goes on behind it says so."""
+    out = tmp_path / "out"
+    log_of_orders(tmp_path, 40)
+    assert run(tmp_path, out) == 0
+    log = log_of_orders(tmp_path, 120)
+    ends = sorted(int(path.name) for path in (tmp_path / "commitlog").iterdir())
+    end = json.loads((out / "_halfmq" / "manifest.json").read_text())["ranges"][-1]["end"]
+    for base in ends[:-2]:
+        (tmp_path / "commitlog" / f"{base:020}").unlink()
+    capsys.readouterr()
+
+    assert run(tmp_path, out, "--json", "-") == 1
+    assert json.loads(capsys.readouterr().out)["missing"] == [{"start": end, "end": ends[-2]}]
+    assert run(tmp_path, out) == 0
+
+    expected = [w.offset for w in of_full_segments(log) if not end <= w.offset < ends[-2]]
+    assert offsets(out) == expected
+
+
+def spoil_manifest(folder: Path) -> None:
+    (folder / "out" / "_halfmq" / "manifest.json").write_text("{}")
+
+
+def shorten_log(folder: Path) -> None:
+    shutil.rmtree(folder / "commitlog")
+    log_of_orders(folder, 20)
+
+
+def change_log(folder: Path) -> None:
+    shutil.rmtree(folder / "commitlog")
+    log = LogWriter(folder / "commitlog", segment_size=SEGMENT)
+    for _ in range(200):
+        log.append("orders", b"of another log")
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("happens", "options", "said"),
+    [
+        (None, ["--topic", "orders"], "the export was begun with topics = None, not ['orders']"),
+        (None, ["--decompress"], "the export was begun with decompress = False, not True"),
+        (None, ["--format", "delta"], "the export was begun with format = parquet, not delta"),
+        (spoil_manifest, [], "is no manifest of an export"),
+        (shorten_log, [], "are exported, and the log ends at"),
+        (change_log, [], "the log has not the record that was exported"),
+    ],
+)
+def test_what_does_not_go_with_an_export_ends_with_2(
+    happens: Callable[[Path], None] | None,
+    options: list[str],
+    said: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing is mixed that does not belong together; a sentence says why."""
+    log_of_orders(tmp_path, 60)
+    assert run(tmp_path, tmp_path / "out") == 0
+    before = offsets(tmp_path / "out")
+    if happens:
+        happens(tmp_path)
+    capsys.readouterr()
+
+    assert run(tmp_path, tmp_path / "out", *options) == 2
+
+    shown = capsys.readouterr()
+    assert shown.err.startswith("export: ")
+    assert said in shown.err
+    assert shown.err.count("\n") == 1
+    assert offsets(tmp_path / "out") == before
+
+
+def test_a_directory_of_something_else_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An export does not mix with files that are there."""
+    log_of_orders(tmp_path, 20)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "letter.txt").write_text("dear")
+
+    assert run(tmp_path, tmp_path / "out") == 2
+    assert "holds letter.txt, and is no export" in capsys.readouterr().err
+
+
+def test_two_exports_do_not_write_into_one_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second one is told, and does nothing."""
+    log_of_orders(tmp_path, 60)
+    (tmp_path / "out").mkdir()
+
+    with ExportFolder(tmp_path / "out").locked():
+        assert run(tmp_path, tmp_path / "out") == 2
+
+    assert "another export is running here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["delta", "iceberg"])
+def test_a_format_that_spark_has_not_is_told(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """PySpark from PyPI has neither; the sentence says what to start it with."""
+    log_of_orders(tmp_path, 60)
+
+    assert run(tmp_path, tmp_path / "out", "--format", name) == 2
+
+    shown = capsys.readouterr().err
+    assert f"this Spark has no format {name}: start it with the package" in shown
+    assert shown.count("\n") == 1
+
+
+def test_a_table_that_commits_by_itself_gets_each_range_once(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """After a kill the table is asked. ORC stands in for Delta and Iceberg: it is there."""
+    log = log_of_orders(tmp_path, 35)
+    for step in (3, 4):  # the range is announced, and not written; written, and not confirmed
+        out = tmp_path / f"out-{step}"
+        assert stopped_at(step, tmp_path, out, Settings(format="orc"), spark)
+
+        rows = spark.read.orc(str(out)).select("physicalOffset").collect()
+        assert sorted(row[0] for row in rows) == [w.offset for w in of_full_segments(log)]
+
+
+def test_the_function_works_on_any_log_in_a_notebook(spark: SparkSession, tmp_path: Path) -> None:
+    """Without the command: what would be exported, as a DataFrame; days are those of UTC."""
+    log_of_orders(tmp_path, 20)
+    log = roles.read_log(spark, str(tmp_path), *export.COLUMNS, "recordType")
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    assert zone is not None
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        rows = export.exported(log, ["bills"]).select("topic", "date").collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+
+    assert Counter(rows) == {("bills", date(2023, 11, 14)): 7}
