@@ -20,6 +20,7 @@ from halfmq.spark_jobs.report_html_text import duration, escaped, visible
 from tests.support import golden_store
 from tests.support.reports import HOSTILE, LONG, audit_of, chosen_by_others
 
+ROOT = Path(__file__).parents[2]
 WRITTEN = 1_700_000_000_000  # ms
 VOID = {"meta", "link", "input"}
 SIZE_MAX = 1_500_000  # bytes of a report, whatever the log is
@@ -180,6 +181,15 @@ def test_bytes_that_are_gone_do_not_stop_a_report(audit: Audit) -> None:
     assert "No such file or directory" in page(
         replace(audit, anomalies=anomalies), written_ms=WRITTEN
     )
+
+
+def test_the_picture_in_the_documentation_is_there_and_small() -> None:
+    """What the pages link to exists, and loads quickly."""
+    for page_, image in (("README.md", "docs/images/"), ("docs/audit.md", "images/")):
+        (link,) = set(re.findall(rf"\(({image}[\w-]+\.png)\)", (ROOT / page_).read_text()))
+        picture = (ROOT / page_).parent / link
+        assert picture.read_bytes().startswith(b"\x89PNG")
+        assert picture.stat().st_size < 300_000
 
 
 @pytest.mark.parametrize("palette", [LIGHT, DARK])
