@@ -5,6 +5,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from .files import open_remote
 from .judge import Kind
 from .lookup import Place
 from .report_html_text import escaped, isolated, many, number
@@ -166,9 +167,8 @@ def _where(place: Place) -> str:
 def _dump(place: Place) -> str:
     wanted = min(place.size or _BYTES_MAX, _BYTES_MAX)
     try:
-        with Path(place.file).open("rb") as file:
-            file.seek(place.position)
-            content = file.read(wanted)
+        with open_remote(place.file) as file:
+            content = bytes(file.read_at(wanted, place.position))
     except OSError as error:  # deleted since, for one
         return f'<p class="note">{escaped(error.strerror or str(error))}</p>'
     lines = [
