@@ -284,18 +284,21 @@ class CommitLog:
         parts: list[bytes] = []
         offsets: list[int] = []
         entries: list[int] = []
+        before = -1  # size of the properties that ``middle`` announces
+        middle = b""
         columns = zip(batch.flags, batch.bodies, batch.properties, batch.tags_codes, strict=True)
         for flag, body, properties, tags_code in columns:
             body_size, properties_size = len(body), len(properties)
             size = overhead + body_size + properties_size
+            if properties_size != before:
+                before, middle = properties_size, topic_field + pack_length(properties_size)
             parts += (
                 pack_head(
                     size, magic, crc32(body) & CRC_MASK, queue_id, flag, queue_offset, offset,
                     shared, body_size,
                 ),
                 body,
-                topic_field,
-                pack_length(properties_size),
+                middle,
                 properties,
             )  # fmt: skip
             offsets.append(offset)

@@ -68,15 +68,11 @@ def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units:
     if not flags:
         return Units((), (), (), (), None)
     shape = _shape_of(sent[0], missing_wait, suffix)
-    head, tail, key_at, key_end, added, tags_code = shape
-    keys = [raw[key_at:key_end] for raw in sent]
-    if (
-        {raw[:key_at] for raw in sent} == {head}
-        and {raw[key_end:] for raw in sent} == {tail}
-        and b"\x02" not in b"".join(keys)
-    ):
+    keys = _keys_alike(sent, shape)
+    if keys is not None:
+        added = shape.added
         stored = [raw + added for raw in sent]
-        codes = [tags_code] * len(stored)
+        codes = [shape.tags_code] * len(stored)
         return Units(flags, bodies, stored, codes, keys if shape.is_plain else None)
     shapes: list[_Shape] = []
     for raw in sent:
@@ -93,6 +89,23 @@ def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units:
         if all(shape.is_plain for shape in shapes)
         else None,
     )
+
+
+def _keys_alike(sent: Sequence[bytes], shape: _Shape) -> list[bytes] | None:
+    """Return the unique keys if all properties have this shape, and keys of one length; or None."""
+    head, tail = shape.head, shape.tail
+    key_size = shape.key_end - shape.key_at
+    size = len(head) + key_size + len(tail)
+    joined = b"".join(sent)
+    if not key_size or not tail or [*map(len, sent)].count(size) != len(sent):
+        return None
+    if not (joined.startswith(head) and joined.endswith(tail)):
+        return None
+    # Where the pieces have the length of keys, what separates them stands where it should.
+    keys = joined[len(head) : -len(tail)].split(tail + head)
+    if [*map(len, keys)].count(key_size) != len(sent) or len(keys) != len(sent):
+        return None
+    return None if b"\x02" in b"".join(keys) else keys
 
 
 def _shape_of(raw: bytes, missing_wait: bytes, suffix: bytes) -> _Shape:

@@ -366,7 +366,7 @@ class SendHandler:
             return None
         reply = encode_send_reply(
             request,
-            ",".join(offset_message_ids(batch.store_host, appended.physical_offsets)),
+            offset_message_ids(batch.store_host, appended.physical_offsets),
             queue_id,
             appended.queue_offset,
             unique_key,

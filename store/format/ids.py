@@ -11,8 +11,9 @@ Source: RocketMQ ``MessageDecoder.java``, ``MessageClientIDSetter.java``, ``Util
 """
 
 import socket
+import struct
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import mul
 from typing import Final, NamedTuple
@@ -100,10 +101,11 @@ def offset_message_id(packed_host: bytes, physical_offset: int) -> str:
     return f"{_host_hex(packed_host)}{physical_offset:016X}"
 
 
-def offset_message_ids(packed_host: bytes, physical_offsets: Iterable[int]) -> list[str]:
-    """Return the ids of many records of one host."""
+def offset_message_ids(packed_host: bytes, physical_offsets: Sequence[int]) -> str:
+    """Return the ids of several records of one host, with commas between them."""
     host = _host_hex(packed_host)
-    return [f"{host}{physical_offset:016X}" for physical_offset in physical_offsets]
+    packed = struct.pack(f">{len(physical_offsets)}q", *physical_offsets)
+    return host + packed.hex(",", 8).upper().replace(",", "," + host)
 
 
 class OffsetMessageId(NamedTuple):

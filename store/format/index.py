@@ -14,6 +14,7 @@ Source: RocketMQ ``IndexFile.java``, ``IndexHeader.java``, ``IndexService.java``
 import struct
 import time
 from collections.abc import Iterable, Sequence
+from itertools import repeat
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -177,28 +178,34 @@ class UniqueKeys(NamedTuple):
     store_timestamp: int  # ms
 
 
-def _tail_hashes(tails: bytes) -> tuple[int, ...]:
-    """Hash texts of ``_TAIL_SIZE`` ASCII characters each, without the cut to 32 bits.
+def _tail_hashes(texts: bytes, size: int) -> tuple[int, ...]:
+    """Hash the last ``_TAIL_SIZE`` of the ``size`` ASCII characters of each text, cut to 32 bits.
 
     All at once, in arithmetic on two large numbers: every text has a lane of 64 bits, which its
     hash cannot leave, since 127 * (31**12 - 1) / 30 < 2**62. A fifth of a microsecond each.
     """
-    count = len(tails) // _TAIL_SIZE
+    count = len(texts) // size
     lanes = bytearray(8 * count)
     total = 0
-    for position in range(_TAIL_SIZE):
-        lanes[::8] = tails[position::_TAIL_SIZE]
+    for position in range(size - _TAIL_SIZE, size):
+        lanes[::8] = texts[position::size]
         total = total * 31 + int.from_bytes(lanes, "little")
-    return struct.unpack(f"<{count}Q", total.to_bytes(len(lanes), "little"))
+    return struct.unpack("<" + "I4x" * count, total.to_bytes(len(lanes), "little"))
 
 
-def _item_hashes(beginnings: Iterable[int], tails: bytes) -> list[int]:
+def _item_hashes(beginnings: Iterable[int], tails: Iterable[int]) -> list[int]:
     """Return what items store: sums of the two parts, cut to 32 bits, without their sign."""
     return [
         value if value < 0x8000_0000 else (0x1_0000_0000 - value) & 0x7FFF_FFFF  # _absolute
-        for beginning, tail in zip(beginnings, _tail_hashes(tails), strict=True)
+        for beginning, tail in zip(beginnings, tails, strict=False)
         for value in ((beginning + tail) & 0xFFFF_FFFF,)
     ]
+
+
+def _have_common_beginning(texts: bytes, size: int, common: int) -> bool:
+    """Tell whether texts of ``size`` characters each begin with the same ``common`` ones."""
+    count = len(texts) // size
+    return all(texts[at::size] == texts[at : at + 1] * count for at in range(common))
 
 
 class KeyHasher:
@@ -256,7 +263,7 @@ class KeyHasher:
                     tails.append(_NO_TAIL)
                     physical_offsets.append(physical_offset)
                     store_timestamps.append(store_timestamp)
-        hashes = _item_hashes(beginnings, b"".join(tails))
+        hashes = _item_hashes(beginnings, _tail_hashes(b"".join(tails), _TAIL_SIZE))
         return HashedKeys(hashes, physical_offsets, store_timestamps)
 
     def hash_unique_keys(self, group: UniqueKeys) -> HashedKeys:
@@ -264,17 +271,20 @@ class KeyHasher:
         topic, keys, physical_offsets, store_timestamp = group
         characters = b"".join(keys)
         if set(map(len, keys)) == {_UNIQUE_KEY_SIZE} and characters.isascii():
-            topic_part = self._topic_part(topic)
-            parts = {
-                client: topic_part + (self._clients.get(client) or self._remember_client(client))
-                for client in {key[:_CLIENT_SIZE] for key in keys}
-            }
-            beginnings = [parts[key[:_CLIENT_SIZE]] for key in keys]
-            hashes = _item_hashes(beginnings, b"".join([key[_CLIENT_SIZE:] for key in keys]))
+            tails = _tail_hashes(characters, _UNIQUE_KEY_SIZE)
+            if _have_common_beginning(characters, _UNIQUE_KEY_SIZE, _CLIENT_SIZE):
+                hashes = _item_hashes(repeat(self._beginning(topic, keys[0])), tails)
+            else:
+                hashes = _item_hashes([self._beginning(topic, key) for key in keys], tails)
         else:
             texts = [index_key(topic, key.decode(errors="replace")) for key in keys]
             hashes = list(map(index_key_hash, texts))
         return HashedKeys(hashes, physical_offsets, [store_timestamp] * len(hashes))
+
+    def _beginning(self, topic: str, key: bytes) -> int:
+        client = key[:_CLIENT_SIZE]
+        part = self._clients.get(client)
+        return self._topic_part(topic) + (self._remember_client(client) if part is None else part)
 
     def _topic_part(self, topic: str) -> int:
         part = self._topics.get(topic)
