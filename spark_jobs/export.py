@@ -60,6 +60,7 @@ COLUMNS: Final = (
     "preparedTransactionOffset",
     "transactionType",
     "properties",
+    "error",
 )
 # Needed on the way, and not exported.
 _BESIDE: Final = ("recordType", "size", "bodyCrc")
@@ -93,8 +94,8 @@ class Outcome(NamedTuple):
     @property
     def is_clean(self) -> bool:
         """Whether everything that should be there is, and is sound."""
-        damaged = any(one.damaged_bytes or one.bad_crcs for one in self.ranges)
-        return not self.missing and not damaged
+        damaged = (one.damaged_bytes + one.bad_crcs + one.bad_bodies for one in self.ranges)
+        return not self.missing and not any(damaged)
 
 
 def exported(records: DataFrame, topics: Sequence[str] | None = None) -> DataFrame:
@@ -319,6 +320,7 @@ def _measures(is_wanted: Column) -> list[Column]:
     return [
         F.count_if(is_wanted).alias("rows"),
         F.count_if(is_wanted & ~F.col("crcOk")).alias("bad_crcs"),
+        F.count_if(is_wanted & F.col("error").isNotNull()).alias("bad_bodies"),
         F.coalesce(F.sum(F.when(is_damaged, F.col("size"))), F.lit(0)).alias("damaged_bytes"),
         F.max_by(last, at).alias("last"),
     ]
@@ -331,6 +333,7 @@ def _counted(part: Range, seen: Observation) -> Range:
         part,
         rows=told["rows"],
         bad_crcs=told["bad_crcs"],
+        bad_bodies=told["bad_bodies"],
         damaged_bytes=told["damaged_bytes"],
         last=None if last is None else LastRecord(*last),
     )

@@ -56,6 +56,7 @@ class Range:
     rows: int = 0
     damaged_bytes: int = 0  # that are no record, and are not exported
     bad_crcs: int = 0  # rows whose body does not fit its CRC; they are exported
+    bad_bodies: int = 0  # rows without a body, because it cannot be decompressed
     last: LastRecord | None = None  # None: nothing of it was to be exported
     files: dict[str, str] = field(default_factory=dict)  # in staging → in the export
 

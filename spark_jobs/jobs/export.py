@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _told(outcome: "Outcome") -> dict[str, Any]:
-    kept = ("start", "end", "segment", "rows", "damaged_bytes", "bad_crcs")
+    kept = ("start", "end", "segment", "rows", "damaged_bytes", "bad_crcs", "bad_bodies")
     return {
         "rows": sum(one.rows for one in outcome.ranges),
         "ranges": [{name: getattr(one, name) for name in kept} for one in outcome.ranges],
@@ -116,6 +116,7 @@ def _table(options: argparse.Namespace, summary: dict[str, Any]) -> Iterator[str
     for one in summary["ranges"][:SHOWN_MAX]:
         wrong = f", {one['damaged_bytes']:,} bytes damaged" if one["damaged_bytes"] else ""
         wrong += f", {one['bad_crcs']:,} bodies with a wrong CRC" if one["bad_crcs"] else ""
+        wrong += f", {one['bad_bodies']:,} not decompressed" if one["bad_bodies"] else ""
         yield f"  {one['start']} to {one['end']}: {one['rows']:,} messages{wrong}"
     if len(summary["ranges"]) > SHOWN_MAX:
         yield f"  and {len(summary['ranges']) - SHOWN_MAX:,} more: see --json"

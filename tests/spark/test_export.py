@@ -317,6 +317,23 @@ def test_damage_and_bad_bodies_are_findings(
     assert [row["crcOk"] for row in exported(tmp_path / "out")] == [True, False, True]
 
 
+def test_a_body_that_cannot_be_decompressed_is_a_finding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its row is there, without a body, and says why."""
+    log = LogWriter(tmp_path / "commitlog")
+    log.append("orders", b"is not packed", sys_flag=1)
+    log.close()
+
+    assert run(tmp_path, tmp_path / "out", "--active", "--decompress", "--json", "-") == 1
+
+    (one,) = json.loads(capsys.readouterr().out)["ranges"]
+    assert (one["rows"], one["bad_crcs"], one["bad_bodies"]) == (1, 0, 1)
+    (row,) = exported(tmp_path / "out")
+    assert row["value"] is None
+    assert row["error"]
+
+
 def test_what_was_deleted_before_it_was_exported_is_a_finding(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
