@@ -7,7 +7,7 @@ session where there is one, and a master that ``spark-submit`` has set.
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 SMALL_LOG: Final = 256 << 20  # bytes; below, starting the JVM costs more than reading the log
 _SHUFFLE_BYTES: Final = 256 << 20  # of log per shuffle partition: some 25 MB of it are shuffled
 _HEAP_MAX: Final = 4 << 30  # bytes; an audit of ten million messages needs one
+
+_SUBMITTED: Final = "PYSPARK_GATEWAY_PORT"  # set where spark-submit has started a JVM and this
 
 # Spark's own lines explain nothing to whoever runs an audit; errors arrive as exceptions.
 # The shell's logger is named because Spark otherwise announces that it changes the root's level.
@@ -65,8 +67,15 @@ def spark_session(*, log_bytes: int = 0, progress: bool = False) -> "Iterator[Sp
         session.stop()
 
 
-def start_session(*, log_bytes: int = 0, progress: bool = False) -> "SparkSession":
-    """Start a local session; the caller stops it."""
+def start_session(
+    *, log_bytes: int = 0, progress: bool = False, settings: Mapping[str, str] | None = None
+) -> "SparkSession":
+    """Start a local session, or the one that ``spark-submit`` asks for; the caller stops it.
+
+    ``settings`` are more of Spark's own.
+    """
+    if _SUBMITTED in os.environ:
+        return _submitted_session(log_bytes)
     from pyspark import SparkConf  # noqa: PLC0415  see spark_session
     from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
     from pyspark.sql import SparkSession  # noqa: PLC0415
@@ -81,6 +90,8 @@ def start_session(*, log_bytes: int = 0, progress: bool = False) -> "SparkSessio
         log_settings.write_text(_QUIET_LOG)
         for key, value in _settings(log_bytes, progress=progress).items():
             builder = builder.config(key, value)
+        for key, value in (settings or {}).items():
+            builder = builder.config(key, value)
         builder = builder.config(
             "spark.driver.extraJavaOptions", _java_options(log_settings, log_bytes)
         )
@@ -91,6 +102,19 @@ def start_session(*, log_bytes: int = 0, progress: bool = False) -> "SparkSessio
                 return builder.getOrCreate()
             except PySparkRuntimeError as error:  # it has said more on standard error
                 raise JavaNotFoundError(f"the JVM for Spark did not start: {error}") from error
+
+
+def _submitted_session(log_bytes: int) -> "SparkSession":
+    """Start a session in the JVM that ``spark-submit`` has started, as it was told to."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415  see spark_session
+
+    session = SparkSession.builder.appName("halfmq").getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    given = session.sparkContext.getConf()
+    for key, value in _settings(log_bytes, progress=False).items():
+        if key.startswith("spark.sql.") and not given.contains(key):
+            session.conf.set(key, value)
+    return session
 
 
 def _settings(log_bytes: int, *, progress: bool) -> dict[str, str]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import shutil
 import struct
+import zlib
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from halfmq.spark_jobs.columns import COLUMNS
@@ -237,6 +238,45 @@ def test_a_log_that_is_being_written_is_read_up_to_its_last_whole_record(
 
     assert [row[0] for row in before] == ["message"] * 4
     assert [row[0] for row in after] == ["message"] * 5
+
+
+def test_compressed_bodies_are_unpacked_where_that_is_asked_for(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """One that cannot be is null and says why, or ends the query, as asked."""
+    log = LogWriter(tmp_path, segment_size=SEGMENT)
+    log.append("t", zlib.compress(b"packed" * 99), sys_flag=0x301)
+    log.append("t", b"plain")
+    log.append("t", b"no zlib", sys_flag=0x301)
+    log.close()
+    columns = "physicalOffset long, value binary, error string"
+
+    def read(**options: str) -> list[Row]:
+        return rows(load(spark, tmp_path, columns, includeValue="true", **options))
+
+    stored, unpacked = read(), read(decompress="true")
+
+    assert [bytes(row["value"])[:2] for row in stored] == [b"x\x9c", b"pl", b"no"]
+    assert [row["value"] for row in unpacked] == [b"packed" * 99, b"plain", None]
+    assert [row["error"] and row["error"][:20] for row in unpacked] == [
+        *(None, None),
+        "the body is not ZLIB",
+    ]
+    with pytest.raises(PySparkException, match=f"offset {log.written[2].offset}: the body is not"):
+        read(decompress="true", mode="FAILFAST")
+
+
+def test_a_log_reads_the_same_without_mapping_it(
+    spark: SparkSession, plain: golden_store.GoldenStore
+) -> None:
+    """As for a network mount: in windows, by workers that got nothing but the path."""
+    columns = "physicalOffset long, crcOk boolean, topic string, uniqKey string"
+    options = {"verifyCrc": "true", "maxPartitionBytes": "50k"}
+
+    mapped = rows(load(spark, plain.root, columns, **options))
+    read = rows(load(spark, plain.root, columns, memoryMap="false", **options))
+
+    assert read == mapped
 
 
 def test_an_empty_log_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
