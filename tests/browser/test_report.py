@@ -184,7 +184,7 @@ def test_it_prints_without_cutting_a_chart(tab: Page, reports: dict[str, Path], 
       [one.getBoundingClientRect().height, getComputedStyle(one).breakInside])
     """)
     assert all(high < PAPER_HIGH and inside == "avoid" for high, inside in kept)
-    assert tab.run("[...document.querySelectorAll('pre')].every((one) => one.offsetHeight > 0)")
+    assert tab.run("[...document.querySelectorAll('pre')].every((one) => one.checkVisibility())")
     printed = tab.pdf()
     assert printed.startswith(b"%PDF-")
     assert len(re.findall(rb"/Type\s*/Page\b", printed)) >= 2

@@ -75,7 +75,7 @@ def packed(histories: list[list[Event]]) -> Records:
 @settings(max_examples=300, deadline=None)
 @given(histories=st.lists(families(), min_size=1, max_size=6))
 def test_what_is_settled_at_once_is_what_judge_would_say(histories: list[list[Event]]) -> None:
-    """State, place, decision and findings of every family, and how long each took."""
+    """State, place, time, decision and findings of every family, and how long each took."""
     judged = judge_families(packed(histories), BOUNDS, TERMS)
 
     verdicts = [judge(history, BOUNDS, TERMS) for history in histories]
@@ -86,17 +86,25 @@ def test_what_is_settled_at_once_is_what_judge_would_say(histories: list[list[Ev
     )
     void = {State.EXPIRED, State.UNFOUNDED}
     expected = [
-        (-1 if t.half is None else t.half, -1 if t.decided is None else t.decided,
+        (-1 if t.half is None else t.half, stored(history, t.half),
+         -1 if t.decided is None else t.decided,
          -1 if t.took_ms is None else t.took_ms, t.checks, t.halves, t.state)
-        for t in transactions
+        for history, verdict in zip(histories, verdicts, strict=True)
+        for t in verdict.transactions
         if t.state not in void
     ]  # fmt: skip
     assert sorted(expected) == sorted(
         (*row, STATES[state])
         for *row, state in judged.transactions[
-            ["half", "decided", "took", "checks", "halves", "state"]
+            ["half", "time", "decided", "took", "checks", "halves", "state"]
         ].tolist()
     )
+
+
+def stored(history: list[Event], half: int | None) -> int:
+    """When a half was stored; -1 without one."""
+    times = (e.time_ms for e in history if e.part is Part.HALF and e.offset == half)
+    return next(times, -1)
 
 
 @given(values=st.lists(st.integers(0, 2**40), min_size=1), cut=st.integers(0, 5))

@@ -15,7 +15,7 @@ from halfmq.spark_jobs.overview import Checks
 from halfmq.spark_jobs.timeline import BINS_MAX, SHOWN, Scale, counted, merged, scale
 from tests.support import golden_store
 from tests.support.auditing import audit_here
-from tests.support.log_writer import LogWriter, Ours
+from tests.support.log_writer import START, LogWriter, Ours
 
 HOUR = 3_600_000  # ms
 STATES = list(State)
@@ -74,6 +74,26 @@ def test_a_wrong_clock_moves_a_transaction_to_the_edge() -> None:
 
     assert timeline.prepared[State.PENDING] == [1, 0, 1]
     assert sum(ages.counts[State.PENDING]) == 2
+
+
+@pytest.mark.parametrize("wrong", [1, START - 10**9])
+def test_one_wrong_clock_does_not_stretch_the_chart(wrong: int, tmp_path: Path) -> None:
+    """No checksum covers the time of a record."""
+    log = LogWriter(tmp_path / "commitlog")
+    transactions = Ours(log)
+    for place in range(20):
+        right = log.now
+        log.now = wrong if place == 7 else right
+        half = transactions.half(f"KEY-{place}")
+        log.now = right + 1
+        transactions.commit(half)
+    log.close()
+
+    timeline = audit_here(tmp_path).timeline
+
+    end = timeline.start_ms + timeline.width_ms * len(timeline.decided)
+    assert START <= timeline.start_ms < end <= log.now + 60
+    assert sum(timeline.prepared[State.COMMITTED]) == 20
 
 
 def test_ages_count_to_where_the_audit_stands(tmp_path: Path) -> None:
