@@ -114,15 +114,16 @@ class ConsumerOffsetTable:
 
         The function may run on another thread while commits go on here.
         """
-        return self._job() if self._saves.is_due() else None
+        return self._job(patient=True) if self._saves.is_due() else None
 
     def persist(self) -> None:
         """Write the file now, as at the end; blocks on the disk."""
         if self._saves.dirty:
-            self._job()()
+            self._job(patient=False)()
 
-    def _job(self) -> Callable[[], None]:
-        return self._saves.job(self._file.prepare(self._content()), "consumer_offsets")
+    def _job(self, *, patient: bool) -> Callable[[], None]:
+        write = self._file.prepare(self._content(), patient=patient)
+        return self._saves.job(write, "consumer_offsets")
 
     def _content(self) -> JsonObject:
         # Copied here, made text by the writer: commits go on while it works.

@@ -113,10 +113,11 @@ class TableFile:
         """
         self.prepare(content)()
 
-    def prepare(self, content: JsonObject) -> Callable[[], None]:
+    def prepare(self, content: JsonObject, *, patient: bool = False) -> Callable[[], None]:
         """Return a function that saves `content` as of now, also on another thread.
 
         `content` must not change any more. When a later content was saved first, nothing is done.
+        When `patient`, it lets others work in between, and takes twice as long.
         """
         version = {
             "counter": self.counter,
@@ -130,7 +131,7 @@ class TableFile:
             with self._writing:
                 if number > self._saved_number:
                     disk.make_directories(self._path.parent)
-                    save_table(self._path, table)
+                    save_table(self._path, table, patient=patient)
                     self._saved_number = number
 
         return write

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from halfmq.store import disk
+from halfmq.store import disk, json_table
 from halfmq.store.errors import DamagedTableError, UnusableFileError
 from halfmq.store.json_table import (
     Origin,
@@ -100,6 +100,23 @@ def test_integer_keys_come_back_as_text(path: Path) -> None:
     save_table(path, {"offsetTable": {10: 1, 2: 9}})
 
     assert load_table(path) == {"offsetTable": {"2": 9, "10": 1}}
+
+
+def test_a_patient_save_lets_others_work_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is the same, and no stretch of making it is longer than half a millisecond."""
+    table = {"offsetTable": {f"t@g{n}": {str(q): n * q for q in range(50)} for n in range(100)}}
+    pauses: list[float] = []
+    monkeypatch.setattr(json_table, "sleep", pauses.append)
+
+    save_table(tmp_path / "impatient.json", table)
+    assert pauses == []
+    save_table(tmp_path / "patient.json", table, patient=True)
+
+    patient = (tmp_path / "patient.json").read_bytes()
+    assert patient == (tmp_path / "impatient.json").read_bytes()
+    assert len(pauses) >= 10
 
 
 def test_the_layout_is_rocketmqs() -> None:
