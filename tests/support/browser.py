@@ -1,6 +1,6 @@
 """A headless Chromium, driven through the pipes of its DevTools protocol, without a library.
 
-`HALFMQ_BROWSER` names the program; without it the usual names are tried.
+`HALFMQ_BROWSER` names the program, which must then start; without it the usual names are tried.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VARIABLE: Final = "HALFMQ_BROWSER"
@@ -44,7 +44,7 @@ Json = dict[str, Any]
 
 
 class BrowserMissingError(Exception):
-    """There is none; the message says what to install."""
+    """There is none that starts; the message says what is missing."""
 
 
 def find_browser() -> str:
@@ -96,7 +96,8 @@ class Pipe:
             ready, _, _ = select.select([self._answers], [], [], max(end - time.monotonic(), 0))
             assert ready, "the browser does not answer"
             read = os.read(self._answers, 1 << 20)
-            assert read, "the browser has ended"
+            if not read:
+                raise EOFError("the browser has ended")
             self._read += read
         said, _, self._read = self._read.partition(b"\0")
         told: Json = json.loads(said)
@@ -194,21 +195,26 @@ def browser() -> Iterator[Pipe]:
     program = find_browser()
     command_end, commands = os.pipe()
     answers, answer_end = os.pipe()
-    with tempfile.TemporaryDirectory(prefix="halfmq-browser-", ignore_cleanup_errors=True) as home:
+    with (
+        tempfile.TemporaryDirectory(prefix="halfmq-browser-", ignore_cleanup_errors=True) as home,
+        tempfile.TemporaryFile() as said,
+    ):
         profile = f"--user-data-dir={home}"
         launcher = [sys.executable, "-c", _LAUNCHER, str(command_end), str(answer_end)]
         process = subprocess.Popen(
             [*launcher, program, profile, *_OPTIONS],
             pass_fds=(command_end, answer_end),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
             env={**os.environ, "HOME": home},
             start_new_session=True,
         )
         os.close(command_end)
         os.close(answer_end)
         try:
-            yield Pipe(commands, answers)
+            pipe = Pipe(commands, answers)
+            _greet(pipe, program, said)
+            yield pipe
         finally:
             os.close(commands)  # it ends when nobody is there to command it
             try:
@@ -217,6 +223,17 @@ def browser() -> Iterator[Pipe]:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
             os.close(answers)
+
+
+def _greet(pipe: Pipe, program: str, said: IO[bytes]) -> None:
+    """Wait for the browser's first answer; a name may stand for something that only complains."""
+    try:
+        pipe.ask("Browser.getVersion", None, {}, [])
+    except (EOFError, BrokenPipeError) as error:
+        said.seek(0)
+        reason = f"{program} does not start: {said.read().decode(errors='replace').strip()}"
+        assert VARIABLE not in os.environ, reason
+        raise BrowserMissingError(reason) from error
 
 
 @contextmanager
