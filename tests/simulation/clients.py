@@ -107,7 +107,7 @@ class Clients:
         topic = world.chance.choice(TOPICS)
         size = world.scenario.body_size
         # Of a batch all bodies together may be as long as the one of a single message.
-        count = world.chance.randrange(2, 7) if size == 1 else 2
+        count = world.chance.randrange(2, 7) if size < 900 else 2
         keys = [f"{key}.{number}" for number in range(count)]
         records.plain_sent.update(dict.fromkeys(keys))
         messages = [Message(topic, one.encode().ljust(size), keys=one) for one in keys]

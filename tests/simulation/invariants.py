@@ -111,7 +111,8 @@ def _sort_in(log: Log, record: Record) -> None:
         log.halves[offset] = record
         group = get_property(record.properties, b"TRANSACTION_GROUP")
         _, index, count = (group or b",0,1").rsplit(b",", 2)
-        leader = offset if index == b"0" else next(reversed(log.leaders.values()))
+        leader = offset if index == b"0" else next(reversed(log.leaders.values()), -1)
+        assert leader >= 0, f"the half at {offset} has no leader"
         log.leaders[offset] = leader
         log.sizes[leader] = int(count)
     elif record.topic == HALF_TOPIC and bits == _ROLLBACK:

@@ -74,7 +74,7 @@ class Scenario:
             local_s=chance.choice((0.05, 0.05, 0.5, 5.0)),
             several=chance.choice((0.0, 0.3, 1.0)),
             skew_s=chance.choice((0.0, 0.0, 1.0, 86_400.0)),
-            body_size=chance.choice((1, 1, 700)),
+            body_size=chance.choice((1, 300, 900)),
             fenced=chance.random() < 0.85,
             middle_box=chance.random() < 0.2,
             operator=chance.random() < 0.5,

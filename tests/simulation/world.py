@@ -53,7 +53,7 @@ FAULTS: Final = {
     "stall": 1.0,  # a connection, for a while
     "stop": 0.7,  # a process, for a while
     "replay": 1.0,  # of requests, by a middle box
-    "sync": 0.8,  # one of the broker's next syncs
+    "sync": 1.5,  # one of the broker's next syncs
     "refusal": 0.6,  # one of its next calls that change files: an i/o error
     "space": 0.8,  # of which there is none, for a while
 }
@@ -315,8 +315,10 @@ class World:
         if process is not self.broker_process:
             return
         way = self.chance.random()
-        if way < 0.4 or self.broker is None:
+        if way < 0.5 or self.broker is None:
             self.kill_broker(power=False)
+            # What a failed sync has left in memory alone shows when the power goes.
+            self.later(self.chance.random() * 4.0, self._cut_power)
         elif way < 0.6:
             self.kill_broker(power=True)
         else:
