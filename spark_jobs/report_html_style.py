@@ -124,7 +124,11 @@ a{color:inherit;text-decoration:none}
 svg,.tiles div,article,i{print-color-adjust:exact;-webkit-print-color-adjust:exact}
 h2,h3,h4,figcaption,.kind>.note{break-after:avoid}
 section>details:not([open]){display:none}
-.dumps{display:grid;grid-template-columns:1fr 1fr}
+article{break-inside:auto}
+article dl,article pre{break-inside:avoid}
+article summary{display:none}
+.dumps{display:grid;grid-template-columns:repeat(auto-fill,minmax(13.5rem,1fr))}
+.dumps .note{font-size:8pt;break-after:avoid}
 .scroll{overflow:visible}
 table{font-size:8pt}
 tr{break-inside:avoid}
