@@ -262,10 +262,10 @@ def _chart(
     kind: str = "",
     role: str = "img",
 ) -> str:
-    names = f"{identity}-title {identity}-desc"
+    spoken = f'aria-labelledby="{identity}-title" aria-describedby="{identity}-desc"'
     return (
         f'<svg class="{f"chart {kind}".strip()}" role="{role}" height="{high}"'
-        f' aria-labelledby="{names}"><title id="{identity}-title">{title}</title>'
+        f' {spoken}><title id="{identity}-title">{title}</title>'
         f'<desc id="{identity}-desc">{said}</desc>{"".join(body)}</svg>'
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,26 @@ def test_every_link_reaches_its_row(tab: Page, reports: dict[str, Path], audit: 
              return [row.id, top >= 0 && top < innerHeight]; })()
     """)
     assert row == [f"anomaly-{rows}", True]
+
+
+def test_what_cannot_be_seen_is_said(tab: Page, reports: dict[str, Path], audit: Audit) -> None:
+    """To those who have the page read to them: charts, the marks in them, fields and tables."""
+    tab.look(width=DESK)
+    tab.open(reports["real"])
+    tab.run("document.querySelectorAll('details').forEach((one) => one.open = true)")
+
+    spoken: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for node in tab.ask("Accessibility.getFullAXTree")["nodes"]:
+        texts = [str(node.get(what, {}).get("value", "")) for what in ("name", "description")]
+        spoken[node.get("role", {}).get("value")].append((texts[0], texts[1]))
+    described = [name for name, description in spoken["image"] + spoken["group"] if description]
+    assert len(described) == tab.run("document.querySelectorAll('svg.chart').length") == 6
+    assert all(described)
+    for role in ("link", "heading", "table", "region", "searchbox", "combobox"):
+        assert spoken[role]
+        assert all(name for name, _ in spoken[role]), role
+    for anomaly in audit.anomalies:
+        assert any(str(anomaly.transaction_id) in name for name, _ in spoken["link"])
 
 
 def test_rows_can_be_filtered(tab: Page, reports: dict[str, Path], audit: Audit) -> None:
