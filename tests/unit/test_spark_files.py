@@ -61,7 +61,7 @@ def large_log(folder: Path) -> LogWriter:
 
 
 @pytest.mark.parametrize("window", [1 << 12, 1 << 24])
-@pytest.mark.parametrize("step", [5_000, 1 << 30])
+@pytest.mark.parametrize("step", [1_000, 1 << 30])
 def test_a_log_reads_the_same_in_windows(
     window: int, step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
