@@ -116,7 +116,7 @@ def test_every_link_reaches_its_row(tab: Page, reports: dict[str, Path], audit: 
     assert rows == len(audit.anomalies) + ROWS + 10
     marks = tab.run("document.querySelectorAll('#places-chart-title ~ a').length")
     assert marks == rows
-    tab.click("#places-chart-title ~ a:last-of-type rect")
+    tab.follow("#places-chart-title ~ a:last-of-type rect")
     row = tab.run("""
     (() => { const row = document.querySelector('article:target');
              const top = row.getBoundingClientRect().top;
@@ -163,7 +163,12 @@ def test_rows_can_be_filtered(tab: Page, reports: dict[str, Path], audit: Audit)
     told = tab.run("document.querySelector('output').textContent")
     assert told == f"{left} of {len(audit.anomalies)} shown"
     hidden = tab.run("document.querySelector('article[hidden]').id")
-    tab.run(f"location.hash = '#{hidden}'")
+    tab.run(f"""
+    new Promise((reached) => {{
+      addEventListener('hashchange', () => reached(1));
+      location.hash = '#{hidden}';
+    }})
+    """)
     assert tab.run(f"document.getElementById('{hidden}').checkVisibility()")
     assert tab.complaints == []
 

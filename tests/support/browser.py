@@ -119,9 +119,7 @@ class Page:
         """Load a file and wait until it is there."""
         self.events.clear()
         self.ask("Page.navigate", url=file.as_uri() + fragment)
-        end = time.monotonic() + _ANSWER_SECONDS
-        while not self._said("Page.loadEventFired"):
-            self.events.append(self.pipe.next(end))
+        self._wait("Page.loadEventFired")
 
     def look(
         self, *, width: int, height: int = 800, scheme: str = "light", media: str = ""
@@ -138,13 +136,15 @@ class Page:
         self.ask("Emulation.setEmulatedMedia", media=media, features=features)
 
     def run(self, script: str) -> Any:
-        """Return the value of an expression."""
-        told = self.ask("Runtime.evaluate", expression=script, returnByValue=True)
+        """Return the value of an expression, or what its promise brings."""
+        told = self.ask(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in told, told
         return told["result"].get("value")
 
-    def click(self, selector: str) -> None:
-        """Click with the mouse into the middle of an element that can be seen."""
+    def follow(self, selector: str) -> None:
+        """Click with the mouse into the middle of a link inside the page; wait for its effect."""
         x, y = self.run(
             f"(() => {{ const e = document.querySelector({json.dumps(selector)});"
             " e.scrollIntoView({block: 'center'}); const r = e.getBoundingClientRect();"
@@ -152,6 +152,7 @@ class Page:
         )
         for kind in ("mousePressed", "mouseReleased"):
             self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+        self._wait("Page.navigatedWithinDocument")
 
     def picture(self, *, whole: bool = False) -> bytes:
         """Return what can be seen, or the whole page, as PNG."""
@@ -181,8 +182,10 @@ class Page:
     def _all(self, method: str) -> list[Json]:
         return [event for event in self.events if event.get("method") == method]
 
-    def _said(self, method: str) -> bool:
-        return bool(self._all(method))
+    def _wait(self, method: str) -> None:
+        end = time.monotonic() + _ANSWER_SECONDS
+        while not self._all(method):
+            self.events.append(self.pipe.next(end))
 
 
 @contextmanager
