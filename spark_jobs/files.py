@@ -99,8 +99,22 @@ def entries(folder: str, names: re.Pattern[str]) -> list[Entry]:
     if is_remote(folder):
         return sorted(one for one in _remote_entries(folder) if names.fullmatch(one.name))
     with os.scandir(folder) as found:
-        wanted = [one for one in found if names.fullmatch(one.name)]
-    return sorted(Entry(one.name, one.path, one.stat().st_size, one.is_dir()) for one in wanted)
+        listed = [local_entry(one) for one in found if names.fullmatch(one.name)]
+    return sorted(one for one in listed if one is not None)
+
+
+def local_entry(found: "os.DirEntry[str]") -> Entry | None:
+    """Describe what was found in a folder; None when it has been deleted since, as brokers do.
+
+    Raises:
+        OSError: It cannot be looked at; a link to nowhere is no file that was deleted.
+    """
+    try:
+        return Entry(found.name, found.path, found.stat().st_size, found.is_dir())
+    except FileNotFoundError:
+        if found.is_symlink():
+            raise
+        return None
 
 
 def _remote_entries(folder: str) -> list[Entry]:

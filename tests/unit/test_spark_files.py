@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from urllib.parse import unquote
@@ -161,6 +162,19 @@ def test_an_unknown_file_system_is_named() -> None:
     """With what pyarrow says of it."""
     with pytest.raises(LogDirectoryError, match=r"nosuchthing://host/log: .*nosuchthing"):
         survey("nosuchthing://host/log")
+
+
+def test_a_file_that_is_deleted_while_its_folder_is_listed_was_not_there(tmp_path: Path) -> None:
+    """A stream does not end because the broker deletes a segment by age; a broken link is told."""
+    (tmp_path / "deleted").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with os.scandir(tmp_path) as found:
+        deleted, link = sorted(found, key=lambda one: one.name)
+    (tmp_path / "deleted").unlink()
+
+    assert files.local_entry(deleted) is None
+    with pytest.raises(FileNotFoundError):
+        files.local_entry(link)
 
 
 def test_a_uri_keeps_its_settings() -> None:
