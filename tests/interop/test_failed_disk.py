@@ -1,0 +1,71 @@
+"""A broker whose disk fails under it, as its clients see that."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from halfmq.broker import server
+from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings
+from halfmq.broker.service import Broker
+from halfmq.client import (
+    BrokerRefusedError,
+    ClientConfig,
+    ClientError,
+    Consumer,
+    Message,
+    Producer,
+)
+from halfmq.store import disk
+from tests.support.client_loops import on_both_loops
+
+
+def _broker(root: Path) -> Broker:
+    network = NetworkConfig(bind_address="127.0.0.1", listen_port=0, namesrv_listen_port=0)
+    settings = StoreSettings(
+        root=root, commit_log_file_size=1 << 20, max_hash_slots=100, max_index_items=400
+    )
+    return Broker(BrokerConfig(network=network, store=settings))
+
+
+def _broken(_fd: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+@on_both_loops
+async def test_after_a_failed_flush_nothing_is_acknowledged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also when later ones would succeed; senders are told why, and a restart mends it."""
+    monkeypatch.setattr(server, "CLOSE_TIMEOUT_S", 0.1)  # replies wait that will never be sent
+    broker = _broker(tmp_path)
+    await broker.start()
+    config = ClientConfig(namesrv=broker.namesrv_address, send_timeout=1.0)
+    async with Producer("p", config=config) as producer:
+        await producer.send(Message("orders", b"before"))
+        with monkeypatch.context() as patch:
+            patch.setattr(disk, "fdatasync", _broken)
+            with pytest.raises(ClientError):
+                await producer.send(Message("orders", b"during"))
+        with pytest.raises(BrokerRefusedError, match=r"flush failed behind offset.*Input/output"):
+            await producer.send(Message("orders", b"behind"))
+    await broker.stop()
+    critical = [one.getMessage() for one in caplog.records if one.levelname == "CRITICAL"]
+    assert ["flush_failed" in critical[0], "restart the broker" in critical[1]] == [True, True]
+
+    broker = _broker(tmp_path)
+    await broker.start()
+    config = ClientConfig(namesrv=broker.namesrv_address)
+    async with Producer("p", config=config) as producer:
+        await producer.send(Message("orders", b"after"))
+    bodies: set[bytes] = set()
+    async with Consumer("c", {"orders": "*"}, start_from="first", config=config) as consumer:
+        while not {b"before", b"after"} <= bodies:
+            message = await consumer.receive(timeout=20.0)
+            assert message is not None
+            bodies.add(message.body)
+            await message.ack()
+    await broker.stop()
+    assert bodies <= {b"before", b"during", b"after"}
