@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 
 DESCRIPTORS_MAX: Final = 64  # files kept open for reading; consumers are rarely at more places
 SCRATCH_SIZE: Final = 1 << 20  # bytes; a pull answer is a quarter of it
+# Bytes that nobody wants, read to spare a call: those cost a microsecond or two, in which another
+# thread may take the interpreter. Messages of eight queues in turn lie this far apart.
+GAP_MAX: Final = 16 << 10
 _STORE_TIMESTAMP: Final = Struct(">q")
 _STORE_TIMESTAMP_AT: Final = 56  # with an IPv4 born host; 12 bytes later with an IPv6 one
 _HEAD_READ: Final = 80  # bytes that hold both the flags and the store timestamp
@@ -65,22 +68,34 @@ class LogReader:
 
         They come ``behind`` what is given: joining the two later would copy everything once more.
         """
-        end = len(behind) + sum([length for _, length in ranges])
-        scratch = self._scratch if end <= SCRATCH_SIZE else memoryview(bytearray(end))
-        at = len(behind)
-        scratch[:at] = behind
-        for physical_offset, length in ranges:
-            if not self._read_cached(physical_offset, scratch[at : at + length]):
+        if len(ranges) == 1:
+            ((physical_offset, length),) = ranges
+            at = len(behind)
+            scratch = self._room(at + length)
+            scratch[:at] = behind
+            is_cached = self._read_cached(physical_offset, scratch[at:])
+            return bytes(scratch) if is_cached else None
+        pieces = [behind]
+        for physical_offset, length, parts in spans(ranges, self._files.file_size):
+            scratch = self._room(length)
+            if not self._read_cached(physical_offset, scratch):
                 return None
-            at += length
-        return bytes(scratch[:end])
+            pieces += [bytes(scratch[start:end]) for start, end in parts]
+        return b"".join(pieces)
+
+    def _room(self, size: int) -> memoryview:
+        return self._scratch[:size] if size <= SCRATCH_SIZE else memoryview(bytearray(size))
 
     def resident(self, where: Range) -> FilePart | None:
         """Return where a range lies if all of it is known to be in the page cache; else None."""
         physical_offset, length = where
         position = physical_offset % self._files.file_size
         fd = self._descriptor(physical_offset - position)
-        if self._residence.is_whole(fd, position, length):
+        # A page that is being read counts as well; the last one is there when all are.
+        last = self._scratch[:1]
+        if self._residence.is_whole(fd, position, length) and self._cached.fill(
+            fd, last, position + length - 1
+        ):
             return FilePart(fd, position, length)
         return None
 
@@ -103,14 +118,11 @@ class LogReader:
         It opens files by itself, because the loop thread may close its own at any time.
         """
         pieces: list[bytes] = []
-        for physical_offset, length in ranges:
+        for physical_offset, length, parts in spans(ranges, self._files.file_size):
             position = physical_offset % self._files.file_size
-            path = self._files.path(physical_offset - position)
-            fd = disk.open_file(path, disk.READ)
-            try:
-                pieces.append(_read_fully(fd, length, position))
-            finally:
-                disk.close(fd)
+            with disk.opened(self._files.path(physical_offset - position)) as fd:
+                content = _read_fully(fd, length, position)
+            pieces += [content[start:end] for start, end in parts]
         return b"".join(pieces)
 
     def record_bytes(self, physical_offset: int, end: int) -> bytes | None:
@@ -192,6 +204,30 @@ class LogReader:
         """Close the files that begin at ``offset`` or behind it, because they were deleted."""
         for base in [base for base in self._descriptors if base >= offset]:
             disk.close(self._descriptors.pop(base))
+
+
+Span = tuple[int, int, list[tuple[int, int]]]
+"""Physical offset, length, and the parts of it that are wanted: where they start and end in it."""
+
+
+def spans(ranges: Iterable[Range], file_size: int) -> Iterator[Span]:
+    """Join ranges that are read at once, with what lies between them."""
+    start = end = -1
+    parts: list[tuple[int, int]] = []
+    for physical_offset, length in ranges:
+        following = physical_offset + length
+        if (
+            not 0 <= physical_offset - end <= GAP_MAX
+            or following - start > SCRATCH_SIZE
+            or physical_offset // file_size != start // file_size
+        ):
+            if parts:
+                yield start, end - start, parts
+            start, parts = physical_offset, []
+        parts.append((physical_offset - start, following - start))
+        end = following
+    if parts:
+        yield start, end - start, parts
 
 
 def _tell(damage: Damage) -> None:

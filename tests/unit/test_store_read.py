@@ -2,7 +2,8 @@
 
 import errno
 import os
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from halfmq.store.errors import DiskFullError
 from halfmq.store.format.properties import tag_hash
 from halfmq.store.format.queue_entry import PRE_BLANK
 from halfmq.store.format.record import decode_records
+from halfmq.store.log_reader import GAP_MAX, spans
 from halfmq.store.mapped_file import reserve
 from halfmq.store.message_store import GetStatus, MessageStore
 from tests.support.stores import (
@@ -205,6 +207,49 @@ def test_reading_from_memory_and_from_disk_agree(store: MessageStore) -> None:
     assert len(decode_records(store.read_cold(ranges))) == 100
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_messages_with_others_between_them_are_read_in_few_calls(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """What lies between is read and left out, as long as it is not much, nor in another file."""
+    chance = random.Random(seed)
+    print(f"seed={seed}")
+    bodies = [bytes([number % 251]) * chance.randrange(1, 400) for number in range(400)]
+    done = append_durably(store, *(draft(queue_id=chance.randrange(3), body=b) for b in bodies))
+    ranges = [(one.physical_offset, one.size) for one in done if chance.random() < 0.4]
+    file_size = small_config(Path("any")).commit_log_file_size
+    calls: list[str] = []
+
+    def counting(name: str) -> Callable[..., object]:
+        real = getattr(disk, name)
+
+        def counted(*arguments: object) -> object:
+            calls.append(name)
+            return real(*arguments)
+
+        return counted
+
+    monkeypatch.setattr(disk, "preadv", counting("preadv"))
+    monkeypatch.setattr(disk, "pread", counting("pread"))
+    wanted = b"".join(record for offset, _ in ranges if (record := store.record_bytes(offset)))
+    calls.clear()
+
+    assert store.read(ranges, behind=b"head") == b"head" + wanted
+    assert store.read_cold(ranges) == wanted
+    files = len({offset // file_size for offset, _ in ranges})
+    assert calls == ["preadv"] * files + ["pread"] * files
+
+
+def test_far_apart_messages_are_read_one_by_one() -> None:
+    """More than a few kilobytes that nobody wants cost more than a call."""
+    ranges = [(0, 100), (100 + GAP_MAX, 100), (300 + 2 * GAP_MAX, 100)]
+
+    assert list(spans(ranges, 1 << 30)) == [
+        (0, 200 + GAP_MAX, [(0, 100), (100 + GAP_MAX, 200 + GAP_MAX)]),
+        (300 + 2 * GAP_MAX, 100, [(0, 100)]),
+    ]
+
+
 def test_a_cold_range_is_not_waited_for(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +326,21 @@ def test_a_range_is_resident_when_all_of_it_is_cached(store: MessageStore) -> No
     os.pread(part.fd, 1, part.position)
 
     assert store.resident((where[0], 1)) is not None
+    assert store.resident(where) is None
+
+
+def test_what_is_still_being_read_is_not_resident(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel counts its pages as cached, and who wants them waits for the disk."""
+    append_durably(store, draft(body=bytes(8000)))
+    (where,) = store.get("T", 0, 0).ranges
+
+    def locked(*_: object) -> int:
+        raise BlockingIOError(errno.EAGAIN, "would block")
+
+    monkeypatch.setattr(disk, "preadv", locked)
+
     assert store.resident(where) is None
 
 
