@@ -253,8 +253,16 @@ MISSING = ("row_without_message", "gone")
     ("options", "expected"),
     [
         ("", {MISSING, ("too_young", "young"), ("too_old", "old")}),
-        ("--grace 0s", {MISSING, ("row_without_message", "young"), ("too_old", "old")}),
-        ("--from 2023-11-14T23:10Z --until 2023-11-15T00:10Z", set()),
+        pytest.param(
+            "--grace 0s",
+            {MISSING, ("row_without_message", "young"), ("too_old", "old")},
+            marks=pytest.mark.campaign,
+        ),
+        pytest.param(
+            "--from 2023-11-14T23:10Z --until 2023-11-15T00:10Z",
+            set(),
+            marks=pytest.mark.campaign,
+        ),
         ("--from 2023-11-15T00:13:00Z --until 2023-11-15T01:13", {MISSING}),
     ],
 )
