@@ -1,10 +1,11 @@
 """The real broker in this process, its loop watched: ``REPORT [--stacks] -- ARGUMENTS``.
 
 A timer of the loop comes back every few milliseconds. When it is late, the loop was in one piece of
-work, or it waited: for the disk, for the interpreter, for a processor. What it was shows in three
-figures taken at each beat without letting go of the interpreter (the thread's processor time, its
-time in the queue for a processor, and the wall) and in the *spans*: how long named parts took, in
-the loop or beside it. With ``--stacks`` a late beat also writes down where all threads are, to
+work, or it waited: for the disk, for the interpreter, for a processor. What it was shows in figures
+taken at each beat without letting go of the interpreter (the wall, the thread's processor time, and
+how long it and others were in the queue for a processor: a thread that has the interpreter and no
+processor stops the loop as well) and in the *spans*: how long named parts took, in the loop or
+beside it. With ``--stacks`` a late beat also writes down where all threads are, to
 standard error.
 
 The report is written when the broker serves, and again when it stops. Times are those of
@@ -12,6 +13,7 @@ The report is written when the broker serves, and again when it stops. Times are
 """
 
 import asyncio
+import contextlib
 import ctypes
 import faulthandler
 import functools
@@ -39,6 +41,7 @@ KEPT_S: Final = 0.001
 STACKS_AFTER_S: Final = 0.015
 """Seconds without a beat after which stacks are written."""
 _SCHEDSTAT_SIZE: Final = 128  # bytes; three numbers
+_THREADS_EVERY: Final = 250  # beats; threads come and go
 
 TRACED: Final = (
     ("store.commit_log", "CommitLog", ("_roll", "_look_up", "_create", "prepare_ahead")),
@@ -73,6 +76,7 @@ class Pause(msgspec.Struct, frozen=True, array_like=True, gc=False):
     seconds: float  # by which it was late
     processor: float  # of them the loop's thread has computed
     queued: float  # of them it has waited for a processor
+    others_queued: float = 0.0  # of them the thread that waited longest did
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -142,6 +146,50 @@ class Tracer:
             self._note("garbage collection", *self._collection_began)
 
 
+class Queueing:
+    """How long the threads of this process have been ready to run and had no processor."""
+
+    def __init__(self) -> None:
+        # ``os.pread`` would let go of the interpreter, and wait until it gets it back.
+        self._pread = ctypes.PyDLL(None).pread
+        self._text = ctypes.create_string_buffer(_SCHEDSTAT_SIZE)
+        self._files: dict[int, int] = {}  # descriptors by thread
+        self._looks = 0
+
+    def look(self) -> dict[int, bytes]:
+        """Return what the system says of each thread now; nothing where it does not."""
+        if self._looks % _THREADS_EVERY == 0:
+            self._find_threads()
+        self._looks += 1
+        said = {}
+        for thread, fd in self._files.items():
+            size = self._pread(fd, self._text, _SCHEDSTAT_SIZE, ctypes.c_long(0))
+            said[thread] = self._text.raw[: max(size, 0)]
+        return said
+
+    def _find_threads(self) -> None:
+        try:
+            threads = {int(path.name) for path in Path("/proc/self/task").iterdir()}
+        except OSError:
+            return
+        for gone in self._files.keys() - threads:
+            os.close(self._files.pop(gone))
+        for found in threads - self._files.keys():
+            with contextlib.suppress(OSError):
+                path = f"/proc/self/task/{found}/schedstat"
+                self._files[found] = os.open(path, os.O_RDONLY)
+
+
+def queued_s(before: dict[int, bytes], now: dict[int, bytes]) -> dict[int, float]:
+    """Return the seconds for which each thread waited for a processor between two looks."""
+    seconds = {}
+    for thread in before.keys() & now.keys():
+        first, last = before[thread].split(), now[thread].split()
+        if len(first) > 1 and len(last) > 1:
+            seconds[thread] = (int(last[1]) - int(first[1])) / 1e9
+    return seconds
+
+
 class Heartbeat:
     """Beats on the running loop and notes when it is late."""
 
@@ -150,14 +198,8 @@ class Heartbeat:
         self.pauses: list[Pause] = []
         self._call_later = call_later
         self._stacks = stacks
-        # ``os.pread`` would let go of the interpreter, and wait until it gets it back.
-        self._pread = ctypes.PyDLL(None).pread
-        path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
-        try:
-            self._schedstat = os.open(path, os.O_RDONLY)
-        except OSError:
-            self._schedstat = -1  # another system: nobody waits for a processor then
-        self._text = ctypes.create_string_buffer(_SCHEDSTAT_SIZE)
+        self._queueing = Queueing()
+        self._thread = threading.get_native_id()
         self._last = self._now()
 
     def start(self) -> None:
@@ -165,28 +207,22 @@ class Heartbeat:
         self._last = self._now()
         self._call_later(BEAT_S, self._beat)
 
-    def _now(self) -> tuple[float, float, bytes]:
-        if self._schedstat >= 0:
-            self._pread(self._schedstat, self._text, _SCHEDSTAT_SIZE, ctypes.c_long(0))
-        return time.monotonic(), time.thread_time(), self._text.value
+    def _now(self) -> tuple[float, float, dict[int, bytes]]:
+        return time.monotonic(), time.thread_time(), self._queueing.look()
 
     def _beat(self) -> None:
         self.beats += 1
         before, now = self._last, self._now()
         late = now[0] - before[0] - BEAT_S
         if late >= KEPT_S:
-            queued = _queued_s(now[2]) - _queued_s(before[2])
-            self.pauses.append(Pause(now[0], late, now[1] - before[1], queued))
+            queued = queued_s(before[2], now[2])
+            own = queued.pop(self._thread, 0.0)
+            others = max(queued.values(), default=0.0)
+            self.pauses.append(Pause(now[0], late, now[1] - before[1], own, others))
         if self._stacks:
             faulthandler.dump_traceback_later(BEAT_S + STACKS_AFTER_S)
         self._last = now
         self._call_later(BEAT_S, self._beat)
-
-
-def _queued_s(schedstat: bytes) -> float:
-    """Return the seconds for which a thread was ready to run and had no processor."""
-    fields = schedstat.split()
-    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ RECORD_SIZE: Final = 1_213
 
 _START_TIMEOUT: Final = 60.0  # seconds
 _WORST: Final = 3  # pauses of a phase of which the surroundings are told
-_SPANS_TOLD: Final = 4
+_SPANS_TOLD: Final = 3  # each of those in the loop and of those beside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Phase:
     end: float
     rate: float  # messages per second, all generators
     note: str = ""
+    is_limited: bool = True  # whether the limit holds for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,14 @@ class Moment:
     ms: float
     processor_ms: float
     queued_ms: float
+    others_queued_ms: float
     meanwhile: list[str]
 
     def __str__(self) -> str:
+        what = ", ".join(self.meanwhile) or "nothing traced"
         return (
             f"{self.ms:.1f} ms, of them computing {self.processor_ms:.1f}, waiting for a processor "
-            f"{self.queued_ms:.1f}; {', '.join(self.meanwhile) or 'nothing traced'}"
+            f"{self.queued_ms:.1f}, another thread doing so {self.others_queued_ms:.1f}; {what}"
         )
 
 
@@ -77,12 +80,12 @@ class Row:
             f"{self.share_999_ms:.1f}",
             f"{self.longest_ms:.1f}",
             f"{self.longest_without_queue_ms:.1f}",
-            f"{LIMIT_MS:.0f}",
+            f"{LIMIT_MS:.0f}" if self.phase.is_limited else "",
         )
 
     @property
     def missed(self) -> bool:
-        return self.longest_without_queue_ms > LIMIT_MS
+        return self.phase.is_limited and self.longest_without_queue_ms > LIMIT_MS
 
 
 def row_of(phase: Phase, observed: Observed) -> Row:
@@ -106,19 +109,28 @@ def row_of(phase: Phase, observed: Observed) -> Row:
 
 
 def _without_queue(pause: Pause) -> float:
-    return max(pause.seconds - pause.queued, 0.0)
+    """What is left of a pause on a machine that does nothing else."""
+    return max(pause.seconds - pause.queued - pause.others_queued, 0.0)
 
 
 def _moment(pause: Pause, spans: Sequence[Span]) -> Moment:
     start = pause.end - pause.seconds - BEAT_S
     beside = [span for span in spans if span.start < pause.end and span.end > start]
-    beside.sort(key=lambda span: (not span.in_loop, span.start - span.end))
+    beside.sort(key=lambda span: span.start - span.end)
+    in_loop = [span for span in beside if span.in_loop][:_SPANS_TOLD]
+    on_threads = [span for span in beside if not span.in_loop][:_SPANS_TOLD]
     told = [
         f"{span.name} {(span.end - span.start) * 1_000:.1f} ms"
         + ("" if span.in_loop else " beside it")
-        for span in beside[:_SPANS_TOLD]
+        for span in (*in_loop, *on_threads)
     ]
-    return Moment(pause.seconds * 1_000, pause.processor * 1_000, pause.queued * 1_000, told)
+    return Moment(
+        pause.seconds * 1_000,
+        pause.processor * 1_000,
+        pause.queued * 1_000,
+        pause.others_queued * 1_000,
+        told,
+    )
 
 
 class Watched:

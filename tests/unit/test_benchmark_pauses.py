@@ -165,7 +165,10 @@ def test_pauses_cold_reads_and_recovery_are_measured(tmp_path: Path) -> None:
     rounds, loops = cold.measure(small, tmp_path, generator)
     limits, starts = recovery.measure(small, tmp_path)
 
-    assert len(rows) == 6
+    assert len(rows) == 12
+    assert [row.phase.name for row in rows if row.phase.is_limited] == [
+        *("rolls", "retention", "tables", "rolls", "flush storm", "retention")
+    ]
     assert "longest pauses" in pauses.as_text(rows)
     assert len(loops) == 2 * len(rounds) == 4
     assert "p99" in cold.as_text(rounds, loops)
