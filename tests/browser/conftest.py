@@ -1,4 +1,4 @@
-"""One browser for all tests of a run; where there is none they are skipped, with the reason."""
+"""One browser for all tests of a file; where there is none they are skipped, with the reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.support.browser import BrowserMissingError, Page, Pipe, browser, new_page
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # not for longer: it holds hundreds of megabytes
 def chromium() -> Iterator[Pipe]:
     try:
         with browser() as started:
