@@ -11,7 +11,7 @@ The end of the log is looked for once per DataFrame, when Spark first plans it, 
 sees one state of a log that is being written; ``load`` again to see what was added.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -42,6 +42,7 @@ FORMAT: Final = "rocketmq-commitlog"
 # Bytes behind a blank are undefined, so that a split should not begin there. A blank is written
 # when a record does not fit, hence within the size of the largest record from the end.
 _LAST_SPLIT_MIN: Final = 8 << 20
+_CLOCK_STEP_MAX: Final = 600_000  # ms by which a broker's clock may be set back or forth
 
 
 def register(spark: "SparkSession") -> None:
@@ -124,6 +125,7 @@ class SplitReader:
         topics = self._options.subscribe
         if topics is not None:
             rows = rows.in_topics(topics)
+        rows = self._in_time(rows)
         if not len(rows):
             return
         try:
@@ -134,14 +136,23 @@ class SplitReader:
             for half in np.array_split(np.arange(len(rows)), 2):
                 yield from self._rows(rows.at(half), segment)
 
+    def _in_time(self, rows: Rows) -> Rows:
+        if not self._options.has_times or not len(rows):
+            return rows
+        stored = rows.field("store_timestamp")
+        start, end = self._options.starting_timestamp, self._options.ending_timestamp
+        wanted = stored >= (0 if start is None else start)
+        return rows.select(wanted if end is None else wanted & (stored < end))
+
     def _demand_bodies(self, rows: Rows, segment: Segment) -> None:
         for place, reason in unpacked(rows, self._wanted.value_topics).errors.items():
             offset, size = int(rows.physical_offsets[place]), int(rows.sizes[place])
             raise CorruptLogError(segment.path, offset, size, reason)
 
     def _hole(self, hole: Hole, segment: Segment) -> Iterator[pa.RecordBatch]:
-        if hole.reason is None and self._options.subscribe is not None:
-            return  # whoever asks for topics does not ask where files end
+        is_chosen = self._options.subscribe is not None or self._options.has_times
+        if hole.reason is None and is_chosen:
+            return  # whoever asks for topics or times does not ask where files end
         if hole.reason is not None and self._options.fail_fast:
             offset = segment.base + hole.position
             raise CorruptLogError(segment.path, offset, hole.size, hole.reason)
@@ -153,15 +164,20 @@ class CommitLogReader(SplitReader, DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         extent = survey(self._options.path, memory_map=self._options.memory_map)
-        return plan_partitions(extent, self._options)
+        return plan_partitions(extent, self._options, chosen=in_times(extent, self._options))
 
 
 def plan_partitions(
-    extent: LogExtent, options: ReadOptions, *, aligned: bool = False
+    extent: LogExtent,
+    options: ReadOptions,
+    *,
+    aligned: bool = False,
+    chosen: Collection[Segment] | None = None,
 ) -> list[LogPartition]:
     """Divide the wanted range of the log into partitions of at most ``maxPartitionBytes``.
 
-    ``aligned`` says that a record ends where the range starts.
+    ``aligned`` says that a record ends where the range starts; ``chosen`` are the segments that
+    are needed, if not all are.
     """
     first = max(extent.first_offset, options.starting_offsets or 0)
     last = extent.end_offset
@@ -171,6 +187,8 @@ def plan_partitions(
     partitions: list[LogPartition] = []
     room = 0
     for segment in extent.segments:
+        if chosen is not None and segment not in chosen:
+            continue
         limit = extent.limit(segment)
         end = min(last - segment.base, limit)
         begin = max(first - segment.base, 0)
@@ -183,6 +201,32 @@ def plan_partitions(
             partitions[-1].splits.append(split)
             room -= stop - start
     return partitions
+
+
+def in_times(extent: LogExtent, options: ReadOptions) -> Collection[Segment] | None:
+    """Choose the segments that may have records of the wanted time; None for all.
+
+    Told by the first record of each segment: a log is written in the order of time, but for
+    corrections of the broker's clock.
+    """
+    if not options.has_times:
+        return None
+    times = [_first_time(extent, segment, options) for segment in extent.segments]
+    start, end = options.starting_timestamp, options.ending_timestamp
+    chosen = set()
+    for segment, first, behind in zip(extent.segments, times, [*times[1:], None], strict=True):
+        if start is not None and behind is not None and behind + _CLOCK_STEP_MAX < start:
+            continue
+        if end is not None and first is not None and first - _CLOCK_STEP_MAX >= end:
+            continue
+        chosen.add(segment)
+    return chosen
+
+
+def _first_time(extent: LogExtent, segment: Segment, options: ReadOptions) -> int | None:
+    reader = SegmentReader(segment, extent.limit(segment), memory_map=options.memory_map)
+    record = reader.record_at(0)
+    return None if record is None else int(record.field("store_timestamp")[0])
 
 
 def cuts(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:

@@ -30,6 +30,8 @@ class ReadOptions:
     path: str  # a store root or a folder of segments
     starting_offsets: int | None = None  # physical offset; None: from the first
     ending_offsets: int | None = None  # physical offset, exclusive; None: to the last
+    starting_timestamp: int | None = None  # ms, when the broker stored it
+    ending_timestamp: int | None = None  # ms, exclusive
     subscribe: frozenset[str] | None = None  # topics; None: all
     include_value: bool = False
     value_topics: frozenset[str] | None = None  # bodies of these topics only
@@ -53,6 +55,11 @@ class ReadOptions:
             verify_crc=self.verify_crc,
             decompress=self.decompress,
         )
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the read is limited to a time."""
+        return self.starting_timestamp is not None or self.ending_timestamp is not None
 
     @property
     def has_value(self) -> bool:
@@ -79,8 +86,9 @@ class ReadOptions:
             OptionError: See ``parse``; or the option makes no sense for a stream.
         """
         read = _Reader(options, _READ_NAMES)
-        if read.is_given("endingOffsets"):
-            raise OptionError("endingOffsets: a stream has no end; trigger(availableNow=True) has")
+        for name in ("endingOffsets", "endingTimestamp"):
+            if read.is_given(name):
+                raise OptionError(f"{name}: a stream has no end; trigger(availableNow=True) has")
         parsed = cls._parsed(read)
         is_latest = not read.is_given("startingOffsets") or parsed.from_latest
         return replace(parsed, from_latest=is_latest)
@@ -101,6 +109,8 @@ class ReadOptions:
             path=read.path("load(path): a store root or a folder of segments"),
             starting_offsets=None if from_latest else read.offset("startingOffsets", EARLIEST),
             ending_offsets=read.offset("endingOffsets", LATEST),
+            starting_timestamp=read.time("startingTimestamp"),
+            ending_timestamp=read.time("endingTimestamp"),
             subscribe=read.names("subscribe"),
             include_value=read.flag("includeValue"),
             value_topics=read.names("valueTopics"),
@@ -166,6 +176,8 @@ _READ_NAMES: Final = (
     "path",
     "startingOffsets",
     "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
     "subscribe",
     "includeValue",
     "valueTopics",
@@ -236,6 +248,14 @@ class _Reader:
             return None
         if not text.isascii() or not text.isdigit():
             raise OptionError(f"{name}={text}: expected {default} or {expected}")
+        return int(text)
+
+    def time(self, name: str) -> int | None:
+        text = self._text(name, "")
+        if not text:
+            return None
+        if not text.isascii() or not text.isdigit():
+            raise OptionError(f"{name}={text}: expected milliseconds since 1970")
         return int(text)
 
     def size(self, name: str, default: int) -> int:

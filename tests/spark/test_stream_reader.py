@@ -12,11 +12,11 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from halfmq.spark_jobs.datasource import CommitLogDataSource, CommitLogReader
+from halfmq.spark_jobs.datasource import CommitLogDataSource, CommitLogReader, LogPartition
 from halfmq.spark_jobs.errors import DataLossError, OptionError
 from halfmq.spark_jobs.options import ReadOptions
 from halfmq.spark_jobs.stream import OFFSET, CommitLogStreamReader
-from tests.support.log_writer import LogWriter
+from tests.support.log_writer import START, LogWriter
 
 SEGMENT = 1 << 12
 SCHEMA = StructType(
@@ -123,6 +123,31 @@ def test_a_stream_begins_where_it_is_told(tmp_path: Path) -> None:
     assert messages(all_rows(number)) == [record.offset for record in log.written[7:]]
     with pytest.raises(OptionError, match="endingOffsets: a stream has no end"):
         reader_of(tmp_path, endingOffsets="5")
+
+
+def test_times_bound_what_is_read_and_which_segments(tmp_path: Path) -> None:
+    """From the start on, before the end; a segment that is an hour away is not opened."""
+    log = LogWriter(tmp_path, segment_size=SEGMENT)
+    for number in range(60):
+        log.now += 600_000 * (number % 20 == 0)
+        log.append("orders", b"b" * 100)
+    log.close()
+    stored = [int(START + 600_000 * (n // 20 + 1) + n + 1) for n in range(60)]
+    start, end = stored[25], stored[30]
+    options = {"path": str(tmp_path), "startingTimestamp": str(start), "endingTimestamp": str(end)}
+    reader = CommitLogReader(SCHEMA, ReadOptions.parse(options))
+    far = options | {"startingTimestamp": str(start + 7_200_000), "endingTimestamp": "9" * 13}
+    near = options | {"startingTimestamp": "0", "endingTimestamp": str(stored[0])}
+
+    found = read(reader, reader.partitions())
+
+    assert [offset for offset, *_ in found] == [record.offset for record in log.written[25:30]]
+    for given, opened in ((far, {2}), (near, {0, 1})):
+        reader = CommitLogReader(SCHEMA, ReadOptions.parse(given))
+        planned = reader.partitions()
+        splits = [s for part in planned if isinstance(part, LogPartition) for s in part.splits]
+        assert {split.segment.base // SEGMENT for split in splits} <= opened
+        assert not read(reader, planned)
 
 
 def test_damage_is_a_row_once(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def test_offsets_are_numbers_or_the_ends() -> None:
         ({"path": "/", "batchRows": "many"}, "batchRows=many"),
         ({"path": "/", "startingOffsets": "latest"}, "expected earliest or a physical offset"),
         ({"path": "/", "endingOffsets": "-1"}, "expected latest or a physical offset"),
+        ({"path": "/", "endingTimestamp": "today"}, "endingTimestamp=today: expected milliseconds"),
         ({"path": "/", "memoryMap": "no"}, "memoryMap=no: expected true or false"),
         ({"path": "/", "maxBytesPerTrigger": "0"}, "maxBytesPerTrigger=0: expected a positive"),
     ],
