@@ -1,7 +1,7 @@
 """What an audit has seen of full segments, kept for the next audit; no Spark in here.
 
-A segment that is full does not change any more, and what an audit needs of it is about a
-twentieth of its size. Of each split of such a segment the cache has two Parquet files:
+A segment that is full does not change any more, and what an audit needs of it is a few
+hundredths of its size. Of each split of such a segment the cache has two Parquet files:
 
 * ``SEGMENT-START-STOP-CHECKSUM.parquet``: a ``Seen``, as columns of packed numbers;
 * ``SEGMENT-START-STOP-names-CHECKSUM.parquet``: the names of its halves, for Spark to read.
