@@ -214,10 +214,14 @@ class Recovery:
         if end <= queue.first_offset:
             return
         last = queue.entry(end - 1)
-        if last == PRE_BLANK or last.physical_offset < self._log_start:
+        if last == PRE_BLANK or self._is_expired(last):
             return
         if not self._is_entry_of(queue, end - 1, last):
             raise IncompleteError(f"entry {end - 1} of {queue.topic}:{queue.queue_id} is false")
+
+    def _is_expired(self, entry: QueueEntry) -> bool:
+        """Tell whether an entry names a record that retention has deleted; garbage rarely does."""
+        return entry.is_valid and entry.physical_offset < self._log_start
 
     def _is_entry_of(self, queue: ConsumeQueue, queue_offset: int, entry: QueueEntry) -> bool:
         """Tell whether the record that an entry names says that it belongs there."""
@@ -305,12 +309,26 @@ class Recovery:
     def _held(self, queue: ConsumeQueue) -> int:
         """Return how many entries a queue holds of records below the scan, proven by the last.
 
+        What a power cut has left at a queue's end may be anything; a blank proves nothing.
+
         Raises:
             IncompleteError: The last one names no record of this queue.
         """
         held = queue.find_physical(self._scan_start)
-        self._prove(queue, held)
+        if self._scan_start == self._log_start:
+            while held > queue.first_offset and not self._may_be_expired(queue, held - 1):
+                held -= 1
+            return held
+        if held > queue.first_offset and queue.entry(held - 1) == PRE_BLANK:
+            if queue.start_of(held - 1) >= 0:
+                raise IncompleteError(f"{queue.topic}:{queue.queue_id} has a blank end")
+        else:
+            self._prove(queue, held)
         return held
+
+    def _may_be_expired(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+        entry = queue.entry(queue_offset)
+        return entry == PRE_BLANK or self._is_expired(entry)
 
     # The end --------------------------------------------------------------------------------
 

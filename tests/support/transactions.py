@@ -244,6 +244,9 @@ class Connected:
         self.asked: list[tuple[int, CheckTransactionStateRequestHeader, bytes]] = []
         self.waiting: list[tuple[int, bytes]] = []
 
+    def write_file(self, head: bytes, fd: int, position: int, length: int) -> bool:
+        raise AssertionError("nothing about transactions is answered with a file")
+
     def send_request(self, code: int, header: object, body: bytes = b"") -> bool:
         assert isinstance(header, CheckTransactionStateRequestHeader)
         if self.closed or not self.writable:

@@ -16,6 +16,7 @@ from halfmq.store.errors import DirectoryInUseError, UnusableFileError
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry
 from halfmq.store.message_store import MessageStore, RecoveryReport
+from tests.support.store_child import SteppingClock
 from tests.support.stores import (
     Clock,
     append_durably,
@@ -133,6 +134,53 @@ def test_a_kill_loses_nothing(root: Path, tmp_path: Path) -> None:
     reopened, report = open_store(copy)
 
     assert not report.clean
+    assert served(reopened) == offsets
+    assert bounds(reopened) == expected
+    reopened.close()
+
+
+@pytest.mark.parametrize("kept", [0, 5])
+@pytest.mark.parametrize("then_valid", [False, True])
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        QueueEntry(-1 << 60, 300, 7),
+        QueueEntry(-300, -300, 0),
+        QueueEntry(1 << 60, 300, 7),
+        QueueEntry(0, 0, 0),
+        PRE_BLANK,
+    ],
+    ids=["negative", "negative size", "far ahead", "zeros", "blank"],
+)
+def test_garbage_at_the_end_of_a_queue_counts_for_nothing(
+    root: Path, tmp_path: Path, *, garbage: QueueEntry, kept: int, then_valid: bool
+) -> None:
+    """A power cut may leave it in place of entries that were not on disk yet.
+
+    Where some of it looks valid, a search by halves finds the queue's end behind the other.
+    """
+    store = MessageStore(small_config(root), now_ms=SteppingClock())
+    store.open()
+    offsets = []
+    for number in range(200):
+        key = ("T", 0) if number % 2 else ("U", number % 3)
+        offsets.append(append_durably(store, draft(*key, body=bytes(500)))[0].physical_offset)
+    expected = bounds(store)
+    store.close()
+    mark_aborted(root)
+    shutil.rmtree(root / "digests", ignore_errors=True)
+    _, report = open_store(crash(root, tmp_path / "copy"))
+    assert report.start_offset > 0
+    lost = sum(offset < report.start_offset for offset in offsets[1::2]) + kept
+    for place in range(lost, 100):
+        entry = QueueEntry(1 << 60, 300, 7) if then_valid and place >= 75 else garbage
+        directory = root / "consumequeue" / "T" / "0"
+        path = directory / f"{place * ENTRY_SIZE // QUEUE_FILE_SIZE * QUEUE_FILE_SIZE:020d}"
+        if path.exists():
+            patch(path, place * ENTRY_SIZE % QUEUE_FILE_SIZE, entry.pack())
+
+    reopened, _ = open_store(root)
+
     assert served(reopened) == offsets
     assert bounds(reopened) == expected
     reopened.close()

@@ -40,6 +40,9 @@ class Peer(Connected):
         super().__init__()
         self.written: list[bytes] = []
 
+    def write_file(self, head: bytes, fd: int, position: int, length: int) -> bool:
+        raise AssertionError("no decision is answered with a file")
+
     def write(self, data: bytes) -> None:
         self.written.append(data)
 
