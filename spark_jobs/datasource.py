@@ -80,7 +80,13 @@ class CommitLogDataSource(DataSource):
         return full_ddl(ReadOptions.parse_any(self.options))
 
     def reader(self, schema: StructType) -> "CommitLogReader":
-        return CommitLogReader(schema, ReadOptions.parse(self.options))
+        options = ReadOptions.parse(self.options)
+        if options.filter_pushdown:
+            # A reader that takes filters makes queries fail unless Spark was told to push them.
+            from .pushdown import PushdownCommitLogReader  # noqa: PLC0415
+
+            return PushdownCommitLogReader(schema, options)
+        return CommitLogReader(schema, options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         try:
