@@ -228,11 +228,10 @@ def test_a_run_that_ends_between_two_steps_loses_and_repeats_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """The next one finishes what was staged, and throws away what was not."""
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
     log = log_of_orders(tmp_path, 35)
     full = [written.offset for written in of_full_segments(log)]
-    for step in random.Random(seed).sample(range(12), 4):
+    # Staged, and nobody knows; known, and not moved; one file moved; moved, and not confirmed.
+    for step in (3, 5, 8, 11):
         assert stopped_at(step, tmp_path, tmp_path / f"out-{step}", Settings(), spark)
 
         assert offsets(tmp_path / f"out-{step}") == full, step
