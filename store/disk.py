@@ -139,6 +139,13 @@ def will_need(path: Path, position: int, size: int) -> None:
             os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)
 
 
+def read_only(fd: int, position: int, size: int) -> None:
+    """Have a part of an open file read, and let the system guess nothing about what follows it."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)
+
+
 def read_bytes(path: Path) -> bytes:
     """Return all that a file holds.
 

@@ -12,6 +12,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
+from time import monotonic
 from typing import Final, NamedTuple
 
 from . import disk
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 DESCRIPTORS_MAX: Final = 64  # files kept open for reading; consumers are rarely at more places
 SCRATCH_SIZE: Final = 1 << 20  # bytes; a pull answer is a quarter of it
+WARY_S: Final = 10.0  # seconds; see ``_is_cold``
 # Bytes that nobody wants, read to spare a call: those cost a microsecond or two, in which another
 # thread may take the interpreter. Messages of eight queues in turn lie this far apart.
 GAP_MAX: Final = 16 << 10
@@ -62,6 +64,7 @@ class LogReader:
         self._scratch = memoryview(bytearray(SCRATCH_SIZE))
         self._cached = CachedReads()
         self._residence = Residence()
+        self._wary_until = 0.0  # by the monotonic clock; 0: no read has found too little lately
 
     def read(self, ranges: Sequence[Range], *, behind: bytes = b"") -> bytes | None:
         """Return the bytes of all ranges joined, or None if some are not in the page cache.
@@ -101,7 +104,28 @@ class LogReader:
 
     def _read_cached(self, physical_offset: int, target: memoryview) -> bool:
         position = physical_offset % self._files.file_size
-        return self._cached.fill(self._descriptor(physical_offset - position), target, position)
+        fd = self._descriptor(physical_offset - position)
+        if self._wary_until and self._is_cold(fd, position, len(target)):
+            return False
+        if self._cached.fill(fd, target, position):
+            return True
+        self._wary_until = monotonic() + WARY_S
+        return False
+
+    def _is_cold(self, fd: int, position: int, length: int) -> bool:
+        """Look before a read, for a while after one that found nothing.
+
+        Even a read that may not wait has the kernel read ahead from where it finds nothing, and
+        the caller prepare that: 30 ms of processor time were seen, with 8 MiB of read-ahead.
+        """
+        now = monotonic()
+        if now >= self._wary_until:
+            self._wary_until = 0.0
+            return False
+        if not self._residence.lacks(fd, position, length):
+            return False
+        self._wary_until = now + WARY_S
+        return True
 
     def _descriptor(self, base: int) -> int:
         fd = self._descriptors.get(base)
@@ -112,15 +136,17 @@ class LogReader:
                 disk.close(self._descriptors.popitem(last=False)[1])
         return fd
 
-    def read_cold(self, ranges: Iterable[Range]) -> bytes:
+    def read_cold(self, ranges: Iterable[Range], *, ahead: int = 0) -> bytes:
         """Return the same, waiting for the disk where needed; any thread may call it.
 
+        So many bytes ``ahead`` are in memory soon as well, for who reads on.
         It opens files by itself, because the loop thread may close its own at any time.
         """
         pieces: list[bytes] = []
         for physical_offset, length, parts in spans(ranges, self._files.file_size):
             position = physical_offset % self._files.file_size
             with disk.opened(self._files.path(physical_offset - position)) as fd:
+                disk.read_only(fd, position, length + ahead)
                 content = _read_fully(fd, length, position)
             pieces += [content[start:end] for start, end in parts]
         return b"".join(pieces)

@@ -498,9 +498,12 @@ class MessageStore:
         """Return where in a file a range lies, if it is in the page cache; to be used at once."""
         return self._reader.resident(where)
 
-    def read_cold(self, ranges: Iterable[Range]) -> bytes:
-        """Return the same, waiting for the disk where needed; any thread may call it."""
-        return self._reader.read_cold(ranges)
+    def read_cold(self, ranges: Iterable[Range], *, ahead: int = 0) -> bytes:
+        """Return the same, waiting for the disk where needed; any thread may call it.
+
+        So many bytes ``ahead`` are in memory soon as well, for who reads on.
+        """
+        return self._reader.read_cold(ranges, ahead=ahead)
 
     def record_bytes(self, physical_offset: int) -> bytes | None:
         """Return the record that begins at an offset; None if no whole, valid one does."""

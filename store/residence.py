@@ -48,6 +48,10 @@ class Residence:
             self._where = ctypes.addressof(self._range)
             self._answer = ctypes.addressof(self._pages)
 
+    def lacks(self, fd: int, position: int, length: int) -> bool:
+        """Tell whether some of a file's range is known not to be there."""
+        return not self.is_whole(fd, position, length) and self._is_known
+
     def is_whole(self, fd: int, position: int, length: int) -> bool:
         """Tell whether all of a file's range can be read without waiting for the disk."""
         if not self._is_known:

@@ -57,6 +57,10 @@ TAG_TYPES: Final = frozenset({None, "", "TAG"})
 FILE_ANSWER_MIN: Final = 16_384
 """Bytes of a single range from which on a copy costs more than the two calls that save it."""
 
+READ_AHEAD: Final = 2 << 20
+"""Bytes of log behind a cold answer that are read with it: who replays comes for them next, and
+finds them in memory. Left to the system, the event loop would begin that reading."""
+
 COLD_READ_THREADS: Final = 4
 """Threads that wait for the disk; they hold no lock while they do."""
 
@@ -105,7 +109,7 @@ class Store(Protocol):
 
     def resident(self, where: tuple[int, int]) -> tuple[int, int, int] | None: ...
 
-    def read_cold(self, ranges: Sequence[tuple[int, int]]) -> bytes: ...
+    def read_cold(self, ranges: Sequence[tuple[int, int]], *, ahead: int = ...) -> bytes: ...
 
 
 class Topics(Protocol):
@@ -245,7 +249,7 @@ class PullHandler:
         answer = self._store.read(ranges, behind=head)
         if answer is not None:
             return answer
-        future = self._on_thread(lambda: self._store.read_cold(result.ranges))
+        future = self._on_thread(lambda: self._store.read_cold(result.ranges, ahead=READ_AHEAD))
         future.add_done_callback(lambda done: self._cold_done(done, request, connection, result))
         return None
 

@@ -206,7 +206,7 @@ class FakeLog:
         del where
         return None
 
-    def read_cold(self, ranges: Sequence[tuple[int, int]]) -> bytes:
+    def read_cold(self, ranges: Sequence[tuple[int, int]], *, ahead: int = 0) -> bytes:
         self.cold_reads += 1
         return self._bytes(ranges)
 

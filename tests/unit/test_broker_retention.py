@@ -303,7 +303,7 @@ async def test_a_pull_whose_messages_are_deleted_meanwhile_is_told_to_come_again
     store.resident = lambda where: None  # type: ignore[method-assign]
     store.read = lambda ranges, **_: None  # type: ignore[method-assign]
 
-    def gone(ranges: object) -> bytes:
+    def gone(ranges: object, **_: object) -> bytes:
         raise FileNotFoundError(str(ranges))
 
     store.read_cold = gone  # type: ignore[method-assign]

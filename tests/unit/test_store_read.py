@@ -329,6 +329,51 @@ def test_a_range_is_resident_when_all_of_it_is_cached(store: MessageStore) -> No
     assert store.resident(where) is None
 
 
+def test_what_is_known_to_be_cold_is_not_tried(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even a read that may not wait costs the loop the beginning of a read-ahead."""
+    done = append_durably(store, *(draft(body=bytes(8000)) for _ in range(8)))
+    ranges = [(done[0].physical_offset, done[0].size), (done[1].physical_offset, done[1].size)]
+    part = store.resident(ranges[0])
+    if part is None:
+        pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
+    os.fsync(part.fd)
+    tried: list[int] = []
+    real = disk.preadv
+
+    def preadv(fd: int, buffers: tuple[memoryview], position: int, flags: int = 0) -> int:
+        tried.append(position)
+        return real(fd, buffers, position, flags)
+
+    monkeypatch.setattr(disk, "preadv", preadv)
+    for _ in range(1_000):  # what is still being read, after the first try, cannot be dropped
+        tried.clear()
+        os.posix_fadvise(part.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        if store.read(ranges) is None and not tried:
+            break
+    else:
+        pytest.fail("every read was tried")
+
+    cold = store.read_cold(ranges)
+    assert store.read(ranges) == cold
+
+
+def test_who_reads_on_finds_more_in_memory(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cold answer brings the next ones along; a single record brings itself alone."""
+    done = append_durably(store, *(draft(body=bytes(500)) for _ in range(8)))
+    first = (done[0].physical_offset, done[0].size)
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(disk, "read_only", lambda _fd, at, size: asked.append((at, size)))
+
+    store.read_cold([first])
+    store.read_cold([first], ahead=2_000)
+
+    assert asked == [(first[0], first[1]), (first[0], first[1] + 2_000)]
+
+
 def test_what_is_still_being_read_is_not_resident(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
