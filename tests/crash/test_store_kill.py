@@ -1,7 +1,7 @@
 """kill -9 at random moments, and power cuts made from it: nothing acknowledged is lost.
 
-The campaign goes on for `HALFMQ_CAMPAIGN_SECONDS` (60) in each of its forms. The seed of each run is
-printed, and can be set by `HALFMQ_SEED`; the moments of the kills differ all the same.
+The campaign goes on for `HALFMQ_CAMPAIGN_SECONDS` (60) in each of its forms. The seed of each run
+is printed, and can be set by `HALFMQ_SEED`; the moments of the kills differ all the same.
 """
 
 import os
