@@ -275,9 +275,14 @@ class SnapshotWriter:
         self._packer = msgpack.Packer()
         self._crc = 0
         self._rows = 0
-        disk.make_directories(path.parent)
+        self._header = header
+        self._file: disk.NewFile | None = None
+
+    def open(self) -> None:
+        """Create the file; that may wait for what the file system has under way."""
+        disk.make_directories(self._path.parent)
         self._file = disk.NewFile(self._temporary)
-        self._write(self._packer.pack(header))
+        self._write(self._packer.pack(self._header))
 
     def add(self, kind: str, rows: Sequence[object]) -> None:
         """Write a group of rows of one kind."""
@@ -289,11 +294,13 @@ class SnapshotWriter:
         """Write the footer; the file is whole, and not yet in place."""
         footer = FOOTER.pack(log_end, *anchor, self._rows, 0)[:-CRC_SIZE]
         self._write(footer)
+        assert self._file is not None
         self._file.write(self._crc.to_bytes(CRC_SIZE, "big"))
         self._file.flush()
 
     def publish(self) -> None:
         """Put the file in the place of the older one; blocks until it is on disk."""
+        assert self._file is not None
         self._file.sync()
         self._file.close()
         disk.replace(self._temporary, self._path)
@@ -301,10 +308,12 @@ class SnapshotWriter:
 
     def abandon(self) -> None:
         """Leave the older file in place."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
         disk.remove(self._temporary)
 
     def _write(self, data: bytes) -> None:
+        assert self._file is not None
         self._file.write(data)
         self._crc = crc32(data, self._crc)
 
@@ -388,6 +397,10 @@ class Snapshots:
         newest_final = self._table.decided.newest_final
         writer = SnapshotWriter(self._path, Header(MAGIC, VERSION, position, newest_final))
         try:
+            if background:
+                yield from _in_background(writer.open)
+            else:
+                writer.open()
             yield from self._write_rows(writer)
             log_end = log.write_offset
             if background:
@@ -396,7 +409,7 @@ class Snapshots:
                     yield
             writer.finish(log_end, _anchor(newest, log))
             if background:
-                yield from _publish_in_background(writer)
+                yield from _in_background(writer.publish)
             else:
                 writer.publish()
         except BaseException:  # closed in the middle of it, too
@@ -426,17 +439,17 @@ class Snapshots:
         writer.add(OPS, list(self._ops()))
 
 
-def _publish_in_background(writer: SnapshotWriter) -> Iterator[None]:
-    """Publish on a thread: fsync lets others run, and may take as long as the disk likes."""
+def _in_background(step: Callable[[], None]) -> Iterator[None]:
+    """Do a step on a thread: it lets others run, and may take as long as the disk likes."""
     failures: list[OSError] = []
 
-    def publish() -> None:
+    def attempt() -> None:
         try:
-            writer.publish()
+            step()
         except OSError as error:
             failures.append(error)
 
-    thread = threading.Thread(target=publish, name="halfmq-snapshot", daemon=True)
+    thread = threading.Thread(target=attempt, name="halfmq-snapshot", daemon=True)
     thread.start()
     try:
         while thread.is_alive():

@@ -188,6 +188,24 @@ def test_a_snapshot_waits_until_the_log_is_durable(broker: Broker) -> None:
     assert broker.snapshot_path.read_bytes() != older
 
 
+def test_the_file_of_a_snapshot_is_created_beside_the_loop(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that is flushing lets the creation of a file wait."""
+    broker.prepare()
+    creators: list[str] = []
+    create = disk.NewFile
+
+    def created(path: Path) -> disk.NewFile:
+        creators.append(threading.current_thread().name)
+        return create(path)
+
+    monkeypatch.setattr(disk, "NewFile", created)
+    take(broker)
+
+    assert creators == ["halfmq-snapshot"]
+
+
 def test_an_ordered_stop_ends_a_snapshot_that_is_being_written(broker: Broker) -> None:
     """The last one is complete, whatever was under way."""
     half = broker.prepare()
@@ -292,6 +310,7 @@ def test_a_snapshot_of_another_log_is_passed_over(
     """Rows of another log would be asked about and delivered out of nowhere."""
     broker.prepare()
     writer = SnapshotWriter(broker.snapshot_path, header)
+    writer.open()
     writer.add(PENDING, [(0, 0, 1, "pg", 0, 0, 0, 0, 0, 0)])
     writer.finish(0, anchor)
     writer.publish()
@@ -307,6 +326,7 @@ def test_a_snapshot_beyond_the_logs_end_is_passed_over(broker: Broker) -> None:
     """Even if its position and its anchor are still there: what it saw behind them is not."""
     broker.prepare()
     writer = SnapshotWriter(broker.snapshot_path, Header("halfmq-transactions", 2, 0, 0))
+    writer.open()
     writer.finish(broker.log.write_offset + 1, Anchor(-1, 0))
     writer.publish()
 
@@ -327,6 +347,7 @@ def test_rows_that_make_no_sense_fill_nothing(broker: Broker, rows: list[object]
     """A whole file with wrong content is as useless as a broken one."""
     broker.prepare()
     writer = SnapshotWriter(broker.snapshot_path, Header("halfmq-transactions", 2, 0, 0))
+    writer.open()
     writer.add(PENDING, [(0, 0, 1, "pg", 0, 0, 0, 0, 0, 0)])
     writer.add(PENDING, rows)
     writer.finish(0, Anchor(-1, 0))
