@@ -378,6 +378,11 @@ class IndexFile:
                 self._unflushed = True
                 raise
 
+    @property
+    def is_flushed(self) -> bool:
+        """Whether all that was appended is on disk."""
+        return not self._unflushed
+
     def _sync(self) -> None:
         disk.sync_data(self._fd)
 
@@ -624,10 +629,16 @@ class IndexService:
         return durable_ms
 
     def extents(self) -> list[tuple[Path, int]]:
-        """Return all files, the newest last, with how many bytes of each are used; any thread."""
-        return [
-            (file.path, item_position(file.header.next_item, file.slots)) for file in self._files
-        ]
+        """Return the files, oldest first, with how many bytes of each are used; any thread.
+
+        Up to the first that is not on disk as it is: nobody may rely on what a power cut takes.
+        """
+        extents: list[tuple[Path, int]] = []
+        for file in self._files:
+            extents.append((file.path, item_position(file.header.next_item, file.slots)))
+            if not file.is_flushed:
+                break
+        return extents
 
     def forget_before(self, log_start: int) -> list[IndexFile]:
         """Drop the oldest files whose records are all gone from the log; never the newest.

@@ -852,3 +852,16 @@ def test_a_service_refuses_a_file_without_room() -> None:
     for slots, items in ((0, 10), (10, 1)):
         with pytest.raises(ValueError, match="at least"):
             service(Path("unused"), slots=slots, items=items)
+
+
+def test_a_file_counts_as_full_when_it_is_on_disk(tmp_path: Path) -> None:
+    """A digest of it would call it changed after a power cut that took its last items."""
+    records = [record(10 * n, keys="a b", after_ms=1000 * n) for n in range(20)]
+    index = opened(tmp_path, items=12, records=records)
+    before = [path for path, _ in index.extents()]
+    index.flush()
+    behind = [path for path, _ in index.extents()]
+    index.close()
+
+    assert len(behind) == 4
+    assert before == behind[:1]
