@@ -18,7 +18,7 @@ from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import CRC_MASK, blank, encode_record, new_record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC
 
-SEGMENT_SIZE: Final = 256 << 20  # bytes
+SEGMENT_SIZE: Final = 64 << 20  # bytes; so small that also a short run has full ones
 RECORDS_PER_CYCLE: Final = 5
 TRANSACTIONS_PER_CYCLE: Final = 2
 BODY_SIZE: Final = 200
