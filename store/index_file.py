@@ -465,9 +465,9 @@ class IndexService:
                 self._files.append(IndexFile(path, self._max_slots, self._max_items))
             except UnusableFileError as error:
                 _log.warning("event=index_file_set_aside path=%s reason=%r", path, error.reason)
-                disk.replace(path, path.with_name(path.name + ".bad"))
-                for newer in paths[position + 1 :]:
+                for newer in reversed(paths[position + 1 :]):
                     disk.unlink(newer)
+                disk.replace(path, path.with_name(path.name + ".bad"))
                 disk.sync_directory(self._directory)
                 return False
         return True
@@ -654,7 +654,7 @@ class IndexService:
 
     def _delete(self, files: Sequence[IndexFile]) -> None:
         """Delete files during recovery; durably, or they would come back behind newer ones."""
-        for file in list(files):
+        for file in reversed(list(files)):  # the newest first: no gap if that is interrupted
             self._files.remove(file)
             file.close()
             disk.unlink(file.path)

@@ -97,9 +97,12 @@ class MappedFileQueue:
         return gone
 
     def remove_from(self, offset: int) -> list[int]:
-        """Delete the files that begin at ``offset`` or behind it; return their offsets."""
+        """Delete the files that begin at ``offset`` or behind it; return their offsets.
+
+        The newest goes first: what a crash or an error interrupts must not leave a hole.
+        """
         removed = [base for base in self.bases if base >= offset]
-        for base in removed:
+        for base in reversed(removed):
             disk.remove(self.path(base))
         if removed:
             del self.bases[-len(removed) :]

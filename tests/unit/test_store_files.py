@@ -443,3 +443,27 @@ def test_a_log_file_is_reserved_whole_only_if_that_leaves_others_room(
         assert opened(tmp_path / "whole").reserved_end == SIZE  # it takes no more than it has
     sparse.close()
     whole.close()
+
+
+def test_a_removal_that_is_interrupted_leaves_no_hole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log with a hole does not open, so what is cut off goes from its end on."""
+    row = MappedFileQueue(tmp_path, 100)
+    for base in (0, 100, 200, 300):
+        row.create(base)
+    real, calls = disk.unlink, iter(range(1000))
+
+    def unlink(path: Path) -> None:
+        if next(calls):
+            raise OSError(errno.EIO, "Input/output error")
+        real(path)
+
+    monkeypatch.setattr(disk, "unlink", unlink)
+    with pytest.raises(OSError, match="Input/output"):
+        row.remove_from(100)
+
+    again = MappedFileQueue(tmp_path, 100)
+    again.load()
+    assert again.bases == [0, 100, 200]
+    assert again.missing() is None
