@@ -30,7 +30,7 @@ METHODS = {
 }  # fmt: skip
 """Methods of `Path` that reach files. `open` and `replace` others have as well; see below."""
 
-OPENED = {"self._gate", "self.reserve"}
+OPENED = {"self._gate", "self.reserve", "writer"}
 """What has a method `open` and is no path."""
 
 
