@@ -94,13 +94,13 @@ class LogReader:
         physical_offset, length = where
         position = physical_offset % self._files.file_size
         fd = self._descriptor(physical_offset - position)
-        # A page that is being read counts as well; the last one is there when all are.
-        last = self._scratch[:1]
-        if self._residence.is_whole(fd, position, length) and self._cached.fill(
-            fd, last, position + length - 1
-        ):
-            return FilePart(fd, position, length)
-        return None
+        if not self._residence.is_whole(fd, position, length):
+            return None
+        # A page that is being read counts as well, and after a miss there may be such. The last
+        # one is there when all are.
+        if self._wary_until and not self._cached.fill(fd, self._scratch[:1], position + length - 1):
+            return None
+        return FilePart(fd, position, length)
 
     def _read_cached(self, physical_offset: int, target: memoryview) -> bool:
         position = physical_offset % self._files.file_size

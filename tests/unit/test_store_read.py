@@ -386,6 +386,7 @@ def test_what_is_still_being_read_is_not_resident(
 
     monkeypatch.setattr(disk, "preadv", locked)
 
+    assert store.read([where]) is None
     assert store.resident(where) is None
 
 
