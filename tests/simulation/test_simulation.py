@@ -71,7 +71,7 @@ def test_a_seed_replays_exactly() -> None:
 
 
 QUICK = ["sync", "tail", "undecided"]
-SLOWER = ["halves", "opposite", "planned", "fold", "decisions", "incomplete", "failure", "deletion"]
+SLOWER = ["halves", "opposite", "planned", "fold", "decisions", "incomplete", "failure"]
 BITE_SEEDS_MAX = 600  # until one of these is noticed; most need a few dozen
 
 
