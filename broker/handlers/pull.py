@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from halfmq.remoting.bodies import SubscriptionData, subscription_data
@@ -26,6 +27,7 @@ from halfmq.store.message_store import GetResult, GetStatus
 from ..connection import Connection, Handler
 from ..errors import RequestRefusedError
 from ..long_polling import HeldPull, LongPolling
+from ..replay_pace import ReplayPace
 from ..router import answer
 from ..topics import TopicConfig
 
@@ -170,6 +172,7 @@ class PullHandler:
         self._long_polling = long_polling
         self._cold_readers = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
         self._cold_reads = 0
+        self._pace = ReplayPace(store)
         long_polling.answer_by(self._answer_held, store)
 
     def handlers(self) -> dict[int, Handler]:
@@ -202,6 +205,7 @@ class PullHandler:
         tag_codes: frozenset[int] | None,
         *,
         wait: bool = False,
+        paced: bool = False,
     ) -> bytes | None:
         header = request.header
         assert isinstance(header, PullMessageRequestHeader)
@@ -216,6 +220,10 @@ class PullHandler:
             wait=wait,
         )
         if result.status is GetStatus.FOUND:
+            if not paced and not self._pace.admits(
+                result.ranges[0][0], partial(self._look_later, request, connection, tag_codes)
+            ):
+                return None
             return self._found(request, connection, result)
         if result.status is GetStatus.NOT_IN_MEMORY:
             self._warm(request, connection, tag_codes)
@@ -234,6 +242,16 @@ class PullHandler:
             if self._long_polling.hold(held):
                 return None
         return _empty(request, code, result, next_offset)
+
+    def _look_later(
+        self, request: RemotingCommand, connection: Connection, tag_codes: frozenset[int] | None
+    ) -> None:
+        if connection.closed:
+            return
+        look = partial(self._look, tag_codes=tag_codes, paced=True)
+        reply = answer(look, request, connection)
+        if reply is not None:
+            connection.write(reply)
 
     # --- answers
 
@@ -272,8 +290,7 @@ class PullHandler:
         assert isinstance(header, PullMessageRequestHeader)
         topic, queue_id, offset = header.topic, header.queue_id, header.queue_offset
 
-        def look(request: RemotingCommand, connection: Connection) -> bytes | None:
-            return self._look(request, connection, tag_codes, wait=True)
+        look = partial(self._look, tag_codes=tag_codes, wait=True, paced=True)
 
         def warmed(done: asyncio.Future[None]) -> None:
             self._cold_reads -= 1
