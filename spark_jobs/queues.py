@@ -100,6 +100,10 @@ class QueueFiles:
         batched = self._root.with_name("batchconsumequeue")
         return bool(_SAFE_NAME.fullmatch(topic)) and not (batched / topic).is_dir()
 
+    def is_extended(self, topic: str, queue: int) -> bool:
+        """Tell whether entries may have places in a ``consumequeue_ext`` for tags codes."""
+        return (self._root.with_name("consumequeue_ext") / topic / str(queue)).is_dir()
+
     def entries(self, topic: str, queue: int, slots: Ints) -> Slots:
         """Read entries; where there is none all fields are 0."""
         found = np.zeros(len(slots), dtype=ENTRIES)
@@ -215,6 +219,9 @@ class Queued(NamedTuple):
 
 def _compared(edge: Edge, run: Slots, files: QueueFiles, faults: list[QueueFault]) -> Edge:
     entries = files.entries(edge.topic, edge.queue, run["slot"])
+    if files.is_extended(edge.topic, edge.queue):
+        run = run.copy()
+        run["tags_code"][entries["tags_code"] < EXTENDED] = NO_TAGS_CODE
     faults += _wrong_entries(edge.topic, edge.queue, run, entries)
     written = is_written(entries)
     listed = int(run["slot"][written].max(initial=-1))
@@ -309,7 +316,7 @@ def out_of_order(
 def _wrong_entries(topic: str, queue: int, run: Slots, entries: Slots) -> Iterator[QueueFault]:
     code = entries["tags_code"]
     wrong = (entries["at"] != run["at"]) | (entries["size"] != run["size"])
-    wrong |= (code != run["tags_code"]) & (run["tags_code"] != NO_TAGS_CODE) & (code >= EXTENDED)
+    wrong |= (code != run["tags_code"]) & (run["tags_code"] != NO_TAGS_CODE)
     wrong &= is_written(entries)
     for place in np.flatnonzero(wrong)[:FAULTS_PER_QUEUE_MAX]:
         record, entry = run[place], entries[place]

@@ -32,6 +32,7 @@ from .format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry, unpack_entry
 from .format.topics import SCHEDULE_TOPIC
 from .log_scan import Found, LogScan, find_records, store_timestamp
 from .mapped_file_queue import MappedFileQueue
+from .queue_extension import is_extension
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +42,6 @@ START_STEPS: Final = 256  # of a start: 16 MiB of queues, and of older index fil
 ROUND_STEPS: Final = 128  # of a round of the helper thread, which comes once per second
 _SUSPECT: Final = ".suspect"  # behind the name of a digest: its file is to be put aside
 _SECOND: Final = 1000  # ms; delay levels are whole seconds
-_EXTENSION_BELOW: Final = -0x8000_0000  # a code below is an address in RocketMQ's consumequeue_ext
 _NEIGHBOURS_MAX: Final = 10_000  # entries looked at for a true one; then the whole log is scanned
 
 
@@ -177,7 +177,9 @@ class QueueScrub:
         wanted = self._entry_of(queue, queue_offset, entry.physical_offset, content, found[0])
         if wanted is None or wanted[:2] != entry[:2]:
             return False
-        return wanted == entry or _may_be_code(queue, entry.tags_code, content, found[0])
+        return wanted == entry or self._may_be_code(
+            queue, entry.tags_code, wanted, content, found[0]
+        )
 
     def _entry_of(
         self, queue: ConsumeQueue, queue_offset: int, offset: int, content: bytes, found: Found
@@ -198,6 +200,16 @@ class QueueScrub:
         else:
             code = tags_code(properties)
         return QueueEntry(offset, size, code)
+
+    def _may_be_code(
+        self, queue: ConsumeQueue, code: int, wanted: QueueEntry, content: bytes, found: Found
+    ) -> bool:
+        """Tell whether a code may stand there for another reason than the properties."""
+        if queue.topic == SCHEDULE_TOPIC:
+            # The levels may have changed; all are whole seconds, which no flipped bit leaves so.
+            delay = code - store_timestamp(content, found[0], found[2])
+            return delay > 0 and delay % _SECOND == 0
+        return is_extension(self._root, queue.topic, queue.queue_id, code, wanted.tags_code)
 
     def _find(self, queue: ConsumeQueue, queue_offset: int) -> Generator[None, None, QueueEntry]:
         """Look for the record of a place between those of its neighbours; blank if there is none.
@@ -238,15 +250,6 @@ def _entry_at(queue: ConsumeQueue, queue_offset: int) -> QueueEntry | None:
     base = queue.files.base_of(position)
     content = _read(queue.files.path(base), position - base, ENTRY_SIZE)
     return unpack_entry(content) if len(content) == ENTRY_SIZE else None
-
-
-def _may_be_code(queue: ConsumeQueue, code: int, content: bytes, found: Found) -> bool:
-    """Tell whether a code may stand there for another reason than the properties."""
-    if queue.topic == SCHEDULE_TOPIC:
-        # The levels may have changed; all are whole seconds, which no flipped bit leaves so.
-        delay = code - store_timestamp(content, found[0], found[2])
-        return delay > 0 and delay % _SECOND == 0
-    return code < _EXTENSION_BELOW
 
 
 def _read(path: Path, position: int, size: int) -> bytes:

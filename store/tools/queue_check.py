@@ -27,6 +27,7 @@ from ..format.record import decode_record
 from ..format.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC
 from ..log_scan import store_timestamp
 from ..mapped_file_queue import MappedFileQueue
+from ..queue_extension import is_extension
 from .findings import Findings
 from .log_walk import SETTLE_PAUSE, SETTLE_TIME, Chunk, Hole, list_files, list_queues
 from .state import State
@@ -34,7 +35,6 @@ from .state import State
 ENTRIES_HELD: Final = 1 << 16  # gathered before they are compared: about 6 MB
 _ENTRIES_READ: Final = 1 << 12  # unclaimed entries looked at at once
 _RECORD_SIZE_MIN: Final = 91  # bytes of an empty record
-_EXTENSION_BELOW: Final = -0x8000_0000  # a code below is an address in consumequeue_ext
 _UNUSUAL: Final = NO_QUEUE_ENTRY | FILLER_BIT
 _SECOND: Final = 1000  # ms; delay levels are whole seconds
 
@@ -81,6 +81,7 @@ class QueueCheck:
 
         ``holes`` gets the places of records that were lost and replaced by fillers.
         """
+        self._root = root
         self._directory = root / "consumequeue"
         self._batch_directory = root / "batchconsumequeue"
         self._findings = findings
@@ -224,8 +225,7 @@ class QueueCheck:
         if count:
             self._tell(run, previous, first, count, expected, found)
 
-    @staticmethod
-    def _difference(run: _Run, index: int, wanted: QueueEntry, there: QueueEntry) -> str:
+    def _difference(self, run: _Run, index: int, wanted: QueueEntry, there: QueueEntry) -> str:
         """Say what is wrong with an entry; nothing if it is as good as the one wanted."""
         if there == wanted:
             return ""
@@ -233,14 +233,14 @@ class QueueCheck:
             return MISSING
         if there[:2] != wanted[:2]:
             return WRONG
-        if there.tags_code < _EXTENSION_BELOW and not run.is_schedule:
-            return ""
         if run.is_schedule:
             # The levels are a setting, and may have changed since. One flipped bit makes no whole
             # seconds of whole seconds: no power of two is a multiple of a thousand.
             delay = there.tags_code - run.times[index]
             return "" if delay > 0 and delay % _SECOND == 0 else WRONG
-        return WRONG
+        topic, queue_id = run.row.directory.parts[-2:]
+        codes = there.tags_code, wanted.tags_code
+        return "" if is_extension(self._root, topic, int(queue_id), *codes) else WRONG
 
     def _tell(
         self, run: _Run, kind: str, first: int, count: int, expected: bytes, found: bytes

@@ -6,8 +6,8 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import hypothesis.strategies as st
 import pytest
@@ -28,8 +28,9 @@ SLOTS, ITEMS = 50, 200  # of an index file
 TOPICS = ("A", "B", "long-" + "t" * 140, "SCHEDULE_TOPIC_XXXX")
 
 
-class Store(NamedTuple):
-    """A stopped store, and what is in it."""
+@dataclass(frozen=True, repr=False)
+class Store:
+    """A stopped store, and what is in it: too much to be printed with a failing example."""
 
     root: Path
     used: dict[Path, list[range]]  # file → bytes that mean something

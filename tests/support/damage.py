@@ -36,6 +36,19 @@ def flip(path: Path, position: int, bit: int = 0) -> None:
         file.write(bytes([value ^ 1 << bit]))
 
 
+def extend(root: Path, queue: Path, queue_offset: int) -> None:
+    """Write an entry's tags code where RocketMQ does with ``enableConsumeQueueExt``."""
+    ahead = 20  # the unit of an earlier entry
+    content = bytearray(queue.read_bytes())
+    code = content[queue_offset * 20 + 12 : queue_offset * 20 + 20]
+    unit = (20).to_bytes(2, "big") + code + bytes(8 + 2)
+    directory = root / "consumequeue_ext" / queue.parent.parent.name / queue.parent.name
+    directory.mkdir(parents=True)
+    (directory / f"{0:020}").write_bytes((bytes(ahead) + unit).ljust(4096, b"\0"))
+    content[queue_offset * 20 + 12 : queue_offset * 20 + 20] = (ahead | 1 << 63).to_bytes(8, "big")
+    queue.write_bytes(content)
+
+
 def only(directory: Path, number: int = 0) -> Path:
     """Return one of the files of a directory, by its place in their order."""
     return sorted(path for path in directory.iterdir() if path.is_file())[number]

@@ -337,7 +337,8 @@ def wrong_queue_entry(planted: Planted, dialect: Apache) -> None:
     queue = _faulty_queue(planted)
     record = [_faulty(planted, dialect, queue) for _ in range(2)][-1]
     entry = [record.offset, record.size, 0]
-    entry[planted.random.randrange(3)] += 1
+    field = planted.random.randrange(4)
+    entry[min(field, 2)] += 1 if field < 3 else -(1 << 63)  # looks like a place in an extension
     planted.damage.append(lambda: _overwrite_entry(planted, record, entry))
     planted.wrong(Kind.WRONG_QUEUE_ENTRY, record.offset)
 

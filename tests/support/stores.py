@@ -128,5 +128,14 @@ def bounds(store: MessageStore) -> dict[tuple[str, int], tuple[int, int]]:
 
 def crash(root: Path, copy: Path) -> Path:
     """Copy a store that is open, which leaves in the copy what a killed process leaves."""
-    shutil.copytree(root, copy)
+    shutil.copytree(root, copy, copy_function=_copy_unless_renamed)
     return copy
+
+
+def _copy_unless_renamed(source: str, target: str) -> None:
+    """Copy a file; one that gets its name at this moment is as if the kill had come before."""
+    try:
+        shutil.copy2(source, target)
+    except FileNotFoundError:
+        if not source.endswith(".tmp"):
+            raise

@@ -13,7 +13,6 @@ import functools
 import inspect
 import itertools
 import os
-import shutil
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -40,7 +39,7 @@ from halfmq.store.format.record import Record
 from halfmq.store.format.topics import OP_TOPIC
 from halfmq.store.message_store import MessageStore
 from tests.support.peers import PATIENCE_S, START_MS, Half, Peer, until
-from tests.support.stores import pulled
+from tests.support.stores import crash, pulled
 
 LOG_FILE_SIZE: Final = 1 << 18
 TIMEOUT_MS: Final = 6_000  # transactionTimeOut
@@ -158,7 +157,7 @@ class Rig:
         """
         durable = self.store.durable_offset
         after = self._directory / f"life-{next(self._lives)}"
-        shutil.copytree(self.root, after)
+        crash(self.root, after)
         await self.stop()
         self.root = after
         if power_cut:

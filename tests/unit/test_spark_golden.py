@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from halfmq.spark_jobs.judge import Kind
 from tests.support import golden_store
 from tests.support.auditing import audit_here
+from tests.support.damage import extend, filled_store, only
 
 # What was damaged on purpose, and what RocketMQ itself did wrong; see README-store.md.
 TWICE_AND_AFTER_ROLLBACK: list[tuple[Kind, tuple[int, ...]]] = [
@@ -42,3 +44,14 @@ def test_what_is_wrong_with_a_golden_store_is_found_and_nothing_else(
     outcome = audit_here(store.root, step=step)
 
     assert outcome.found == sorted(WRONG.get(name, [])), outcome.details
+
+
+def test_a_tags_code_may_stand_in_an_extension(tmp_path: Path) -> None:
+    """With ``enableConsumeQueueExt`` RocketMQ writes an address of it into the entry."""
+    root = filled_store(tmp_path / "store", 20)
+    queue = only(root / "consumequeue" / "orders" / "1")
+    extend(root, queue, 3)
+    assert audit_here(root, step=1 << 30).found == []
+
+    shutil.rmtree(root / "consumequeue_ext")
+    assert [kind for kind, _ in audit_here(root, step=1 << 30).found] == [Kind.WRONG_QUEUE_ENTRY]

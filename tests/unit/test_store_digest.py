@@ -20,7 +20,7 @@ from halfmq.store.message_store import MessageStore
 from halfmq.store.scrub import QueueScrub
 from halfmq.store.tools.dump import Dumped, dump
 from halfmq.store.tools.verify import verify
-from tests.support.damage import fill, filled_store, flip, only
+from tests.support.damage import extend, fill, filled_store, flip, only
 from tests.support.stores import Clock, append_durably, crash, draft, everything, small_config
 
 RECORDS = 120
@@ -269,6 +269,29 @@ def test_a_start_mends_a_queue_and_says_so(root: Path, caplog: pytest.LogCapture
     assert path.read_bytes() == before
     assert caplog.text.count("event=queue_entry_mended") == 2
     assert "queues_rebuilt" not in caplog.text
+
+
+def test_a_start_mends_a_code_that_looks_like_an_address(root: Path) -> None:
+    """RocketMQ has addresses of an extension in the place of tags codes; there is none here."""
+    path = only(root / "consumequeue" / "orders" / "1")
+    before = path.read_bytes()
+    flip(path, 3 * 20 + 12, bit=7)
+    reopened(root).close()
+
+    assert path.read_bytes() == before
+
+
+def test_a_start_leaves_an_address_that_leads_to_the_code(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The extension is RocketMQ's, which would miss what it wrote there."""
+    path = only(root / "consumequeue" / "orders" / "1")
+    extend(root, path, 3)
+    extended = path.read_bytes()
+    reopened(root).close()
+
+    assert path.read_bytes() == extended
+    assert "mended" not in caplog.text
 
 
 def test_a_false_entry_hides_nothing_before_it(root: Path) -> None:

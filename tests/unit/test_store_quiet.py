@@ -1,7 +1,6 @@
 """Where the log is silent about transactions, it is not read again for them."""
 
 import random
-import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIM
 from halfmq.store.log_reader import LogReader
 from halfmq.store.message_store import MessageStore
 from halfmq.store.quiet import QuietStretches, is_about_transactions
-from tests.support.stores import Clock, append_durably, draft, small_config
+from tests.support.stores import Clock, append_durably, crash, draft, small_config
 
 
 def stretches(*blocks: tuple[int, int, bool]) -> QuietStretches:
@@ -98,7 +97,7 @@ def test_after_a_kill_every_record_of_a_transaction_is_given(
     for _ in range(20):
         kind = chance.choice(KINDS) if chance.random() < 0.6 else {}
         append_durably(store, *(draft(**kind) for _ in range(chance.choice([1, 3, 90]))))
-    shutil.copytree(tmp_path / "live", tmp_path / "killed")
+    crash(tmp_path / "live", tmp_path / "killed")
     store.close()
     monkeypatch.setattr(
         "halfmq.store.recovery.QuietStretches", partial(QuietStretches, bytes_min=1)
@@ -127,7 +126,7 @@ def test_what_recovery_saw_to_be_quiet_is_not_read_again(
     append_durably(store, *(draft() for _ in range(500)))
     append_durably(store, draft(topic=HALF_TOPIC))
     append_durably(store, *(draft() for _ in range(500)))
-    shutil.copytree(tmp_path / "live", tmp_path / "killed")
+    crash(tmp_path / "live", tmp_path / "killed")
     store.close()
     monkeypatch.setattr(
         "halfmq.store.recovery.QuietStretches", partial(QuietStretches, bytes_min=1)

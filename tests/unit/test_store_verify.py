@@ -19,7 +19,7 @@ from halfmq.store.lock import DirectoryLock, is_held
 from halfmq.store.message_store import MessageStore
 from halfmq.store.tools.state import State
 from halfmq.store.tools.verify import Report, verify
-from tests.support.damage import content_of, fill, filled_store, flip, only
+from tests.support.damage import content_of, extend, fill, filled_store, flip, only
 from tests.support.golden_store import NAMES, unpack
 from tests.support.stores import (
     Clock,
@@ -258,6 +258,25 @@ def test_a_wrong_entry_is_named_by_its_queue_offset(root: Path) -> None:
     (finding,) = report.findings.damage
     assert (finding.file, finding.position) == (f"consumequeue/orders/1/{path.name}", 60)
     assert finding.detail.startswith("queue offset 3: ")
+
+
+@pytest.mark.parametrize("bit", range(64))
+def test_a_wrong_tags_code_is_found_whichever_bit_it_is(root: Path, bit: int) -> None:
+    """With its sign flipped it looks like one of RocketMQ's addresses, but leads nowhere."""
+    path = only(root / "consumequeue" / "orders" / "1")
+    flip(path, 3 * 20 + 19 - bit // 8, bit % 8)
+
+    assert kinds(verify(root)) == {"entry_wrong": 1}
+
+
+def test_a_tags_code_may_stand_in_an_extension(root: Path) -> None:
+    """RocketMQ's ``enableConsumeQueueExt``; what stands there must be the code."""
+    path = only(root / "consumequeue" / "orders" / "1")
+    extend(root, path, 3)
+    assert kinds(verify(root)).keys() <= {"bytes_changed"}  # we have closed it without one
+
+    flip(only(root / "consumequeue_ext" / "orders" / "1"), 20 + 9)
+    assert kinds(verify(root))["entry_wrong"] == 1
 
 
 def test_missing_entries_are_one_finding(root: Path) -> None:

@@ -1,6 +1,5 @@
 """Transactions over the real store: files, flushes, restarts, and stores of the official broker."""
 
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.message_store import MessageStore
 from tests.support.golden_store import GoldenStore, unpack
+from tests.support.stores import crash
 from tests.support.transactions import HOST, Clock, Connected, Directory, gone, message
 
 
@@ -93,7 +93,7 @@ class StoredBroker:
 
     def kill(self, target: Path) -> None:
         """Go on with the files as a killed process leaves them."""
-        shutil.copytree(self.root, target)
+        crash(self.root, target)
         self.store.close()
         self.open(target)
 
@@ -252,7 +252,7 @@ def test_a_commit_that_the_disk_has_in_part_is_completed(
     ends = [record.end for record in broker.store.scan(start)]
     log = broker.root / "commitlog" / f"{0:020d}"
     after = tmp_path / "after"
-    shutil.copytree(broker.root, after)
+    crash(broker.root, after)
     data = bytearray(log.read_bytes())
     data[ends[cut - 1] :] = bytes(len(data) - ends[cut - 1])
     (after / "commitlog" / log.name).write_bytes(data)

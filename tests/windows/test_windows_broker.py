@@ -12,6 +12,7 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.store.config import FlushMode
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC
 from tests.support.peers import COMMIT, ROLLBACK, Half, Peer, until
+from tests.support.stores import crash
 from tests.support.windows import HOUR_MS, INTERVAL_MS, TIMEOUT_MS, Rig, windowed
 
 OP_DELAY_MS = 3_000
@@ -116,7 +117,7 @@ async def test_w04_files_beside_the_log_may_be_older_than_it(rig: Rig) -> None:
     committed, rolled_back, undecided = await _halves(producer, 3)
     await rig.restart()  # saves everything that is saved beside the log, with all undecided
     before = rig.root.parent / "config-before"
-    shutil.copytree(rig.root / "config", before)
+    crash(rig.root / "config", before)
     producer = await rig.peer()
     await producer.end(committed, COMMIT)
     await producer.end(rolled_back, ROLLBACK)
