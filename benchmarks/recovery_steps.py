@@ -15,10 +15,10 @@ from itertools import count, islice
 from pathlib import Path
 from random import Random
 from typing import Final
-from zlib import crc32
 
 from halfmq.store.config import FlushMode, StoreConfig
 from halfmq.store.draft import Draft
+from halfmq.store.format.crc import crc32
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import encode_properties, tags_code
 from halfmq.store.message_store import MessageStore

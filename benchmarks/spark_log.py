@@ -8,11 +8,11 @@ by repeating the bytes of a cycle and writing the numbers of all cycles at once.
 import shutil
 from pathlib import Path
 from typing import Final, NamedTuple
-from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
 
+from halfmq.store.format.crc import crc32
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import CRC_MASK, blank, encode_record, new_record

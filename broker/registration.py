@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import zlib
 from collections.abc import Callable, Iterable
 from typing import Final, cast
 
@@ -22,6 +21,7 @@ from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import BrokerIdentityRequestHeader, RegisterBrokerRequestHeader
 from halfmq.remoting.replies import encode_request
+from halfmq.store.format.crc import crc32
 
 from .topics import TopicTable
 
@@ -141,7 +141,7 @@ class NameServerRegistration:
                     cluster_name=self._cluster_name,
                     ha_server_addr=self._own_address(link),
                     broker_id=MASTER_ID,
-                    body_crc32=zlib.crc32(body) & 0x7FFFFFFF,
+                    body_crc32=crc32(body) & 0x7FFFFFFF,
                 )
                 answer = await link.ask(RequestCode.REGISTER_BROKER, header, body)
         except (OSError, TimeoutError) as error:

@@ -8,10 +8,10 @@ Source: RocketMQ ``MessageExtEncoder``, ``CommitLog.createCrc32``.
 """
 
 from typing import Final
-from zlib import crc32
 
 import numpy as np
 
+from halfmq.store.format.crc import crc32
 from halfmq.store.format.record import CRC_MASK, CRC_TAIL_SIZE, CRC_TAIL_START
 
 from .arrays import Bools, Ints

@@ -33,10 +33,10 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
-from zlib import crc32
 
 import numpy as np
 
+from halfmq.store.format.crc import crc32
 from halfmq.store.format.record import CRC_MASK, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PREFIX
 
 from .arrays import Ints

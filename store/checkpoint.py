@@ -15,9 +15,9 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from struct import Struct
 from typing import Final
-from zlib import crc32
 
 from . import disk
+from .format.crc import crc32
 
 _LAYOUT: Final = Struct(">qqqqq")
 _FILE_SIZE: Final = 4096  # bytes; RocketMQ maps a page of the system

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from struct import Struct
 from threading import Lock
 from typing import Final, NoReturn
-from zlib import crc32
 
 from . import disk
 from .config import StoreConfig
@@ -32,6 +31,7 @@ from .errors import (
     StoreError,
     WriteFailedError,
 )
+from .format.crc import crc32
 from .format.flags import HOSTS_MASK, TransactionType
 from .format.ids import HOST_V4_SIZE
 from .format.properties import PROPERTIES_SIZE_MAX

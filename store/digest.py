@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
 from typing import Final
-from zlib import crc32
 
 from . import disk
+from .format.crc import crc32
 
 BLOCK: Final = 1 << 16  # bytes; zlib lets other threads run from 5 KiB on
 DIRECTORY: Final = "digests"

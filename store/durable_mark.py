@@ -13,9 +13,9 @@ import logging
 from pathlib import Path
 from struct import Struct
 from typing import Final
-from zlib import crc32
 
 from . import disk
+from .format.crc import crc32
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from functools import lru_cache, reduce
 from operator import or_
 from struct import Struct
 from typing import Final, NamedTuple
-from zlib import crc32
 
+from .format.crc import crc32
 from .format.filler import FILLER_BIT
 from .format.flags import HOSTS_MASK, INNER_BATCH, TransactionType
 from .format.properties import tags_code

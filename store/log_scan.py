@@ -21,9 +21,9 @@ from collections.abc import Generator, Iterator
 from enum import Enum
 from struct import Struct
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from . import disk
+from .format.crc import crc32
 from .format.flags import HOSTS_MASK, has_queue_entry
 from .format.record import (
     CRC_MASK,

@@ -18,13 +18,13 @@ from collections.abc import Generator, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
-from zlib import crc32
 
 from . import disk
 from .commit_log import NO_QUEUE_ENTRY
 from .consume_queue import ConsumeQueue, QueueTable
 from .digest import BLOCK, Digest, digest_path, load_digest
 from .dispatch import delivery_time
+from .format.crc import crc32
 from .format.filler import FILLER_TAGS_CODE, is_filler
 from .format.index import is_index_file_name
 from .format.properties import tags_code

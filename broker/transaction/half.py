@@ -35,11 +35,11 @@ from binascii import hexlify
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
-from zlib import crc32
 
 import msgspec
 
 from halfmq.store.draft import Draft
+from halfmq.store.format.crc import crc32
 from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK, TransactionType
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import (

@@ -27,12 +27,12 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Final, NamedTuple, Protocol
-from zlib import crc32
 
 import msgpack
 import msgspec
 
 from halfmq.store import disk
+from halfmq.store.format.crc import crc32
 from halfmq.store.format.transaction_snapshot import CRC_SIZE, FOOTER
 
 from .pending import Asking, Member, ParkedReason, Pending, PendingTable, State, shared

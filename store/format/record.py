@@ -20,8 +20,8 @@ import struct
 from mmap import mmap
 from struct import Struct
 from typing import Final, NamedTuple
-from zlib import crc32
 
+from .crc import crc32
 from .errors import CorruptRecordError
 from .flags import BORN_HOST_V6, HOSTS_MASK, STORE_HOST_V6, with_host_bits
 from .ids import HOST_V4_SIZE, HOST_V6_SIZE, offset_message_id

@@ -1,10 +1,10 @@
 """Comparing the log with its digests: what no checksum of a record covers."""
 
 from pathlib import Path
-from zlib import crc32
 
 from .. import disk
 from ..digest import digest_path, find_flipped_bit, load_digest
+from ..format.crc import crc32
 from ..mapped_file_queue import MappedFileQueue
 from .findings import Findings
 from .log_walk import Hole

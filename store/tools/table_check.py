@@ -8,9 +8,9 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
-from zlib import crc32
 
 from .. import disk
+from ..format.crc import crc32
 from ..format.transaction_snapshot import CRC_SIZE, FILE_NAME, FOOTER, SnapshotFooter
 from ..json_table import decode_table
 from .findings import Findings

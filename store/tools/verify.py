@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from zlib import crc32
 
+from ..format.crc import crc32
 from ..log_reader import LogReader
 from .digest_check import DigestCheck
 from .findings import Findings
