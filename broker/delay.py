@@ -485,7 +485,7 @@ class DelayService:
     def _job(self) -> Callable[[], None]:
         self._file.step()
         table = {str(one.level): one.saved_offset for one in self._queues if self._is_used(one)}
-        return self._saves.job(self._file.prepare({"offsetTable": table}), "delay_offsets")
+        return self._saves.job(self._file.prepare(lambda: {"offsetTable": table}), "delay_offsets")
 
     def _is_used(self, queue: _Level) -> bool:
         return queue.saved_offset > 0 or self._end(queue) > 0

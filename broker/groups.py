@@ -21,6 +21,7 @@ from .errors import RequestRefusedError
 from .tables import (
     NAMES_TOLD_MAX,
     JsonObject,
+    PeriodicSave,
     TableFile,
     as_integer,
     as_object,
@@ -150,6 +151,7 @@ class GroupTable:
         self._groups_max = groups_max
         self._groups = {name: GroupConfig(name=name) for name in BUILT_IN_GROUPS}
         self._forbidden: JsonObject = {}
+        self._saves = PeriodicSave(0, now_ms)  # at each look
 
     def load(self) -> None:
         """Lay the entries of the file over the built-in groups."""
@@ -162,12 +164,13 @@ class GroupTable:
                 logger.warning("event=group_not_readable group=%s entry=%r", name, entry)
                 self._file.is_complete = False
 
-    def complete(self, names: Iterable[str]) -> None:
-        """Add groups that must have been there, if some of the file was lost.
+    def complete(self, names: Iterable[str], *, after_kill: bool) -> None:
+        """Add groups that must have been there, if some may be missing.
 
-        Their settings are lost, so they get those of a new group.
+        That is so when some of the file was lost, and after a kill, which may come before a new
+        group is in the file. Their settings are lost, so they get those of a new group.
         """
-        if self._file.is_complete:
+        if self._file.is_complete and not after_kill:
             return
         lost = sorted(
             name for name in names if name not in self._groups and validate_group(name) is None
@@ -176,7 +179,11 @@ class GroupTable:
             return
         self._groups |= {name: GroupConfig(name=name) for name in lost}
         self._file.step()
-        logger.error("event=groups_made_anew count=%d groups=%r", len(lost), lost[:NAMES_TOLD_MAX])
+        self._saves.dirty = True
+        level = logging.INFO if after_kill else logging.ERROR
+        logger.log(
+            level, "event=groups_made_anew count=%d groups=%r", len(lost), lost[:NAMES_TOLD_MAX]
+        )
 
     def get(self, name: str) -> GroupConfig | None:
         """Return the group, or None when there is none of this name."""
@@ -192,7 +199,7 @@ class GroupTable:
         """Return the group, created if it is new and may be; None when it may not.
 
         Raises:
-            RequestRefusedError: The table is full or cannot be saved.
+            RequestRefusedError: The table is full.
         """
         known = self._groups.get(name)
         if known is not None:
@@ -219,13 +226,28 @@ class GroupTable:
         return not mask & _READ_FORBIDDEN
 
     def save(self) -> None:
-        """Write the file; blocks on the disk."""
+        """Write the file, as at the end; blocks on the disk.
+
+        Raises:
+            OSError: It could not be written; the old file is still there.
+        """
         self._file.save(self._content())
 
-    def _content(self) -> JsonObject:
-        return {
-            "forbiddenTable": self._forbidden,
-            "subscriptionGroupTable": {name: one.to_json() for name, one in self._groups.items()},
+    def persist_job(self) -> Callable[[], None] | None:
+        """Return a function that writes new groups, on any thread; None when nothing is due.
+
+        No consumer waits for that. Of a group that a crash keeps out of the file its consumers
+        speak again.
+        """
+        if not self._saves.is_due():
+            return None
+        return self._saves.job(self._file.prepare(self._content(), patient=True), "groups")
+
+    def _content(self) -> Callable[[], JsonObject]:
+        groups, forbidden = self._groups.copy(), self._forbidden
+        return lambda: {
+            "forbiddenTable": forbidden,
+            "subscriptionGroupTable": {name: one.to_json() for name, one in groups.items()},
         }
 
     def _add(self, made: GroupConfig) -> GroupConfig:
@@ -237,10 +259,6 @@ class GroupTable:
             )
         self._groups[made.name] = made
         self._file.step()
-        try:
-            self._file.save_for_request(self._content())
-        except RequestRefusedError:
-            del self._groups[made.name]
-            raise
+        self._saves.dirty = True
         logger.info("event=group_created group=%s", made.name)
         return made

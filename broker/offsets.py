@@ -15,7 +15,7 @@ from typing import Final
 from halfmq.remoting.codes import ResponseCode
 
 from .errors import RequestRefusedError
-from .tables import JsonObject, PeriodicSave, TableFile, as_integer, as_object
+from .tables import PeriodicSave, TableFile, as_integer, as_object
 
 NO_OFFSET: Final = -1
 """What `query` answers for a queue that the group never committed."""
@@ -122,10 +122,7 @@ class ConsumerOffsetTable:
             self._job(patient=False)()
 
     def _job(self, *, patient: bool) -> Callable[[], None]:
-        write = self._file.prepare(self._content(), patient=patient)
-        return self._saves.job(write, "consumer_offsets")
-
-    def _content(self) -> JsonObject:
         # Copied here, made text by the writer: commits go on while it works.
         table = {key: queues.copy() for key, queues in self._offsets.items()}
-        return {"offsetTable": table}
+        write = self._file.prepare(lambda: {"offsetTable": table}, patient=patient)
+        return self._saves.job(write, "consumer_offsets")

@@ -27,6 +27,7 @@ from halfmq.store.recovery import RecoveryReport
 from halfmq.store.space import Space, space_of
 from halfmq.store.worker import ThreadWorker, WorkerFactory
 
+from .cold_requests import ColdRequests
 from .config import BrokerConfig
 from .connection import Handler
 from .delay import DelayLevels, DelayService, parse_delay_levels
@@ -162,8 +163,9 @@ class Broker:
             self._tables.registry, self._tables.topics, self._tables.groups
         )
         self._pull = self._make_pull_handler()
+        cold_requests = ColdRequests()
         for part in self._make_handlers():
-            self._router.serve(part.handlers())
+            self._router.serve(cold_requests.covering(part.handlers()))
         self._server = Server(
             self._router,
             self._release,
@@ -253,10 +255,12 @@ class Broker:
         )
 
     def _complete_tables(self) -> None:
-        """Make anew what damaged tables have lost and messages or other tables still tell."""
-        tables = self._tables
-        tables.topics.complete(self._store.queues())
-        tables.groups.complete({*tables.topics.groups(), *tables.offsets.groups()})
+        """Make anew what the tables lack and messages or other tables still tell."""
+        tables, report = self._tables, self._store_service.report
+        killed = report is not None and not report.clean
+        tables.topics.complete(self._store.queues(), after_kill=killed)
+        groups = {*tables.topics.groups(), *tables.offsets.groups()}
+        tables.groups.complete(groups, after_kill=killed)
 
     def _make_pull_handler(self) -> PullHandler:
         tables = self._tables
@@ -371,7 +375,14 @@ class Broker:
             self._deleting,
             self._watching,
             Ticker("clients", _every(SCAN_S, self._clients.expire, tables.locks.expire)),
-            PersistTicker([tables.offsets.persist_job, self._delay.persist_job]),
+            PersistTicker(
+                [
+                    tables.topics.persist_job,
+                    tables.groups.persist_job,
+                    tables.offsets.persist_job,
+                    self._delay.persist_job,
+                ]
+            ),
         ]
 
     def _make_registration(self) -> NameServerRegistration:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from halfmq.store.config import StoreConfig
@@ -130,13 +131,21 @@ class StoreService:
         }
 
     async def stop(self) -> None:
-        """Write what is in memory, flush, and mark the store clean."""
-        for work in (*self._before_close, self._store.close, *self._after_close):
-            try:
-                work()
-            except (OSError, StoreError):
-                # A full disk must not keep the rest from being saved.
-                logger.exception("event=stop_step_failed step=%s", work.__qualname__)
+        """Write what is in memory, flush, and mark the store clean if all was written."""
+        saved = [_tried(work) for work in self._before_close]
+        _tried(partial(self._store.close, clean=all(saved)))
+        for work in self._after_close:
+            _tried(work)
+
+
+def _tried(work: Callable[[], None]) -> bool:
+    """Do one step of a stop; a full disk must not keep the rest from being saved."""
+    try:
+        work()
+    except (OSError, StoreError):
+        logger.exception("event=stop_step_failed step=%r", work)
+        return False
+    return True
 
 
 class PersistTicker:

@@ -19,12 +19,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
-from halfmq.remoting.codes import ResponseCode
 from halfmq.store import disk
 from halfmq.store.errors import DamagedTableError
 from halfmq.store.json_table import Origin, read_table, save_table, set_aside
-
-from .errors import RequestRefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -105,51 +102,39 @@ class TableFile:
         self.counter += 1
         self.timestamp = self._now_ms()
 
-    def save(self, content: JsonObject) -> None:
-        """Replace the file; blocks on the disk.
+    def save(self, content: Callable[[], JsonObject]) -> None:
+        """Replace the file, as at the end; blocks on the disk.
 
         Raises:
             OSError: It could not be written; the old file is still there.
         """
         self.prepare(content)()
 
-    def prepare(self, content: JsonObject, *, patient: bool = False) -> Callable[[], None]:
-        """Return a function that saves `content` as of now, also on another thread.
+    def prepare(
+        self, content: Callable[[], JsonObject], *, patient: bool = False
+    ) -> Callable[[], None]:
+        """Return a function that saves the content as of now, also on another thread.
 
-        `content` must not change any more. When a later content was saved first, nothing is done.
-        When `patient`, it lets others work in between, and takes twice as long.
+        There `content` is called, and must give what is the case now. When a later content was
+        saved first, nothing is done. When `patient`, it lets others work in between, and takes
+        twice as long.
         """
         version = {
             "counter": self.counter,
             "stateVersion": self.state_version,
             "timestamp": self.timestamp,
         }
-        table = {**self._foreign, _VERSION_KEY: version, **content}
         number = next(self._numbers)
 
         def write() -> None:
             with self._writing:
                 if number > self._saved_number:
                     disk.make_directories(self._path.parent)
+                    table = {**self._foreign, _VERSION_KEY: version, **content()}
                     save_table(self._path, table, patient=patient)
                     self._saved_number = number
 
         return write
-
-    def save_for_request(self, content: JsonObject) -> None:
-        """Save what a request changes, before it is answered.
-
-        Raises:
-            RequestRefusedError: It could not be saved; the caller takes its change back.
-        """
-        try:
-            self.save(content)
-        except OSError as error:
-            logger.error("event=table_not_saved path=%s error=%r", self._path, str(error))  # noqa: TRY400
-            raise RequestRefusedError(
-                ResponseCode.SERVICE_NOT_AVAILABLE,
-                f"{self._path.name} cannot be written: {error.strerror or error}",
-            ) from error
 
 
 class PeriodicSave:

@@ -40,6 +40,7 @@ from .errors import RequestRefusedError
 from .tables import (
     NAMES_TOLD_MAX,
     JsonObject,
+    PeriodicSave,
     TableFile,
     as_integer,
     as_object,
@@ -55,8 +56,8 @@ PERM_WRITE: Final = 2
 PERM_INHERIT: Final = 1  # new topics may be made after this one
 
 TOPICS_MAX: Final = 20_000
-"""Topics that requests may create. The file is rewritten at each new one; with this many it has
-about 5 MB, and a change takes a noticeable part of a second."""
+"""Topics that requests may create. The file is rewritten when there are new ones; with this many it
+has about 5 MB, and that takes a thread a noticeable part of a second."""
 
 QUEUES_MAX: Final = 1_024
 """Queues of one topic that a request may create; each costs a file when it is first used."""
@@ -202,6 +203,7 @@ class TopicTable:
         self._queue_nums = identity.default_queue_nums
         self._topics_max = topics_max
         self._topics = built_in_topics(identity, delay_levels)
+        self._saves = PeriodicSave(0, now_ms)  # at each look
 
     def load(self) -> None:
         """Lay the entries of the file over the built-in topics."""
@@ -212,12 +214,14 @@ class TopicTable:
                 logger.warning("event=topic_not_readable topic=%s entry=%r", name, entry)
                 self._file.is_complete = False
 
-    def complete(self, queues: Iterable[tuple[str, int]]) -> None:
-        """Add topics that have messages, if some of the file was lost; also queues of theirs.
+    def complete(self, queues: Iterable[tuple[str, int]], *, after_kill: bool) -> None:
+        """Add topics that have messages, if some may be missing; also queues of theirs.
 
-        How many queues they had beyond those with messages is lost, and so are their rights.
+        That is so when some of the file was lost, and after a kill, which may come before a new
+        topic is in the file. How many queues they had beyond those with messages is lost, and so
+        are their rights.
         """
-        if self._file.is_complete:
+        if self._file.is_complete and not after_kill:
             return
         counts: dict[str, int] = {}
         for topic, queue_id in queues:
@@ -232,8 +236,12 @@ class TopicTable:
             return
         self._topics |= {topic.name: topic for topic in lost}
         self._file.step()
+        self._saves.dirty = True
         names = [topic.name for topic in lost]
-        logger.error("event=topics_made_anew count=%d topics=%r", len(lost), names[:NAMES_TOLD_MAX])
+        level = logging.INFO if after_kill else logging.ERROR
+        logger.log(
+            level, "event=topics_made_anew count=%d topics=%r", len(lost), names[:NAMES_TOLD_MAX]
+        )
 
     def _completed(self, name: str, count: int) -> TopicConfig:
         """Return the topic with at least so many queues."""
@@ -290,7 +298,7 @@ class TopicTable:
 
         Raises:
             RequestRefusedError: The name is no topic name, belongs to the broker, or the table is
-                full or cannot be saved.
+                full.
         """
         known = self._topics.get(topic)
         if known is not None:
@@ -316,7 +324,7 @@ class TopicTable:
         """Return the topic, created for the broker's own use if it is missing.
 
         Raises:
-            RequestRefusedError: The table is full or cannot be saved.
+            RequestRefusedError: The table is full.
         """
         known = self._topics.get(name)
         return known if known is not None else self._add(_topic(name, queues, perm), "broker")
@@ -330,11 +338,26 @@ class TopicTable:
         return self.ensure(dead_letter_topic(group))
 
     def save(self) -> None:
-        """Write the file; blocks on the disk."""
+        """Write the file, as at the end; blocks on the disk.
+
+        Raises:
+            OSError: It could not be written; the old file is still there.
+        """
         self._file.save(self._content())
 
-    def _content(self) -> JsonObject:
-        return {"topicConfigTable": {name: one.to_json() for name, one in self._topics.items()}}
+    def persist_job(self) -> Callable[[], None] | None:
+        """Return a function that writes new topics, on any thread; None when nothing is due.
+
+        No send waits for that. A topic that a crash keeps out of the file has messages, or
+        nothing of it was acknowledged; see `complete`.
+        """
+        if not self._saves.is_due():
+            return None
+        return self._saves.job(self._file.prepare(self._content(), patient=True), "topics")
+
+    def _content(self) -> Callable[[], JsonObject]:
+        topics = self._topics.copy()
+        return lambda: {"topicConfigTable": {name: one.to_json() for name, one in topics.items()}}
 
     def _add(self, made: TopicConfig, reason: str) -> TopicConfig:
         if len(self._topics) >= self._topics_max:
@@ -345,11 +368,7 @@ class TopicTable:
             )
         self._topics[made.name] = made
         self._file.step()
-        try:
-            self._file.save_for_request(self._content())
-        except RequestRefusedError:
-            del self._topics[made.name]
-            raise
+        self._saves.dirty = True
         logger.info(
             "event=topic_created topic=%s queues=%d perm=%d by=%r",
             made.name,

@@ -15,10 +15,10 @@ queues that opened theirs longest ago; they open again when they are used.
 from bisect import bisect_left
 from pathlib import Path
 from typing import Final
-from zlib import crc32
 
 from . import disk
 from .errors import DiskFullError
+from .format.crc import crc32
 from .format.properties import PROPERTIES_SIZE_MAX
 from .format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry, unpack_entry
 from .format.record import (
@@ -29,7 +29,7 @@ from .format.record import (
 )
 from .mapped_file import try_reserve, write_zeros, zero_tail
 from .mapped_file_queue import MappedFileQueue
-from .page_cache import CachedReads
+from .page_cache import CachedReads, read
 
 # Bytes reserved at a time: a page at first, since most queues are short, then as much as the file
 # holds already, at most this. Whole files would cost 6 MB per queue.
@@ -328,10 +328,10 @@ class ConsumeQueue:
         position = queue_offset * ENTRY_SIZE
         wanted = count * ENTRY_SIZE
         base = self._files.base_of(position)
-        found = disk.pread(self._reading(base), wanted, position - base)
+        found = read(self._files.path(base), self._reading(base), wanted, position - base)
         while len(found) < wanted:
             base += self._files.file_size
-            found += disk.pread(self._reading(base), wanted - len(found), 0)
+            found += read(self._files.path(base), self._reading(base), wanted - len(found), 0)
         return found
 
     def cached_entries(self, queue_offset: int, count: int) -> bytes | None:

@@ -55,6 +55,7 @@ from .format.index import (
     unpack_item,
 )
 from .mapped_file import create_file, make_directory, reserve
+from .page_cache import read
 
 _log = logging.getLogger(__name__)
 
@@ -366,7 +367,7 @@ class IndexFile:
 
     def _read(self, size: int, position: int) -> bytes:
         """Read bytes; zeros, which end a search, where another program cut the file meanwhile."""
-        return disk.pread(self._fd, size, position).ljust(size, b"\0")
+        return read(self.path, self._fd, size, position).ljust(size, b"\0")
 
     def flush(self) -> None:
         """Make what was appended so far durable; for a helper thread."""

@@ -1,8 +1,8 @@
 """Reading the commit log by physical offset.
 
 The loop thread must never wait for the disk, and a page fault on a map would make it wait with
-the interpreter locked. So ``read`` returns only what is in the page cache (``page_cache``); what is
-not, the caller reads with ``read_cold`` in another thread.
+the interpreter locked. So ``LogReader.read`` returns only what is in the page cache
+(``page_cache``); what is not, the caller reads with ``read_cold`` in another thread.
 
 What need not be looked at goes from the page cache to a socket without a copy in this process:
 ``resident`` says where it lies, if it is there.
@@ -27,7 +27,7 @@ from .format.record import (
 from .log_scan import LogScan
 from .log_search import Damage
 from .mapped_file_queue import MappedFileQueue
-from .page_cache import CachedReads
+from .page_cache import CachedReads, read
 from .quiet import is_about_transactions
 from .residence import Residence
 
@@ -160,13 +160,14 @@ class LogReader:
             fd = self._descriptor(physical_offset - position)
         except FileNotFoundError:
             return None
-        prefix = disk.pread(fd, PREFIX.size, position)
+        path = self._files.path(physical_offset - position)
+        prefix = read(path, fd, PREFIX.size, position)
         if len(prefix) < PREFIX.size:
             return None
         size, _ = PREFIX.unpack(prefix)
         if not PREFIX.size < size <= end - physical_offset:
             return None
-        encoded = disk.pread(fd, size, position)
+        encoded = read(path, fd, size, position)
         return encoded if _decoded(encoded, physical_offset) else None
 
     def record_at(self, physical_offset: int, end: int) -> Record | None:
@@ -177,7 +178,8 @@ class LogReader:
     def store_timestamp(self, physical_offset: int) -> int:
         """Return when the record at this offset was stored, in ms; the record is not checked."""
         position = physical_offset % self._files.file_size
-        head = disk.pread(self._descriptor(physical_offset - position), _HEAD_READ, position)
+        base = physical_offset - position
+        head = read(self._files.path(base), self._descriptor(base), _HEAD_READ, position)
         (sys_flag,) = _SYS_FLAG.unpack_from(head, SYS_FLAG_AT)
         shift = 12 if sys_flag & BORN_HOST_V6 else 0
         (timestamp,) = _STORE_TIMESTAMP.unpack_from(head, _STORE_TIMESTAMP_AT + shift)

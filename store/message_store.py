@@ -226,10 +226,11 @@ class MessageStore:
         self._janitor.start()
         self._retention.start()
 
-    def close(self) -> None:
+    def close(self, *, clean: bool = True) -> None:
         """Flush everything, leave a clean marker, and let the directory go; idempotent.
 
-        If something could not be flushed, the abort marker stays and the next start recovers.
+        If something could not be flushed, or all is not ``clean`` for another reason, the abort
+        marker stays and the next start recovers.
         """
         if not self._opened:
             return
@@ -239,7 +240,7 @@ class MessageStore:
         self._janitor.stop()
         self._flusher.stop()
         try:
-            clean = not self._failed and self._close_derived()
+            clean = not self._failed and self._close_derived() and clean
         except (OSError, StoreError) as error:
             logger.critical("event=close_failed error=%r", str(error))
             clean = False

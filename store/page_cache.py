@@ -5,6 +5,10 @@
 """
 
 import errno
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 from . import disk
@@ -22,13 +26,78 @@ class CachedReads:
 
     def fill(self, fd: int, target: memoryview | bytearray, position: int) -> bool:
         """Read a file from ``position`` on; False if not all of that is in memory."""
+        return self.read_into(fd, target, position) == len(target)
+
+    def read_into(self, fd: int, target: memoryview | bytearray, position: int) -> int:
+        """Read what is there and in memory; return how many bytes, -1 if the first is not."""
         try:
-            got = disk.preadv(fd, (target,), position, self._flags)
+            return disk.preadv(fd, (target,), position, self._flags)
         except BlockingIOError:
-            return False
+            return -1
         except OSError as error:
             if error.errno not in _REFUSED or not self._flags:
                 raise
             self._flags = 0
-            got = disk.preadv(fd, (target,), position)
-        return got == len(target)
+            return disk.preadv(fd, (target,), position)
+
+
+class NotInMemoryError(Exception):
+    """What is to be read lies on the disk only; after ``fetch`` it can be read."""
+
+    def __init__(self, path: Path, position: int, size: int) -> None:
+        super().__init__(path, position, size)
+        self.path, self.position, self.size = path, position, size
+
+    def __str__(self) -> str:
+        return f"{self.size} bytes at {self.position} of {self.path} are not in memory"
+
+    def fetch(self) -> None:
+        """Bring it into memory, waiting for the disk; for a helper thread.
+
+        Raises:
+            OSError: The file cannot be read, or is gone.
+        """
+        with disk.opened(self.path) as fd:
+            disk.pread(fd, self.size, self.position)
+
+
+class _Manner(threading.local):
+    waits = True
+
+
+_manner = _Manner()
+_cached = CachedReads()
+
+
+@contextmanager
+def without_waiting() -> Iterator[None]:
+    """Within it ``read`` raises ``NotInMemoryError`` rather than to wait, on this thread.
+
+    For the event loop, which has somebody ``fetch`` what is missing, and does its work once more.
+    """
+    _manner.waits = False
+    try:
+        yield
+    finally:
+        _manner.waits = True
+
+
+def read(path: Path, fd: int, size: int, position: int) -> bytes:
+    """Return at most ``size`` bytes of a file, which is open as ``fd``; fewer at its end.
+
+    Raises:
+        NotInMemoryError: It would have to wait, and may not.
+    """
+    if _manner.waits:
+        return disk.pread(fd, size, position)
+    target = bytearray(size)
+    view = memoryview(target)
+    filled = 0
+    while filled < size:
+        got = _cached.read_into(fd, view[filled:], position + filled)
+        if got < 0:
+            raise NotInMemoryError(path, position, size)
+        if got == 0:
+            break
+        filled += got
+    return bytes(view[:filled])

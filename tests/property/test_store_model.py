@@ -1,5 +1,6 @@
 """The store against a dictionary: any sequence of appends, stops and kills."""
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -359,11 +360,11 @@ def test_no_sequence_of_steps_makes_store_and_model_differ() -> None:
 
 @pytest.mark.campaign
 def test_no_long_sequence_does() -> None:
-    """The same for longer."""
+    """The same for longer: about ``HALFMQ_CAMPAIGN_SECONDS`` (150)."""
     run_state_machine_as_test(
         StoreModel,
         settings=settings(
-            max_examples=300,
+            max_examples=2 * int(os.environ.get("HALFMQ_CAMPAIGN_SECONDS", "150")),
             stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],

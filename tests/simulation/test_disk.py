@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import random
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ import pytest
 
 from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings
 from halfmq.broker.service import Broker
+from halfmq.broker.store_service import TABLES_TICK_S
 from halfmq.store import disk as door
 from halfmq.store.format.queue_entry import ENTRY_SIZE
 from halfmq.store.json_table import load_table, save_table
@@ -240,7 +242,7 @@ def test_a_queue_that_the_checkpoint_covers_survives_a_power_cut(machine: Machin
     assert any(queue.read_bytes()[:ENTRY_SIZE])
 
 
-def test_a_topic_that_was_created_survives_a_power_cut(machine: Machine) -> None:
+def test_a_topic_that_was_written_survives_a_power_cut(machine: Machine) -> None:
     """The broker's table of topics is in a directory that has a durable name itself."""
     config = BrokerConfig(
         network=NetworkConfig(bind_address="10.0.0.1"),
@@ -253,9 +255,10 @@ def test_a_topic_that_was_created_survives_a_power_cut(machine: Machine) -> None
         broker = Broker(config, worker=machine.worker)
         await broker.start()
         broker._tables.topics.ensure("orders")
+        await asyncio.sleep(TABLES_TICK_S)
 
     task = machine.process.run(main())
-    machine.loop.run_for(0.1)
+    machine.loop.run_for(TABLES_TICK_S + 0.1)
     task.result()
     machine.power_cut()
 
