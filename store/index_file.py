@@ -18,17 +18,17 @@ a crash and re-indexes only the end of the log; this keeps all keys.
 """
 
 import logging
-import struct
 import sys
 import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain, takewhile
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
 from . import disk
 from .errors import UnusableFileError
+from .format.columns import column, halves, packed, repeated
 from .format.index import (
     FIRST_ITEM,
     HEADER_SIZE,
@@ -72,6 +72,18 @@ def _swapped(values: Iterable[int]) -> "array[int]":
     if sys.byteorder == "little":
         swapped.byteswap()
     return swapped
+
+
+def _packed_items(
+    hashes: Sequence[int], offsets: Sequence[int], seconds: Sequence[int], previous: Sequence[int]
+) -> bytes:
+    """Return items as they stand in the file, given their fields: ``ITEM``, column by column."""
+    items = repeated(bytes(ITEM_SIZE), len(hashes))
+    items[0::5] = column(hashes)
+    items[1::5], items[2::5] = halves(offsets)
+    items[3::5] = column(seconds)
+    items[4::5] = column(previous)
+    return packed(items)
 
 
 def _previous_items(
@@ -205,12 +217,14 @@ class IndexFile:
         seconds = [seconds_of[time] for time in timestamps]
         if first == FIRST_ITEM:
             seconds[0] = seconds_after(before.begin_timestamp, timestamps[0])
-        slot_numbers = [key_hash % self.slots for key_hash in hashes]
+        slots = self.slots
+        slot_numbers = [key_hash % slots for key_hash in hashes]
         newest = _swapped(map(slot_values.__getitem__, slot_numbers))
         previous, slots_taken = _previous_items(slot_numbers, newest, first)
-        start = item_position(first, self.slots)
-        fields = chain.from_iterable(zip(hashes, offsets, seconds, previous, strict=True))
-        target[start : start + ITEM_SIZE * count] = struct.pack(">" + "iqii" * count, *fields)
+        start = item_position(first, slots)
+        target[start : start + ITEM_SIZE * count] = _packed_items(
+            hashes, offsets, seconds, previous
+        )
         # Marked before and behind: a flush in between sees the header, but not yet the slots.
         self._unflushed = True
         self.header = IndexHeader(
@@ -223,9 +237,9 @@ class IndexFile:
         )
         # In one step, for programs that read beside us.
         target[:HEADER_SIZE] = self.header.pack()
-        numbers = _swapped(range(first, first + count))
+        written = zip(slot_numbers, _swapped(range(first, first + count)), strict=True)
         # Of a slot only its newest item: what lies between was never the end of a group.
-        for slot, number in dict(zip(slot_numbers, numbers, strict=True)).items():
+        for slot, number in written if previous is newest else dict(written).items():
             slot_values[slot] = number
         self._unflushed = True
 

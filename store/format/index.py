@@ -14,7 +14,6 @@ Source: RocketMQ ``IndexFile.java``, ``IndexHeader.java``, ``IndexService.java``
 import struct
 import time
 from collections.abc import Iterable, Sequence
-from itertools import repeat
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -47,6 +46,7 @@ _BEHIND_TOPIC: Final = int(31**_UNIQUE_KEY_SIZE) & 0xFFFF_FFFF
 _TAIL_SIZE: Final = _UNIQUE_KEY_SIZE - _CLIENT_SIZE  # the others: time and counter
 _BEHIND_CLIENT: Final = int(31**_TAIL_SIZE) & 0xFFFF_FFFF
 _NO_TAIL: Final = bytes(_TAIL_SIZE)
+_ONE: Final = (1).to_bytes(8, "little")  # in a lane of `_tail_hashes`
 
 
 class IndexHeader(NamedTuple):
@@ -178,11 +178,12 @@ class UniqueKeys(NamedTuple):
     store_timestamp: int  # ms
 
 
-def _tail_hashes(texts: bytes, size: int) -> tuple[int, ...]:
+def _tail_hashes(texts: bytes, size: int, beginning: int = 0) -> tuple[int, ...]:
     """Hash the last ``_TAIL_SIZE`` of the ``size`` ASCII characters of each text, cut to 32 bits.
 
-    All at once, in arithmetic on two large numbers: every text has a lane of 64 bits, which its
-    hash cannot leave, since 127 * (31**12 - 1) / 30 < 2**62. A fifth of a microsecond each.
+    ``beginning``, an uint32, is added to each. All at once, in arithmetic on two large numbers:
+    every text has a lane of 64 bits, which its hash cannot leave, since 127 * (31**12 - 1) / 30
+    < 2**62. A fifth of a microsecond each.
     """
     count = len(texts) // size
     lanes = bytearray(8 * count)
@@ -190,16 +191,22 @@ def _tail_hashes(texts: bytes, size: int) -> tuple[int, ...]:
     for position in range(size - _TAIL_SIZE, size):
         lanes[::8] = texts[position::size]
         total = total * 31 + int.from_bytes(lanes, "little")
+    if beginning:
+        total += beginning * int.from_bytes(_ONE * count, "little")
     return struct.unpack("<" + "I4x" * count, total.to_bytes(len(lanes), "little"))
 
 
-def _item_hashes(beginnings: Iterable[int], tails: Iterable[int]) -> list[int]:
-    """Return what items store: sums of the two parts, cut to 32 bits, without their sign."""
+def _item_hashes(values: Iterable[int]) -> list[int]:
+    """Return what items store of hashes, which are given as uint32: the number without its sign."""
     return [
         value if value < 0x8000_0000 else (0x1_0000_0000 - value) & 0x7FFF_FFFF  # _absolute
-        for beginning, tail in zip(beginnings, tails, strict=False)
-        for value in ((beginning + tail) & 0xFFFF_FFFF,)
+        for value in values
     ]
+
+
+def _sums(beginnings: Iterable[int], tails: Iterable[int]) -> list[int]:
+    pairs = zip(beginnings, tails, strict=True)
+    return [(beginning + tail) & 0xFFFF_FFFF for beginning, tail in pairs]
 
 
 def _have_common_beginning(texts: bytes, size: int, common: int) -> bool:
@@ -263,7 +270,7 @@ class KeyHasher:
                     tails.append(_NO_TAIL)
                     physical_offsets.append(physical_offset)
                     store_timestamps.append(store_timestamp)
-        hashes = _item_hashes(beginnings, _tail_hashes(b"".join(tails), _TAIL_SIZE))
+        hashes = _item_hashes(_sums(beginnings, _tail_hashes(b"".join(tails), _TAIL_SIZE)))
         return HashedKeys(hashes, physical_offsets, store_timestamps)
 
     def hash_unique_keys(self, group: UniqueKeys) -> HashedKeys:
@@ -271,11 +278,12 @@ class KeyHasher:
         topic, keys, physical_offsets, store_timestamp = group
         characters = b"".join(keys)
         if set(map(len, keys)) == {_UNIQUE_KEY_SIZE} and characters.isascii():
-            tails = _tail_hashes(characters, _UNIQUE_KEY_SIZE)
             if _have_common_beginning(characters, _UNIQUE_KEY_SIZE, _CLIENT_SIZE):
-                hashes = _item_hashes(repeat(self._beginning(topic, keys[0])), tails)
+                beginning = self._beginning(topic, keys[0]) & 0xFFFF_FFFF
+                hashes = _item_hashes(_tail_hashes(characters, _UNIQUE_KEY_SIZE, beginning))
             else:
-                hashes = _item_hashes([self._beginning(topic, key) for key in keys], tails)
+                tails = _tail_hashes(characters, _UNIQUE_KEY_SIZE)
+                hashes = _item_hashes(_sums([self._beginning(topic, key) for key in keys], tails))
         else:
             texts = [index_key(topic, key.decode(errors="replace")) for key in keys]
             hashes = list(map(index_key_hash, texts))
