@@ -263,17 +263,20 @@ class LogScan:
     ) -> Generator[tuple[int, bytes, list[Found] | Run], None, _Stop]:
         """Give what a chunk at a physical offset holds; it ends within a record or a blank."""
         check_crc, trust = self._check_crc, self._trust
-        at = 0
+        at = run_size = 0
         while True:
             run = self._run_at(chunk, at, offset) if count_max != _ALL else None
             if run is not None:
-                at += RUN_LENGTH * run.size
+                run_size = RUN_LENGTH * run.size
+                at += run_size
                 self.records += RUN_LENGTH
                 self.end_offset = offset + at
                 self.last_record = self.end_offset - run.size
                 self.last_timestamp = store_timestamp(chunk, at - run.size, 0)
                 yield offset, chunk, run
                 continue
+            if len(chunk) == SCAN_CHUNK < at + run_size:
+                return _Stop.BAD  # the next chunk begins here, and may have the rest of a run
             found = find_records(chunk, offset, check_crc=check_crc, start=at, count_max=count_max)
             stop = _Stop.BAD
             if found and trust is not None:

@@ -21,15 +21,19 @@ to its one record here: the last has the entry, the ones before are skipped.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from functools import lru_cache
+from operator import itemgetter
+from struct import Struct
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from .commit_log import NO_QUEUE_ENTRY
 from .consume_queue import ConsumeQueue, QueueTable, is_directory_name
 from .dispatch import delivery_time, inner_batch_size
+from .format.columns import halves, packed, repeated
 from .format.filler import FILLER_BIT, FILLER_TAGS_CODE, is_filler
 from .format.flags import INNER_BATCH, TRANSACTION_MASK
 from .format.properties import tags_code
-from .format.queue_entry import LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
+from .format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
 from .format.topics import SCHEDULE_TOPIC
 from .log_run import RUN_LENGTH, Run
 from .log_scan import Found, find_records, store_timestamp
@@ -46,6 +50,8 @@ _UNUSUAL: Final = NO_QUEUE_ENTRY | INNER_BATCH | FILLER_BIT
 _TAGS: Final = b"TAGS\x01"
 _TAGS_MAX: Final = 4096  # distinct tags whose code is kept
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
+_Share: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
+_RUN_ENTRIES: Final = Struct(f"{ENTRY_SIZE}s" * RUN_LENGTH)
 
 
 class IncompleteError(Exception):
@@ -194,30 +200,22 @@ class QueueRebuild:
         """Do so if all of a run's records are the next ones of their queues."""
         if run.topic == _SCHEDULE_TOPIC:
             return False
-        start, size, topic = chunk_offset + run.at, run.size, run.topic
-        scans: dict[int, QueueScan] = {}
-        following: dict[int, int] = {}
-        for queue_id in set(run.queue_ids):
-            scan = self._scans.get((topic, queue_id))
+        start = chunk_offset + run.at
+        ends = (*range(start + run.size, start + run.size * RUN_LENGTH + 1, run.size),)
+        shares: list[tuple[QueueScan, _Share]] = []
+        for queue_id, share in _shares(run.queue_ids):
+            scan = self._scans.get((run.topic, queue_id))
             if scan is None:
                 return False
-            scans[queue_id], following[queue_id] = scan, scan.next_offset
-        for queue_id, queue_offset in zip(run.queue_ids, run.queue_offsets, strict=True):
-            if following[queue_id] != queue_offset:
+            offsets = share(run.queue_offsets)
+            if offsets != (*range(scan.next_offset, scan.next_offset + len(offsets)),):
                 return False
-            following[queue_id] = queue_offset + 1
-        pack = LAYOUT.pack
-        add = {queue_id: scan.entries.append for queue_id, scan in scans.items()}
-        physical_offset = start
-        for queue_id, code in zip(run.queue_ids, run.tags_codes, strict=True):
-            add[queue_id](pack(physical_offset, size, code))
-            physical_offset += size
-        last = dict(
-            zip(run.queue_ids, range(start + size, physical_offset + size, size), strict=True)
-        )
-        for queue_id, scan in scans.items():
-            scan.next_offset = following[queue_id]
-            scan.last_end = last[queue_id]
+            shares.append((scan, share))
+        entries = _entries_of(start, run)
+        for scan, share in shares:
+            scan.entries += share(entries)
+            scan.next_offset = share(run.queue_offsets)[-1] + 1
+            scan.last_end = share(ends)[-1]
         return True
 
     def _dispatch(self, chunk_offset: int, chunk: bytes, found: list[Found]) -> None:
@@ -432,6 +430,33 @@ class QueueRebuild:
         if any(is_one_bit_off(held, gap) for gap in self.gaps):
             return False
         return queue_offset - scan.next_offset <= _UNCONFIRMED_MAX
+
+
+def _shares(queue_ids: tuple[int, ...]) -> list[tuple[int, _Share]]:
+    """Return for each queue what takes its part of a run's column."""
+    count = len(set(queue_ids))
+    if queue_ids[count:] == queue_ids[:-count]:  # in turn, as most programs send
+        return [(queue_ids[first], _every(first, count)) for first in range(count)]
+    places: dict[int, list[int]] = {}
+    for index, queue_id in enumerate(queue_ids):
+        places.setdefault(queue_id, []).append(index)
+    return [
+        (queue_id, itemgetter(*indexes) if len(indexes) > 1 else _every(indexes[0], RUN_LENGTH))
+        for queue_id, indexes in places.items()
+    ]
+
+
+@lru_cache(maxsize=4 * RUN_LENGTH)
+def _every(first: int, step: int) -> _Share:
+    return itemgetter(slice(first, None, step))
+
+
+def _entries_of(start: int, run: Run) -> tuple[bytes, ...]:
+    """Return the queue entries of a run that begins at physical offset ``start``."""
+    columns = repeated(LAYOUT.pack(0, run.size, 0), RUN_LENGTH)
+    columns[0::5], columns[1::5] = halves([*range(start, start + RUN_LENGTH * run.size, run.size)])
+    columns[3::5], columns[4::5] = halves(run.tags_codes)
+    return _RUN_ENTRIES.unpack(packed(columns))
 
 
 def is_nameable(record: Odd) -> bool:
