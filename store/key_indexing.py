@@ -30,8 +30,13 @@ WaitingKeys = tuple[int, UniqueKeys]
 
 # Bytes of log not indexed yet: bounds what groups keep alive. Beyond it, each append indexes some.
 PENDING_BYTES_MAX: Final = 32 << 20
-RECORDS_PER_WALK: Final = 512  # indexed at once from the log: a millisecond
-RECORDS_PER_PUT: Final = 1024  # indexed at once, in about a millisecond; more only in one group
+RECORDS_PER_WALK: Final = 128  # indexed at once from the log
+# Indexed at once; more only in one group. Where the pages of the slots are dirty, that is done in a
+# millisecond. Behind a flush each key makes another page dirty, which takes the kernel up to 25 us,
+# and the loop would stand still for 25 ms: when a put takes long, the next one is smaller.
+RECORDS_PER_PUT: Final = 1024
+RECORDS_PER_PUT_MIN: Final = 64
+PUT_S: Final = 0.002  # seconds that are long
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
 FAILURE_TOLD_EVERY: Final = 60.0  # seconds
 # Bytes of log that a start indexes before anything is served: a fifth of a second. Of ten gigabytes
@@ -60,6 +65,8 @@ class KeyIndexing:
         self._told = -FAILURE_TOLD_EVERY  # when the last failure was logged
         self._flush_due = time.monotonic() + FLUSH_EVERY
         self._indexed_offset = 0  # physical offset up to which keys are in the index
+        self._per_put = RECORDS_PER_PUT_MIN  # records of the next put
+        self._flushing = False  # page after page is made clean
 
     def recover(self, *, clean: bool, log_end: int, index_timestamp: int) -> None:
         """Open the index and put again what it lacks of the log."""
@@ -205,6 +212,7 @@ class KeyIndexing:
         """
         keys: list[UniqueKeys] = []
         records: list[KeyedRecord] = []
+        per_put = RECORDS_PER_PUT_MIN if self._flushing else self._per_put
         taken = count = 0
         for waiting in self._pending:
             if len(waiting) == 2:
@@ -218,12 +226,21 @@ class KeyIndexing:
                 records += _records(waiting[1], waiting[2])
                 count = len(records)
             taken += 1
-            if count >= RECORDS_PER_PUT:
+            if count >= per_put:
                 break
+        began = time.monotonic()
         self.index.put_unique_keys(keys)
         self.index.put_group(records)
+        self._adapt(time.monotonic() - began)
         for _ in range(taken):
             self._indexed_offset = self._pending.popleft()[0]
+
+    def _adapt(self, took: float) -> None:
+        """Have the next put take more records or fewer, after one that took so many seconds."""
+        if took > PUT_S:
+            self._per_put = max(self._per_put // 2, RECORDS_PER_PUT_MIN)
+        elif took < PUT_S / 2:
+            self._per_put = min(self._per_put * 2, RECORDS_PER_PUT)
 
     def _tell(self, error: Exception) -> None:
         if time.monotonic() - self._told >= FAILURE_TOLD_EVERY:
@@ -253,7 +270,12 @@ class KeyIndexing:
         if time.monotonic() < self._flush_due:
             return flushed_timestamp
         self._flush_due = time.monotonic() + FLUSH_EVERY
-        return self.index.flush()
+        self._flushing = True
+        try:
+            return self.index.flush()
+        finally:
+            self._per_put = RECORDS_PER_PUT_MIN
+            self._flushing = False
 
     def finish(self) -> bool:
         """Index what waits before closing; return whether the index is complete."""

@@ -14,6 +14,7 @@ from halfmq.store.errors import DiskFullError
 from halfmq.store.format.properties import tag_hash
 from halfmq.store.format.queue_entry import PRE_BLANK
 from halfmq.store.format.record import decode_records
+from halfmq.store.key_indexing import RECORDS_PER_PUT_MIN
 from halfmq.store.log_reader import GAP_MAX, spans
 from halfmq.store.mapped_file import reserve
 from halfmq.store.message_store import GetStatus, MessageStore
@@ -486,15 +487,29 @@ def test_the_index_catches_up_in_slices(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tick takes about its budget and says whether to come again."""
-    monkeypatch.setattr("halfmq.store.key_indexing.RECORDS_PER_PUT", 1)
-    for _ in range(5):
+    monkeypatch.setattr("halfmq.store.key_indexing.PUT_S", -1.0)  # each one took long
+    for _ in range(5 * RECORDS_PER_PUT_MIN):
         store.append([draft(properties={"UNIQ_KEY": "u"})])
 
+    assert _ticks(store) == 5
+
+
+def test_more_is_indexed_at_once_where_that_is_quick(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many keys together cost less each, and no tick takes long for it."""
+    monkeypatch.setattr("halfmq.store.key_indexing.PUT_S", 3600.0)
+    for _ in range((1 + 2 + 4 + 8) * RECORDS_PER_PUT_MIN):
+        store.append([draft(properties={"UNIQ_KEY": "u"})])
+
+    assert _ticks(store) == 4
+
+
+def _ticks(store: MessageStore) -> int:
     ticks = 1
     while store.tick(budget_ms=0.0):
         ticks += 1
-
-    assert ticks == 5
+    return ticks
 
 
 def test_a_store_without_an_index_finds_nothing_by_key(tmp_path: Path) -> None:
