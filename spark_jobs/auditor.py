@@ -26,6 +26,7 @@ from .lookup import Place
 from .overview import DEFAULT_CHECKS, Checks, Delays, Fault, Overview
 from .schema import NAME_COLUMNS, ddl
 from .segments import LogExtent, survey
+from .stages import reading
 from .store_files import StoreFiles
 from .timeline import OpenAges, Timeline, merged
 
@@ -138,14 +139,12 @@ class _Auditor:
         self._keep = keep
         self._stage = stage
         self._store = StoreFiles(directory)
-        size = extent.end_offset - extent.first_offset
         cores = spark.sparkContext.defaultParallelism
-        self._partitions = cores if size > _SPREAD_MIN else 1
-        self._buckets = max(self._partitions, size // _BUCKET_BYTES)
+        self._partitions = cores if extent.size > _SPREAD_MIN else 1
+        self._buckets = max(self._partitions, extent.size // _BUCKET_BYTES)
 
     def run(self) -> Audit:
-        size = self._extent.end_offset - self._extent.first_offset
-        self._stage(f"reading {size:,} bytes of log")
+        self._stage(reading(self._extent))
         digest = self._keep(self._digest())
         log = Overview(self._extent, self._store, _summaries(digest), self._checks)
         rows = self._with_links(digest, log)

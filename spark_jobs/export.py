@@ -120,9 +120,17 @@ def _is_wanted(topics: Sequence[str] | None) -> Column:
 class Export:
     """One export into one directory, over as many runs as it takes."""
 
-    def __init__(self, directory: str, output: Path, settings: Settings) -> None:
+    def __init__(
+        self,
+        directory: str,
+        output: Path,
+        settings: Settings,
+        stage: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """``stage`` is told what begins, in a few words."""
         self._directory = directory
         self._settings = settings
+        self._stage = stage
         self._folder = ExportFolder(output.absolute())
 
     def run(
@@ -146,7 +154,9 @@ class Export:
                 self._settle(manifest, session)
             self._check_log(manifest, extent)
             for part in list(unexported(extent, manifest.end, active=active)):
-                self._export(session(), manifest, part)
+                spark = session()
+                self._stage(f"exporting offsets {part.start} to {part.end}")
+                self._export(spark, manifest, part)
             shutil.rmtree(self._folder.staging, ignore_errors=True)
             done = manifest.ranges[settled:]
             return Outcome(done, _gaps(end, done), _left(extent, manifest))
@@ -208,7 +218,7 @@ class Export:
         seen = Observation()
         rows = self._rows(spark, part, seen)
         if self._settings.format == PARQUET:
-            self._stage(rows)
+            self._write_staged(rows)
             self._publish(manifest, self._staged(part, seen))
         else:
             self._check_format(spark)
@@ -241,7 +251,7 @@ class Export:
         topics = self._settings.topics
         return exported(records.observe(seen, *_measures(_is_wanted(topics))), topics)
 
-    def _stage(self, rows: DataFrame) -> None:
+    def _write_staged(self, rows: DataFrame) -> None:
         shutil.rmtree(self._folder.staging, ignore_errors=True)
         rows.write.partitionBy(*PARTITIONED_BY).parquet(str(self._folder.staging))
 

@@ -97,6 +97,11 @@ class LogExtent(NamedTuple):
         """The lowest offset that the log still holds."""
         return self.segments[0].base if self.segments else self.end_offset
 
+    @property
+    def size(self) -> int:
+        """The bytes between the log's ends, with what may be missing between them."""
+        return self.end_offset - self.first_offset
+
     def limit(self, segment: Segment) -> int:
         """Say how many bytes of the segment belong to the log: not what the next one has too."""
         following = bisect_right(self.segments, segment.base, key=lambda one: one.base)

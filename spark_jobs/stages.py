@@ -7,6 +7,15 @@ there each step of a job is one line, written when the step begins: a log shows 
 import sys
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .segments import LogExtent
+
+
+def reading(extent: "LogExtent") -> str:
+    """Name the step that reads a log, the longest of most jobs."""
+    return f"reading {extent.size:,} bytes of log"
 
 
 class Stages:

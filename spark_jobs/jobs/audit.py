@@ -83,8 +83,7 @@ def run(options: argparse.Namespace) -> int:
     if options.html:
         options.html.parent.mkdir(parents=True, exist_ok=True)
     stage = Stages("audit")
-    stage("starting Spark")
-    with spark_for(extent) as spark:
+    with spark_for(extent, stage) as spark:
         from ..auditor import audited  # noqa: PLC0415  see command.py
         from ..overview import Checks  # noqa: PLC0415
 

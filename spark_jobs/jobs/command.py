@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from ..segments import LogExtent
+    from ..stages import Stages
 
     Jobs = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  it has no other name
 
@@ -100,8 +101,10 @@ def find_log(directory: str) -> "LogExtent":
 
 
 @contextmanager
-def spark_for(extent: "LogExtent") -> "Iterator[SparkSession]":
+def spark_for(extent: "LogExtent", stage: "Stages") -> "Iterator[SparkSession]":
     """Give a session to read a log with; what goes wrong in Spark becomes a ``SparkFailedError``.
+
+    ``stage`` is told that Spark starts, which takes seconds.
 
     Raises:
         MissingDependencyError: PySpark is not installed.
@@ -110,8 +113,8 @@ def spark_for(extent: "LogExtent") -> "Iterator[SparkSession]":
     """
     from ..session import spark_session  # noqa: PLC0415  see find_log
 
-    size = extent.end_offset - extent.first_offset
-    with spark_session(log_bytes=size, progress=sys.stderr.isatty()) as spark:
+    stage("starting Spark")
+    with spark_session(log_bytes=extent.size, progress=sys.stderr.isatty()) as spark:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415
         from pyspark.errors import PySparkException  # noqa: PLC0415
 

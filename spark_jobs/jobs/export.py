@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..stages import Stages
 from .command import (
     CLEAN,
     FINDINGS,
@@ -77,12 +78,13 @@ def run(options: argparse.Namespace) -> int:
     """Export a log and return the exit code."""
     extent = find_log(options.directory)
     options.output.mkdir(parents=True, exist_ok=True)
+    stage = Stages("export")
     with ExitStack() as opened:
         sessions: list[SparkSession] = []
 
         def session() -> "SparkSession":
             if not sessions:  # most runs of a frequent export find nothing new
-                sessions.append(opened.enter_context(spark_for(extent)))
+                sessions.append(opened.enter_context(spark_for(extent, stage)))
             return sessions[0]
 
         from ..export import Export, Settings  # noqa: PLC0415  see command.py
@@ -92,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
             format=options.format,
             decompress=options.decompress,
         )
-        export = Export(options.directory, options.output, settings)
+        export = Export(options.directory, options.output, settings, stage)
         outcome = export.run(extent, session, active=options.active)
     summary = {"directory": options.directory, "log": log_summary(extent), **_told(outcome)}
     show(options.json, as_json(summary), "\n".join(_table(options, summary)))

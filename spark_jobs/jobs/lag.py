@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from ..stages import Stages, reading
 from .command import (
     CLEAN,
     FINDINGS,
@@ -108,7 +109,8 @@ def _lags(options: argparse.Namespace, table: "OffsetTable", extent: "LogExtent"
     from ..offset_table import DDL, is_brokers_own  # noqa: PLC0415  see command.py
 
     offsets = [one for one in table.offsets if options.system or not is_brokers_own(one.group)]
-    with spark_for(extent) as spark:
+    stage = Stages("lag")
+    with spark_for(extent, stage) as spark:
         from .. import lag, roles  # noqa: PLC0415  see command.py
 
         log = roles.read_log(
@@ -123,10 +125,13 @@ def _lags(options: argparse.Namespace, table: "OffsetTable", extent: "LogExtent"
             table_rows = spark.createDataFrame(offsets, DDL)
             told = lag.lags(records, table_rows, _as_of_ms(options, extent)).persist()
             try:
+                stage(reading(extent))
+                lags = rows(told.orderBy("consumerGroup", "topic", "partition"))
                 if options.output:
+                    stage(f"writing {options.output}")
                     folder = str(options.output.absolute() / "lag")
                     told.coalesce(1).write.mode("overwrite").parquet(folder)
-                return rows(told.orderBy("consumerGroup", "topic", "partition"))
+                return lags
             finally:
                 told.unpersist()
         finally:

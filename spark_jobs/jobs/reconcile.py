@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import LedgerError
+from ..stages import Stages, reading
 from .command import (
     CLEAN,
     FINDINGS,
@@ -137,14 +138,15 @@ def run(options: argparse.Namespace) -> int:
         raise LedgerError("--from and --until", "name the ledger's --time-column too")
     extent = find_log(options.directory)
     make_folder(options.output)
-    with spark_for(extent) as spark:
-        summary = _compared(spark, extent, options)
+    stage = Stages("reconcile")
+    with spark_for(extent, stage) as spark:
+        summary = _compared(spark, extent, options, stage)
     publish(options, summary, "\n".join(_table(summary)))
     return FINDINGS if summary["finding_count"] or summary["damaged"]["ranges"] else CLEAN
 
 
 def _compared(
-    spark: "SparkSession", extent: "LogExtent", options: argparse.Namespace
+    spark: "SparkSession", extent: "LogExtent", options: argparse.Namespace, stage: Stages
 ) -> dict[str, Any]:
     from .. import reconcile  # noqa: PLC0415  see command.py
 
@@ -153,14 +155,17 @@ def _compared(
         _ledger(spark, options), options.key_column, options.time_column, within
     ).persist()
     log = _log(spark, extent, options)
+    stage(reading(extent))
     damaged = rows(_damage(log))[0]
+    stage("comparing it with the ledger")
     entries = reconcile.messages(log, options.topic, options.message_key, within).persist()
     found = reconcile.differences(entries, ledger).persist()
     try:
+        counts = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
         if options.output:
+            stage(f"writing {options.output}")
             folder = str(options.output.absolute() / "differences")
             found.coalesce(1).write.mode("overwrite").parquet(folder)
-        counts = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
         listed = found.orderBy("kind", "key", "at").limit(LISTED_MAX)
         return {
             "directory": options.directory,

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from ..stages import Stages, reading
 from .command import (
     CLEAN,
     FINDINGS,
@@ -67,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
     """Count a log and return the exit code."""
     extent = find_log(options.directory)
     make_folder(options.output)
-    with spark_for(extent) as spark:
+    stage = Stages("traffic")
+    with spark_for(extent, stage) as spark:
         from .. import roles, traffic  # noqa: PLC0415  see command.py
 
         log = roles.read_log(
@@ -79,13 +81,16 @@ def run(options: argparse.Namespace) -> int:
         )
         records = traffic.prepared(log).persist()  # each list below is a query of its own
         try:
+            stage(reading(extent))
             told = _Counted(records, options)
+            stage("counting by queue, time, producer, tag and key")
             summary = {
                 "directory": options.directory,
                 "log": log_summary(extent),
                 **told.summary(),
             }
             if options.output:
+                stage(f"writing {options.output}")
                 told.write(str(options.output.absolute()))
             publish(options, summary, "\n".join(_table(summary)))
         finally:

@@ -52,7 +52,7 @@ def dying(step):
 
 
 for owner, name in (
-    (export.Export, "_stage"),
+    (export.Export, "_write_staged"),
     (manifest.ExportFolder, "save"),
     (manifest.Path, "replace"),
 ):
@@ -190,7 +190,7 @@ class Stopper:
     def __init__(self, patch: pytest.MonkeyPatch, left: int) -> None:
         self.left = left
         self.stopped = False
-        for owner, name in ((Export, "_stage"), (ExportFolder, "save"), (Path, "replace")):
+        for owner, name in ((Export, "_write_staged"), (ExportFolder, "save"), (Path, "replace")):
             patch.setattr(owner, name, self.around(getattr(owner, name)))
 
     def around(self, step: Callable[..., Any]) -> Callable[..., Any]:

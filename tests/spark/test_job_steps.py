@@ -1,0 +1,55 @@
+"""Where no terminal shows Spark's bar, each job says in a line what it begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from halfmq.spark_jobs.__main__ import main
+from tests.support.log_writer import LogWriter
+
+READING = "reading 970 bytes of log"
+
+
+@pytest.mark.parametrize(
+    ("job", "options", "steps"),
+    [
+        (
+            "traffic",
+            [],
+            [READING, "counting by queue, time, producer, tag and key", "writing OUT"],
+        ),
+        ("lag", ["--offsets", "OFFSETS"], [READING, "writing OUT"]),
+        (
+            "reconcile",
+            ["--topic", "plain", "--ledger", "LEDGER", "--key-column", "key"],
+            [READING, "comparing it with the ledger", "writing OUT"],
+        ),
+        ("export", ["--active"], ["exporting offsets 0 to 970"]),
+    ],
+)
+def test_each_step_is_a_line(
+    job: str,
+    options: list[str],
+    steps: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Named before it begins, so that a log shows where a job hangs."""
+    log = LogWriter(tmp_path / "commitlog")
+    for _ in range(10):
+        log.append("plain", b"x")
+    log.close()
+    places = {"OUT": tmp_path / "out", "OFFSETS": tmp_path / "offsets.json"}
+    places["LEDGER"] = tmp_path / "ledger.csv"
+    places["OFFSETS"].write_text('{"offsetTable": {}}')
+    places["LEDGER"].write_text("key\nk\n")
+    given = [str(places.get(option, option)) for option in options]
+
+    assert main([job, str(tmp_path), "--output", str(places["OUT"]), *given]) != 2
+
+    lines = capsys.readouterr().err.splitlines()
+    told = [line.split(" s: ")[1].replace(str(places["OUT"]), "OUT") for line in lines]
+    assert all(line.startswith(f"{job}: ") for line in lines)
+    assert told == ["starting Spark", *steps]
