@@ -2,6 +2,7 @@
 
 `BrokerError`
 ├── `RequestRefusedError`: the peer asked for something that is not to be had; it gets this answer
+├── `NotYetError`: a request cannot be served before something else is done; it is put aside
 ├── `ConfigurationError`: a setting is wrong; the broker does not start (exit code 2)
 └── `AddressTakenError`: another process listens on the address (exit code 5)
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from halfmq.remoting.codes import ResponseCode
 
@@ -31,6 +32,17 @@ class RequestRefusedError(BrokerError):
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.remark}"
+
+
+class NotYetError(BrokerError):
+    """A request is to be served later, from its beginning; nothing was changed for it yet."""
+
+    def __init__(
+        self, wait: Callable[[Callable[[RequestRefusedError | None], None], int], None]
+    ) -> None:
+        """`wait` takes what serves or refuses the request then, and the bytes of its body."""
+        super().__init__(wait)
+        self.wait = wait
 
 
 class ConfigurationError(BrokerError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, ResponseCode
@@ -25,7 +26,7 @@ from halfmq.store.errors import (
 )
 
 from .connection import Connection, Handler
-from .errors import RequestRefusedError
+from .errors import NotYetError, RequestRefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +88,9 @@ def answer(handler: Handler, command: RemotingCommand, connection: Connection) -
     """Serve a command by its handler; whatever the handler raises becomes the answer."""
     try:
         return handler(command, connection)
+    except NotYetError as not_yet:
+        not_yet.wait(partial(_serve_later, handler, command, connection), len(command.body))
+        return None
     except RequestRefusedError as refusal:
         return encode_reply(command, refusal.code, header=refusal.ext_fields, remark=refusal.remark)
     except RemotingError as error:  # a body or an expression that cannot be understood
@@ -101,6 +105,27 @@ def answer(handler: Handler, command: RemotingCommand, connection: Connection) -
             command.opaque,
         )
         return _refuse(command, ResponseCode.SYSTEM_ERROR, "internal error, see the broker's log")
+
+
+def _serve_later(
+    handler: Handler,
+    command: RemotingCommand,
+    connection: Connection,
+    refusal: RequestRefusedError | None,
+) -> None:
+    """Serve a request that was put aside, unless its sender is gone or `refusal` says why not."""
+    if connection.closed:
+        return
+    reply = answer(handler if refusal is None else _refusing(refusal), command, connection)
+    if reply is not None and not command.flag & FLAG_ONE_WAY:
+        connection.write(reply)
+
+
+def _refusing(refusal: RequestRefusedError) -> Handler:
+    def refuse(_command: RemotingCommand, _connection: Connection) -> bytes | None:
+        raise refusal
+
+    return refuse
 
 
 def _answer_store_error(

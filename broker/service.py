@@ -201,6 +201,7 @@ class Broker:
                 config,
                 now_ms=now_ms,
                 delay_levels=len(self._levels.levels_ms),
+                saves_beside=True,
             ),
             groups=GroupTable(
                 self._table_path("subscriptionGroup.json"),
@@ -258,7 +259,7 @@ class Broker:
         """Make anew what the tables lack and messages or other tables still tell."""
         tables, report = self._tables, self._store_service.report
         killed = report is not None and not report.clean
-        tables.topics.complete(self._store.queues(), after_kill=killed)
+        tables.topics.complete(self._store.queues())
         groups = {*tables.topics.groups(), *tables.offsets.groups()}
         tables.groups.complete(groups, after_kill=killed)
 

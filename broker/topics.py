@@ -36,7 +36,8 @@ from halfmq.store.format.topics import (
     validate_topic,
 )
 
-from .errors import RequestRefusedError
+from .awaited_save import AwaitedSave
+from .errors import NotYetError, RequestRefusedError
 from .tables import (
     NAMES_TOLD_MAX,
     JsonObject,
@@ -197,13 +198,19 @@ class TopicTable:
         now_ms: Callable[[], int],
         delay_levels: int = 18,
         topics_max: int = TOPICS_MAX,
+        saves_beside: bool = False,
     ) -> None:
+        """When it `saves_beside`, requests that make a topic wait without the event loop."""
         self._file = TableFile(path, now_ms, holds="topicConfigTable")
         self._auto_create = identity.auto_create
         self._queue_nums = identity.default_queue_nums
         self._topics_max = topics_max
         self._topics = built_in_topics(identity, delay_levels)
         self._saves = PeriodicSave(0, now_ms)  # at each look
+        self._version = 0
+        self._new: dict[str, TopicConfig] = {}  # nobody sees them before they are in the file
+        self._saved_soon: dict[str, TopicConfig] = {}  # those that a thread is writing
+        self._awaited = AwaitedSave(self._begin_save, self._end_save) if saves_beside else None
 
     def load(self) -> None:
         """Lay the entries of the file over the built-in topics."""
@@ -213,15 +220,14 @@ class TopicTable:
             else:
                 logger.warning("event=topic_not_readable topic=%s entry=%r", name, entry)
                 self._file.is_complete = False
+        self._version = self._file.counter
 
-    def complete(self, queues: Iterable[tuple[str, int]], *, after_kill: bool) -> None:
-        """Add topics that have messages, if some may be missing; also queues of theirs.
+    def complete(self, queues: Iterable[tuple[str, int]]) -> None:
+        """Add topics that have messages, if some of the file was lost; also queues of theirs.
 
-        That is so when some of the file was lost, and after a kill, which may come before a new
-        topic is in the file. How many queues they had beyond those with messages is lost, and so
-        are their rights.
+        How many queues they had beyond those with messages is lost, and so are their rights.
         """
-        if self._file.is_complete and not after_kill:
+        if self._file.is_complete:
             return
         counts: dict[str, int] = {}
         for topic, queue_id in queues:
@@ -234,14 +240,10 @@ class TopicTable:
         lost = [topic for topic in made if self._topics.get(topic.name) != topic]
         if not lost:
             return
-        self._topics |= {topic.name: topic for topic in lost}
-        self._file.step()
+        self._show({topic.name: topic for topic in lost})
         self._saves.dirty = True
         names = [topic.name for topic in lost]
-        level = logging.INFO if after_kill else logging.ERROR
-        logger.log(
-            level, "event=topics_made_anew count=%d topics=%r", len(lost), names[:NAMES_TOLD_MAX]
-        )
+        logger.error("event=topics_made_anew count=%d topics=%r", len(lost), names[:NAMES_TOLD_MAX])
 
     def _completed(self, name: str, count: int) -> TopicConfig:
         """Return the topic with at least so many queues."""
@@ -287,7 +289,7 @@ class TopicTable:
     @property
     def version(self) -> int:
         """How often the table has changed; a copy with the same number is up to date."""
-        return self._file.counter
+        return self._version
 
     def create_on_send(
         self, topic: str, default_topic: str, queue_nums: int, remote: str
@@ -298,7 +300,8 @@ class TopicTable:
 
         Raises:
             RequestRefusedError: The name is no topic name, belongs to the broker, or the table is
-                full.
+                full or cannot be saved.
+            NotYetError: It is new, and not in the file yet.
         """
         known = self._topics.get(topic)
         if known is not None:
@@ -318,24 +321,49 @@ class TopicTable:
             perm=template.perm & ~PERM_INHERIT,
             filter_type=template.filter_type,
         )
-        return self._add(made, f"send from {remote}")
+        return self._requested(made, f"send from {remote}")
 
     def ensure(self, name: str, queues: int = 1, perm: int = PERM_READ | PERM_WRITE) -> TopicConfig:
         """Return the topic, created for the broker's own use if it is missing.
+
+        Then, which is rare, it blocks on the disk. What cannot be saved is saved later: a decision
+        must not fail for that.
 
         Raises:
             RequestRefusedError: The table is full.
         """
         known = self._topics.get(name)
-        return known if known is not None else self._add(_topic(name, queues, perm), "broker")
+        if known is not None:
+            return known
+        made = _topic(name, queues, perm)
+        self._check_room(made)
+        self._show({name: made})
+        try:
+            self.save()
+        except OSError:
+            self._saves.dirty = True
+            logger.exception("event=table_not_saved table=topics")
+        _log_created(made, "broker")
+        return made
 
     def ensure_retry(self, group: str, queues: int = 1) -> TopicConfig:
-        """Return the topic from which `group` gets what it failed to consume."""
-        return self.ensure(retry_topic(group), max(1, queues))
+        """Return the topic from which `group` gets what it failed to consume.
+
+        Raises:
+            RequestRefusedError: The table is full or cannot be saved.
+            NotYetError: It is new, and not in the file yet.
+        """
+        return self._of_group(retry_topic(group), max(1, queues))
 
     def ensure_dead_letter(self, group: str) -> TopicConfig:
-        """Return the topic for what `group` failed to consume too often."""
-        return self.ensure(dead_letter_topic(group))
+        """Return the topic for what `group` failed to consume too often; as `ensure_retry`."""
+        return self._of_group(dead_letter_topic(group), 1)
+
+    def _of_group(self, name: str, queues: int) -> TopicConfig:
+        known = self._topics.get(name)
+        if known is not None:
+            return known
+        return self._requested(_topic(name, queues, PERM_READ | PERM_WRITE), "its group")
 
     def save(self) -> None:
         """Write the file, as at the end; blocks on the disk.
@@ -346,37 +374,79 @@ class TopicTable:
         self._file.save(self._content())
 
     def persist_job(self) -> Callable[[], None] | None:
-        """Return a function that writes new topics, on any thread; None when nothing is due.
+        """Return a function that writes what could not be written at once; None if there is none.
 
-        No send waits for that. A topic that a crash keeps out of the file has messages, or
-        nothing of it was acknowledged; see `complete`.
+        It may be called on any thread.
         """
         if not self._saves.is_due():
             return None
         return self._saves.job(self._file.prepare(self._content(), patient=True), "topics")
 
     def _content(self) -> Callable[[], JsonObject]:
-        topics = self._topics.copy()
+        topics = self._topics | self._saved_soon
         return lambda: {"topicConfigTable": {name: one.to_json() for name, one in topics.items()}}
 
-    def _add(self, made: TopicConfig, reason: str) -> TopicConfig:
-        if len(self._topics) >= self._topics_max:
+    # --- new topics
+
+    def _requested(self, made: TopicConfig, reason: str) -> TopicConfig:
+        """Add a topic that a request needs; what returns it is in the file."""
+        if made.name not in self._new and made.name not in self._saved_soon:
+            self._check_room(made)
+            self._new[made.name] = made
+            _log_created(made, reason)
+        if self._awaited is not None and not self._awaited.is_full:
+            raise NotYetError(self._awaited.wait)
+        error = None
+        try:
+            self._begin_save()()
+        except OSError as failure:
+            error = failure
+        refusal = self._end_save(error)
+        if refusal is not None:
+            raise refusal from error
+        return self._topics[made.name]
+
+    def _check_room(self, made: TopicConfig) -> None:
+        if len(self._topics) + len(self._new) + len(self._saved_soon) >= self._topics_max:
             raise RequestRefusedError(
                 ResponseCode.NO_PERMISSION,
                 f"topic[{made.name}] cannot be created: the broker has {len(self._topics)} topics, "
                 f"the limit is {self._topics_max}",
             )
-        self._topics[made.name] = made
-        self._file.step()
-        self._saves.dirty = True
-        logger.info(
-            "event=topic_created topic=%s queues=%d perm=%d by=%r",
-            made.name,
-            made.write_queue_nums,
-            made.perm,
-            reason,
+
+    def _begin_save(self) -> Callable[[], None]:
+        for _ in self._new:
+            self._file.step()
+        self._saved_soon |= self._new
+        self._new = {}
+        return self._file.prepare(self._content(), patient=self._awaited is not None)
+
+    def _end_save(self, error: OSError | None) -> RequestRefusedError | None:
+        made, self._saved_soon = self._saved_soon, {}
+        if error is None:
+            self._topics |= made
+            self._version = self._file.counter
+            return None
+        logger.error("event=table_not_saved table=topics lost=%r error=%r", [*made], str(error))
+        return RequestRefusedError(
+            ResponseCode.SERVICE_NOT_AVAILABLE,
+            f"topics.json cannot be written: {error.strerror or error}",
         )
-        return made
+
+    def _show(self, made: dict[str, TopicConfig]) -> None:
+        self._topics |= made
+        self._file.step()
+        self._version = self._file.counter
+
+
+def _log_created(made: TopicConfig, reason: str) -> None:
+    logger.info(
+        "event=topic_created topic=%s queues=%d perm=%d by=%r",
+        made.name,
+        made.write_queue_nums,
+        made.perm,
+        reason,
+    )
 
 
 def _check_name(topic: str) -> None:

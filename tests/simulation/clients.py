@@ -48,7 +48,7 @@ class Clients:
         self._world = world
         self._namesrv = namesrv
         self._begun = 0
-        self.under_way: dict[str, Process] = {}  # transactions, by key
+        self.under_way: dict[str, Process] = {}  # messages and transactions, by key
 
     def _config(self, process: Process) -> ClientConfig:
         return ClientConfig(
@@ -63,7 +63,7 @@ class Clients:
         )
 
     def forget(self, process: Process) -> None:
-        """Note that a process is dead, and its transactions with it."""
+        """Note that a process is dead, and with it what it was about to do."""
         for key in [key for key, owner in self.under_way.items() if owner is process]:
             del self.under_way[key]
 
@@ -86,13 +86,22 @@ class Clients:
         while self._begun < world.scenario.transactions and not world.settling:
             self._begun += 1
             key = f"k{self._begun}"
-            if world.chance.random() < 0.7:
-                await self._transact(producer, process, key)
-            elif world.chance.random() < world.scenario.batches:
-                await self._send_batch(producer, key)
-            else:
-                await self._send(producer, key)
+            self.under_way[key] = process
+            try:
+                await self._produce_one(producer, key)
+            finally:
+                if not process.dead:
+                    self.under_way.pop(key, None)
             await asyncio.sleep(world.chance.random() ** 3 * world.scenario.seconds / 4)
+
+    async def _produce_one(self, producer: TransactionProducer, key: str) -> None:
+        chance = self._world.chance
+        if chance.random() < 0.7:
+            await self._transact(producer, key)
+        elif chance.random() < self._world.scenario.batches:
+            await self._send_batch(producer, key)
+        else:
+            await self._send(producer, key)
 
     async def _send(self, producer: TransactionProducer, key: str) -> None:
         records = self._world.records
@@ -116,7 +125,7 @@ class Clients:
             records.plain_acknowledged.update(dict.fromkeys(keys))
             records.events["batch"] += 1
 
-    async def _transact(self, producer: TransactionProducer, process: Process, key: str) -> None:
+    async def _transact(self, producer: TransactionProducer, key: str) -> None:
         world = self._world
         chance, records = world.chance, world.records
         count = chance.randrange(2, 5) if chance.random() < world.scenario.several else 1
@@ -135,7 +144,6 @@ class Clients:
             for body in bodies
         ]
         transaction = producer.transaction(messages)
-        self.under_way[key] = process
         try:
             async with transaction:
                 attempt.half_ids = [result.offset_message_id for result in transaction.results]
@@ -146,9 +154,6 @@ class Clients:
             records.events["local failure"] += 1
         except ClientError as error:
             records.events[type(error).__name__] += 1
-        finally:
-            if not process.dead:
-                self.under_way.pop(key, None)
         attempt.ended, attempt.accepted = transaction.decision, transaction.decided
         world.loop.witness("ended", key, str(attempt.ended), attempt.accepted)
 

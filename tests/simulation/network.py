@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 from zlib import crc32
 
@@ -96,11 +98,12 @@ class End(asyncio.Transport):
     def write(self, data: Any) -> None:
         if self.closing or self.lost or self.process.dead or not data:
             return
-        self._network.passed(self, bytes(data))
+        sent = self._network.without_secret(bytes(data))
+        self._network.passed(self, sent)
         if self.silent:
             self._network.unheard(self)
             return
-        self.peer.accept(bytes(data))
+        self.peer.accept(sent)
         if self.peer.arriving_size > self._high and not self._paused:
             self._paused = True
             self.protocol.pause_writing()
@@ -208,9 +211,11 @@ class End(asyncio.Transport):
 class Network:
     """All connections and listeners."""
 
-    def __init__(self, loop: SimulationLoop) -> None:
+    def __init__(self, loop: SimulationLoop, secret: Path | None = None) -> None:
+        """`secret` is a directory that is another in each run: what is sent must not tell it."""
         self.loop = loop
         loop.network = self
+        self._secret = b"" if secret is None else os.fsencode(secret)
         self.delay_s = 0.001  # typical time under way
         self.split = 0.05  # share of writes that arrive in pieces
         self.listeners: dict[tuple[str, int], Listener] = {}
@@ -321,6 +326,10 @@ class Network:
             listener.close()
 
     # --- the middle box
+
+    def without_secret(self, data: bytes) -> bytes:
+        """Return what is sent with another name for the directory, as long: errors tell it."""
+        return data.replace(self._secret, b"?" * len(self._secret)) if self._secret else data
 
     def passed(self, end: End, data: bytes) -> None:
         """Note requests to the broker, to be sent again."""

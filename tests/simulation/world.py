@@ -67,7 +67,7 @@ class World:
         self.seed = seed
         self.chance = random.Random(seed)
         self.loop = SimulationLoop(random.Random(self.chance.random()), keep_trace=keep_trace)
-        self.network = Network(self.loop)
+        self.network = Network(self.loop, secret=base)
         self.disk = Disk(self.loop, random.Random(self.chance.random()), base)
         self.scenario = Scenario.drawn(self.chance)
         self.records = Records()
@@ -152,7 +152,7 @@ class World:
         if self.broker is None:
             return "the broker is down"
         if self.clients.under_way:
-            return f"transactions under way: {sorted(self.clients.under_way)}"
+            return f"under way: {sorted(self.clients.under_way)}"
         if self.broker.transactions.pending:
             return f"{self.broker.transactions.pending} transactions undecided"
         missing = invariants.undelivered(self)

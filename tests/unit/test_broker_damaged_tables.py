@@ -43,7 +43,7 @@ def test_topics_are_made_anew_from_queues(tmp_path: Path, caplog: pytest.LogCapt
     path = config_path(tmp_path, "topics.json")
     spoil(path)
     table = topics(tmp_path)
-    table.complete(QUEUES, after_kill=False)
+    table.complete(QUEUES)
 
     counts = {one.name: (one.read_queue_nums, one.write_queue_nums, one.perm) for one in table}
     assert counts["orders"] == (12, 12, 6)
@@ -54,7 +54,7 @@ def test_topics_are_made_anew_from_queues(tmp_path: Path, caplog: pytest.LogCapt
 
     table.save()
     again = topics(tmp_path)
-    again.complete([("later", 0)], after_kill=False)
+    again.complete([("later", 0)])
     assert "orders" in again
     assert "later" not in again
 
@@ -67,7 +67,7 @@ def test_topics_of_a_backup_are_completed(tmp_path: Path) -> None:
     table.save()
     config_path(tmp_path, "topics.json").write_bytes(SPOILT)
     table = topics(tmp_path)
-    table.complete(QUEUES, after_kill=False)
+    table.complete(QUEUES)
     orders = table.get("orders")
 
     assert orders is not None
@@ -81,7 +81,7 @@ def test_an_unreadable_topic_is_made_anew(tmp_path: Path) -> None:
     path.parent.mkdir(exist_ok=True)
     save_table(path, {"topicConfigTable": {"events": 5, "kept": {"readQueueNums": 3}}})
     table = topics(tmp_path)
-    table.complete(QUEUES, after_kill=False)
+    table.complete(QUEUES)
 
     assert "events" in table
     kept = table.get("kept")
@@ -96,27 +96,24 @@ def test_a_sound_table_of_topics_has_the_last_word(
     topics(tmp_path).save()
     table = topics(tmp_path)
     with caplog.at_level(logging.DEBUG):
-        table.complete(QUEUES, after_kill=False)
+        table.complete(QUEUES)
 
     assert "orders" not in table
     assert not caplog.records
 
 
-def test_after_a_kill_topics_and_groups_are_completed(
+def test_after_a_kill_groups_are_completed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They may be so new that they are in no file yet; what the files say stays."""
-    topics(tmp_path).save()
     groups(tmp_path).save()
-    table, consumers = topics(tmp_path), groups(tmp_path)
+    table = groups(tmp_path)
     with caplog.at_level(logging.INFO):
-        table.complete(QUEUES, after_kill=True)
-        consumers.complete(["billing"], after_kill=True)
-    for job in table.persist_job(), consumers.persist_job():
-        assert job is not None
-        job()
+        table.complete(["billing"], after_kill=True)
+    job = table.persist_job()
+    assert job is not None
+    job()
 
-    assert "orders" in topics(tmp_path)
     assert "billing" in groups(tmp_path)
     assert {record.levelname for record in caplog.records} == {"INFO"}
 
@@ -125,7 +122,7 @@ def test_names_that_no_topic_can_have_are_left_out(tmp_path: Path) -> None:
     """Nor are topics made that belong to features of RocketMQ that we do not have."""
     spoil(config_path(tmp_path, "topics.json"))
     table = topics(tmp_path)
-    table.complete([("a b", 0), ("x" * 500, 0), ("rmq_sys_wheel_timer", 0)], after_kill=False)
+    table.complete([("a b", 0), ("x" * 500, 0), ("rmq_sys_wheel_timer", 0)])
 
     assert {"a b", "x" * 500, "rmq_sys_wheel_timer"}.isdisjoint(one.name for one in table)
 

@@ -1,33 +1,180 @@
-"""Topics and groups that are new, and in no file yet."""
+"""A topic is in its file before the log has a record of it, and the event loop never waits."""
 
 from __future__ import annotations
 
-from tests.support.peers import COMMIT
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from halfmq.broker import awaited_save
+from halfmq.broker.topics import TopicTable
+from halfmq.remoting.bodies import ConsumerData, HeartbeatData, encode_heartbeat
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from tests.support.peers import COMMIT, Peer, until
 from tests.support.windows import Rig, windowed
 
 
-@windowed()
-async def test_a_topic_that_a_kill_keeps_out_of_the_file_is_there_again(rig: Rig) -> None:
-    """Its table is written by a thread within a second; its message was acknowledged before."""
-    producer = await rig.peer()
-    half = await producer.prepare("0" * 32)
-    await producer.end(half, COMMIT)
-    table = rig.root / "config" / "topics.json"
-    assert b"orders" not in (table.read_bytes() if table.exists() else b"")
-    await rig.kill()
+class Thread:
+    """What the writing of new topics does: who has it done, and when."""
 
+    def __init__(self, rig: Rig) -> None:
+        self._rig = rig
+        self.writers: list[int] = []
+        self.met: list[set[str]] = []  # topics of the log when the file was written
+        self.may_write = threading.Event()
+        self.may_write.set()
+
+    def around(self, begin: Callable[[TopicTable], Callable[[], None]]) -> object:
+        def begin_save(table: TopicTable) -> Callable[[], None]:
+            write = begin(table)
+
+            def run() -> None:
+                assert self.may_write.wait(20)
+                self.writers.append(threading.get_ident())
+                self.met.append({record.topic for record in self._rig.records()})
+                write()
+
+            return run
+
+        return begin_save
+
+
+@contextmanager
+def watched(rig: Rig) -> Iterator[Thread]:
+    thread = Thread(rig)
+    saves = rig.broker._tables.topics._awaited
+    assert saves is not None
+    with pytest.MonkeyPatch.context() as patched:
+        around = thread.around(TopicTable._begin_save)
+        table = rig.broker._tables.topics
+        patched.setattr(saves, "_begin", lambda: around(table))  # type: ignore[operator]
+        patched.setattr(TopicTable, "_begin_save", around)
+        try:
+            yield thread
+        finally:
+            thread.may_write.set()
+
+
+def in_file(rig: Rig) -> set[str]:
+    table = json.loads((rig.root / "config" / "topics.json").read_text())
+    return set(table["topicConfigTable"])
+
+
+def send(peer: Peer, key: int, topic: str = "orders") -> int:
+    header, body = peer.half_request(f"{key:032}", b"row %d" % key, topic=topic)
+    return peer.send(RequestCode.SEND_MESSAGE_V2, header, body)
+
+
+@windowed()
+async def test_a_topic_is_in_the_file_before_the_log_has_a_record_of_it(rig: Rig) -> None:
+    """A kill right behind the answer leaves a store that explains itself."""
+    producer = await rig.peer()
+    with watched(rig) as thread:
+        half = await producer.prepare("0" * 32)
+        assert in_file(rig) >= {"orders"}
+        assert thread.met == [set()]
+        assert thread.writers != [threading.get_ident()]
+    await rig.kill()
     assert "orders" in rig.broker._tables.topics
 
+    again = await rig.peer()
+    assert (await again.end(half, COMMIT)).code == ResponseCode.SUCCESS
+    assert rig.bodies() == [half.body]
+
 
 @windowed()
-async def test_a_stop_that_cannot_write_the_topics_is_no_ordered_one(rig: Rig) -> None:
-    """The next start looks for what the file lacks, as after a kill."""
+async def test_who_needs_the_topic_waits_and_nobody_else(rig: Rig) -> None:
+    """Then all are served in the order in which they came, after one save for each round."""
+    producer, other = await rig.peer(), await rig.peer()
+    await producer.prepare("9" * 32, topic="known")
+    with watched(rig) as thread:
+        thread.may_write.clear()
+        waiting = [send(producer, key) for key in range(5)]
+        later = send(producer, 5, topic="bills")  # while the thread writes
+        await other.prepare("8" * 32, topic="known")
+        assert not any(producer.answered(one) for one in (*waiting, later))
+        assert "orders" not in rig.broker._tables.topics
+        thread.may_write.set()
+        answers = [await producer.answer(one) for one in (*waiting, later)]
+        assert len(thread.writers) == 2
+
+    offsets = [producer.half_of(answer).offset for answer in answers]
+    assert offsets == sorted(offsets)
+    assert in_file(rig) >= {"orders", "bills"}
+
+
+@windowed()
+async def test_a_topic_that_cannot_be_saved_is_refused(rig: Rig) -> None:
+    """With a code on which clients try again; and when it can be, they get it."""
     producer = await rig.peer()
-    half = await producer.prepare("0" * 32)
-    await producer.end(half, COMMIT)
-    table = rig.root / "config" / "topics.json"
-    blocked = table.with_name("topics.json.tmp")
+    blocked = rig.root / "config" / "topics.json.tmp"
     blocked.mkdir(parents=True)
+    refused = await producer.answer(send(producer, 1))
+    assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "topics.json cannot be written" in (refused.remark or "")
+    assert "orders" not in rig.broker._tables.topics
+    assert [*rig.records()] == []
+    blocked.rmdir()
+
+    assert (await producer.answer(send(producer, 1))).code == ResponseCode.SUCCESS
+
+
+@windowed()
+async def test_more_than_can_wait_are_served_on_the_spot(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits is bounded, and nobody is refused for it."""
+    monkeypatch.setattr(awaited_save, "WAITING_MAX", 2)
+    producer = await rig.peer()
+    with watched(rig) as thread:
+        waiting = [send(producer, key) for key in range(4)]
+        answers = [await producer.answer(one) for one in waiting]
+        assert threading.get_ident() in thread.writers
+
+    assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+    assert len(rig.records_of("RMQ_SYS_TRANS_HALF_TOPIC")) == 4
+
+
+@windowed()
+async def test_who_has_gone_meanwhile_is_not_served(rig: Rig) -> None:
+    """Nobody could be told what became of it."""
+    producer, other = await rig.peer(), await rig.peer()
+    with watched(rig) as thread:
+        thread.may_write.clear()
+        opaque = send(producer, 1)
+        await producer.sync()  # answered, as it does not need the topic
+        assert not producer.answered(opaque)
+        await rig.lose(producer)
+        thread.may_write.set()
+        await until(lambda: "orders" in rig.broker._tables.topics)
+        await other.sync()
+
+    assert [*rig.records()] == []
+
+
+@windowed()
+async def test_a_consumer_is_registered_when_its_retry_topic_is_there(rig: Rig) -> None:
+    """Its heartbeat is answered then."""
+    peer = await rig.peer(member=False)
+    data = HeartbeatData(
+        client_id="reader", consumer_data_set=tuple(ConsumerData(group_name=g) for g in ("a", "b"))
+    )
+    answer = await peer.call(RequestCode.HEART_BEAT, None, encode_heartbeat(data))
+    assert answer.code == ResponseCode.SUCCESS
+
+    assert in_file(rig) >= {"%RETRY%a", "%RETRY%b"}
+
+
+@windowed()
+async def test_a_stop_that_cannot_write_the_tables_is_no_ordered_one(rig: Rig) -> None:
+    """The next start looks for what the files lack, as after a kill."""
+    producer = await rig.peer()
+    await producer.prepare("0" * 32)
+    blocked = rig.root / "config" / "topics.json.tmp"
+    blocked.mkdir()
     await rig.stop()
     assert (rig.root / "abort").exists()
     blocked.rmdir()

@@ -27,13 +27,6 @@ def table(root: Path, *, auto_create: bool = True, topics_max: int = 20_000) -> 
     return made
 
 
-def write_due(table: TopicTable) -> None:
-    """What the thread that writes tables does."""
-    job = table.persist_job()
-    assert job is not None
-    job()
-
-
 def on_disk(root: Path) -> dict[str, Any]:
     content = load_table(config_path(root, "topics.json"))
     assert content is not None
@@ -86,12 +79,10 @@ def test_a_topic_is_created_after_the_template(tmp_path: Path, wanted: int, give
     assert made == TopicConfig(name="orders", read_queue_nums=given, write_queue_nums=given, perm=6)
 
 
-def test_a_new_topic_is_written_by_a_thread(tmp_path: Path) -> None:
-    """Its first send does not wait for the file, of which there is nothing to write then."""
+def test_a_created_topic_is_on_disk_when_it_is_returned(tmp_path: Path) -> None:
+    """A message in a topic that a crash makes forgotten could not be found."""
     topics = table(tmp_path)
     topics.create_on_send("orders", "TBW102", 4, "peer")
-    assert not config_path(tmp_path, "topics.json").exists()
-    write_due(topics)
     assert topics.persist_job() is None
 
     assert on_disk(tmp_path)["topicConfigTable"]["orders"] == {
@@ -111,9 +102,9 @@ def test_every_change_steps_the_version(tmp_path: Path) -> None:
     """Others see by dataVersion that they have to read again."""
     topics = table(tmp_path)
     topics.ensure("a")
-    topics.ensure("b")
+    topics.ensure_retry("b")
     topics.ensure("a")
-    write_due(topics)
+    assert topics.version == 2
 
     assert on_disk(tmp_path)["dataVersion"] == {
         "counter": 2,
@@ -173,15 +164,28 @@ def test_a_full_table_refuses_by_name_and_number(tmp_path: Path) -> None:
     assert topics.get("two") is None
 
 
-def test_a_topic_that_cannot_be_written_is_written_later(tmp_path: Path) -> None:
-    """Its messages are on disk, and tell of it after a kill."""
+def test_a_topic_that_cannot_be_written_is_refused_to_requests(tmp_path: Path) -> None:
+    """The client is refused, rather than served from a topic that a restart forgets."""
+    path = tmp_path / "config" / "topics.json"
+    path.parent.write_text("in the way")
+    topics = TopicTable(path, identity(), now_ms=Clock())
+    with pytest.raises(RequestRefusedError, match=r"topics\.json cannot be written") as refusal:
+        topics.create_on_send("orders", "TBW102", 4, "peer")
+
+    assert refusal.value.code is ResponseCode.SERVICE_NOT_AVAILABLE
+    assert "orders" not in topics
+
+
+def test_a_topic_of_the_broker_s_own_is_written_later_if_it_must(tmp_path: Path) -> None:
+    """A decision needs it, and must not fail for a full disk."""
     path = tmp_path / "config" / "topics.json"
     path.parent.write_text("in the way")
     topics = TopicTable(path, identity(), now_ms=Clock())
     topics.ensure("orders")
-    write_due(topics)
     path.parent.unlink()
-    write_due(topics)
+    job = topics.persist_job()
+    assert job is not None
+    job()
 
     assert "orders" in on_disk(tmp_path)["topicConfigTable"]
 
@@ -218,7 +222,6 @@ def test_saving_a_foreign_file_loses_nothing(tmp_path: Path) -> None:
     )
     topics = table(tmp_path)
     topics.ensure("another")
-    write_due(topics)
     saved = on_disk(tmp_path)
 
     assert saved["fromTheFuture"] == {"a": [1]}
