@@ -99,6 +99,7 @@ class ConsumeQueue:
     __slots__ = (
         "_active_base",
         "_cached",
+        "_end_durable",
         "_files",
         "_fresh_from",
         "_names_durable",
@@ -161,6 +162,7 @@ class ConsumeQueue:
         self._pool = pool
         self._files = MappedFileQueue(directory, file_size)
         self._names_durable = False  # those of the files, and of the directories they are in
+        self._end_durable = True  # zeros behind the end, where entries were removed
 
     # Writing -------------------------------------------------------------------------------
 
@@ -257,13 +259,23 @@ class ConsumeQueue:
         self.move_to(end)
         files = self._files
         bases = files.bases
-        files.remove_from(self._active_base + 1)
+        removed: object = files.remove_from(self._active_base + 1)
         if bases and bases[-1] == self._active_base:
-            zero_tail(files.path(self._active_base), self.position)
+            removed = zero_tail(files.path(self._active_base), self.position) or removed
+        if removed:
+            self.doubt_end()
         if end and not self.position:
             self._active_base -= files.file_size
             self.position = files.file_size
         self.last_end = self._end_of(end - 1) if end > self.first_offset else 0
+
+    def doubt_end(self) -> None:
+        """Have the next `sync` write what is behind the end, though no entry was added.
+
+        The zeros there may be in memory alone. A power cut would bring the entries back that were
+        removed, and the next start believe them as soon as the checkpoint has passed them.
+        """
+        self._end_durable = False
 
     def _end_of(self, queue_offset: int) -> int:
         entry = self.entry(queue_offset)
@@ -518,11 +530,21 @@ class ConsumeQueue:
         Files are opened anew, so that no map or descriptor is shared between threads.
         """
         start, end = self.flushed_offset, self.next_offset
-        if start == end:
+        if start == end and self._end_durable:
             return False
+        self._end_durable = True  # first: entries removed meanwhile take it back
+        try:
+            self._sync(start, end)
+        except OSError:
+            self._end_durable = False
+            raise
+        self.flushed_offset = end
+        return True
+
+    def _sync(self, start: int, end: int) -> None:
         files = self._files
         first = files.base_of(min(start, end) * ENTRY_SIZE)
-        for base in range(first, end * ENTRY_SIZE, files.file_size):
+        for base in range(first, end * ENTRY_SIZE + 1, files.file_size):
             try:
                 fd = disk.open_file(files.path(base), disk.WRITE)
             except FileNotFoundError:
@@ -531,13 +553,11 @@ class ConsumeQueue:
                 disk.sync_data(fd)
             finally:
                 disk.close(fd)
-        if not self._names_durable:
+        if files.bases and not self._names_durable:
             self._names_durable = True  # first: a file created meanwhile takes it back
             queue = files.directory
             for directory in (queue, queue.parent, queue.parent.parent):
                 disk.sync_directory(directory)
-        self.flushed_offset = end
-        return True
 
     def close(self) -> None:
         """Close the files; the queue opens them again when it is used."""

@@ -133,6 +133,8 @@ class Recovery:
         truncated = self._cut_log(start, scan.end_offset, clean=clean)
         for queue in self._queues.values():
             queue.min_offset = queue.find_physical(log_start)
+            if not clean:
+                queue.doubt_end()  # an earlier start may have cut it, and been killed
         report = RecoveryReport(
             clean=clean,
             start_offset=start,

@@ -7,6 +7,7 @@ import errno
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings
 from halfmq.broker.service import Broker
 from halfmq.broker.store_service import TABLES_TICK_S
 from halfmq.store import disk as door
+from halfmq.store.config import FlushMode
 from halfmq.store.format.queue_entry import ENTRY_SIZE
 from halfmq.store.json_table import load_table, save_table
 from halfmq.store.mapped_file import make_directory
@@ -70,6 +72,17 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     with installed(machine.loop, machine.disk, random.Random(3)):
         yield machine
     assert machine.loop.failures == []
+
+
+def opened(machine: Machine, **changes: Any) -> MessageStore:
+    """Open the store that the disk holds."""
+    store = MessageStore(
+        small_config(machine.disk.root, **changes),
+        now_ms=lambda: int(machine.loop.now * 1_000),
+        worker=machine.worker,
+    )
+    machine.does(store.open)
+    return store
 
 
 def _write(path: Path, content: bytes) -> int:
@@ -197,49 +210,69 @@ def test_a_full_disk_and_one_that_refuses_have_room_again(machine: Machine) -> N
 def test_what_a_failed_flush_left_in_memory_is_written_again(machine: Machine) -> None:
     """A start reads it as if it were on disk, and more is stored behind it."""
 
-    def opened() -> MessageStore:
-        store = MessageStore(
-            small_config(machine.disk.root),
-            now_ms=lambda: int(machine.loop.now * 1_000),
-            worker=machine.worker,
-        )
-        machine.does(store.open)
-        return store
-
     def stored(store: MessageStore, *queue_ids: int) -> None:
         machine.does(lambda: store.append([draft(queue_id=number) for number in queue_ids]))
         machine.does(store.request_flush)
         machine.loop.run_for(0.5)
 
-    store = opened()
+    store = opened(machine)
     stored(store, 0)
     machine.disk.fail_at_sync = machine.disk.syncs + 1
     stored(store, *[1] * 100)
     assert store.durable_offset < store.write_offset
     machine.kill()
-    store = opened()
+    store = opened(machine)
     stored(store, 2)
     assert store.durable_offset == store.write_offset
     machine.power_cut()
 
-    store = opened()
+    store = opened(machine)
     assert [store.queue_bounds("T", number) for number in range(3)] == [(0, 1), (0, 100), (0, 1)]
 
 
 def test_a_queue_that_the_checkpoint_covers_survives_a_power_cut(machine: Machine) -> None:
     """A start does not look for entries older than the checkpoint: their file must have a name."""
-    store = MessageStore(
-        small_config(machine.disk.root),
-        now_ms=lambda: int(machine.loop.now * 1_000),
-        worker=machine.worker,
-    )
-    machine.does(store.open)
+    store = opened(machine)
     machine.does(lambda: store.append([draft()]))
     machine.loop.run_for(3.0)  # the janitor has been round
     machine.power_cut()
 
     (queue,) = (machine.disk.root / "consumequeue" / "T" / "0").iterdir()
     assert any(queue.read_bytes()[:ENTRY_SIZE])
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_an_entry_that_a_start_has_removed_does_not_come_back(
+    machine: Machine, *, killed: bool
+) -> None:
+    """Its record is gone after a power cut; the next one must not find the entry again."""
+    queue = Path("consumequeue", "T", "1")
+
+    def written() -> None:
+        """The kernel writes the entry, and not the record."""
+        (entries,) = (machine.disk.root / queue).iterdir()
+        door.sync_data(door.open_file(entries, door.WRITE))
+        door.sync_directory(entries.parent)
+        door.sync_directory(entries.parent.parent)
+
+    store = opened(machine, flush_mode=FlushMode.ASYNC_FLUSH)
+    machine.does(lambda: store.append([draft(queue_id=0)]))
+    machine.loop.run_for(3.0)
+    machine.does(lambda: store.append([draft(queue_id=1)]))
+    machine.does(written)
+    machine.power_cut()
+    (entries,) = (machine.disk.root / queue).iterdir()
+    assert any(entries.read_bytes())
+
+    opened(machine)
+    if killed:
+        machine.kill()
+        opened(machine)
+    machine.loop.run_for(3.0)  # the janitor has been round
+    machine.power_cut()
+
+    (entries,) = (machine.disk.root / queue).iterdir()
+    assert not any(entries.read_bytes())
 
 
 def test_a_topic_that_was_written_survives_a_power_cut(machine: Machine) -> None:
