@@ -142,8 +142,8 @@ def _tried(work: Callable[[], None]) -> bool:
     """Do one step of a stop; a full disk must not keep the rest from being saved."""
     try:
         work()
-    except (OSError, StoreError):
-        logger.exception("event=stop_step_failed step=%r", work)
+    except (OSError, StoreError) as error:
+        logger.error("event=stop_step_failed step=%r error=%r", work, str(error))  # noqa: TRY400
         return False
     return True
 

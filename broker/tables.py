@@ -95,6 +95,11 @@ class TableFile:
             set_aside(self._path)
             return {}
         self.is_complete = origin is Origin.FILE
+        if origin is not Origin.NOTHING:
+            # A kill may have come before the names were on disk. Somebody relies on what is read
+            # here, and a power cut must not take it back.
+            disk.sync_directory(self._path.parent)
+            disk.sync_directory(self._path.parent.parent)
         return content
 
     def step(self) -> None:
@@ -159,9 +164,9 @@ class PeriodicSave:
         def guarded() -> None:
             try:
                 write()
-            except OSError:
+            except OSError as error:
                 self.dirty = True  # tried again after the next interval
-                logger.exception("event=table_not_saved table=%s", name)
+                logger.error("event=table_not_saved table=%s error=%r", name, str(error))  # noqa: TRY400
 
         return guarded
 

@@ -340,9 +340,9 @@ class TopicTable:
         self._show({name: made})
         try:
             self.save()
-        except OSError:
+        except OSError as error:
             self._saves.dirty = True
-            logger.exception("event=table_not_saved table=topics")
+            logger.error("event=table_not_saved table=topics error=%r", str(error))  # noqa: TRY400
         _log_created(made, "broker")
         return made
 

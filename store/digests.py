@@ -146,12 +146,18 @@ class IndexDigests:
         self._path: Path | None = None  # of the file that is taken in, or will be
         self._digest = Digest()
 
-    def start(self, files: Sequence[IndexExtent], kept: tuple[Path, Digest] | None) -> None:
+    def start(
+        self,
+        files: Sequence[IndexExtent],
+        kept: tuple[Path, Digest] | None,
+        written: Path | None = None,
+    ) -> None:
         """Go on with the newest file's digest, ``kept`` if it was sound.
 
-        Files that are full already have one, or nobody knows what happened to them.
+        Files that are full already have one, or nobody knows what happened to them; but for the
+        one that was ``written`` to since they were opened.
         """
-        self._done = {path for path, _ in files[:-1]}
+        self._done = {path for path, _ in files[:-1] if path != written}
         if kept is not None:
             self._path, self._digest = kept
 

@@ -433,7 +433,7 @@ class IndexService:
         self._now_ms = now_ms
         self._hasher = KeyHasher()
         self._files: list[IndexFile] = []
-        self._names_unflushed = False
+        self._names_unflushed = True  # a kill may have come before those of the last run were
         self._end_offset = -1  # of the newest record put; -1 so that offset 0 lies behind it
 
     def recover(self, *, clean: bool, log_end: int, index_timestamp: int) -> int:

@@ -14,7 +14,7 @@ note is made, and the next start does that.
 """
 
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -273,6 +273,8 @@ class IndexScrub:
         self._start_end = slots_end + START_STEPS * BLOCK
         self._steps = self._check_in_time()
         self.kept: tuple[Path, Digest] | None = None  # the newest file, as far as it was compared
+        self._found: list[Path] = []  # all files, before the index was opened
+        self._written: Path | None = None  # an older one that is the newest again
 
     def give_up_changed(self, *, clean: bool) -> None:
         """Make the oldest file that has changed unusable; before the index is opened.
@@ -280,12 +282,12 @@ class IndexScrub:
         It is then put aside with all newer ones, and their keys are put again from the log. Only
         after an ordered stop is the newest file as its digest says.
         """
-        paths = _index_files(self._directory)
+        paths = self._found = _index_files(self._directory)
         if not paths:
             return
         newest = paths[-1]
         digest = load_digest(digest_path(self._root, newest)) if clean else None
-        disk.remove(digest_path(self._root, newest))  # it is about to change
+        self._forget(newest)  # it is about to change
         if digest is not None:
             self.kept = newest, digest
         self.run(START_STEPS)
@@ -300,6 +302,26 @@ class IndexScrub:
         for path in paths[paths.index(changed[0]) :]:
             disk.remove(self._suspect(path))
             disk.remove(digest_path(self._root, path))
+
+    def opened(self, paths: Iterable[Path]) -> Path | None:
+        """Forget the digest of the file that the index goes on with, if newer ones were deleted.
+
+        ``paths`` are the files of the index now. Returns the one that counts as not taken in.
+        """
+        left = set(paths).intersection(self._found)
+        if not left or self._found[-1] in left:
+            return None
+        self._written = max(left)
+        self._forget(self._written)
+        disk.remove(self._suspect(self._written))
+        return self._written
+
+    def _forget(self, path: Path) -> None:
+        """Remove a digest for good: after a power cut it would not fit any more."""
+        digest = digest_path(self._root, path)
+        if disk.exists(digest):
+            disk.remove(digest)
+            disk.sync_directory(digest.parent)
 
     def run(self, steps: int) -> bool:
         """Go on with what may be compared in time; return whether there may be more to do."""
@@ -322,6 +344,8 @@ class IndexScrub:
     def _note_change(self, path: Path, digest: Digest, part: range) -> Generator[None, None, None]:
         for changed in self._differences(path, digest, part):
             yield
+            if path == self._written:
+                return
             if changed:
                 logger.error("event=index_file_changed path=%s The next start mends it", path)
                 disk.make_directories(self._suspect(path).parent)

@@ -14,6 +14,7 @@ import pytest
 from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings
 from halfmq.broker.service import Broker
 from halfmq.broker.store_service import TABLES_TICK_S
+from halfmq.broker.tables import TableFile
 from halfmq.store import disk as door
 from halfmq.store.config import FlushMode
 from halfmq.store.format.queue_entry import ENTRY_SIZE
@@ -239,6 +240,26 @@ def test_a_queue_that_the_checkpoint_covers_survives_a_power_cut(machine: Machin
 
     (queue,) = (machine.disk.root / "consumequeue" / "T" / "0").iterdir()
     assert any(queue.read_bytes()[:ENTRY_SIZE])
+
+
+def test_a_table_that_a_start_has_read_survives_a_power_cut(machine: Machine) -> None:
+    """Though whoever wrote it was killed before its name was on disk."""
+
+    def table() -> Path:
+        return machine.disk.root / "config" / "topics.json"
+
+    def renamed() -> None:
+        path = table()
+        door.make_directories(path.parent)
+        door.write_file(path.with_suffix(".tmp"), b'{"topicConfigTable": {}}', sync=True)
+        door.replace(path.with_suffix(".tmp"), path)
+
+    machine.does(renamed)
+    machine.kill()
+    machine.does(lambda: TableFile(table(), lambda: 0, holds="topicConfigTable").load())
+    machine.power_cut()
+
+    assert load_table(table()) is not None
 
 
 @pytest.mark.parametrize("killed", [False, True])

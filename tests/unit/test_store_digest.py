@@ -9,7 +9,7 @@ from zlib import crc32
 
 import pytest
 
-from halfmq.store import integrity
+from halfmq.store import integrity, scrub
 from halfmq.store.digest import BLOCK, Digest, digest_path, find_flipped_bit, load_digest
 from halfmq.store.digests import IndexDigests, LogDigests
 from halfmq.store.format.queue_entry import PRE_BLANK, unpack_entry
@@ -17,7 +17,7 @@ from halfmq.store.integrity import Integrity
 from halfmq.store.log_search import Damage
 from halfmq.store.mapped_file_queue import MappedFileQueue
 from halfmq.store.message_store import MessageStore
-from halfmq.store.scrub import QueueScrub
+from halfmq.store.scrub import IndexScrub, QueueScrub
 from halfmq.store.tools.dump import Dumped, dump
 from halfmq.store.tools.verify import verify
 from tests.support.damage import extend, fill, filled_store, flip, only
@@ -418,6 +418,36 @@ def test_after_a_kill_nothing_counts_as_changed(tmp_path: Path) -> None:
 
     assert len(found) == 2 * (RECORDS + 1)
     assert verify(copy).sound
+
+
+def test_an_index_file_that_is_the_newest_again_is_not_compared_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest is that of the full file; since a newer one was uncertain, it is written to."""
+    names = [f"2023111422300000{number}" for number in range(3)]
+    paths = [tmp_path / "index" / name for name in names]
+    paths[0].parent.mkdir()
+    for path in paths:
+        path.write_bytes(bytes(4 * BLOCK))
+        digest_of(path, 4 * BLOCK).save(digest_path(tmp_path, path))
+    monkeypatch.setattr(scrub, "START_STEPS", 1)
+    in_time = IndexScrub(tmp_path, slots_end=0)
+    in_time.give_up_changed(clean=False)
+    paths[2].unlink()
+    flip(paths[1], 3 * BLOCK + 5)
+    digests = IndexDigests(tmp_path, slots_end=0)
+    files = [(path, 4 * BLOCK) for path in (*paths[:2], tmp_path / "index" / "next")]
+    digests.start(files, None, in_time.opened(path for path, _ in files))
+    while in_time.run(1):
+        pass
+
+    assert digest_path(tmp_path, paths[0]).exists()
+    assert not digest_path(tmp_path, paths[1]).exists()
+    assert not in_time._suspect(paths[1]).exists()
+    digests.advance(files, 4 * BLOCK)
+    kept = load_digest(digest_path(tmp_path, paths[1]))
+    assert kept is not None
+    assert differing(kept, paths[1]) == []
 
 
 def test_a_pass_is_made_in_steps(root: Path) -> None:
