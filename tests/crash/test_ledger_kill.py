@@ -35,7 +35,7 @@ ROUND_SECONDS: Final = (0.1, 1.0)
 """Time between two rounds of kills: from before a producer is up until after many checks."""
 END_SECONDS: Final = 60.0
 """How long the last questions and deliveries may take on a busy machine."""
-CAMPAIGN_ROUNDS: Final = 50
+CAMPAIGN_ROUNDS: Final = 20
 """Rounds on one store, so that a campaign needs little disk."""
 SETTINGS: Final = {
     "mappedFileSizeCommitLog": 1 << 20,
