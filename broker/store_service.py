@@ -113,7 +113,8 @@ class StoreService:
             for load in self._load:
                 load()
         except BaseException:
-            self._store.close()
+            # What a kill has left to be done is still to be done by the next start.
+            self._store.close(clean=self.report.clean)
             raise
 
     def recovery_metrics(self) -> dict[str, object]:

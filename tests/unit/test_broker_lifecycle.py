@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
 import pytest
 
 from halfmq.broker.lifecycle import ServiceStack
+from halfmq.broker.store_service import StoreService
+from halfmq.store.message_store import MessageStore
+from tests.support.stores import Clock, crash, draft, small_config
 
 
 class Part:
@@ -43,3 +50,36 @@ async def test_a_failed_start_stops_what_ran() -> None:
         await stack.start()
 
     assert events == ["+store", "-store"]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_a_start_that_fails_behind_the_store_hides_no_kill(
+    tmp_path: Path, *, killed: bool
+) -> None:
+    """The next one still has to make good what the kill took of the tables."""
+
+    def refuse() -> None:
+        raise OSError(errno.EIO, "the test says no")
+
+    def opened_by(load: Sequence[Callable[[], None]]) -> StoreService:
+        store = MessageStore(small_config(root), now_ms=Clock())
+        return StoreService(store, load=load, before_close=[], after_close=[])
+
+    first = MessageStore(small_config(tmp_path / "first"), now_ms=Clock())
+    first.open()
+    first.append([draft()])
+    root = tmp_path / "first"
+    if killed:
+        root = tmp_path / "crashed"
+        crash(tmp_path / "first", root)
+    first.close()
+    for _ in range(2):
+        with pytest.raises(OSError, match="the test says no"):
+            await opened_by([refuse]).start()
+
+    service = opened_by([])
+    await service.start()
+    await service.stop()
+
+    assert service.report is not None
+    assert service.report.clean is not killed
