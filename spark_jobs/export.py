@@ -66,7 +66,8 @@ COLUMNS: Final = (
 _BESIDE: Final = ("recordType", "size", "bodyCrc")
 PARTITIONED_BY: Final = ("topic", "date")
 PARQUET: Final = "parquet"
-FORMATS: Final = (PARQUET, "delta", "iceberg")
+ICEBERG: Final = "iceberg"
+FORMATS: Final = (PARQUET, "delta", ICEBERG)
 _NO_SUCH_FORMAT: Final = "DATA_SOURCE_NOT_FOUND"  # Spark's name for this error
 _DAY_MS: Final = 86_400_000
 _PACKAGES: Final = {
@@ -221,7 +222,8 @@ class Export:
             self._write_staged(rows)
             self._publish(manifest, self._staged(part, seen))
         else:
-            self._check_format(spark)
+            if not self._has_table(spark) and self._settings.format == ICEBERG:
+                self._make_iceberg_table(spark, rows)
             self._keep(manifest, part)
             rows.write.format(self._settings.format).partitionBy(*PARTITIONED_BY).mode(
                 "append"
@@ -283,20 +285,39 @@ class Export:
 
     # --- tables
 
-    def _check_format(self, spark: "SparkSession") -> None:
+    def _has_table(self, spark: "SparkSession") -> bool:
+        """Tell whether there is a table already, in a format that the session has."""
         name = self._settings.format
         try:
             spark.read.format(name).load(str(self._folder.home))
-        except (PySparkException, Py4JError) as error:  # mostly: there is no table yet
+        except (PySparkException, Py4JError) as error:
             if _NO_SUCH_FORMAT in str(error):
                 raise self._error(
                     f"this Spark has no format {name}: start it with the package"
                     f" {_PACKAGES.get(name, 'of it')}, as spark-submit --packages does"
                 ) from error
+            return False
+        return True
+
+    def _make_iceberg_table(self, spark: "SparkSession", rows: DataFrame) -> None:
+        """Make a table without a catalog; unlike others, Iceberg makes none when it is written to.
+
+        Source: Iceberg's Java API, ``HadoopTables.create``.
+        """
+        jvm = spark._jvm  # noqa: SLF001  there is no other way to Iceberg's classes
+        iceberg = jvm.org.apache.iceberg  # type: ignore[union-attr]
+        schema = iceberg.spark.SparkSchemaUtil.convert(rows._jdf.schema())  # noqa: SLF001
+        partitions = iceberg.PartitionSpec.builderFor(schema)
+        for column in PARTITIONED_BY:
+            partitions = partitions.identity(column)
+        hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
+        tables = iceberg.hadoop.HadoopTables(hadoop)
+        tables.create(schema, partitions.build(), str(self._folder.home))
 
     def _rows_in_table(self, spark: "SparkSession", part: Range) -> int:
         """Count the rows of a range that may or may not have been committed; all or none are."""
-        self._check_format(spark)
+        if not self._has_table(spark):
+            return 0
         try:
             table = spark.read.format(self._settings.format).load(str(self._folder.home))
             at = F.col("physicalOffset")

@@ -188,7 +188,13 @@ class EndBatches:
                 wait = at_once or number < batch.in_memory
                 try:
                     one = plan(
-                        offset, end.tran_state_table_offset, group, event, end.from_check, wait
+                        offset,
+                        end.tran_state_table_offset,
+                        group,
+                        event,
+                        end.from_check,
+                        wait,
+                        (end.transaction_id,),
                     )
                 except ColdHalfError as cold:
                     return planned, cold.offsets
@@ -256,7 +262,12 @@ class EndBatches:
         group = batch.group
         try:
             ended = self._transactions.end(
-                end.commit_log_offset, end.tran_state_table_offset, group, event, end.from_check
+                end.commit_log_offset,
+                end.tran_state_table_offset,
+                group,
+                event,
+                end.from_check,
+                (end.transaction_id,),
             )
         except TransactionError as error:
             log_refusal(end, group, batch.connection, error)

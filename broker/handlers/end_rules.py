@@ -53,6 +53,7 @@ class Transactions(Protocol):
         producer_group: str,
         event: Event,
         from_check: bool = False,
+        names: Sequence[str] = (),
     ) -> Ended: ...
 
     def plan(
@@ -63,6 +64,7 @@ class Transactions(Protocol):
         event: Event,
         from_check: bool = False,
         wait: bool = True,
+        names: Sequence[str] = (),
     ) -> PlannedDecision | None: ...
 
     def is_cold(self, offset: int) -> bool: ...

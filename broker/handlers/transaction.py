@@ -185,6 +185,7 @@ class TransactionHandler:
                 event,
                 header.from_transaction_check,
                 later is None,
+                _names(header),
             )
         except ColdHalfError as cold:
             assert later is not None
@@ -232,6 +233,7 @@ class TransactionHandler:
                 header.producer_group,
                 event,
                 header.from_transaction_check,
+                _names(header),
             )
         except TransactionError as error:
             end = TransactionEnd(
@@ -266,3 +268,8 @@ def _reply(request: RemotingCommand, message_id: str | None) -> bytes:
     if request.header_type != _MSGPACK or message_id is None:
         return encode_reply(request)
     return encode_end_reply(request, message_id)
+
+
+def _names(header: EndTransactionRequestHeader) -> tuple[str, ...]:
+    """Return what a request calls its transaction; old clients do not say."""
+    return (header.transaction_id, header.msg_id) if header.transaction_id else ()

@@ -79,6 +79,10 @@ SWEEP_PAUSE_MS: Final = 5
 CLOCK_STEP_TOLD_MS: Final = 1_000
 """How far the clock must be set back for a line in the log; small corrections are daily life."""
 
+DURABLE_WAIT_MS: Final = 500
+"""Time until a half that is not on disk when its check is due is looked at again; by then it mostly
+is, or the disk has failed."""
+
 RESTART_GRACE_MS: Final = 400
 """Time after a start before the first check: producers that come back at once may bring the
 decision. A group that is not back yet is asked when it is."""
@@ -132,6 +136,7 @@ class Checker:
         park: Callable[[Pending], bool],
         random: Random,
         hurry: Callable[[], None] = lambda: None,
+        is_durable: Callable[[int], bool] = lambda _offset: True,
     ) -> None:
         """Wire it.
 
@@ -146,6 +151,7 @@ class Checker:
             park: Records that a transaction is given up; False when that could not be recorded.
             random: Source of the jitter.
             hurry: Has ``tick`` called soon.
+            is_durable: Tells whether the half at an offset is on disk.
         """
         self._table = table
         self._producers = producers
@@ -156,6 +162,7 @@ class Checker:
         self._park = park
         self._random = random
         self._hurry = hurry
+        self._is_durable = is_durable
         self._timetable = Timetable()
         self._set_back_ms = 0  # by how much the clock has been set back since the start
         self._latest_ms = 0  # the time of the latest tick
@@ -323,6 +330,11 @@ class Checker:
 
     def _attend(self, entry: Pending, group: Group, half: StoredHalf | None, now_ms: int) -> int:
         """Do what is due about one transaction; return how many checks that was worth."""
+        if not self._is_durable(entry.offset):
+            # After a power cut another half may have its offset, and a decision in answer to this
+            # question would be about that one.
+            self._plan(entry, now_ms + DURABLE_WAIT_MS)
+            return 1
         tried = group.tried.get(entry.offset, ())
         giving_up = entry.checks >= self._config.check_max
         target = None if giving_up else self._next_target(entry, tried)

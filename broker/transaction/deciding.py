@@ -151,6 +151,7 @@ class Decisions:
         producer_group: str,
         event: Event,
         from_check: bool = False,
+        names: Sequence[str] = (),
     ) -> Ended:
         """Apply a producer's decision.
 
@@ -160,6 +161,7 @@ class Decisions:
             producer_group: Must be the group that prepared it.
             event: COMMIT, ROLLBACK or UNKNOWN.
             from_check: Whether it is the answer to a check.
+            names: What the request calls the transaction; if it does, one must be its unique key.
 
         Raises:
             TransactionError: The request is refused; the transaction is as it was.
@@ -168,14 +170,14 @@ class Decisions:
         """
         entry = self._find(offset)
         if entry is None:
-            return self._end_other(offset, queue_offset, producer_group, event, from_check)
+            return self._end_other(offset, queue_offset, producer_group, event, from_check, names)
         if entry.queue_offset != queue_offset:
             raise _wrong_queue_offset(offset, entry.queue_offset, queue_offset)
         if entry.group != producer_group:
             raise _wrong_group(offset, entry.group, producer_group)
         if from_check:
             self._answered(entry)
-        return self._decide(entry, event)
+        return self._decide(entry, event, names)
 
     def decide(self, offset: int, action: str) -> Ended:
         """Apply an operator's decision, "commit" or "rollback"; otherwise as `end`."""
@@ -198,38 +200,45 @@ class Decisions:
             entry.answered += 1
             self._counters.checks_answered += 1
 
-    def _decide(self, entry: Pending, event: Event) -> Ended:
+    def _decide(self, entry: Pending, event: Event, names: Sequence[str] = ()) -> Ended:
         state, verdict = outcome(entry.state, event)
         if verdict is not _DECIDE:
             self._counters.unknown += 1
             return Ended(0)
         assert entry.offset not in self._planned  # or there would be two decisions
-        planned = self._decision(entry, state, self._read_half)
+        planned = self._decision(entry, state, self._read_half, names)
         appended = self._append((planned.draft, *planned.rest))
         position = self._decided(entry, state, appended)
         if state is not _COMMITTED:
             return Ended(position)
         return Ended(position, appended[0].physical_offset, planned.draft.store_host)
 
-    def _decision(self, entry: Pending, state: State, read: ReadHalf) -> PlannedDecision:
+    def _decision(
+        self, entry: Pending, state: State, read: ReadHalf, names: Sequence[str]
+    ) -> PlannedDecision:
         """Return what is to be appended for a decision."""
         if state is not _COMMITTED:
-            return self._rollback(entry, read)
+            return self._rollback(entry, read, names)
         offset = entry.offset
         if offset in self._groups:
+            first = self._final_at(offset, read)
+            _check_names(offset, first.properties, names)
             members = [member.offset for member in self._groups[offset]]
             rest = [self._placed(committed(self._final_at(member, read))) for member in members]
-            final = self._placed(committed(self._final_at(offset, read), members))
+            final = self._placed(committed(first, members))
             return PlannedDecision(final, entry, state, rest)
         recent = self._take_recent(offset)
         if recent is None:
-            final = self._placed(committed(self._final_at(offset, read)))
+            first = self._final_at(offset, read)
+            _check_names(offset, first.properties, names)
+            final = self._placed(committed(first))
         else:  # asks for no delay
+            _check_names(offset, recent.properties, names)
             final = committed(recent)
             final.topic, final.queue_id = self._place(final.topic, final.queue_id)
         return PlannedDecision(final, entry, state)
 
-    def _rollback(self, entry: Pending, read: ReadHalf) -> PlannedDecision:
+    def _rollback(self, entry: Pending, read: ReadHalf, names: Sequence[str]) -> PlannedDecision:
         beside = [member.offset for member in self._groups.get(entry.offset, ())]
         try:
             final = self._final_at(entry.offset, read)
@@ -242,6 +251,7 @@ class Decisions:
                 host=self._store_host,
             )
             return PlannedDecision(bare, entry, State.ROLLED_BACK)
+        _check_names(entry.offset, final.properties, names)
         return PlannedDecision(
             rollback_draft(final, beside), entry, State.ROLLED_BACK, (), len(final.body)
         )
@@ -291,6 +301,7 @@ class Decisions:
         event: Event,
         from_check: bool = False,
         wait: bool = True,
+        names: Sequence[str] = (),
     ) -> PlannedDecision | None:
         """Return the records of a first decision, to be appended together with others.
 
@@ -313,7 +324,7 @@ class Decisions:
             return None
         try:
             planned = self._decision(
-                entry, state, self._read_half if wait else self._half_in_memory
+                entry, state, self._read_half if wait else self._half_in_memory, names
             )
         except (TransactionError, RequestRefusedError):
             return None
@@ -345,7 +356,13 @@ class Decisions:
         return half
 
     def _end_other(
-        self, offset: int, queue_offset: int, group: str, event: Event, from_check: bool
+        self,
+        offset: int,
+        queue_offset: int,
+        group: str,
+        event: Event,
+        from_check: bool,
+        names: Sequence[str],
     ) -> Ended:
         """Apply a decision about a half that is not undecided under this offset."""
         half = self._existing_half(offset)
@@ -354,6 +371,7 @@ class Decisions:
         prepared_by = get_property(half.properties, b"PGROUP")
         if prepared_by != group.encode():
             raise _wrong_group(offset, (prepared_by or b"").decode(errors="replace"), group)
+        _check_names(offset, half.properties, names)
         entry = self._find(self._table.first_of(offset))
         if entry is None:
             return self._answer_decided(offset, half, event)
@@ -430,3 +448,28 @@ def _wrong_group(offset: int, stored: str, said: str) -> HalfMismatchError:
         f"The producer group wrong: the half at commitLogOffset {offset} was prepared by the group "
         f"{stored!r}, and the request is of {said[:128]!r}",
     )
+
+
+def _check_names(offset: int, properties: bytes, names: Sequence[str]) -> None:
+    """Make sure that a request means this half.
+
+    A power cut may take halves that were not on disk yet, and others get their offsets. Whoever
+    heard of the earlier one must not decide about the later one.
+
+    Raises:
+        HalfMismatchError: It names another transaction.
+    """
+    named = False
+    for name in names:
+        if name:
+            named = True
+            if b"UNIQ_KEY\x01%b\x02" % name.encode() in properties:
+                return
+    key = get_property(properties, b"UNIQ_KEY") if named else None
+    if key is not None:
+        said = next(name for name in names if name)
+        raise HalfMismatchError(
+            offset,
+            f"The transaction id wrong: the half at commitLogOffset {offset} is that of "
+            f"{key.decode(errors='replace')!r}, and the request is about {said[:128]!r}",
+        )

@@ -181,6 +181,7 @@ class TransactionService:
             park=self._parking.park,
             random=jitter or Random(),  # noqa: S311 - spreads load, keeps no secret
             hurry=hurry,
+            is_durable=lambda offset: offset < log.durable_offset,
         )
         self._snapshots = Snapshots(
             snapshot_path,

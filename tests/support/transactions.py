@@ -368,6 +368,7 @@ class Broker:
         self._keys = 0
         self.seed = 0  # of the jitter
         self.place = Placed()
+        self.flushes = True  # within milliseconds, as a disk does
         self.service = self._service()
 
     def _service(self) -> TransactionService:
@@ -448,6 +449,8 @@ class Broker:
     def wait(self, milliseconds: int) -> None:
         """Let time pass and do everything that is due, however many ticks it takes."""
         self.clock.now_ms += milliseconds
+        if self.flushes:
+            self.log.flush()
         while self.service.tick() == 0:
             pass
 

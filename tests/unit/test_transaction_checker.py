@@ -132,6 +132,19 @@ def test_immunity_sets_the_time_of_the_first_check(
     assert len(producer.asked) == 1
 
 
+def test_a_half_that_is_not_on_disk_is_not_asked_about(broker: Broker) -> None:
+    """After a power cut another may have its offset, and get the decision that answers."""
+    producer = broker.producers.join("pg", Connected())
+    broker.flushes = False
+    broker.prepare()
+    for _ in range(10):
+        broker.wait(TIMEOUT_MS)
+    assert producer.asked == []
+    broker.log.flush()
+    broker.wait(checker.DURABLE_WAIT_MS + BUCKET_MS)
+    assert len(producer.asked) == 1
+
+
 def test_one_check_at_a_time(broker: Broker) -> None:
     """The next question comes when the last one can be answered no more, and tells its number."""
     producer = broker.producers.join("pg", Connected())
@@ -364,6 +377,7 @@ def test_many_due_at_once_go_out_in_slices(broker: Broker) -> None:
     """Sends are served between the slices."""
     producer = broker.producers.join("pg", Connected())
     halves = [broker.prepare() for _ in range(3 * checker.CHECKS_PER_TICK + 1)]
+    broker.log.flush()
     broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
     sizes: list[int] = []
     while broker.service.tick() == 0:
@@ -390,6 +404,7 @@ def test_groups_take_turns(broker: Broker) -> None:
     for _ in range(100 * checker.CHECKS_PER_TICK):
         broker.prepare(group="busy")
     broker.prepare(group="other")
+    broker.log.flush()
     broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
     while not other.asked:
         assert broker.service.tick() == 0
@@ -505,6 +520,7 @@ def test_large_messages_take_turns_with_everything_else(broker: Broker) -> None:
         key = f"K{number}"
         body = bytes(2 * checker.BYTES_PER_CHECK * checker.CHECKS_PER_TICK)
         broker.service.prepare(message(key=key, body=body), "pg", key, producer)
+    broker.log.flush()
     broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
     for checks in range(1, 11):
         broker.service.tick()

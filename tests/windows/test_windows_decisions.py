@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -284,6 +285,33 @@ async def test_w18_a_decision_must_come_from_the_group_that_prepared(rig: Rig) -
 
     assert rig.store.write_offset == end
     assert (await producer.end(half, ROLLBACK)).code == ResponseCode.SUCCESS
+
+
+@pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
+@windowed()
+async def test_w18_a_decision_must_name_the_transaction_of_the_half(
+    rig: Rig, decision: int
+) -> None:
+    """The half at the offset may be another one than its producer knew, after a power cut."""
+    producer = await rig.peer(ours=True)
+    half = await producer.prepare("1" * 32)
+    other = replace(half, transaction_id="2" * 32)
+    batch = encode_entries(
+        [TransactionEnd(half.offset, half.queue_offset, decision, other.transaction_id)]
+    )
+    batch_header = EndTransactionsRequestHeader(producer_group="pg")
+
+    refused = [await producer.end(other, decision)]
+    (result,) = decode_end_results(
+        (await producer.call(RequestCode.END_TRANSACTIONS, batch_header, batch)).body
+    )
+    assert rig.metrics["pending"] == 1
+    assert (await producer.end(half, decision)).code == ResponseCode.SUCCESS
+    refused.append(await producer.end(other, decision))  # decided, and still not that one
+
+    assert {answer.code for answer in refused} == {result.code} == {ResponseCode.SYSTEM_ERROR}
+    for remark in (refused[0].remark, refused[1].remark, result.remark):
+        assert f"is that of {half.transaction_id!r}" in (remark or "")
 
 
 @windowed()
