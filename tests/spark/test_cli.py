@@ -240,6 +240,7 @@ def test_a_wrong_command_line_ends_with_2(
     assert "usage:" in capsys.readouterr().err
 
 
+@pytest.mark.campaign
 def test_the_command_in_a_process_of_its_own(tmp_path: Path) -> None:
     """With --json - standard output is JSON and nothing else; Spark says nothing at all.
 

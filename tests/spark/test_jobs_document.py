@@ -35,6 +35,7 @@ def small_store(folder: Path) -> None:
     (folder / "orders.csv").write_text(f"order_id,status\n{ledger}o-30,open\n")
 
 
+@pytest.mark.campaign
 def test_the_commands_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -62,6 +63,7 @@ def test_the_command_for_a_database_is_well_formed(
     assert capsys.readouterr().err == "reconcile: store: no such directory\n"
 
 
+@pytest.mark.campaign
 def test_the_notebook_runs(
     spark: SparkSession,
     tmp_path: Path,

@@ -342,6 +342,7 @@ def test_a_database_is_read_through_jdbc(spark: SparkSession, tmp_path: Path) ->
     assert found(told) == DIFFERENT
 
 
+@pytest.mark.campaign
 def test_a_driver_from_a_jar_serves_a_running_session(tmp_path: Path) -> None:
     """SQLite's, which Spark does not bring: ``--driver-jar``."""
     try:
