@@ -57,9 +57,12 @@ class Integrity:
     def start(self, index_files: Sequence[IndexExtent]) -> None:
         """Begin the run; ``index_files`` are all, the newest last."""
         self._queues.start()
+        self._attempt(lambda: self._start_index(index_files))
+        self._attempt(lambda: remove_orphans(self._root))
+
+    def _start_index(self, index_files: Sequence[IndexExtent]) -> None:
         written = self._index_scrub.opened(path for path, _ in index_files)
         self._index.start(index_files, self._index_scrub.kept, written)
-        self._attempt(lambda: remove_orphans(self._root))
 
     def work(self, durable_offset: int, index_files: Sequence[IndexExtent]) -> None:
         """Do a little of what there is to do; called on the helper thread, once per second."""
