@@ -14,6 +14,8 @@ from typing import Final, NamedTuple
 from .world import run
 
 HASH_SEED: Final = "PYTHONHASHSEED"
+SEEDS_PER_POOL: Final = 1_000
+"""Seeds until fresh processes take over: what was killed at an await leaves a megabyte behind."""
 
 
 class Outcome(NamedTuple):
@@ -39,8 +41,9 @@ def outcomes(seeds: range, processes: int) -> Iterator[Outcome]:
     if processes == 1:
         yield from map(outcome_of, seeds)
         return
-    with ProcessPoolExecutor(processes) as pool:
-        yield from pool.map(outcome_of, seeds, chunksize=8)
+    for first in range(0, len(seeds), SEEDS_PER_POOL):
+        with ProcessPoolExecutor(processes) as pool:
+            yield from pool.map(outcome_of, seeds[first : first + SEEDS_PER_POOL], chunksize=8)
 
 
 def fix_hashes(module: str) -> None:
