@@ -511,12 +511,16 @@ class PendingTable:
         self.newest_offset = offset
         return entry
 
-    def restore(self, entry: Pending) -> None:
-        """Enter a transaction as a snapshot describes it; snapshots come in log order."""
-        entry.group = sys.intern(entry.group)
-        self._pending[entry.offset] = entry
-        self.parked += entry.state is State.PARKED
-        self.newest_offset = max(self.newest_offset, entry.offset)
+    def restore(self, entries: Iterable[Pending]) -> None:
+        """Enter transactions as a snapshot describes them; snapshots come in log order."""
+        pending, intern, newest = self._pending, sys.intern, self.newest_offset
+        for entry in entries:
+            entry.group = intern(entry.group)
+            pending[entry.offset] = entry
+            if entry.state is _PARKED:
+                self.parked += 1
+            newest = max(newest, entry.offset)
+        self.newest_offset = newest
 
     def clear(self) -> None:
         """Forget everything, to be filled again."""
