@@ -196,7 +196,7 @@ class IndexFile:
             reserve(self._fd, self._reserved_end, reserved_end, self.path)
             self._reserved_end = reserved_end
         if self._map is None:
-            self._map = disk.Map(self._fd, self._size)
+            self._map = disk.map_scattered(self._fd, self._size)
             slots = memoryview(self._map)[HEADER_SIZE : HEADER_SIZE + SLOT_SIZE * self.slots]
             self._slot_values = slots.cast("i")  # in the byte order of the machine
 

@@ -865,3 +865,18 @@ def test_a_file_counts_as_full_when_it_is_on_disk(tmp_path: Path) -> None:
 
     assert len(behind) == 4
     assert before == behind[:1]
+
+
+def test_the_first_touch_of_a_page_brings_in_no_other(tmp_path: Path) -> None:
+    """Of 8 MiB of read-ahead each page would be filled with zeros while the loop stands still."""
+    maps = Path("/proc/self/smaps")
+    if not maps.exists():
+        pytest.skip("needs /proc to see how a file is mapped")
+    index = opened(tmp_path, records=[record(0, keys="a")])
+    (path,) = tmp_path.iterdir()
+
+    mapping = maps.read_text(encoding="ascii").partition(str(path))[2]
+
+    flags = mapping.partition("VmFlags:")[2].partition("\n")[0].split()
+    assert "rr" in flags  # "random reads"
+    index.close()
