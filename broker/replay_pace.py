@@ -1,14 +1,16 @@
 """Consumers far behind share the event loop with producers.
 
 One that replays the log asks again as soon as it is answered, so a few of them could keep the loop
-to themselves. While messages are being stored, only so many answers go to those that are far
-behind; the other pulls wait for their turn, some milliseconds. Consumers that keep up, and replays
-while nobody sends, are answered at once.
+to themselves. While messages are being stored, those that are far behind get a share of the loop's
+time: they wait for their turn, some milliseconds, and as many are answered as fit into the share.
+What an answer takes differs twentyfold, with the machine and with how scattered its messages lie,
+so it is measured. Consumers that keep up, and replays while nobody sends, are answered at once.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
@@ -18,11 +20,11 @@ FAR_BEHIND: Final = 64 << 20
 hundred thousand messages a second, half a second's worth."""
 
 SLICE_S: Final = 0.002
-"""Seconds for which answers are counted."""
+"""Seconds between two turns."""
 
-ANSWERS_PER_SLICE: Final = 2
-"""Answers to replays in that time, about a twentieth of the loop: 32,000 messages a second, so that
-replays still gain on producers that wait for the disk."""
+LOOP_SHARE: Final = 0.1
+"""Of the loop's time, for answers to replays: more than 30,000 messages a second where an answer of
+32 takes 100 us. Replays gain on producers that wait for the disk, whose latency hardly grows."""
 
 WAITING_MAX: Final = 10_000
 """Pulls that wait for a turn, some 2 KiB each; one more is answered at once."""
@@ -42,7 +44,8 @@ class ReplayPace:
         self._log = log
         self._waiting: deque[Callable[[], None]] = deque()
         self._slice: asyncio.TimerHandle | None = None
-        self._left = 0  # answers in this slice
+        self._began = 0.0  # the slice, by the performance counter
+        self._left_s = 0.0  # of the share; below 0 when a turn took more than there was
         self._asked = False  # somebody did, in this slice
         self._end = 0  # of the log when it began
         self._stored = False  # messages were, in the slice before
@@ -55,18 +58,25 @@ class ReplayPace:
         if self._log.write_offset - physical_offset < FAR_BEHIND:
             return True
         if self._slice is None:
-            self._begin()
+            self._left_s = 0.0
+            self._begin(time.perf_counter())
         self._asked = True
         if not self._stored or len(self._waiting) >= WAITING_MAX:
-            return True
-        if self._left and not self._waiting:
-            self._left -= 1
             return True
         self._waiting.append(serve)
         return False
 
-    def _begin(self) -> None:
-        self._end, self._left, self._asked = self._log.write_offset, ANSWERS_PER_SLICE, False
+    def spend(self, work: Callable[[], None]) -> None:
+        """Do work that a replay has caused, such as sending what came from the disk, at its cost.
+
+        On the event loop.
+        """
+        began = time.perf_counter()
+        work()
+        self._left_s -= time.perf_counter() - began
+
+    def _begin(self, now: float) -> None:
+        self._began, self._end, self._asked = now, self._log.write_offset, False
         self._slice = asyncio.get_running_loop().call_later(SLICE_S, self._go_on)
 
     def _go_on(self) -> None:
@@ -74,9 +84,13 @@ class ReplayPace:
         if not self._asked and not self._waiting:
             self._slice, self._stored = None, False
             return
-        self._begin()
-        turns = ANSWERS_PER_SLICE if self._stored else len(self._waiting)
-        while self._waiting and turns:
-            turns -= 1
-            self._waiting.popleft()()
-        self._left = turns if self._stored else ANSWERS_PER_SLICE
+        now = time.perf_counter()
+        share = (now - self._began) * LOOP_SHARE
+        self._left_s = min(self._left_s, 0.0) + share  # what is not used is not saved
+        self._begin(now)
+        if not self._stored:
+            self._left_s = 0.0
+        for _ in range(len(self._waiting)):
+            if self._stored and self._left_s <= 0:
+                break
+            self.spend(self._waiting.popleft())

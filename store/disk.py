@@ -139,10 +139,20 @@ def will_need(path: Path, position: int, size: int) -> None:
             os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)
 
 
+def guess_nothing(fd: int) -> None:
+    """Let the system read what it is asked for, and no guess about what may be wanted next.
+
+    It guesses as much as a device may read ahead, and who asks prepares all of that: 8 MiB take
+    30 ms of processor time, even of one who does not wait.
+    """
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+
+
 def read_only(fd: int, position: int, size: int) -> None:
     """Have a part of an open file read, and let the system guess nothing about what follows it."""
     if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        guess_nothing(fd)
         os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)
 
 

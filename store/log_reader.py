@@ -131,6 +131,7 @@ class LogReader:
         fd = self._descriptors.get(base)
         if fd is None:
             fd = disk.open_file(self._files.path(base), disk.READ)
+            disk.guess_nothing(fd)
             self._descriptors[base] = fd
             if len(self._descriptors) > DESCRIPTORS_MAX:
                 disk.close(self._descriptors.popitem(last=False)[1])

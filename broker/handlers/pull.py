@@ -268,7 +268,8 @@ class PullHandler:
         if answer is not None:
             return answer
         future = self._on_thread(lambda: self._store.read_cold(result.ranges, ahead=READ_AHEAD))
-        future.add_done_callback(lambda done: self._cold_done(done, request, connection, result))
+        finish = partial(self._cold_done, request=request, connection=connection, result=result)
+        future.add_done_callback(lambda done: self._pace.spend(lambda: finish(done)))
         return None
 
     def _on_thread(self, work: Callable[[], _Read]) -> asyncio.Future[_Read]:
@@ -304,7 +305,7 @@ class PullHandler:
                 connection.write(reply)
 
         future = self._on_thread(lambda: self._store.warm(topic, queue_id, offset))
-        future.add_done_callback(warmed)
+        future.add_done_callback(lambda done: self._pace.spend(lambda: warmed(done)))
 
     def _cold_done(
         self,

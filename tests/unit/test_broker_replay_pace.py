@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
 
 from halfmq.broker.replay_pace import (
-    ANSWERS_PER_SLICE,
     FAR_BEHIND,
+    LOOP_SHARE,
     SLICE_S,
     WAITING_MAX,
     ReplayPace,
 )
+
+CHEAP_S = SLICE_S / 100  # an answer that takes a hundredth of a slice
 
 
 class Log:
@@ -46,8 +49,11 @@ class Replays:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.log, self.slices = Log(), Slices()
+        self.now = 0.0
         monkeypatch.setattr(asyncio, "get_running_loop", lambda: self.slices)
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
         self.pace = ReplayPace(self.log)
+        self.answer_s = CHEAP_S
         self.answered: list[int] = []
         self.asked = 0
 
@@ -59,10 +65,15 @@ class Replays:
         self.asked += count
 
     def _serve(self, number: int) -> Callable[[], None]:
-        return lambda: self.answered.append(number)
+        def serve() -> None:
+            self.now += self.answer_s
+            self.answered.append(number)
 
-    def end_slice(self, *, stored: bool) -> None:
+        return serve
+
+    def end_slice(self, *, stored: bool, seconds: float = SLICE_S) -> None:
         self.log.write_offset += stored
+        self.now += seconds
         self.slices.end()
 
 
@@ -71,31 +82,74 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
     return Replays(monkeypatch)
 
 
-def test_replays_take_turns_while_messages_are_stored(replays: Replays) -> None:
-    """So many are answered in each slice, in the order in which they asked, and all of them."""
+@pytest.fixture
+def busy(replays: Replays) -> Replays:
+    """Replays while messages are stored; the first was answered before anybody knew."""
     replays.ask()
     replays.end_slice(stored=True)
-    replays.ask(10)
-    assert replays.asked - len(replays.answered) == 10 - ANSWERS_PER_SLICE
-
-    for _ in range(10 // ANSWERS_PER_SLICE):
-        before = len(replays.answered)
-        replays.end_slice(stored=True)
-        assert len(replays.answered) - before <= ANSWERS_PER_SLICE
-
-    assert replays.answered == list(range(11))
+    return replays
 
 
-def test_who_asks_while_others_wait_waits_behind_them(replays: Replays) -> None:
+@pytest.mark.parametrize("answer_s", [CHEAP_S, SLICE_S / 20, 3 * SLICE_S])
+def test_replays_get_a_share_of_the_loop_while_messages_are_stored(
+    busy: Replays, answer_s: float
+) -> None:
+    """However long an answer takes: one may take more than there is, and others wait for it."""
+    busy.answer_s = answer_s
+    busy.ask(WAITING_MAX)
+    start = busy.now
+
+    for _ in range(500):
+        busy.end_slice(stored=True)
+
+    spent = answer_s * (len(busy.answered) - 1)
+    total = busy.now - start
+    assert LOOP_SHARE * total - answer_s <= spent <= LOOP_SHARE * total + answer_s
+    assert busy.answered == list(range(len(busy.answered)))
+
+
+def test_who_asks_while_others_wait_waits_behind_them(busy: Replays) -> None:
     """Otherwise who asks often would pass who waits."""
-    replays.ask()
-    replays.end_slice(stored=True)
-    replays.ask(ANSWERS_PER_SLICE + 1)
-    replays.end_slice(stored=True)
-    replays.ask(ANSWERS_PER_SLICE + 5)
+    busy.ask(20)
+    busy.end_slice(stored=True)
+    before = len(busy.answered)
+    busy.ask(5)
+    assert len(busy.answered) == before < 21
 
-    assert replays.answered == list(range(len(replays.answered)))
-    assert len(replays.answered) == 1 + 2 * ANSWERS_PER_SLICE
+    for _ in range(2):
+        busy.end_slice(stored=True)
+
+    assert busy.answered == list(range(26))
+
+
+def test_what_is_sent_from_the_disk_counts(busy: Replays) -> None:
+    """A cold pull keeps the loop twice: when the disk is asked, and when it has answered."""
+
+    def send() -> None:
+        busy.now += SLICE_S
+
+    busy.pace.spend(send)
+    busy.ask(100)
+    for _ in range(6):
+        busy.end_slice(stored=True)
+    assert busy.answered == [0]
+
+    for _ in range(4):
+        busy.end_slice(stored=True)
+    assert len(busy.answered) > 1
+
+
+def test_a_share_that_is_not_used_is_not_saved(busy: Replays) -> None:
+    """A turn is short whatever was before it, for the next message waits behind it."""
+    for _ in range(100):
+        busy.ask()
+        busy.end_slice(stored=True)
+    before = len(busy.answered)
+    busy.ask(1_000)
+
+    busy.end_slice(stored=True)
+
+    assert busy.answer_s * (len(busy.answered) - before) <= LOOP_SHARE * SLICE_S * 2
 
 
 def test_nobody_waits_while_nothing_is_stored(replays: Replays) -> None:
@@ -125,7 +179,7 @@ def test_pulls_that_wait_are_bounded(replays: Replays) -> None:
     """Peers may send any number of them."""
     replays.ask()
     replays.end_slice(stored=True)
-    replays.ask(ANSWERS_PER_SLICE + WAITING_MAX)
+    replays.ask(WAITING_MAX)
     before = len(replays.answered)
     replays.ask(5)
 

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -358,6 +359,29 @@ def test_what_is_known_to_be_cold_is_not_tried(
 
     cold = store.read_cold(ranges)
     assert store.read(ranges) == cold
+
+
+def test_a_look_at_what_is_cold_brings_in_nothing_else(tmp_path: Path) -> None:
+    """What the kernel reads ahead, unasked, is prepared by who looks: the event loop."""
+    size = 4 << 20
+    config = small_config(tmp_path, commit_log_file_size=size)
+    with closing(MessageStore(config, now_ms=Clock())) as store:
+        store.open()
+        done = append_durably(store, *(draft(body=bytes(8000)) for _ in range(300)))
+        where = (done[0].physical_offset, done[0].size)  # a start looks like the start of a scan
+        part = store.resident(where)
+        if part is None:
+            pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
+        os.fsync(part.fd)
+        os.posix_fadvise(part.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        kernel = residence.Residence()
+        kernel.is_whole(part.fd, 0, size)
+        before = kernel._pages.cached
+
+        store.read([where])
+
+        kernel.is_whole(part.fd, 0, size)
+        assert kernel._pages.cached - before <= where[1] // disk.PAGE_SIZE + 2
 
 
 def test_who_reads_on_finds_more_in_memory(
