@@ -32,6 +32,7 @@ def outcome(spark: SparkSession, root: Path, cache: Path | None) -> tuple[int, A
 
 
 @pytest.mark.parametrize("seed", [3])
+@pytest.mark.campaign
 def test_a_cached_audit_finds_what_another_finds(
     spark: SparkSession, tmp_path: Path, seed: int
 ) -> None:

@@ -182,6 +182,7 @@ def _agree(outcome: Outcome, recorded: dict[int, str], table: dict[int, str]) ->
 
 
 @pytest.mark.filterwarnings("default")  # PySpark's own
+@pytest.mark.campaign
 def test_a_killed_brokers_table_is_what_the_audit_says(tmp_path: Path) -> None:
     """Several messages, delays, parking, an operator's decisions and resumptions, and SIGKILL.
 

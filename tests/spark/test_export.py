@@ -91,7 +91,14 @@ def of_full_segments(log: LogWriter) -> list[Written]:
     return [written for written in log.written if written.offset < last]
 
 
-@pytest.mark.parametrize("name", ["plain-clean", "tx-midway-killed", "ipv6"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("plain-clean", marks=pytest.mark.campaign),
+        pytest.param("tx-midway-killed", marks=pytest.mark.campaign),
+        "ipv6",
+    ],
+)
 def test_a_golden_store_s_messages_are_exported_as_they_are(name: str, tmp_path: Path) -> None:
     """Every field, and bodies as they were before their producer compressed them."""
     store = golden_store.unpack(name, tmp_path)
@@ -117,6 +124,7 @@ def test_a_golden_store_s_messages_are_exported_as_they_are(name: str, tmp_path:
         assert row["preparedTransactionOffset"] == m["preparedTransactionOffset"]
 
 
+@pytest.mark.campaign
 def test_the_stored_bytes_are_kept_unless_asked_otherwise(tmp_path: Path) -> None:
     """Compressed bodies stay compressed, and their CRC fits."""
     store = golden_store.unpack("plain-clean", tmp_path)
@@ -381,6 +389,7 @@ def change_log(folder: Path) -> None:
         (change_log, [], "the log has not the record that was exported"),
     ],
 )
+@pytest.mark.campaign
 def test_what_does_not_go_with_an_export_ends_with_2(
     happens: Callable[[Path], None] | None,
     options: list[str],
@@ -445,6 +454,7 @@ def test_a_format_that_spark_has_not_is_told(
     assert all(" s: " in step for step in steps)
 
 
+@pytest.mark.campaign
 def test_a_table_that_commits_by_itself_gets_each_range_once(
     spark: SparkSession, tmp_path: Path
 ) -> None:

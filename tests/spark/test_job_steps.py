@@ -15,16 +15,18 @@ READING = "reading 970 bytes of log"
 @pytest.mark.parametrize(
     ("job", "options", "steps"),
     [
-        (
+        pytest.param(
             "traffic",
             [],
             [READING, "counting by queue, time, producer, tag and key", "writing OUT"],
+            marks=pytest.mark.campaign,
         ),
         ("lag", ["--offsets", "OFFSETS"], [READING, "writing OUT"]),
-        (
+        pytest.param(
             "reconcile",
             ["--topic", "plain", "--ledger", "LEDGER", "--key-column", "key"],
             [READING, "comparing it with the ledger", "writing OUT"],
+            marks=pytest.mark.campaign,
         ),
         ("export", ["--active"], ["exporting offsets 0 to 970"]),
     ],

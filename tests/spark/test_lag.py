@@ -44,7 +44,14 @@ def write_offsets(store: Path, offsets: dict[str, dict[int, int]], name: str = "
     return path
 
 
-@pytest.mark.parametrize("name", ["plain-clean", "delay-retry-dlq", "pop-clean"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "plain-clean",
+        pytest.param("delay-retry-dlq", marks=pytest.mark.campaign),
+        pytest.param("pop-clean", marks=pytest.mark.campaign),
+    ],
+)
 def test_a_golden_store_s_groups_are_as_far_as_the_broker_says(name: str, tmp_path: Path) -> None:
     """Ends of queues, messages behind, and since when the oldest of them waits."""
     store = golden_store.unpack(name, tmp_path)
@@ -103,7 +110,7 @@ def test_offsets_outside_of_the_log_are_findings(tmp_path: Path) -> None:
     assert kinds == {("beyond_end", "ahead", "orders", 0), ("below_start", "late", "orders", 0)}
 
 
-@pytest.mark.parametrize("name", ["retention", "batchcq"])
+@pytest.mark.parametrize("name", ["retention", pytest.param("batchcq", marks=pytest.mark.campaign)])
 def test_every_queue_begins_and_ends_where_the_broker_says(name: str, tmp_path: Path) -> None:
     """Where the oldest files are gone, and where a record holds several messages."""
     store = golden_store.unpack(name, tmp_path)
@@ -124,6 +131,7 @@ def test_every_queue_begins_and_ends_where_the_broker_says(name: str, tmp_path: 
         assert row["messagesLost"] == known["min"]
 
 
+@pytest.mark.campaign
 def test_only_what_takes_a_place_in_a_queue_counts(tmp_path: Path) -> None:
     """Finals of transactions do; rollbacks and halves do not, whatever their offset."""
     log = LogWriter(tmp_path / "commitlog")
@@ -145,6 +153,7 @@ def test_only_what_takes_a_place_in_a_queue_counts(tmp_path: Path) -> None:
     assert by_queue(told)["g", "RMQ_SYS_TRANS_HALF_TOPIC", 0]["end"] == 8
 
 
+@pytest.mark.campaign
 def test_a_topic_that_was_created_anew_ends_where_it_ends_now(tmp_path: Path) -> None:
     """Records of the earlier one have higher offsets, and wait for nobody."""
     log = LogWriter(tmp_path / "commitlog")
@@ -164,6 +173,7 @@ def test_a_topic_that_was_created_anew_ends_where_it_ends_now(tmp_path: Path) ->
     assert rows["done", "orders", 0]["state"] == "caught_up"
 
 
+@pytest.mark.campaign
 def test_a_table_of_halfmq_and_its_backup_are_read_too(tmp_path: Path) -> None:
     """The backup serves when the table is damaged, and that is told."""
     log = LogWriter(tmp_path / "commitlog")
@@ -206,6 +216,7 @@ def test_limits_make_a_group_that_is_far_behind_a_finding(tmp_path: Path) -> Non
         assert code == 1
 
 
+@pytest.mark.campaign
 def test_rows_are_written_as_parquet_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

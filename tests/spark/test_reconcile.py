@@ -169,6 +169,7 @@ def test_a_ledger_that_agrees_ends_with_0(tmp_path: Path) -> None:
     assert (told["matched_keys"], told["differences"]) == (len(keys), [])
 
 
+@pytest.mark.campaign
 def test_transactions_of_rocketmq_against_what_its_client_decided(tmp_path: Path) -> None:
     """Rows of what is committed in the log agree, but for what was committed twice."""
     store = golden_store.unpack("tx-midway-killed", tmp_path)
@@ -186,6 +187,7 @@ def test_transactions_of_rocketmq_against_what_its_client_decided(tmp_path: Path
     assert found(told) == Counter(("message_twice", key) for key in twice)
 
 
+@pytest.mark.campaign
 def test_a_message_is_matched_by_one_of_its_keys(tmp_path: Path) -> None:
     """A customer's key in many messages is no double, and needs no row of its own."""
     log = LogWriter(tmp_path / "commitlog")
@@ -212,6 +214,7 @@ def test_a_message_is_matched_by_one_of_its_keys(tmp_path: Path) -> None:
     assert offsets["message_without_key"] == [bare.offset]
 
 
+@pytest.mark.campaign
 def test_any_property_can_be_the_key_and_rows_be_chosen(tmp_path: Path) -> None:
     """A numeric column is compared as text; ``--where`` says which rows need a message."""
     log = LogWriter(tmp_path / "commitlog")
@@ -293,6 +296,7 @@ def test_times_of_any_type_serve(spark: SparkSession) -> None:
         assert row["at"] == expected, name
 
 
+@pytest.mark.campaign
 def test_damage_in_the_log_is_a_finding(tmp_path: Path) -> None:
     """A message may have stood there."""
     log = LogWriter(tmp_path / "commitlog")
@@ -409,6 +413,7 @@ def test_what_cannot_be_compared_ends_with_2_and_a_sentence(
     assert all(" s: " in line for line in shown.err.splitlines()[:-1])
 
 
+@pytest.mark.campaign
 def test_the_functions_work_on_any_log_in_a_notebook(spark: SparkSession, tmp_path: Path) -> None:
     """Without the command: two DataFrames in, one of differences out."""
     store = small_orders(tmp_path)

@@ -101,6 +101,7 @@ def test_a_stream_follows_a_broker_over_a_restart(
     assert sink.messages(spark) == expected
 
 
+@pytest.mark.campaign
 def test_a_batch_that_was_not_committed_is_read_again_as_it_was(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -124,6 +125,7 @@ def test_a_batch_that_was_not_committed_is_read_again_as_it_was(
     assert sink.messages(spark) == [record.offset for record in log.written]
 
 
+@pytest.mark.campaign
 def test_what_retention_took_is_an_error_or_a_gap_as_asked(
     spark: SparkSession, tmp_path: Path
 ) -> None:

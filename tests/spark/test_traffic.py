@@ -19,8 +19,17 @@ from halfmq.spark_jobs.__main__ import main
 from tests.support import golden_store, messages
 from tests.support.log_writer import START, LogWriter, Ours
 
-GOLDEN = ("plain-clean", "delay-retry-dlq", "tx-midway-killed")
-MORE_GOLDEN = ("batchcq", "ipv6", "pop-clean", "timer", "v4-tx", "retention", "propcrc")
+GOLDEN = ("plain-clean", "tx-midway-killed")
+MORE_GOLDEN = (
+    "delay-retry-dlq",
+    "batchcq",
+    "ipv6",
+    "pop-clean",
+    "timer",
+    "v4-tx",
+    "retention",
+    "propcrc",
+)
 
 
 def run(store: Path, *options: str) -> tuple[int, Any]:
@@ -133,6 +142,7 @@ def test_retries_and_dead_letters_are_told_by_group_and_topic(tmp_path: Path) ->
     assert failure["deadLetterRate"] == 2 / sent["retry_t"]
 
 
+@pytest.mark.campaign
 def test_a_transaction_and_a_delay_count_as_one_message(tmp_path: Path) -> None:
     """Halves, ops, parked and waiting copies stand beside the messages, in roles of their own."""
     seed = random.randrange(1 << 32)
@@ -188,6 +198,7 @@ def test_what_is_damaged_is_told_and_not_counted(tmp_path: Path) -> None:
     assert [topic["topic"] for topic in told["topics"]] == ["plain"]
 
 
+@pytest.mark.campaign
 def test_every_list_is_written_as_parquet(tmp_path: Path) -> None:
     """Rates there are per queue too; the summary is the one of --json."""
     log = LogWriter(tmp_path / "commitlog")
