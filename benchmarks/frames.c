@@ -193,7 +193,8 @@ static void key_text(const struct dialect *dialect, uint64_t key, char text[KEY_
     snprintf(text, KEY_SIZE + 1, "%s%016" PRIX64, dialect->key_head, key);
 }
 
-static const char PLACEHOLDER[] = "0000000000000000";
+/* No digits: behind a head that ends in 0, the first sixteen zeros would begin too early. */
+static const char PLACEHOLDER[] = "????????????????";
 
 static void message_properties(const struct dialect *dialect, const struct send_plan *plan, char *text, size_t room)
 {
