@@ -26,6 +26,11 @@ LOOP_SHARE: Final = 0.1
 """Of the loop's time, for answers to replays: more than 30,000 messages a second where an answer of
 32 takes 100 us. Replays gain on producers that wait for the disk, whose latency hardly grows."""
 
+SLICE_S_MAX: Final = 0.02
+"""Seconds for which a slice, or what a turn took too much, counts at most: when all of the machine
+stood still for a minute, neither is the next turn six seconds long, nor do replays wait for ten
+minutes."""
+
 WAITING_MAX: Final = 10_000
 """Pulls that wait for a turn, some 2 KiB each; one more is answered at once."""
 
@@ -85,8 +90,9 @@ class ReplayPace:
             self._slice, self._stored = None, False
             return
         now = time.perf_counter()
-        share = (now - self._began) * LOOP_SHARE
-        self._left_s = min(self._left_s, 0.0) + share  # what is not used is not saved
+        share = min(now - self._began, SLICE_S_MAX) * LOOP_SHARE
+        # What is not used is not saved.
+        self._left_s = max(min(self._left_s, 0.0), -SLICE_S_MAX) + share
         self._begin(now)
         if not self._stored:
             self._left_s = 0.0

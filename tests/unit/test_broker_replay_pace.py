@@ -13,6 +13,7 @@ from halfmq.broker.replay_pace import (
     FAR_BEHIND,
     LOOP_SHARE,
     SLICE_S,
+    SLICE_S_MAX,
     WAITING_MAX,
     ReplayPace,
 )
@@ -71,9 +72,9 @@ class Replays:
 
         return serve
 
-    def end_slice(self, *, stored: bool, seconds: float = SLICE_S) -> None:
+    def end_slice(self, *, stored: bool) -> None:
         self.log.write_offset += stored
-        self.now += seconds
+        self.now += SLICE_S
         self.slices.end()
 
 
@@ -137,6 +138,24 @@ def test_what_is_sent_from_the_disk_counts(busy: Replays) -> None:
     for _ in range(4):
         busy.end_slice(stored=True)
     assert len(busy.answered) > 1
+
+
+def test_a_machine_that_stood_still_changes_little(busy: Replays) -> None:
+    """Nobody caused that: the turn behind it is short, and replays are not kept waiting."""
+
+    def stand_still() -> None:
+        busy.now += 60.0
+
+    busy.ask(WAITING_MAX)
+    stand_still()  # in the middle of a slice
+    busy.end_slice(stored=True)
+    turn = len(busy.answered) - 1
+    assert turn * busy.answer_s <= SLICE_S_MAX * LOOP_SHARE + busy.answer_s
+
+    busy.pace.spend(stand_still)  # in the middle of an answer
+    for _ in range(round(SLICE_S_MAX / LOOP_SHARE / SLICE_S) + 1):
+        busy.end_slice(stored=True)
+    assert len(busy.answered) > 1 + turn
 
 
 def test_a_share_that_is_not_used_is_not_saved(busy: Replays) -> None:
