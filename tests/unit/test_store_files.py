@@ -69,6 +69,51 @@ def test_preparing_ahead_never_touches_what_was_written(
         assert content == record * (used // len(record)) + bytes(SIZE - used)
 
 
+def test_a_record_waits_for_few_zeros_and_for_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file takes one write at a time, so those ahead are short, and their pages are there."""
+    calls: list[tuple[str, int, int]] = []
+
+    def pread(fd: int, size: int, position: int) -> bytes:
+        calls.append(("read", position, position + size))
+        return os.pread(fd, size, position)
+
+    def pwrite(fd: int, content: bytes, position: int) -> int:
+        calls.append(("write", position, position + len(content)))
+        return os.pwrite(fd, content, position)
+
+    monkeypatch.setattr(disk, "pread", pread)
+    monkeypatch.setattr(disk, "pwrite", pwrite)
+    file = opened(tmp_path / "f", written_end=5000)
+
+    file.make_ready_ahead(SIZE)
+
+    file.close()
+    reads, writes = calls[::2], calls[1::2]
+    assert [what for what, *_ in writes] == ["write"] * len(reads)
+    assert [where for _, *where in writes] == [where for _, *where in reads]
+    assert (writes[0][1], writes[-1][2]) == (5000, SIZE)
+    assert max(end - start for _, start, end in writes) == 64 << 10
+
+
+def test_zeros_are_written_where_nothing_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad sector behind the end of the log takes no space from it."""
+
+    def pread(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(disk, "pread", pread)
+    file = opened(tmp_path / "f")
+
+    file.make_ready(SIZE)
+
+    assert file.ready_end == SIZE
+    file.close()
+
+
 def test_preparing_ahead_stops_when_the_file_is_closed(tmp_path: Path) -> None:
     """The appender goes on to the next file whenever it likes."""
     file = opened(tmp_path / "f")
