@@ -16,6 +16,7 @@ torn is at its end. Three things need more care than that:
   lie where they say. They are older than what was written since.
 """
 
+import sys
 from bisect import bisect_left
 from collections.abc import Generator, Iterator
 from enum import Enum
@@ -36,7 +37,7 @@ from .format.record import (
     PREFIX,
     crc_tail_matches,
 )
-from .log_run import RUN_LENGTH, Run, find_run
+from .log_run import RUN_LENGTH_MIN, Run, Runs
 from .log_search import (
     Damage,
     LogFile,
@@ -207,7 +208,10 @@ class LogScan:
         self._files = files
         self._end = end
         self._check_crc = check_crc
+        self._runs = Runs(check_crc=check_crc)
         self._trust = trust
+        marks = (trust.durable_offset, trust.fresh_offset) if trust is not None else ()
+        self._doubtful_from = min((mark for mark in marks if mark >= 0), default=sys.maxsize)
 
     def __iter__(self) -> Iterator[tuple[int, bytes, list[Found]]]:
         """Give physical offset, content and records of each chunk."""
@@ -217,7 +221,7 @@ class LogScan:
 
     def blocks(self) -> Iterator[tuple[int, bytes, list[Found] | Run]]:
         """Give the same in smaller pieces, with records of one layout in columns."""
-        return self._walk(RUN_LENGTH)
+        return self._walk(RUN_LENGTH_MIN)
 
     def _walk(self, count_max: int) -> Iterator[tuple[int, bytes, list[Found] | Run]]:
         file_size = self._files.file_size
@@ -267,9 +271,9 @@ class LogScan:
         while True:
             run = self._run_at(chunk, at, offset) if count_max != _ALL else None
             if run is not None:
-                run_size = RUN_LENGTH * run.size
+                run_size = run.length * run.size
                 at += run_size
-                self.records += RUN_LENGTH
+                self.records += run.length
                 self.end_offset = offset + at
                 self.last_record = self.end_offset - run.size
                 self.last_timestamp = store_timestamp(chunk, at - run.size, 0)
@@ -289,13 +293,7 @@ class LogScan:
 
     def _run_at(self, chunk: bytes, at: int, offset: int) -> Run | None:
         """Return the run at a position of a chunk, if nothing but the CRC needs a look there."""
-        trust = self._trust
-        run = find_run(chunk, at, offset + at, check_crc=self._check_crc)
-        if run is None or trust is None:
-            return run
-        end = offset + at + RUN_LENGTH * run.size
-        is_old = not 0 <= trust.durable_offset < end and not 0 <= trust.fresh_offset < end
-        return run if is_old else None
+        return self._runs.at(chunk, at, offset + at, self._doubtful_from)
 
     def _note(self, chunk: bytes, offset: int, found: list[Found]) -> int:
         position, size, sys_flag, *_ = found[-1]

@@ -35,7 +35,7 @@ from .format.flags import INNER_BATCH, TRANSACTION_MASK
 from .format.properties import tags_code
 from .format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
 from .format.topics import SCHEDULE_TOPIC
-from .log_run import RUN_LENGTH, Run
+from .log_run import RUN_LENGTH_MAX, Run
 from .log_scan import Found, find_records, store_timestamp
 from .quiet import TRANSACTION_TOPICS
 
@@ -51,7 +51,6 @@ _TAGS: Final = b"TAGS\x01"
 _TAGS_MAX: Final = 4096  # distinct tags whose code is kept
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 _Share: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
-_RUN_ENTRIES: Final = Struct(f"{ENTRY_SIZE}s" * RUN_LENGTH)
 
 
 class IncompleteError(Exception):
@@ -186,10 +185,10 @@ class QueueRebuild:
             self._dispatch(chunk_offset, chunk, block)
         elif not self._dispatch_run(chunk_offset, block):
             found = find_records(
-                chunk, chunk_offset, check_crc=False, start=block.at, count_max=RUN_LENGTH
+                chunk, chunk_offset, check_crc=False, start=block.at, count_max=block.length
             )
             self._dispatch(chunk_offset, chunk, found)
-        self._gathered += RUN_LENGTH
+        self._gathered += len(block) if isinstance(block, list) else block.length
         if self._gathered > _ENTRIES_HELD:
             self._gathered = 0
             for scan in self._scans.values():
@@ -201,7 +200,7 @@ class QueueRebuild:
         if run.topic == _SCHEDULE_TOPIC:
             return False
         start = chunk_offset + run.at
-        ends = (*range(start + run.size, start + run.size * RUN_LENGTH + 1, run.size),)
+        ends = (*range(start + run.size, start + run.size * run.length + 1, run.size),)
         shares: list[tuple[QueueScan, _Share]] = []
         for queue_id, share in _shares(run.queue_ids):
             scan = self._scans.get((run.topic, queue_id))
@@ -441,22 +440,28 @@ def _shares(queue_ids: tuple[int, ...]) -> list[tuple[int, _Share]]:
     for index, queue_id in enumerate(queue_ids):
         places.setdefault(queue_id, []).append(index)
     return [
-        (queue_id, itemgetter(*indexes) if len(indexes) > 1 else _every(indexes[0], RUN_LENGTH))
+        (queue_id, itemgetter(*indexes) if len(indexes) > 1 else _every(indexes[0], len(queue_ids)))
         for queue_id, indexes in places.items()
     ]
 
 
-@lru_cache(maxsize=4 * RUN_LENGTH)
+@lru_cache(maxsize=RUN_LENGTH_MAX)
 def _every(first: int, step: int) -> _Share:
     return itemgetter(slice(first, None, step))
 
 
 def _entries_of(start: int, run: Run) -> tuple[bytes, ...]:
     """Return the queue entries of a run that begins at physical offset ``start``."""
-    columns = repeated(LAYOUT.pack(0, run.size, 0), RUN_LENGTH)
-    columns[0::5], columns[1::5] = halves([*range(start, start + RUN_LENGTH * run.size, run.size)])
+    length = run.length
+    columns = repeated(LAYOUT.pack(0, run.size, 0), length)
+    columns[0::5], columns[1::5] = halves(range(start, start + length * run.size, run.size))
     columns[3::5], columns[4::5] = halves(run.tags_codes)
-    return _RUN_ENTRIES.unpack(packed(columns))
+    return _divider(length).unpack(packed(columns))
+
+
+@lru_cache(maxsize=8)
+def _divider(count: int) -> Struct:
+    return Struct(f"{ENTRY_SIZE}s" * count)
 
 
 def is_nameable(record: Odd) -> bool:

@@ -1,6 +1,7 @@
 """Walking a log that is whole, damaged, torn or stale, and records in columns."""
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from halfmq.store.format.record import (
     seal_crc_tail,
     with_crc_tail,
 )
-from halfmq.store.log_run import RUN_LENGTH, Run, find_run
+from halfmq.store.log_run import RUN_LENGTH_MAX, RUN_LENGTH_MIN, Run, Runs
 from halfmq.store.log_scan import LogScan, Trust, find_records
 from halfmq.store.mapped_file_queue import MappedFileQueue
 from tests.support.stores import BORN, HOST, HOST_V6
@@ -221,9 +222,15 @@ def row(count: int, **fields: object) -> bytes:
     return content
 
 
-def columns(chunk: bytes) -> list[tuple[bytes, int, int, int]]:
-    """Return what ``find_records`` says of the first records of a chunk."""
-    found = find_records(chunk, 0, check_crc=True, count_max=RUN_LENGTH)
+def first_run(chunk: bytes, *, offset: int = 0, end: int = sys.maxsize) -> Run | None:
+    return Runs(check_crc=True).at(chunk, 0, offset, end)
+
+
+def columns(
+    chunk: bytes, start: int = 0, count: int = RUN_LENGTH_MIN
+) -> list[tuple[bytes, int, int, int]]:
+    """Return what ``find_records`` says of records of a chunk."""
+    found = find_records(chunk, 0, check_crc=True, start=start, count_max=count)
     return [
         (
             chunk[topic_at : properties_at - 2],
@@ -255,27 +262,29 @@ def test_a_run_is_what_the_walk_from_record_to_record_finds(
     properties: dict[str, str], topic: str
 ) -> None:
     """Wherever the tags stand among the properties, and with either version of a record."""
-    chunk = row(RUN_LENGTH + 1, topic=topic, properties=encode_properties(properties))
+    chunk = row(RUN_LENGTH_MIN + 1, topic=topic, properties=encode_properties(properties))
 
-    run = find_run(chunk, 0, 0, check_crc=True)
+    run = first_run(chunk)
 
     assert run is not None
     assert columns_of(run) == columns(chunk)
-    assert find_run(chunk, 0, 1, check_crc=True) is None, "they do not lie where they say"
-    end = RUN_LENGTH * run.size
-    assert find_run(chunk[: end + 80], 0, 0, check_crc=True) is None, "no record follows"
+    assert first_run(chunk, offset=1) is None, "they do not lie where they say"
+    end = run.length * run.size
+    assert first_run(chunk[: end + 80]) is None, "no record follows"
+    assert first_run(chunk, end=end) == run
+    assert first_run(chunk, end=end - 1) is None, "it would be longer than may be"
 
 
 def test_a_change_of_any_byte_makes_no_difference_between_the_two() -> None:
     """What is unusual is left to the walk; the rest is the same. Seed 7, every byte of two."""
     chance = random.Random(7)
-    chunk = row(RUN_LENGTH + 1)
+    chunk = row(RUN_LENGTH_MIN + 1)
     size = len(record(0, 0, b"%06d" % 0 * 20))
     for position in (*range(size), *range(40 * size, 41 * size)):
         changed = bytearray(chunk)
         changed[position] ^= 1 << chance.randrange(8)
 
-        run = find_run(bytes(changed), 0, 0, check_crc=True)
+        run = first_run(bytes(changed))
 
         assert run is None or columns_of(run) == columns(bytes(changed)), position
 
@@ -297,10 +306,39 @@ def test_a_change_of_any_byte_makes_no_difference_between_the_two() -> None:
 )
 def test_unusual_records_are_no_run(fields: dict[str, object]) -> None:
     """They need a closer look, or their tags do; a run says nothing of them, or the truth."""
-    chunk = row(RUN_LENGTH + 1, **fields)
+    chunk = row(RUN_LENGTH_MIN + 1, **fields)
 
-    run = find_run(chunk, 0, 0, check_crc=True)
+    run = first_run(chunk)
 
     assert run is None or columns_of(run) == columns(chunk)
     if "properties" not in fields:
         assert run is None
+
+
+def test_runs_get_longer_while_they_are_found() -> None:
+    """Each is what the walk finds there; where they end, a shorter one may fit."""
+    chunk = row(2 * RUN_LENGTH_MAX)
+    runs, at, lengths = Runs(check_crc=True), 0, []
+
+    while (run := runs.at(chunk, at, at, sys.maxsize)) is not None:
+        assert columns_of(run) == columns(chunk, at, run.length)
+        lengths.append(run.length)
+        at += run.length * run.size
+
+    assert lengths == [64, 128, 256, RUN_LENGTH_MAX]
+
+
+def test_a_damaged_record_is_met_by_runs_of_any_length() -> None:
+    """Where a long run would hold it there is none, and the next to be tried is a short one."""
+    chunk = bytearray(row(2 * RUN_LENGTH_MAX))
+    size = len(record(0, 0, b"%06d" % 0 * 20))
+    chunk[700 * size + 100] ^= 1  # in the body, so that only the CRC tells
+    content = bytes(chunk)
+    runs, at = Runs(check_crc=True), 0
+    while (run := runs.at(content, at, at, sys.maxsize)) is not None:
+        at += run.length * run.size
+
+    assert at == (64 + 128 + 256) * size, "the next one would have had it"
+    short = runs.at(content, at, at, sys.maxsize)
+    assert short is not None
+    assert short.length == RUN_LENGTH_MIN
