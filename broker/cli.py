@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import gc
 import logging
+import os
 import resource
 import signal
 import sys
 import time
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
@@ -62,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for warning in loaded.warnings:
         logger.warning("event=config_warning %s", warning)
     raise_descriptor_limit()
+    take_descriptor_table()
     try:
         _run(_serve(loaded.config))
     except DirectoryInUseError as error:
@@ -112,6 +116,19 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError) as error:  # macOS has a limit below the one it names
         logger.warning("event=descriptor_limit soft=%d error=%r", soft, str(error))
+
+
+def take_descriptor_table() -> None:
+    """Have the kernel make room for all descriptors now, while there is one thread.
+
+    It doubles the table when it is full, and where threads share it, who needs the next descriptor
+    waits until every processor has taken notice: the loop stood still for 7 to 26 ms at the 128th,
+    the 256th, the 512th. Half a megabyte of kernel memory at most.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    count = DESCRIPTORS_WANTED if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTORS_WANTED)
+    with suppress(OSError), Path(os.devnull).open("rb") as some:
+        os.close(fcntl.fcntl(some, fcntl.F_DUPFD_CLOEXEC, count - 1))
 
 
 def _run(main_coroutine: Coroutine[Any, Any, None]) -> None:

@@ -6,6 +6,8 @@ import resource
 import subprocess
 import sys
 
+import pytest
+
 from halfmq.broker import cli
 
 SCRIPT = """
@@ -28,3 +30,25 @@ def test_the_broker_takes_the_descriptors_it_may_have() -> None:
     )
 
     assert int(done.stdout) == min(may, cli.DESCRIPTORS_WANTED)
+
+
+TABLE = """
+from halfmq.broker.cli import raise_descriptor_limit, take_descriptor_table
+
+raise_descriptor_limit()
+take_descriptor_table()
+print(open("/proc/self/status").read())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how large the table is")
+def test_the_descriptor_table_never_grows_under_load() -> None:
+    """To make it larger stops the thread that accepts a connection, which is the loop's."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    may = max(soft, cli.DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else hard)
+    done = subprocess.run(
+        [sys.executable, "-c", TABLE], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    (slots,) = (line.split()[1] for line in done.stdout.splitlines() if line.startswith("FDSize"))
+    assert int(slots) >= min(may, cli.DESCRIPTORS_WANTED)
