@@ -35,6 +35,10 @@ STALLED_S_MAX: Final = 1.0
 """Seconds for which peers are not read before messages are refused instead. Clients give a request
 three seconds, in which the refusal must reach them and be tried again."""
 
+PEERS_PER_TURN: Final = 64
+"""Connections written to in one turn of the loop: one or two milliseconds, however many wait. The
+others follow in the next turns; meanwhile the first ones may have sent again."""
+
 
 class Writer(Protocol):
     """Where a released reply goes."""
@@ -66,6 +70,7 @@ class ReplyRelease:
         self._waiting: deque[tuple[int, Writer, bytes]] = deque()
         self._stalled: list[Writer] = []
         self._flush_asked = False
+        self._has_more = False  # replies whose position is durable, for the next turn
         self._on_released = on_released
         self._idle_futures: list[asyncio.Future[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -153,17 +158,26 @@ class ReplyRelease:
         if self._waiting and self._waiting[0][0] <= self._log.durable_offset:
             self.release()
 
+    def _release_more(self) -> None:
+        self._has_more = False
+        self.release()
+
     def durable_from_thread(self, _offset: int) -> None:
         """Take the flush thread's word that the log is on disk; called on that thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.release)
 
     def release(self) -> None:
-        """Write every reply whose position is durable; called on the event loop."""
+        """Write every reply whose position is durable; called on the event loop.
+
+        Those of many peers leave in several turns.
+        """
+        if self._has_more:
+            return  # the next turn goes on
         durable = self._log.durable_offset
         waiting = self._waiting
         ready: dict[Writer, list[bytes]] = {}
-        while waiting and waiting[0][0] <= durable:
+        while waiting and waiting[0][0] <= durable and len(ready) < PEERS_PER_TURN:
             _, writer, reply = waiting.popleft()
             replies = ready.get(writer)
             if replies is None:
@@ -174,7 +188,10 @@ class ReplyRelease:
             writer.write(replies[0] if len(replies) == 1 else b"".join(replies))
         if self._stalled or self.refusing:
             self._caught_up()
-        if waiting:
+        if waiting and waiting[0][0] <= durable and self._loop is not None:
+            self._has_more = True
+            self._loop.call_soon(self._release_more)
+        elif waiting:
             self.ask_flush()
         elif self._idle_futures:
             idle, self._idle_futures = self._idle_futures, []

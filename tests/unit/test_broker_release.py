@@ -7,7 +7,12 @@ import asyncio
 import pytest
 
 from halfmq.broker import release as release_module
-from halfmq.broker.release import UNFLUSHED_BYTES_LIMIT, UNFLUSHED_BYTES_MAX, ReplyRelease
+from halfmq.broker.release import (
+    PEERS_PER_TURN,
+    UNFLUSHED_BYTES_LIMIT,
+    UNFLUSHED_BYTES_MAX,
+    ReplyRelease,
+)
 
 
 class Log:
@@ -88,6 +93,26 @@ async def test_replies_of_one_peer_leave_in_one_write() -> None:
     assert peer.written == [b"abc"]
     assert other.written == [b"d"]
     assert release.idle
+
+
+async def test_replies_of_many_peers_leave_in_several_turns_of_the_loop() -> None:
+    """Twenty thousand peers that waited for one flush do not stop all others meanwhile."""
+    log, peers = Log(), [Peer() for _ in range(2 * PEERS_PER_TURN + 1)]
+    release = _release(log)
+    for position, peer in enumerate(peers):
+        release.hold(position, peer, b"stored")
+    log.durable_offset = len(peers)
+    counts = []
+
+    release.release()
+    release.release()  # another flush is over before the next turn
+    while not release.idle:
+        counts.append(sum(len(peer.written) for peer in peers))
+        await asyncio.sleep(0)
+
+    assert counts[0] == PEERS_PER_TURN
+    assert set(counts) <= {PEERS_PER_TURN, 2 * PEERS_PER_TURN}
+    assert [peer.written for peer in peers] == [[b"stored"]] * len(peers)
 
 
 async def test_one_flush_is_asked_for_per_pass_of_the_loop() -> None:
