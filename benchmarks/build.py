@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Final
 
 SOURCE_DIRECTORY: Final = Path(__file__).parent
-_FLAGS: Final = ("-O3", "-std=gnu11", "-Wall", "-Wextra", "-Werror")
+_FLAGS: Final = ("-O3", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread")
 _SOURCES: Final = {
     "loadgen": ("loadgen.c", "frames.c", "options.c", "counters.c"),
     "echo": ("echo.c", "frames.c"),
     "limits": ("limits.c",),
+    "stills": ("stills.c",),
 }
 _COMPILE_TIMEOUT: Final = 120.0  # seconds; one program takes about two
 
@@ -33,7 +34,7 @@ def cache_directory() -> Path:
 
 
 def build(name: str, directory: Path | None = None) -> Path:
-    """Return the program ``loadgen``, ``echo`` or ``limits``, compiled from the present sources.
+    """Return a program of ``_SOURCES``, compiled from them as they are now.
 
     Raises:
         CompilerMissingError: Neither ``gcc`` nor ``cc`` is on the path.

@@ -1,0 +1,255 @@
+/* When cores of this machine stood still: what a guest's kernel does not see of its host.
+ *
+ * One thread per core, bound to it and of the highest real-time priority, wakes every millisecond. When
+ * one comes late, either the interrupt of its timer did, or it was held behind something in the kernel that
+ * is not to be disturbed. The kernel says which: the time in the queue for the processor begins with that
+ * interrupt. So a still lasts from when the thread should have woken to when the interrupt came. A
+ * kernel turns interrupts off for microseconds: the core itself did not run, because its host let others have
+ * the processor. What was held in the kernel may be the doing of whoever is measured, and is only counted.
+ * A core that stops while the thread is queued is taken to be held; so a still is told too short, not too long.
+ *
+ * Usage: stills. Prints "ready cores=N" and watches until standard input is closed or SIGTERM comes, then
+ * prints one JSON object; times are seconds of CLOCK_MONOTONIC. Without real-time priority it watches nothing
+ * and says why: a thread of ordinary priority is late whenever its core has something to do.
+ */
+#define _GNU_SOURCE
+#include "wire.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+enum {
+    PERIOD_NS = 1000 * 1000,     /* a wake-up costs a virtual machine some 40 us: more of them would disturb */
+    STILL_MIN_NS = 1000 * 1000,  /* shorter ones are many, and no pause that counts */
+    STILLS_MAX = 64 * 1024,      /* of each core, one MiB; an hour of eighteen in a second. Later ones are dropped */
+    STACK_SIZE = 128 * 1024,
+    SCHEDSTAT_SIZE = 128,        /* bytes; three numbers */
+    REASON_SIZE = 256,
+};
+
+static const uint64_t SECOND = 1000000000u;
+
+struct still {
+    uint64_t start, end;
+};
+
+struct core {
+    pthread_t thread;
+    int number;
+    struct still *stills;
+    size_t count;
+    uint64_t held, dropped;
+};
+
+struct witness {
+    struct core cores[CPU_SETSIZE];
+    int count;
+    uint64_t began;
+    double stolen; /* when it began */
+    char refused[REASON_SIZE]; /* why nothing is watched, or empty */
+};
+
+static atomic_bool is_over;
+static pthread_barrier_t all_watch;
+
+static int open_schedstat(void)
+{
+    return open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
+}
+
+/* Nanoseconds that the thread was ready to run and waited for its core, since it began. */
+static uint64_t queued_ns(int schedstat)
+{
+    char text[SCHEDSTAT_SIZE];
+    ssize_t size = pread(schedstat, text, sizeof text - 1, 0);
+    text[size > 0 ? size : 0] = '\0';
+    uint64_t queued = 0;
+    if (sscanf(text, "%*u %" SCNu64, &queued) != 1)
+        fail("schedstat of a thread cannot be read any more");
+    return queued;
+}
+
+static void sleep_until(uint64_t due)
+{
+    struct timespec at = {.tv_sec = (time_t)(due / SECOND), .tv_nsec = (long)(due % SECOND)};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, NULL) == EINTR)
+        ;
+}
+
+static void note_still(struct core *c, uint64_t start, uint64_t end)
+{
+    if (c->count < STILLS_MAX)
+        c->stills[c->count++] = (struct still){start, end};
+    else
+        c->dropped++;
+}
+
+static void *watch(void *state)
+{
+    struct core *c = state;
+    int schedstat = open_schedstat();
+    if (schedstat < 0)
+        fail_errno("/proc/thread-self/schedstat");
+    pthread_barrier_wait(&all_watch);
+    uint64_t queued = queued_ns(schedstat);
+    while (!atomic_load_explicit(&is_over, memory_order_relaxed)) {
+        uint64_t due = now_ns() + PERIOD_NS;
+        sleep_until(due);
+        uint64_t now = now_ns(), before = queued;
+        queued = queued_ns(schedstat);
+        if (now < due + STILL_MIN_NS)
+            continue;
+        uint64_t interrupted = now - (queued - before);
+        if (interrupted >= due + STILL_MIN_NS)
+            note_still(c, due, interrupted);
+        else
+            c->held++;
+    }
+    close(schedstat);
+    return NULL;
+}
+
+/* ---- start and end ------------------------------------------------------------------------------------- */
+
+static void refuse(struct witness *w, const char *what, int error)
+{
+    snprintf(w->refused, sizeof w->refused, "%s: %s", what, strerror(error));
+}
+
+/* False when the system does not allow the first thread its priority. */
+static bool start_thread(struct core *c, int *error)
+{
+    pthread_attr_t attributes;
+    struct sched_param highest = {.sched_priority = sched_get_priority_max(SCHED_FIFO)};
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    CPU_SET((size_t)c->number, &set);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_SIZE);
+    pthread_attr_setaffinity_np(&attributes, sizeof set, &set);
+    pthread_attr_setinheritsched(&attributes, PTHREAD_EXPLICIT_SCHED);
+    pthread_attr_setschedpolicy(&attributes, SCHED_FIFO);
+    pthread_attr_setschedparam(&attributes, &highest);
+    *error = pthread_create(&c->thread, &attributes, watch, c);
+    pthread_attr_destroy(&attributes);
+    return *error == 0;
+}
+
+static void find_cores(struct witness *w)
+{
+    cpu_set_t allowed;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0)
+        fail_errno("sched_getaffinity");
+    for (int number = 0; number < CPU_SETSIZE; number++)
+        if (CPU_ISSET((size_t)number, &allowed)) {
+            struct core *c = &w->cores[w->count++];
+            c->number = number;
+            c->stills = allocate(STILLS_MAX * sizeof *c->stills);
+        }
+}
+
+static void start(struct witness *w)
+{
+    int error = 0, schedstat = open_schedstat();
+    if (schedstat < 0) {
+        refuse(w, "the kernel does not tell who waits for a processor", errno);
+        return;
+    }
+    close(schedstat);
+    pthread_barrier_init(&all_watch, NULL, (unsigned)w->count + 1);
+    for (int i = 0; i < w->count; i++)
+        if (!start_thread(&w->cores[i], &error)) {
+            if (i > 0) /* others wait at the barrier */
+                fail("only some of the threads could be started");
+            refuse(w, "no real-time priority", error);
+            return;
+        }
+    pthread_barrier_wait(&all_watch);
+}
+
+/* Return when standard input is closed or one of `signals`, which are blocked, has come. */
+static void wait_for_end(const sigset_t *signals)
+{
+    int told = signalfd(-1, signals, SFD_CLOEXEC);
+    if (told < 0)
+        fail_errno("signalfd");
+    struct pollfd ends[] = {{.fd = STDIN_FILENO, .events = POLLIN}, {.fd = told, .events = POLLIN}};
+    for (;;) {
+        char ignored[64];
+        if (poll(ends, 2, -1) < 0 && errno != EINTR)
+            fail_errno("poll");
+        if (ends[1].revents != 0 || (ends[0].revents != 0 && read(STDIN_FILENO, ignored, sizeof ignored) <= 0))
+            return;
+    }
+}
+
+static void stop(struct witness *w)
+{
+    atomic_store(&is_over, true);
+    for (int i = 0; w->refused[0] == '\0' && i < w->count; i++)
+        pthread_join(w->cores[i].thread, NULL);
+}
+
+static double seconds(uint64_t ns)
+{
+    return (double)ns / (double)SECOND;
+}
+
+/* Seconds that all cores together were away, as far as the host tells; when, it does not. */
+static double stolen_seconds(void)
+{
+    unsigned long long stolen = 0;
+    FILE *file = fopen("/proc/stat", "r");
+    if (file == NULL)
+        return 0;
+    int fields = fscanf(file, "cpu %*u %*u %*u %*u %*u %*u %*u %llu", &stolen);
+    fclose(file);
+    return fields == 1 ? (double)stolen / (double)sysconf(_SC_CLK_TCK) : 0;
+}
+
+static void print_stills(const struct witness *w)
+{
+    uint64_t held = 0, dropped = 0;
+    const char *comma = "";
+    printf("{\"refused\": \"%s\", \"seconds\": %.3f, \"cpu_seconds\": %.3f, \"stolen_seconds\": %.2f, \"stills\": [",
+           w->refused, seconds(now_ns() - w->began), seconds(clock_ns(CLOCK_PROCESS_CPUTIME_ID)),
+           stolen_seconds() - w->stolen);
+    for (int i = 0; i < w->count; i++) {
+        const struct core *c = &w->cores[i];
+        held += c->held;
+        dropped += c->dropped;
+        for (size_t j = 0; j < c->count; j++) {
+            printf("%s[%d, %.6f, %.6f]", comma, c->number, seconds(c->stills[j].start), seconds(c->stills[j].end));
+            comma = ", ";
+        }
+    }
+    printf("], \"held\": %" PRIu64 ", \"dropped\": %" PRIu64 "}\n", held, dropped);
+}
+
+int main(void)
+{
+    static struct witness w;
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT); /* comes to all of a terminal's processes: the list is still wanted */
+    sigprocmask(SIG_BLOCK, &signals, NULL);
+    w.began = now_ns();
+    w.stolen = stolen_seconds();
+    find_cores(&w);
+    start(&w);
+    printf("ready cores=%d\n", w.count);
+    fflush(stdout);
+    wait_for_end(&signals);
+    stop(&w);
+    print_stills(&w);
+    return 0;
+}
