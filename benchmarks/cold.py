@@ -79,7 +79,7 @@ class Round:
             f"{self.beside.rate / self.alone.rate:.2f}",
             f"{self.replayed_mb_s:,.0f}",
             f"{self.disk_mb_s:,.0f}",
-            *(f"{row.longest_without_queue_ms:.1f}" for row in pauses),
+            *(f"{row.counted_ms:.1f}" for row in pauses),
         )
 
 
@@ -202,7 +202,7 @@ def as_text(rounds: Sequence[Round], pauses: Sequence[Row]) -> str:
         "",
         "longest pauses beside a replay:",
     ]
-    beside = sorted(pauses[1::2], key=lambda row: -row.longest_without_queue_ms)
+    beside = sorted(pauses[1::2], key=lambda row: -row.counted_ms)
     lines += [f"  {row.phase.name}, {row.phase.of}: {row.worst[0]}" for row in beside if row.worst]
     return "\n".join(lines)
 

@@ -4,9 +4,9 @@ A timer of the loop comes back every few milliseconds. When it is late, the loop
 work, or it waited: for the disk, for the interpreter, for a processor. What it was shows in figures
 taken at each beat without letting go of the interpreter (the wall, the thread's processor time, and
 how long it and others were in the queue for a processor: a thread that has the interpreter and no
-processor stops the loop as well) and in the *spans*: how long named parts took, in the loop or
-beside it. With ``--stacks`` a late beat also writes down where all threads are, to
-standard error.
+processor stops the loop as well; and on which core the loop is) and in the *spans*: how long named
+parts took, in the loop or beside it. With ``--stacks`` a late beat also writes down where all
+threads are, to standard error.
 
 The report is written when the broker serves, and again when it stops. Times are those of
 ``time.monotonic``, which all processes of a machine share.
@@ -77,6 +77,7 @@ class Pause(msgspec.Struct, frozen=True, array_like=True, gc=False):
     processor: float  # of them the loop's thread has computed
     queued: float  # of them it has waited for a processor
     others_queued: float = 0.0  # of them the thread that waited longest did
+    cores: tuple[int, ...] = ()  # that the loop's thread was on before and behind it, if known
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -199,6 +200,7 @@ class Heartbeat:
         self._call_later = call_later
         self._stacks = stacks
         self._queueing = Queueing()
+        self._core = ctypes.PyDLL(None).sched_getcpu  # keeps the interpreter, as ``_pread``
         self._thread = threading.get_native_id()
         self._last = self._now()
 
@@ -207,8 +209,8 @@ class Heartbeat:
         self._last = self._now()
         self._call_later(BEAT_S, self._beat)
 
-    def _now(self) -> tuple[float, float, dict[int, bytes]]:
-        return time.monotonic(), time.thread_time(), self._queueing.look()
+    def _now(self) -> tuple[float, float, dict[int, bytes], int]:
+        return time.monotonic(), time.thread_time(), self._queueing.look(), self._core()
 
     def _beat(self) -> None:
         self.beats += 1
@@ -218,7 +220,8 @@ class Heartbeat:
             queued = queued_s(before[2], now[2])
             own = queued.pop(self._thread, 0.0)
             others = max(queued.values(), default=0.0)
-            self.pauses.append(Pause(now[0], late, now[1] - before[1], own, others))
+            cores = tuple({before[3], now[3]})
+            self.pauses.append(Pause(now[0], late, now[1] - before[1], own, others, cores))
         if self._stacks:
             faulthandler.dump_traceback_later(BEAT_S + STACKS_AFTER_S)
         self._last = now

@@ -7,10 +7,20 @@ gigabyte of log, of which the next is prepared, and old ones are deleted, beside
 flushes as fast as it can. *Tables* has fifty thousand consumer offsets saved while they move.
 
 A pause is by how much a timer of the loop came late. What the loop's thread waited for a processor,
-and the one that waited longest of those that may have had the interpreter, is taken off in the
-figure that has a limit: on a machine that does nothing else, it is next to nothing. For the longest
-pauses it is told what went on meanwhile. Rows without a limit are the first send to a new topic,
-which is answered when the table of topics is on disk; the loop waits for that.
+and the one that waited longest of those that may have had the interpreter, is taken off in
+*without queue*: on a machine that does nothing else, it is next to nothing. A virtual machine has
+another fault, which shows in no queue: its host takes processors away, for up to 200 ms, from
+whoever is on them. A thread on each core, of the highest real-time priority, wakes every
+millisecond (``stills.c``); that its timer's interrupt came late, for which the kernel was not to
+blame, means that this core did not run. *Machine still* is how much of the longest pause that was,
+of any core: the loop, or the thread with the lock that it needs, may have been on either. *Without
+machine* is the longest pause without what was still, or without queue if that is more (never both:
+they may be the same milliseconds), but never less than what the loop itself has computed while its
+core ran. It is compared with the limit. Where real-time priority is not allowed, nobody watches,
+*without queue* is compared, and the report says so.
+
+For the longest pauses it is told what went on meanwhile. Rows without a limit are the first send to
+a new topic, which is answered when the table of topics is on disk; the loop waits for that.
 """
 
 import argparse
@@ -66,7 +76,11 @@ while True:
 """
 _HEAD: Final = (
     *("phase", "files", "msgs/s", "beats", "over 5 ms", "over 20 ms", "999 of 1000 ms"),
-    *("longest ms", "without queue ms", "limit ms"),
+    *("longest ms", "without queue ms", "machine still ms", "without machine ms", "limit ms"),
+)
+_UNWATCHED: Final = (
+    "The limit is compared with what is left without queue: a machine that stands still counts",
+    "against the broker.",
 )
 
 
@@ -188,6 +202,8 @@ def measure(options: argparse.Namespace, directory: Path, generator: Generator) 
 def as_text(rows: Sequence[Row]) -> str:
     """The table, and what went on in the longest pauses."""
     lines = [table(_HEAD, [row.cells for row in rows]), ""]
+    for why in dict.fromkeys(row.unwatched for row in rows if row.unwatched):
+        lines += [f"Nobody watched the machine ({why}).", *_UNWATCHED, ""]
     for row in rows:
         note = f" ({row.phase.note})" if row.phase.note else ""
         lines.append(f"{row.phase.name}, {row.phase.of}{note}: the longest pauses")

@@ -1,4 +1,11 @@
-"""A broker that is watched from inside while it is under load, and what its pauses came to."""
+"""A broker that is watched from inside while it is under load, and what its pauses came to.
+
+Two things are taken off a pause: what was waited for a processor, and for how long the machine
+stood still (``stills``). They may be the same milliseconds, and nobody knows which of a wait was
+where; so the longer of the two is taken off and not their sum. The loop may have been on any core,
+or waiting for a thread on another, so a still of any core is taken off; but never what the loop has
+computed while its own core ran, or work of ours would vanish because another one stood still.
+"""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,9 +20,10 @@ from .generator import Target
 from .observed import BEAT_S, Observed, Pause, Span
 from .processes import ready_fields, running
 from .questions import Questions
+from .stills import UNWATCHED, Stillness, Stills, witness
 
 LIMIT_MS: Final = 20.0
-"""For the longest pause, on a machine that does nothing else."""
+"""For the longest pause, on a machine that does nothing else, and that always runs."""
 RECORD_SIZE: Final = 1_213
 """Bytes of a stored message of 1 KiB, as the generator sends it."""
 
@@ -45,13 +53,22 @@ class Moment:
     processor_ms: float
     queued_ms: float
     others_queued_ms: float
+    still_ms: float | None  # that any core stood still; None, as below: nobody watched that
+    own_still_ms: float | None  # that the loop's did
+    left_ms: float  # what counts
     meanwhile: list[str]
 
     def __str__(self) -> str:
         what = ", ".join(self.meanwhile) or "nothing traced"
+        still = (
+            f", a core standing still {self.still_ms:.1f}, the loop's own {self.own_still_ms:.1f}"
+            if self.still_ms is not None
+            else ""
+        )
         return (
             f"{self.ms:.1f} ms, of them computing {self.processor_ms:.1f}, waiting for a processor "
-            f"{self.queued_ms:.1f}, another thread doing so {self.others_queued_ms:.1f}; {what}"
+            f"{self.queued_ms:.1f}, another thread doing so {self.others_queued_ms:.1f}{still}; "
+            f"{self.left_ms:.1f} count; {what}"
         )
 
 
@@ -66,7 +83,17 @@ class Row:
     share_999_ms: float
     longest_ms: float
     longest_without_queue_ms: float
+    still_ms: float | None  # that any core stood still in the longest pause; None as in ``Moment``
+    longest_without_machine_ms: float | None
+    unwatched: str = ""  # why nobody watched the machine; empty when somebody did
     worst: list[Moment] = field(default_factory=list)
+
+    @property
+    def counted_ms(self) -> float:
+        """What the limit is about: the longest pause without what was the machine's."""
+        if self.longest_without_machine_ms is None:
+            return self.longest_without_queue_ms
+        return self.longest_without_machine_ms
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -80,22 +107,33 @@ class Row:
             f"{self.share_999_ms:.1f}",
             f"{self.longest_ms:.1f}",
             f"{self.longest_without_queue_ms:.1f}",
+            *(
+                "-" if ms is None else f"{ms:.1f}"
+                for ms in (self.still_ms, self.longest_without_machine_ms)
+            ),
             f"{LIMIT_MS:.0f}" if self.phase.is_limited else "",
         )
 
     @property
     def missed(self) -> bool:
-        return self.phase.is_limited and self.longest_without_queue_ms > LIMIT_MS
+        return self.phase.is_limited and self.counted_ms > LIMIT_MS
 
 
-def row_of(phase: Phase, observed: Observed) -> Row:
+def row_of(phase: Phase, observed: Observed, stills: Stills = UNWATCHED) -> Row:
     """Sum up the pauses that ended within a phase."""
     pauses = [pause for pause in observed.pauses if phase.start <= pause.end <= phase.end]
     lost = sum(pause.seconds for pause in pauses)
     beats = max(int((phase.end - phase.start - lost) / BEAT_S), 1)
     ordered = sorted((pause.seconds for pause in pauses), reverse=True)
     rank = beats // 1_000
-    worst = sorted(pauses, key=_without_queue, reverse=True)[:_WORST]
+    stillness = None if stills.refused else Stillness(stills)
+    longest = max(pauses, key=lambda pause: pause.seconds, default=None)
+    worst = sorted(pauses, key=lambda pause: left_s(pause, stillness), reverse=True)[:_WORST]
+    left_ms = left_s(worst[0], stillness) * 1_000 if worst else 0.0
+    if longest is not None and longest not in worst:
+        worst.append(longest)  # told all the same, so that one sees what was taken off
+    told = [_moment(pause, stillness, observed.spans) for pause in worst]
+    still_ms = max(told, key=lambda moment: moment.ms).still_ms if told else 0.0
     return Row(
         phase=phase,
         beats=beats,
@@ -103,18 +141,34 @@ def row_of(phase: Phase, observed: Observed) -> Row:
         over_20_ms=sum(1 for seconds in ordered if seconds > 0.020),
         share_999_ms=ordered[rank] * 1_000 if rank < len(ordered) else 0.0,
         longest_ms=ordered[0] * 1_000 if ordered else 0.0,
-        longest_without_queue_ms=_without_queue(worst[0]) * 1_000 if worst else 0.0,
-        worst=[_moment(pause, observed.spans) for pause in worst],
+        longest_without_queue_ms=max((left_s(pause, None) for pause in pauses), default=0.0)
+        * 1_000,
+        still_ms=None if stillness is None else still_ms,
+        longest_without_machine_ms=None if stillness is None else left_ms,
+        unwatched=stills.refused,
+        worst=told,
     )
 
 
-def _without_queue(pause: Pause) -> float:
-    """What is left of a pause on a machine that does nothing else."""
-    return max(pause.seconds - pause.queued - pause.others_queued, 0.0)
+def left_s(pause: Pause, stillness: Stillness | None) -> float:
+    """What is left of a pause on a machine that does nothing else, and that always runs.
+
+    Without anybody who watched the machine, only what was waited for a processor is taken off.
+    """
+    waited = pause.queued + pause.others_queued
+    if stillness is None:
+        return max(pause.seconds - waited, 0.0)
+    late = pause.end - pause.seconds
+    still = stillness.of_any(late, pause.end)
+    # A thread whose core stands still may seem to compute on: not all of that is known as stolen.
+    ran = pause.seconds + BEAT_S - stillness.of(pause.cores, late - BEAT_S, pause.end)
+    computed = min(pause.processor, ran) - BEAT_S
+    return max(pause.seconds - max(waited, still), computed, 0.0)
 
 
-def _moment(pause: Pause, spans: Sequence[Span]) -> Moment:
-    start = pause.end - pause.seconds - BEAT_S
+def _moment(pause: Pause, stillness: Stillness | None, spans: Sequence[Span]) -> Moment:
+    late = pause.end - pause.seconds
+    start = late - BEAT_S
     beside = [span for span in spans if span.start < pause.end and span.end > start]
     beside.sort(key=lambda span: span.start - span.end)
     in_loop = [span for span in beside if span.in_loop][:_SPANS_TOLD]
@@ -124,12 +178,19 @@ def _moment(pause: Pause, spans: Sequence[Span]) -> Moment:
         + ("" if span.in_loop else " beside it")
         for span in (*in_loop, *on_threads)
     ]
+    still = own_still = None
+    if stillness is not None:
+        still = stillness.of_any(late, pause.end) * 1_000
+        own_still = stillness.of(pause.cores, late, pause.end) * 1_000
     return Moment(
-        pause.seconds * 1_000,
-        pause.processor * 1_000,
-        pause.queued * 1_000,
-        pause.others_queued * 1_000,
-        told,
+        ms=pause.seconds * 1_000,
+        processor_ms=pause.processor * 1_000,
+        queued_ms=pause.queued * 1_000,
+        others_queued_ms=pause.others_queued * 1_000,
+        still_ms=still,
+        own_still_ms=own_still,
+        left_ms=left_s(pause, stillness) * 1_000,
+        meanwhile=told,
     )
 
 
@@ -148,22 +209,43 @@ def watched(
     """A broker in a process of its own; ``rows`` are there when it has stopped.
 
     Raises:
-        ServerError: It did not start.
+        CompilerMissingError: The witness of stills cannot be built.
+        ServerError: It, or the broker, did not start.
     """
     log, report = home / "log", home / "report.json"
     fixed = ("listenPort=0", "namesrvListenPort=0", f"storePathRootDir={home / 'store'}")
     command = [sys.executable, "-m", "benchmarks.observed", str(report)]
     command += ["--stacks"] if stacks else []
     command += ["--", *(part for one in (*fixed, *settings) for part in ("--set", one))]
-    with running(command, log=log) as process:
-        fields = ready_fields(process, log, timeout=_START_TIMEOUT)
-        port = int(fields["listen"].rpartition(":")[2])
-        with Questions(port) as questions:
-            broker = Watched(Target(port=port, namesrv_port=port, pid=process.pid), questions)
-            yield broker
+    with witness(home / "stills.log") as seen:
+        with running(command, log=log) as process:
+            fields = ready_fields(process, log, timeout=_START_TIMEOUT)
+            port = int(fields["listen"].rpartition(":")[2])
+            with Questions(port) as questions:
+                broker = Watched(Target(port=port, namesrv_port=port, pid=process.pid), questions)
+                yield broker
+        stills = seen()
+    _tell(stills)
     observed = msgspec.json.decode(report.read_bytes(), type=Observed)
     if observed.missing:
         print(f"not traced any more: {', '.join(observed.missing)}", file=sys.stderr)
     if stacks:
         print(log.read_text(encoding="utf-8", errors="replace"), file=sys.stderr)
-    rows += [row_of(phase, observed) for phase in broker.phases]
+    rows += [row_of(phase, observed, stills) for phase in broker.phases]
+
+
+def _tell(stills: Stills) -> None:
+    """Say what the witness was good for, and what it cost."""
+    if stills.refused:
+        print(f"nobody watches the machine: {stills.refused}", file=sys.stderr)
+        return
+    still = sum(one.end - one.start for one in stills.stills)
+    share = stills.cpu_seconds / stills.seconds
+    print(
+        f"cores of this machine stood still {len(stills.stills):,} times in {stills.seconds:.0f} s,"
+        f" {still:.1f} s in all (the host tells {stills.stolen_seconds:.1f}); a busy kernel held"
+        f" one {stills.held:,} times, which counts; the witness took {share:.1%} of a processor",
+        file=sys.stderr,
+    )
+    if stills.dropped:
+        print(f"{stills.dropped:,} later stills were too many to be kept", file=sys.stderr)

@@ -9,6 +9,7 @@ from benchmarks import cold, pauses, recovery
 from benchmarks.generator import Counters, Latency, Result, build_generator
 from benchmarks.observed import BEAT_S, Observed, Pause, Span, Tracer
 from benchmarks.recovery_steps import KINDS, messages
+from benchmarks.stills import Still, Stills
 from benchmarks.watched import Phase, row_of
 
 NOTHING = Counters(sent=0, ok=0, failed=0, one_way=0, messages=0, bytes=0, failed_by_code={})
@@ -67,6 +68,88 @@ def test_waiting_for_a_processor_does_not_count_against_the_limit() -> None:
     assert row.longest_ms == pytest.approx(50)
     assert row.longest_without_queue_ms == pytest.approx(5)
     assert not row.missed
+
+
+def seen(*stills: Still) -> Stills:
+    return Stills(refused="", stills=list(stills))
+
+
+def test_a_machine_that_stood_still_does_not_count_against_the_limit() -> None:
+    """Its host took the core away: nobody computed, nobody waited in a queue."""
+    found = observed(Pause(1.0, 0.050, 0.0002, 0.0, 0.0, (0,)))
+
+    row = row_of(Phase("rolls", "small", 0.0, 2.0, 1.0), found, seen(Still(0, 0.952, 1.2)))
+
+    assert row.longest_ms == row.longest_without_queue_ms == pytest.approx(50)
+    assert row.still_ms == pytest.approx(48)
+    assert row.longest_without_machine_ms == pytest.approx(2)
+    assert not row.missed
+
+
+def test_a_still_of_another_core_is_taken_off_too() -> None:
+    """The thread that the loop waited for was there; both at once are no more than one."""
+    found = observed(Pause(1.0, 0.050, 0.0, 0.0, 0.0, (0,)))
+    stills = seen(Still(0, 0.95, 0.97), Still(1, 0.96, 0.98))
+
+    row = row_of(Phase("rolls", "small", 0.0, 2.0, 1.0), found, stills)
+
+    assert row.counted_ms == pytest.approx(20)
+    assert (row.worst[0].still_ms, row.worst[0].own_still_ms) == pytest.approx((30, 20))
+
+
+def test_what_the_loop_computed_counts_whatever_stood_still_beside_it() -> None:
+    """Thirty milliseconds of work are ours, though the other core did not run meanwhile."""
+    found = observed(Pause(1.0, 0.030, 0.030 + BEAT_S, 0.0, 0.0, (0,)))
+
+    row = row_of(Phase("rolls", "small", 0.0, 2.0, 1.0), found, seen(Still(1, 0.9, 1.1)))
+
+    assert row.counted_ms == pytest.approx(30)
+    assert row.missed
+
+
+def test_a_thread_cannot_have_computed_while_its_core_stood_still() -> None:
+    """Its clock may say so, where the host does not admit what it took."""
+    found = observed(Pause(1.0, 0.030, 0.030 + BEAT_S, 0.0, 0.0, (0,)))
+
+    row = row_of(Phase("rolls", "small", 0.0, 2.0, 1.0), found, seen(Still(0, 0.97, 0.99)))
+
+    assert row.counted_ms == pytest.approx(10)
+
+
+def test_queue_and_stills_are_not_both_taken_off() -> None:
+    """A thread that queues for a core that stands still waits once."""
+    found = observed(Pause(1.0, 0.060, 0.0, 0.020, 0.010, (0,)))
+
+    row = row_of(Phase("rolls", "small", 0.0, 2.0, 1.0), found, seen(Still(0, 0.95, 0.99)))
+
+    assert row.longest_without_queue_ms == pytest.approx(30)
+    assert row.counted_ms == pytest.approx(20)
+
+
+def test_where_nobody_watched_the_machine_the_limit_is_for_what_is_without_queue() -> None:
+    """And the report says so, with the reason."""
+    found = observed(Pause(1.0, 0.050, 0.0, 0.010))
+
+    row = row_of(Phase("rolls", "small", 0.0, 2.0, 1.0), found, Stills(refused="not allowed"))
+
+    assert row.counted_ms == row.longest_without_queue_ms == pytest.approx(40)
+    assert row.missed
+    assert row.cells[-3:] == ("-", "-", "20")
+    text = pauses.as_text([row])
+    assert "Nobody watched the machine (not allowed)." in text
+    assert "standing still" not in text
+
+
+def test_the_longest_pause_is_told_even_if_it_was_all_the_machines() -> None:
+    """Whoever reads the report sees what was taken off, and why."""
+    ours = [Pause(1.0 + n, 0.010 + n / 1_000, 0.0, 0.0, 0.0, (0,)) for n in range(5)]
+    found = observed(Pause(0.5, 0.170, 0.0, 0.0, 0.0, (0,)), *ours)
+
+    row = row_of(Phase("rolls", "small", 0.0, 9.0, 1.0), found, seen(Still(0, 0.3, 0.5)))
+
+    assert [round(moment.ms) for moment in row.worst] == [14, 13, 12, 170]
+    assert row.still_ms == pytest.approx(170)
+    assert "a core standing still 170.0, the loop's own 170.0; 0.0 count" in str(row.worst[-1])
 
 
 def test_a_long_pause_is_told_with_what_went_on() -> None:
