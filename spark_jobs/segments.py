@@ -43,9 +43,11 @@ from .arrays import Ints
 from .errors import LogDirectoryError
 from .files import WINDOW, child, entries, exists, is_folder, open_content, parent
 from .rows import RECORD_SIZE_MIN, Rows, SegmentBytes
+from .walk import LANE_BYTES, MAGIC_START, record_bounds
 
 BATCH_ROWS: Final = 65_536  # records decoded at once: enough to make numpy's fixed cost vanish
 BATCH_BYTES: Final = 32 << 20  # and at most so many bytes: bounds a worker's memory
+_REACH_GROWTH: Final = 4  # times as far as the last walk came, the next one may come
 STALE_STEP_MIN: Final = 1_000  # ms; a restart takes longer, a clock correction is mostly smaller
 APPEND_SIZE_MAX: Final = 16 << 20  # bytes that a broker may be copying into the log in one go
 SETTLE_TIME: Final = 1.0  # seconds that it may take, not running for most of them
@@ -54,14 +56,11 @@ RECORD_SIZE_MAX: Final = (4 << 20) + (64 << 10)  # bytes; RocketMQ's default lim
 
 _SEGMENT_NAME: Final = re.compile(r"\d{20}")
 _OFFSET_END: Final = 1 << 62  # physical offsets have 64 bits, and are added to
-_MAGIC_START: Final = MAGIC_V1.to_bytes(4, "big")[:3]  # what the magics of V1 and V2 share
 _BLANK: Final = MAGIC_BLANK.to_bytes(4, "big")
 _PREFIX_SIZE: Final = PREFIX.size  # total size and magic
 UNWRITTEN: Final = "unwritten space where a record should be"
 NOT_A_RECORD: Final = "bytes that are no record"
 TORN: Final = "a record that was not written completely"
-
-assert MAGIC_V2.to_bytes(4, "big")[:3] == _MAGIC_START
 
 
 class Segment(NamedTuple):
@@ -209,56 +208,54 @@ class SegmentReader:
         position = start if aligned or not start else self.next_start(start)
         if position >= stop:
             return
+        reach = BATCH_BYTES
         while position < stop:
-            if not self._keep:
-                self._content.release(position)
-            rows, position = self._rows(position, stop, batch_rows)
-            if rows:
+            for rows in self._rows(position, stop, batch_rows, reach):
                 yield rows
-                continue
+                position = int(rows.ends[-1])
+            if position >= stop:
+                break
             hole = self._hole(position)
             if hole is not None:
                 yield hole
                 position += hole.size
-        if stop <= position < end and not self._is_start(position):
+            reach = LANE_BYTES  # where one hole is there may be more
+        if position < end and not self._is_start(position):
             hole = self._hole(position)
             if hole is not None:
                 yield hole
 
-    def _rows(self, position: int, stop: int, batch_rows: int) -> tuple[Rows | None, int]:
-        """Read whole records from here; None when here is none."""
-        positions, end = self._walk(position, stop, batch_rows)
-        if not positions:
-            return None, position
-        bounds = np.array([*positions, end], dtype=np.int64)
-        rows = Rows(self._bytes, bounds[:-1], bounds[1:])
-        sound = rows.sound_count()
-        if sound < len(rows):
-            end = int(bounds[sound])
-            rows = Rows(self._bytes, bounds[:sound], bounds[1 : sound + 1])
-        return (rows if sound else None), end
+    def _rows(self, position: int, stop: int, batch_rows: int, reach: int) -> Iterator[Rows]:
+        """Read the whole records from here to ``stop``, or to something that is none.
 
-    def _walk(self, position: int, stop: int, batch_rows: int) -> tuple[list[int], int]:
-        """Step from size to size; this loop is the only one in Python that sees every record."""
-        unpack = struct.Struct(">iI").unpack_from  # local: a module's Struct cannot be shipped
-        buffer, limit = self._map, self._limit
-        last = min(stop, position + BATCH_BYTES, limit - _PREFIX_SIZE + 1)
-        start = position
-        self._content.load(start, last + _PREFIX_SIZE - 1)
-        positions: list[int] = []
-        add = positions.append
-        for _ in range(batch_rows):
-            if position >= last:
-                break
-            size, magic = unpack(buffer, position)
-            if magic not in (MAGIC_V1, MAGIC_V2):
-                break
-            if size < RECORD_SIZE_MIN or position + size > limit:
-                break
-            add(position)
-            position += size
-        self._content.load(start, position)
-        return positions, position
+        ``reach`` is how many bytes are walked through at first.
+        """
+        while position < stop:
+            if not self._keep:
+                self._content.release(position)
+            walked = self._walk(position, min(stop, position + reach))
+            for first in range(0, len(walked) - 1, batch_rows):
+                bounds = walked[first : first + batch_rows + 1]
+                rows = Rows(self._bytes, bounds[:-1], bounds[1:])
+                sound = rows.sound_count()
+                if sound < len(rows):
+                    if sound:
+                        yield Rows(self._bytes, bounds[:sound], bounds[1 : sound + 1])
+                    return
+                yield rows
+            if len(walked) == 1:
+                return
+            # A walk that ended early would end there again, had it begun a little later.
+            came = int(walked[-1]) - position
+            reach = min(max(_REACH_GROWTH * came, LANE_BYTES), BATCH_BYTES)
+            position += came
+
+    def _walk(self, position: int, stop: int) -> Ints:
+        """Step from size to size; see ``record_bounds``."""
+        self._content.load(position, stop + RECORD_SIZE_MIN)
+        bounds = record_bounds(self._bytes, position, stop, self._limit)
+        self._content.load(position, int(bounds[-1]))
+        return bounds
 
     def _hole(self, position: int) -> Hole | None:
         """Describe what is here instead of a record; None when it has just become one.
@@ -288,7 +285,7 @@ class SegmentReader:
     def _find_record(self, position: int, end: int) -> int:
         at = position + 4
         while True:
-            at = self._find(_MAGIC_START, at, end)
+            at = self._find(MAGIC_START, at, end)
             if at < 0:
                 return end
             if self._is_record(at - 4):
@@ -342,12 +339,9 @@ class SegmentReader:
 
     def record_at(self, position: int) -> Rows | None:
         """Return the record that begins at a position; None when none does."""
-        positions, end = self._walk(position, position + 1, 1)
-        if not positions:
-            return None
-        bounds = np.array([position, end], dtype=np.int64)
-        rows = Rows(self._bytes, bounds[:1], bounds[1:])
-        return rows if rows.sound_count() else None
+        bounds = self._walk(position, position + 1)
+        rows = Rows(self._bytes, bounds[:-1], bounds[1:])
+        return rows if len(rows) and rows.sound_count() else None
 
     def head(self, position: int) -> tuple[int, int]:
         """Read the size and magic at ``position``, zeros behind the end of the segment."""

@@ -16,6 +16,7 @@ from halfmq.spark_jobs.lookup import LogLookup
 from halfmq.spark_jobs.overview import Checks
 from halfmq.spark_jobs.segments import survey
 from tests.support.auditing import audit_here
+from tests.support.lanes import some_lanes
 from tests.support.planted_log import PENDING_AGE, plant
 
 # HALFMQ_AUDIT_SEEDS=1000 makes a campaign of it; a seed that failed is in the name of its test.
@@ -121,7 +122,8 @@ def test_an_audit_of_anything_ends_and_says_what_it_saw(
     said = str(root)
     try:
         step = choose.choice([1 << 12, 1 << 20])
-        found = audit_here(root, step=step, checks=Checks(pending_age=PENDING_AGE)).found
+        with some_lanes(seed):
+            found = audit_here(root, step=step, checks=Checks(pending_age=PENDING_AGE)).found
         segments = survey(root).segments
     except SparkJobsError as error:
         said, segments = str(error), ()

@@ -12,6 +12,7 @@ import pytest
 from halfmq.spark_jobs.judge import State
 from halfmq.spark_jobs.overview import Checks
 from tests.support.auditing import audit_here
+from tests.support.lanes import some_lanes
 from tests.support.planted_log import DAMAGE, PENDING_AGE, Planted, plant
 
 CHECKS = Checks(pending_age=PENDING_AGE)
@@ -22,7 +23,8 @@ FIRST_SEED = random.SystemRandom().randrange(1 << 32)
 
 def audits_to_what_was_planted(planted: Planted, root: Path, seed: int) -> None:
     step = random.Random(seed).choice([1 << 11, 1 << 12, 1 << 14, 1 << 20])
-    outcome = audit_here(root, step=step, buckets=1 + seed % 5, checks=CHECKS)
+    with some_lanes(seed):
+        outcome = audit_here(root, step=step, buckets=1 + seed % 5, checks=CHECKS)
     assert outcome.found == planted.expected, outcome.details
     assert outcome.transactions == planted.states
     unfounded = Counter({State.UNFOUNDED: planted.decisions_on_nothing})

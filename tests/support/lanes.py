@@ -1,0 +1,21 @@
+"""How the walk through a segment is divided, so that small logs of tests have many lanes too."""
+
+import random
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from unittest.mock import patch
+
+from halfmq.spark_jobs import walk
+
+
+@contextmanager
+def lanes_of(size: int) -> Iterator[None]:
+    """Walk in lanes of so many bytes."""
+    searched = min(size, 4 << 10)
+    with patch.multiple(walk, LANE_BYTES=size, _SEARCHED=searched):
+        yield
+
+
+def some_lanes(seed: int) -> AbstractContextManager[None]:
+    """Walk in lanes of some size: of less than a record, of some records, or of many."""
+    return lanes_of(random.Random(seed).choice([128, 1 << 10, 1 << 16]))
