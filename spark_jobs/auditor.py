@@ -59,7 +59,7 @@ class LogSummary:
     first_offset: int
     end_offset: int
     tail: str | None  # what lies behind the end, unless it is unwritten
-    scanned_bytes: int = 0  # of the segments that were read; what a cache knew was not
+    scanned_bytes: int = 0  # of the log that were read for this audit; the cache knew the others
 
 
 @dataclass(frozen=True, slots=True)

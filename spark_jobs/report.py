@@ -28,6 +28,7 @@ def summary(audit: "Audit") -> dict[str, object]:
             "first_offset": audit.log.first_offset,
             "end_offset": audit.log.end_offset,
             "tail": audit.log.tail,
+            "scanned_bytes": audit.log.scanned_bytes,
         },
         "transactions": {
             "total": sum(counts.values()),

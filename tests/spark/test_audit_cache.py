@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from halfmq.spark_jobs.__main__ import main
 from halfmq.spark_jobs.auditor import audited
 from halfmq.spark_jobs.overview import Checks
 from tests.support.log_writer import Apache, LogWriter, Ours
@@ -76,3 +78,25 @@ def test_only_new_segments_are_read(spark: SparkSession, tmp_path: Path) -> None
     assert (states["pending"], after["pending"]) == (100, 20)
     assert (after["committed"], after["rolled_back"], anomalies) == (50, 31, [])
     assert listed.total() == 101
+
+
+def test_the_summary_says_how_much_was_read(tmp_path: Path) -> None:
+    """Of full segments, all by the first audit and nothing by the second; the rest is the same."""
+    log = LogWriter(tmp_path / "log", segment_size=1 << 14)
+    transactions = Ours(log)
+    for _ in range(100):
+        transactions.commit(transactions.half())
+    log.close()
+    *full, last = sorted((tmp_path / "log").iterdir())
+    last.unlink()  # it could still grow
+
+    reports = []
+    for name in ("first.json", "second.json"):
+        places = [str(tmp_path / "log"), "--cache", str(tmp_path / "cache")]
+        main(["audit", *places, "--json", str(tmp_path / name)])
+        reports.append(json.loads((tmp_path / name).read_text()))
+
+    read = [report["log"].pop("scanned_bytes") for report in reports]
+    assert read == [len(full) << 14, 0]
+    assert reports[0] == reports[1]
+    assert reports[0]["log"]["segments"] == len(full) > 1

@@ -82,6 +82,7 @@ def test_anomalies_end_with_1_and_stand_in_every_output(
         "first_offset": 0,
         "end_offset": 41567,
         "tail": None,
+        "scanned_bytes": 41567,
     }
     assert report["transactions"] == {"total": 28, "expired": 0, **counts}
     (delays,) = [d for d in report["delays"] if d["producer_group"] == "pg_tx"]
