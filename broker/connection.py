@@ -60,14 +60,10 @@ class Connection(Protocol):
         """Hand an answer of the peer to who asked; one to nothing is ignored."""
         ...
 
-    def write(self, data: bytes) -> None:
-        """Write whole frames now; nothing happens when the peer is gone."""
-        ...
+    def write(self, data: bytes | memoryview) -> None:
+        """Write whole frames now; nothing happens when the peer is gone.
 
-    def write_file(self, head: bytes, fd: int, position: int, length: int) -> bool:
-        """Write `head` and a part of a file, which is not copied here.
-
-        False when nothing was written: the peer is gone, or does not take everything at once.
+        Memory behind a view may be used again afterwards.
         """
         ...
 

@@ -8,12 +8,11 @@ reading: while a peer does not read its replies, or while the disk is behind, it
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import itertools
 import logging
-import os
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, cast
 
@@ -45,6 +44,9 @@ CONNECTIONS_MAX: Final = 20_000
 
 WRITE_BUFFER_HIGH: Final = 8 << 20
 """Bytes waiting for one slow reader before its requests are no longer read: thirty full pulls."""
+
+STRAIGHT_MIN: Final = 16_384
+"""Bytes from which on a copy for the transport costs more than to go past it."""
 
 REPLIES_JOINED_MAX: Final = 1 << 20
 """Bytes of replies joined for one write. Between two such writes it is seen whether the peer reads:
@@ -110,7 +112,7 @@ class ClientConnection(asyncio.Protocol):
         self.broker_address = ""
         self.language = self.version = 0
         self.last_seen = self._loop.time()
-        self._socket: socket.socket | None = None  # the transport's, once a file was written
+        self._socket: socket.socket | None = None  # the transport's, once much was written
         self._unsent = 0  # bytes that waited for the peer to read them at the last look
 
     # --- asyncio.Protocol
@@ -155,14 +157,15 @@ class ClientConnection(asyncio.Protocol):
             logger.warning("event=protocol_error peer=%s error=%r", self.name, str(broken))
             self.close()
             return
-        self._count_unfinished(self._decoder.buffered)
-        self._stall_if_over_limit()
+        buffered = self._decoder.buffered
+        if buffered != self._unfinished:
+            self._count_unfinished(buffered)
+        if self._shared.release.over_limit():
+            self._stall()
 
-    def _stall_if_over_limit(self) -> None:
-        release = self._shared.release
-        if release.over_limit():
-            self._pause_reading()
-            release.stall(self)
+    def _stall(self) -> None:
+        self._pause_reading()
+        self._shared.release.stall(self)
 
     def _serve(self, commands: list[RemotingCommand]) -> None:
         """Answer commands in order; what is left when peer or disk become slow waits for them."""
@@ -172,7 +175,9 @@ class ClientConnection(asyncio.Protocol):
         for number, command in enumerate(commands, 1):
             reply = dispatch(command, self)
             if reply is None:
-                if not number % LOOK_AT_DISK_EVERY and self._shared.release.over_limit():
+                if not self.writable or (
+                    not number % LOOK_AT_DISK_EVERY and self._shared.release.over_limit()
+                ):
                     self._backlog = commands[number:]
                     break
                 continue
@@ -188,8 +193,6 @@ class ClientConnection(asyncio.Protocol):
             self.write(replies[0] if len(replies) == 1 else b"".join(replies))
 
     def _count_unfinished(self, size: int) -> None:
-        if size == self._unfinished:
-            return
         shared = self._shared
         shared.unfinished_bytes += size - self._unfinished
         grown = size > self._unfinished
@@ -236,10 +239,12 @@ class ClientConnection(asyncio.Protocol):
 
     def _go_on(self) -> None:
         if self._backlog and self.writable and not self._shared.stopping:
-            if not self._shared.release.over_limit():
+            release = self._shared.release
+            if not release.over_limit():
                 backlog, self._backlog = self._backlog, []
                 self._serve(backlog)
-            self._stall_if_over_limit()
+            if release.over_limit():
+                self._stall()
         self._resume_reading()
 
     # --- connection.Connection
@@ -299,40 +304,33 @@ class ClientConnection(asyncio.Protocol):
         """Send `reply` once the commit log is on disk up to `position`."""
         self._shared.release.hold(position, self, reply)
 
-    def write(self, data: bytes) -> None:
-        """Write whole frames; nothing happens when the peer is gone."""
-        if not self.closed and self._transport is not None:
-            self._transport.write(data)
+    def write(self, data: bytes | memoryview) -> None:
+        """Write whole frames; nothing happens when the peer is gone.
 
-    def write_file(self, head: bytes, fd: int, position: int, length: int) -> bool:
-        """Write `head` and a part of a file, past the transport while that has nothing to send.
-
-        False when nothing was written: the peer is gone, or does not take everything at once.
+        Much goes to the socket at once, past the transport while that has nothing to send: so a
+        copy is made only of what the peer does not take.
         """
         transport = self._transport
-        if self.closed or transport is None or transport.get_write_buffer_size():
-            return False
-        if transport.is_closing():
-            return False
-        connected = self._socket or self._connected_socket(transport)
-        if connected is None:
-            return False
-        try:
-            sent = connected.send(head, socket.MSG_MORE)
-        except OSError:
-            return False  # full; or broken, which the transport finds out
-        copied = 0
-        if sent == len(head):
-            with contextlib.suppress(OSError):
-                copied = os.sendfile(connected.fileno(), fd, position, length)
-        if sent + copied < len(head) + length:
-            transport.write(head[sent:] + os.pread(fd, length - copied, position + copied))
-        return True
+        if self.closed or transport is None:
+            return
+        sent = 0
+        if (
+            len(data) >= STRAIGHT_MIN
+            and not transport.get_write_buffer_size()
+            and not transport.is_closing()
+            and (connected := self._socket or self._connected_socket(transport)) is not None
+        ):
+            try:
+                sent = connected.send(data)
+            except OSError:
+                sent = 0  # full; or broken, which the transport finds out
+        if sent < len(data):
+            transport.write(bytes(data[sent:]))
 
     def _connected_socket(self, transport: asyncio.Transport) -> socket.socket | None:
         """Return the transport's socket with all it can do; None if it has none."""
         known = transport.get_extra_info("socket")
-        if known is None or not hasattr(socket, "MSG_MORE"):
+        if known is None or sys.platform == "win32":  # there the transport's writes overlap
             return None
         self._socket = socket.socket(known.family, known.type, known.proto, known.fileno())
         self._socket.setblocking(False)

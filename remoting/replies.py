@@ -197,7 +197,8 @@ def encode_pull_reply(
             group_sys_flag=0,
         )
         header = _reply_header(request, code, offsets, remark)
-    return frame_head(request.header_type, len(header), body_size) + header
+    size = len(header)
+    return _pack_head(4 + size + body_size, request.header_type << 24 | size) + header
 
 
 def _reply_header(

@@ -364,16 +364,19 @@ class ConsumeQueue:
         ):
             return self.map[start : start + wanted]
         target = bytearray(wanted)
-        in_file = min(wanted, file_size - start)
+        if start + wanted <= file_size:
+            read = self._cached.read_into(self._reading(base), (target,), start)
+            return bytes(target) if read == wanted else None
+        in_file = file_size - start
         view = memoryview(target)
-        if not self._cached.fill(self._reading(base), view[:in_file], start):
+        if self._cached.read_into(self._reading(base), (view[:in_file],), start) != in_file:
             return None
         while in_file < wanted:
             base += file_size
-            more = min(wanted - in_file, file_size)
-            if not self._cached.fill(self._reading(base), view[in_file : in_file + more], 0):
+            more = view[in_file : in_file + file_size]
+            if self._cached.read_into(self._reading(base), (more,), 0) != len(more):
                 return None
-            in_file += more
+            in_file += len(more)
         return bytes(target)
 
     def warm(self, queue_offset: int) -> None:

@@ -3,17 +3,15 @@
 The loop thread must never wait for the disk, and a page fault on a map would make it wait with
 the interpreter locked. So ``LogReader.read`` returns only what is in the page cache
 (``page_cache``); what is not, the caller reads with ``read_cold`` in another thread.
-
-What need not be looked at goes from the page cache to a socket without a copy in this process:
-``resident`` says where it lies, if it is there.
 """
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from struct import Struct
 from time import monotonic
-from typing import Final, NamedTuple
+from typing import Final
 
 from . import disk
 from .errors import CorruptRecordError
@@ -35,24 +33,18 @@ logger = logging.getLogger(__name__)
 
 DESCRIPTORS_MAX: Final = 64  # files kept open for reading; consumers are rarely at more places
 SCRATCH_SIZE: Final = 1 << 20  # bytes; a pull answer is a quarter of it
-WARY_S: Final = 10.0  # seconds; see ``_is_cold``
+WARY_S: Final = 1.0  # seconds; see ``_is_cold``
 # Bytes that nobody wants, read to spare a call: those cost a microsecond or two, in which another
 # thread may take the interpreter. Messages of eight queues in turn lie this far apart.
 GAP_MAX: Final = 16 << 10
+PARTS_MAX: Final = 256  # read by one call; with what lies between them, half of what systems take
 _STORE_TIMESTAMP: Final = Struct(">q")
 _STORE_TIMESTAMP_AT: Final = 56  # with an IPv4 born host; 12 bytes later with an IPv6 one
 _HEAD_READ: Final = 80  # bytes that hold both the flags and the store timestamp
 _SYS_FLAG: Final = Struct(">i")
 
 Range = tuple[int, int]  # physical offset, length
-
-
-class FilePart(NamedTuple):
-    """Where a range of the log lies; the descriptor may be closed by the next call of a reader."""
-
-    fd: int
-    position: int
-    length: int  # bytes
+_length_of: Final[Callable[[Range], int]] = itemgetter(1)
 
 
 class LogReader:
@@ -62,6 +54,7 @@ class LogReader:
         self._files = files
         self._descriptors: OrderedDict[int, int] = OrderedDict()  # by offset of the first byte
         self._scratch = memoryview(bytearray(SCRATCH_SIZE))
+        self._unwanted = memoryview(bytearray(GAP_MAX))  # what is read and nobody looks at
         self._cached = CachedReads()
         self._residence = Residence()
         self._wary_until = 0.0  # by the monotonic clock; 0: no read has found too little lately
@@ -71,43 +64,37 @@ class LogReader:
 
         They come ``behind`` what is given: joining the two later would copy everything once more.
         """
+        joined = self.view(ranges, behind=behind)
+        return None if joined is None else bytes(joined)
+
+    def view(self, ranges: Sequence[Range], *, behind: bytes = b"") -> memoryview | None:
+        """Return the same in memory that the next call uses again."""
+        at = len(behind)
+        size = at + sum(map(_length_of, ranges))
+        joined = self._scratch[:size] if size <= SCRATCH_SIZE else memoryview(bytearray(size))
+        joined[:at] = behind
         if len(ranges) == 1:
-            ((physical_offset, length),) = ranges
-            at = len(behind)
-            scratch = self._room(at + length)
-            scratch[:at] = behind
-            is_cached = self._read_cached(physical_offset, scratch[at:])
-            return bytes(scratch) if is_cached else None
-        pieces = [behind]
+            return joined if self._fill((joined[at:],), *ranges[0]) else None
         for physical_offset, length, parts in spans(ranges, self._files.file_size):
-            scratch = self._room(length)
-            if not self._read_cached(physical_offset, scratch):
+            targets: list[memoryview] = []
+            reached = 0
+            for start, end in parts:
+                if start > reached:
+                    targets.append(self._unwanted[: start - reached])
+                targets.append(joined[at : at + end - start])
+                at += end - start
+                reached = end
+            if not self._fill(targets, physical_offset, length):
                 return None
-            pieces += [bytes(scratch[start:end]) for start, end in parts]
-        return b"".join(pieces)
+        return joined
 
-    def _room(self, size: int) -> memoryview:
-        return self._scratch[:size] if size <= SCRATCH_SIZE else memoryview(bytearray(size))
-
-    def resident(self, where: Range) -> FilePart | None:
-        """Return where a range lies if all of it is known to be in the page cache; else None."""
-        physical_offset, length = where
+    def _fill(self, targets: Sequence[memoryview], physical_offset: int, length: int) -> bool:
+        """Read so much of one file into targets of that length; False if not all is cached."""
         position = physical_offset % self._files.file_size
         fd = self._descriptor(physical_offset - position)
-        if not self._residence.is_whole(fd, position, length):
-            return None
-        # A page that is being read counts as well, and after a miss there may be such. The last
-        # one is there when all are.
-        if self._wary_until and not self._cached.fill(fd, self._scratch[:1], position + length - 1):
-            return None
-        return FilePart(fd, position, length)
-
-    def _read_cached(self, physical_offset: int, target: memoryview) -> bool:
-        position = physical_offset % self._files.file_size
-        fd = self._descriptor(physical_offset - position)
-        if self._wary_until and self._is_cold(fd, position, len(target)):
+        if self._wary_until and self._is_cold(fd, position, length):
             return False
-        if self._cached.fill(fd, target, position):
+        if self._cached.read_into(fd, targets, position) == length:
             return True
         self._wary_until = monotonic() + WARY_S
         return False
@@ -249,6 +236,7 @@ def spans(ranges: Iterable[Range], file_size: int) -> Iterator[Span]:
             not 0 <= physical_offset - end <= GAP_MAX
             or following - start > SCRATCH_SIZE
             or physical_offset // file_size != start // file_size
+            or len(parts) == PARTS_MAX
         ):
             if parts:
                 yield start, end - start, parts

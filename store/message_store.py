@@ -38,7 +38,7 @@ from .integrity import Integrity
 from .janitor import Janitor
 from .key_indexing import KeyIndexing
 from .lock import DirectoryLock
-from .log_reader import FilePart, LogReader, Range
+from .log_reader import LogReader, Range
 from .mapped_file import lacks_space, make_directory
 from .quiet import QuietStretches
 from .recovery import Progress, Recovery, RecoveryReport
@@ -495,9 +495,9 @@ class MessageStore:
         """
         return self._reader.read(ranges, behind=behind)
 
-    def resident(self, where: Range) -> FilePart | None:
-        """Return where in a file a range lies, if it is in the page cache; to be used at once."""
-        return self._reader.resident(where)
+    def view(self, ranges: Sequence[Range], *, behind: bytes = b"") -> memoryview | None:
+        """Return the same without a copy; the next call overwrites it, so it is to be used now."""
+        return self._reader.view(ranges, behind=behind)
 
     def read_cold(self, ranges: Iterable[Range], *, ahead: int = 0) -> bytes:
         """Return the same, waiting for the disk where needed; any thread may call it.

@@ -6,7 +6,7 @@
 
 import errno
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -24,21 +24,20 @@ class CachedReads:
     def __init__(self) -> None:
         self._flags = disk.NO_WAIT
 
-    def fill(self, fd: int, target: memoryview | bytearray, position: int) -> bool:
-        """Read a file from ``position`` on; False if not all of that is in memory."""
-        return self.read_into(fd, target, position) == len(target)
+    def read_into(self, fd: int, targets: Sequence[memoryview | bytearray], position: int) -> int:
+        """Fill targets with what follows ``position`` of a file, as far as it is in memory.
 
-    def read_into(self, fd: int, target: memoryview | bytearray, position: int) -> int:
-        """Read what is there and in memory; return how many bytes, -1 if the first is not."""
+        Return how many bytes that are, -1 if the first is not.
+        """
         try:
-            return disk.preadv(fd, (target,), position, self._flags)
+            return disk.preadv(fd, targets, position, self._flags)
         except BlockingIOError:
             return -1
         except OSError as error:
             if error.errno not in _REFUSED or not self._flags:
                 raise
             self._flags = 0
-            return disk.preadv(fd, (target,), position)
+            return disk.preadv(fd, targets, position)
 
 
 class NotInMemoryError(Exception):
@@ -94,7 +93,7 @@ def read(path: Path, fd: int, size: int, position: int) -> bytes:
     view = memoryview(target)
     filled = 0
     while filled < size:
-        got = _cached.read_into(fd, view[filled:], position + filled)
+        got = _cached.read_into(fd, (view[filled:],), position + filled)
         if got < 0:
             raise NotInMemoryError(path, position, size)
         if got == 0:

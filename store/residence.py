@@ -50,10 +50,6 @@ class Residence:
 
     def lacks(self, fd: int, position: int, length: int) -> bool:
         """Tell whether some of a file's range is known not to be there."""
-        return not self.is_whole(fd, position, length) and self._is_known
-
-    def is_whole(self, fd: int, position: int, length: int) -> bool:
-        """Tell whether all of a file's range can be read without waiting for the disk."""
         if not self._is_known:
             return False
         asked = self._range
@@ -63,4 +59,4 @@ class Residence:
             return False
         page = disk.PAGE_SIZE
         pages = (position + length - 1) // page - position // page + 1
-        return bool(self._pages.cached >= pages)
+        return bool(self._pages.cached < pages)

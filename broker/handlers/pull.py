@@ -1,9 +1,9 @@
 """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), with long polling.
 
-A found pull is answered from contiguous ranges of the log: walked once, read once. A single large
-one goes to the socket straight from the page cache. What is not there, be it ranges of the log or
-the queue's entries, is read in a thread: the event loop never waits for the disk. The codes,
-offsets and remarks are those of RocketMQ's `DefaultPullMessageResultHandler`.
+A found pull is answered from contiguous ranges of the log: walked once, and read once from the page
+cache to where the socket takes them. What is not there, be it ranges of the log or the queue's
+entries, is read in a thread: the event loop never waits for the disk. The codes, offsets and
+remarks are those of RocketMQ's `DefaultPullMessageResultHandler`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
-from halfmq.remoting.bodies import SubscriptionData, subscription_data
+from halfmq.remoting.bodies import SUBSCRIBE_ALL, SubscriptionData, subscription_data
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import SubscriptionError
@@ -56,8 +56,8 @@ SUSPEND_MS_MAX: Final = 60_000
 TAG_TYPES: Final = frozenset({None, "", "TAG"})
 """Expression types that mean tags. Source: `ExpressionType.isTagType`."""
 
-FILE_ANSWER_MIN: Final = 16_384
-"""Bytes of a single range from which on a copy costs more than the two calls that save it."""
+COPIED_MAX: Final = 16_384
+"""Bytes below which an answer is joined with others of the same read rather than sent alone."""
 
 READ_AHEAD: Final = 2 << 20
 """Bytes of log behind a cold answer that are read with it: who replays comes for them next, and
@@ -109,7 +109,9 @@ class Store(Protocol):
 
     def read(self, ranges: Sequence[tuple[int, int]], *, behind: bytes = ...) -> bytes | None: ...
 
-    def resident(self, where: tuple[int, int]) -> tuple[int, int, int] | None: ...
+    def view(
+        self, ranges: Sequence[tuple[int, int]], *, behind: bytes = ...
+    ) -> memoryview | None: ...
 
     def read_cold(self, ranges: Sequence[tuple[int, int]], *, ahead: int = ...) -> bytes: ...
 
@@ -258,15 +260,12 @@ class PullHandler:
     def _found(
         self, request: RemotingCommand, connection: Connection, result: GetResult
     ) -> bytes | None:
-        head = _full(request, result)
-        ranges = result.ranges
-        if len(ranges) == 1 and result.size >= FILE_ANSWER_MIN:
-            part = self._store.resident(ranges[0])
-            if part is not None and connection.write_file(head, *part):
-                return None
-        answer = self._store.read(ranges, behind=head)
+        answer = self._store.view(result.ranges, behind=_full(request, result))
         if answer is not None:
-            return answer
+            if len(answer) < COPIED_MAX:
+                return bytes(answer)
+            connection.write(answer)
+            return None
         future = self._on_thread(lambda: self._store.read_cold(result.ranges, ahead=READ_AHEAD))
         finish = partial(self._cold_done, request=request, connection=connection, result=result)
         future.add_done_callback(lambda done: self._pace.spend(lambda: finish(done)))
@@ -431,8 +430,10 @@ class PullHandler:
         _refuse_sql(header.expression_type)
         if header.expression_type not in TAG_TYPES:
             return None  # RocketMQ lets everything pass, and the client filters
+        if header.subscription == SUBSCRIBE_ALL:
+            return None  # as nearly all do; not worth an object
         try:
-            return subscription_data(header.topic, header.subscription or "*").codes
+            return subscription_data(header.topic, header.subscription).codes
         except SubscriptionError as error:
             raise RequestRefusedError(
                 ResponseCode.SUBSCRIPTION_PARSE_FAILED, "parse the consumer's subscription failed"

@@ -73,12 +73,8 @@ class FakeConnection:
     def answered(self, answer: RemotingCommand) -> None:
         self.answers.append(answer)
 
-    def write(self, data: bytes) -> None:
-        self.written.append(data)
-
-    def write_file(self, head: bytes, fd: int, position: int, length: int) -> bool:
-        del head, fd, position, length
-        return False
+    def write(self, data: bytes | memoryview) -> None:
+        self.written.append(bytes(data))
 
     def reply_when_durable(self, position: int, reply: bytes) -> None:
         self.held.append((position, reply))
@@ -202,9 +198,9 @@ class FakeLog:
     def read(self, ranges: Sequence[tuple[int, int]], *, behind: bytes = b"") -> bytes | None:
         return None if self.cold else behind + self._bytes(ranges)
 
-    def resident(self, where: tuple[int, int]) -> tuple[int, int, int] | None:
-        del where
-        return None
+    def view(self, ranges: Sequence[tuple[int, int]], *, behind: bytes = b"") -> memoryview | None:
+        found = self.read(ranges, behind=behind)
+        return None if found is None else memoryview(found)
 
     def read_cold(self, ranges: Sequence[tuple[int, int]], *, ahead: int = 0) -> bytes:
         self.cold_reads += 1

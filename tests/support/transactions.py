@@ -244,9 +244,6 @@ class Connected:
         self.asked: list[tuple[int, CheckTransactionStateRequestHeader, bytes]] = []
         self.waiting: list[tuple[int, bytes]] = []
 
-    def write_file(self, head: bytes, fd: int, position: int, length: int) -> bool:
-        raise AssertionError("nothing about transactions is answered with a file")
-
     def send_request(self, code: int, header: object, body: bytes = b"") -> bool:
         assert isinstance(header, CheckTransactionStateRequestHeader)
         if self.closed or not self.writable:
@@ -269,7 +266,7 @@ class Connected:
     def answered(self, answer: RemotingCommand) -> None:
         raise AssertionError("answers come through the test")
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | memoryview) -> None:
         raise AssertionError("nothing is written directly")
 
     def reply_when_durable(self, position: int, reply: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -46,11 +46,11 @@ def frozen() -> Iterator[Frozen]:
     read_into, fetch = CachedReads.read_into, NotInMemoryError.fetch
 
     def read_frozen(
-        self: CachedReads, fd: int, target: memoryview | bytearray, position: int
+        self: CachedReads, fd: int, targets: Sequence[memoryview | bytearray], position: int
     ) -> int:
         if (os.fstat(fd).st_ino, position) not in ice.thawed:
             return -1
-        return read_into(self, fd, target, position)
+        return read_into(self, fd, targets, position)
 
     def thaw(self: NotInMemoryError) -> None:
         ice.fetched_by.append(threading.get_ident())

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import cast
 from unittest.mock import Mock
 
 import pytest
@@ -18,7 +20,7 @@ from halfmq.broker.connection import Connection, Handler
 from halfmq.broker.errors import AddressTakenError, RequestRefusedError
 from halfmq.broker.release import UNFLUSHED_BYTES_MAX, ReplyRelease
 from halfmq.broker.router import Router
-from halfmq.broker.server import Server
+from halfmq.broker.server import STRAIGHT_MIN, ClientConnection, Server
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
@@ -285,15 +287,22 @@ async def test_the_address_is_the_one_the_client_reached() -> None:
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
-def test_a_peer_that_does_not_read_is_not_served_on(loop_factory: LoopFactory) -> None:
+@pytest.mark.parametrize("written", [False, True])
+def test_a_peer_that_does_not_read_is_not_served_on(
+    loop_factory: LoopFactory, written: bool
+) -> None:
     """Its answers would fill the memory; it gets all of them once it reads, in order."""
     answer = bytes(1 << 20)
     requests = 200
     served: list[int] = []
 
-    def large(request: RemotingCommand, _connection: Connection) -> bytes | None:
+    def large(request: RemotingCommand, connection: Connection) -> bytes | None:
         served.append(request.opaque)
-        return encode_reply(request, body=answer)
+        reply = encode_reply(request, body=answer)
+        if not written:
+            return reply
+        connection.write(memoryview(reply))  # as the handler of pulls does
+        return None
 
     async def main() -> None:
         async with _serving(large) as (server, _), _peer(server) as slow, _peer(server) as other:
@@ -317,71 +326,105 @@ def test_a_peer_that_does_not_read_is_not_served_on(loop_factory: LoopFactory) -
 
 @pytest.mark.parametrize("loop_factory", LOOPS)
 @pytest.mark.parametrize("size", [1, 40_000, 3 << 20])
-def test_parts_of_files_come_whole_and_in_order(
-    loop_factory: LoopFactory, size: int, tmp_path: Path
+def test_what_is_in_memory_used_again_comes_whole_and_in_order(
+    loop_factory: LoopFactory, size: int
 ) -> None:
-    """Straight from the page cache or, while the peer is slow, by way of the transport."""
+    """Straight to the socket or, while the peer is slow, by way of the transport."""
     answers = 40
     choose = random.Random(size)
     content = choose.randbytes(size + answers)
-    path = tmp_path / "content"
-    path.write_bytes(content)
-    straight: list[bool] = []
+    scratch = bytearray(size + 1_000)
 
     async def main() -> None:
-        with path.open("rb", buffering=0) as file:
-
-            def part(request: RemotingCommand, connection: Connection) -> bytes | None:
-                start = request.opaque
-                answer = encode_reply(request, body=content[start : start + size])
-                if start % 3:
-                    head = answer[: len(answer) - size]
-                    straight.append(connection.write_file(head, file.fileno(), start, size))
-                    return None if straight[-1] else answer
+        def part(request: RemotingCommand, connection: Connection) -> bytes | None:
+            start = request.opaque
+            answer = encode_reply(request, body=content[start : start + size])
+            if start % 3:
+                scratch[: len(answer)] = answer
+                connection.write(memoryview(scratch)[: len(answer)])
+                scratch[:] = bytes(len(scratch))
+            else:
                 connection.write(answer)
-                return None
+            return None
 
-            async with _serving(part) as (server, _), _peer(server) as peer:
-                peer.writer.write(
-                    b"".join(encode_request(105, opaque=n, header=ROUTE) for n in range(answers))
-                )
-                seen = [await peer.answer() for _ in range(answers)]
+        async with _serving(part) as (server, _), _peer(server) as peer:
+            peer.writer.write(
+                b"".join(encode_request(105, opaque=n, header=ROUTE) for n in range(answers))
+            )
+            seen = [await peer.answer() for _ in range(answers)]
 
-        assert [one.opaque for one in seen if one.opaque % 3] == [
-            one for one in range(answers) if one % 3
-        ]
+        assert [one.opaque for one in seen] == list(range(answers))
         for one in seen:
             assert one.body == content[one.opaque : one.opaque + size]
-        assert any(straight)
 
     run_on(loop_factory, main())
 
 
-async def test_no_part_of_a_file_goes_to_a_peer_that_is_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_much_goes_past_a_transport_that_has_nothing_to_send(
+    loop_factory: LoopFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would keep a copy of what the socket takes at once."""
+    straight: list[int] = []
+    real = ClientConnection._connected_socket
+
+    class Socket:
+        def __init__(self, connected: socket.socket) -> None:
+            self._connected = connected
+
+        def send(self, data: memoryview) -> int:
+            straight.append(self._connected.send(data))
+            return straight[-1]
+
+        def detach(self) -> int:
+            return self._connected.detach()
+
+    def connected_socket(self: ClientConnection, transport: asyncio.Transport) -> object:
+        connected = real(self, transport)
+        assert connected is not None
+        self._socket = cast("socket.socket", Socket(connected))
+        return self._socket
+
+    monkeypatch.setattr(ClientConnection, "_connected_socket", connected_socket)
+
+    def part(request: RemotingCommand, connection: Connection) -> bytes | None:
+        connection.write(encode_reply(request, body=bytes(request.opaque)))
+        return None
+
+    async def main() -> None:
+        async with _serving(part) as (server, _), _peer(server) as peer:
+            for size in (STRAIGHT_MIN // 2, STRAIGHT_MIN):
+                peer.writer.write(encode_request(105, opaque=size, header=ROUTE))
+                assert (await peer.answer()).body == bytes(size)
+
+    run_on(loop_factory, main())
+    assert len(straight) == 1
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_nothing_is_written_to_a_peer_that_is_gone(loop_factory: LoopFactory) -> None:
     """Its descriptor may belong to another peer by then."""
-    path = tmp_path / "content"
-    path.write_bytes(bytes(1000))
     connections: list[Connection] = []
 
     def part(request: RemotingCommand, connection: Connection) -> bytes | None:
         connections.append(connection)
-        with path.open("rb", buffering=0) as file:
-            head = encode_reply(request, body=bytes(1000))[:-1000]
-            assert connection.write_file(head, file.fileno(), 0, 1000)
+        connection.write(encode_reply(request, body=bytes(STRAIGHT_MIN)))
         return None
 
-    lost: list[Connection] = []
-    async with _serving(part, lost=lost) as (server, _):
-        async with _peer(server) as peer:
-            peer.writer.write(encode_request(105, opaque=1, header=ROUTE))
-            assert (await peer.answer()).body == bytes(1000)
-        while not lost:  # noqa: ASYNC110  # the server fills the list
-            await asyncio.sleep(0)
-        async with _peer(server) as other:
-            with path.open("rb", buffering=0) as file:
-                assert not connections[0].write_file(b"head", file.fileno(), 0, 1000)
-            other.writer.write(encode_request(105, opaque=2, header=ROUTE))
-            assert (await other.answer()).opaque == 2
+    async def main() -> None:
+        lost: list[Connection] = []
+        async with _serving(part, lost=lost) as (server, _):
+            async with _peer(server) as peer:
+                peer.writer.write(encode_request(105, opaque=1, header=ROUTE))
+                assert (await peer.answer()).body == bytes(STRAIGHT_MIN)
+            while not lost:  # noqa: ASYNC110  # the server fills the list
+                await asyncio.sleep(0)
+            async with _peer(server) as other:
+                connections[0].write(bytes(2 * STRAIGHT_MIN))
+                other.writer.write(encode_request(105, opaque=2, header=ROUTE))
+                assert (await other.answer()).opaque == 2
+
+    run_on(loop_factory, main())
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)

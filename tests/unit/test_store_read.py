@@ -3,13 +3,13 @@
 import errno
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from halfmq.store import disk, index_file, key_indexing, residence
+from halfmq.store import disk, index_file, key_indexing, log_reader, residence
 from halfmq.store.config import FlushMode
 from halfmq.store.errors import DiskFullError
 from halfmq.store.format.properties import tag_hash
@@ -19,6 +19,7 @@ from halfmq.store.key_indexing import RECORDS_PER_PUT_MIN
 from halfmq.store.log_reader import GAP_MAX, spans
 from halfmq.store.mapped_file import reserve
 from halfmq.store.message_store import GetStatus, MessageStore
+from halfmq.store.selection import _merged
 from tests.support.stores import (
     Clock,
     append_durably,
@@ -313,22 +314,84 @@ def test_queue_entries_are_warmed_from_file_to_file(
     assert opened == [f"0/{0:020}", f"0/{size:020}"]
 
 
-def test_a_range_is_resident_when_all_of_it_is_cached(store: MessageStore) -> None:
-    """Half of it would do for nobody: the other half would be waited for."""
+def test_neighbours_become_one_range_wherever_they_begin_and_end() -> None:
+    """As a walk from message to message finds it."""
+    choose = random.Random(4711)
+    for _ in range(500):
+        starts, sizes, end = [], [], choose.randrange(100)
+        walked: list[tuple[int, int]] = []
+        for _ in range(choose.randint(1, 8)):
+            gap, size = choose.choice([0, 0, 7]), choose.randint(1, 5)
+            if walked and not gap:
+                walked[-1] = (walked[-1][0], walked[-1][1] + size)
+            else:
+                walked.append((end + gap, size))
+            starts.append(end + gap)
+            sizes.append(size)
+            end += gap + size
+
+        assert _merged(tuple(starts), tuple(sizes), sum(sizes)) == walked
+
+
+def reading_end(store: MessageStore) -> int:
+    """Return the reader's descriptor of the log's first file; skip where nobody knows of pages."""
+    fd = store._reader._descriptor(0)
+    kernel = residence.Residence()
+    kernel.lacks(fd, 0, 1)
+    if not kernel._is_known:
+        pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
+    return fd
+
+
+def test_what_is_cached_by_half_is_not_read(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other half would be waited for."""
     append_durably(store, draft(body=bytes(8000)))
     (where,) = store.get("T", 0, 0).ranges
-    part = store.resident(where)
-    if part is None:
-        pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
-    assert os.pread(part.fd, part.length, part.position) == store.read([where])
+    real = disk.preadv
 
-    os.fsync(part.fd)
-    os.posix_fadvise(part.fd, 0, 0, os.POSIX_FADV_RANDOM)  # nothing is read ahead
-    os.posix_fadvise(part.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.pread(part.fd, 1, part.position)
+    def half(fd: int, targets: Sequence[memoryview], position: int, flags: int) -> int:
+        (target,) = targets
+        return real(fd, (target[: len(target) // 2],), position, flags)
 
-    assert store.resident((where[0], 1)) is not None
-    assert store.resident(where) is None
+    monkeypatch.setattr(disk, "preadv", half)
+
+    assert store.view([where]) is None
+    assert store.read([where]) is None
+
+
+def test_any_number_of_scattered_messages_is_read(tmp_path: Path) -> None:
+    """A call takes a thousand parts at most; refused, it would be thought to know no cold."""
+    config = small_config(tmp_path, commit_log_file_size=1 << 20, consume_queue_file_size=20_000)
+    with closing(MessageStore(config, now_ms=Clock())) as store:
+        store.open()
+        both = (draft(topic, body=b"") for _ in range(700) for topic in ("T", "other"))
+        append_durably(store, *both)
+
+        ranges = store.get("T", 0, 0, max_count=700).ranges
+
+        assert len(ranges) == 700
+        assert store.read(ranges) == store.read_cold(ranges)
+        assert store._reader._cached._flags == disk.NO_WAIT
+
+
+def test_a_view_is_what_a_read_returns_and_lives_until_the_next(store: MessageStore) -> None:
+    """A socket takes it at once, and the memory is used again."""
+    other = append_durably(store, draft(body=bytes(100)), draft("other", body=bytes(3_000)))[1]
+    append_durably(store, draft(body=bytes(200)))
+    ranges = store.get("T", 0, 0).ranges
+    assert len(ranges) == 2
+
+    first = store.view(ranges, behind=b"head")
+    assert first is not None
+    kept = bytes(first)
+    assert kept == b"head" + store.read_cold(ranges)
+
+    store.view([(other.physical_offset, other.size)])
+
+    assert bytes(first) != kept
+    assert store.read(ranges, behind=b"head") == kept
 
 
 def test_what_is_known_to_be_cold_is_not_tried(
@@ -337,10 +400,8 @@ def test_what_is_known_to_be_cold_is_not_tried(
     """Even a read that may not wait costs the loop the beginning of a read-ahead."""
     done = append_durably(store, *(draft(body=bytes(8000)) for _ in range(8)))
     ranges = [(done[0].physical_offset, done[0].size), (done[1].physical_offset, done[1].size)]
-    part = store.resident(ranges[0])
-    if part is None:
-        pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
-    os.fsync(part.fd)
+    log = reading_end(store)
+    os.fsync(log)
     tried: list[int] = []
     real = disk.preadv
 
@@ -351,7 +412,7 @@ def test_what_is_known_to_be_cold_is_not_tried(
     monkeypatch.setattr(disk, "preadv", preadv)
     for _ in range(1_000):  # what is still being read, after the first try, cannot be dropped
         tried.clear()
-        os.posix_fadvise(part.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(log, 0, 0, os.POSIX_FADV_DONTNEED)
         if store.read(ranges) is None and not tried:
             break
     else:
@@ -369,18 +430,16 @@ def test_a_look_at_what_is_cold_brings_in_nothing_else(tmp_path: Path) -> None:
         store.open()
         done = append_durably(store, *(draft(body=bytes(8000)) for _ in range(300)))
         where = (done[0].physical_offset, done[0].size)  # a start looks like the start of a scan
-        part = store.resident(where)
-        if part is None:
-            pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
-        os.fsync(part.fd)
-        os.posix_fadvise(part.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        fd = reading_end(store)
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         kernel = residence.Residence()
-        kernel.is_whole(part.fd, 0, size)
+        kernel.lacks(fd, 0, size)
         before = kernel._pages.cached
 
         store.read([where])
 
-        kernel.is_whole(part.fd, 0, size)
+        kernel.lacks(fd, 0, size)
         assert kernel._pages.cached - before <= where[1] // disk.PAGE_SIZE + 2
 
 
@@ -399,7 +458,7 @@ def test_who_reads_on_finds_more_in_memory(
     assert asked == [(first[0], first[1]), (first[0], first[1] + 2_000)]
 
 
-def test_what_is_still_being_read_is_not_resident(
+def test_what_is_still_being_read_is_not_waited_for(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel counts its pages as cached, and who wants them waits for the disk."""
@@ -412,18 +471,40 @@ def test_what_is_still_being_read_is_not_resident(
     monkeypatch.setattr(disk, "preadv", locked)
 
     assert store.read([where]) is None
-    assert store.resident(where) is None
+    assert store.view([where]) is None
 
 
-def test_where_the_kernel_cannot_tell_nothing_is_resident(
+def test_who_found_nothing_looks_first_for_a_while_only(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look costs a tenth of an answer; one miss does not make all answers dearer for long."""
+    append_durably(store, draft(body=bytes(8000)))
+    (where,) = store.get("T", 0, 0).ranges
+    now = 100.0
+    looks: list[int] = []
+    monkeypatch.setattr(log_reader, "monotonic", lambda: now)
+    monkeypatch.setattr(store._reader._residence, "lacks", lambda _fd, at, _size: looks.append(at))
+    with monkeypatch.context() as missing:
+        missing.setattr(disk, "preadv", lambda *_: 0)
+        assert store.read([where]) is None
+
+    assert store.read([where]) is not None
+    assert len(looks) == 1
+    now += log_reader.WARY_S
+    assert store.read([where]) is not None
+    assert len(looks) == 1
+
+
+def test_where_the_kernel_cannot_tell_it_is_tried(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before Linux 6.5 it does not know the question."""
     append_durably(store, draft())
     monkeypatch.setattr(residence, "_CACHESTAT", 100_000)
+    store._reader._wary_until = float("inf")
 
     (where,) = store.get("T", 0, 0).ranges
-    assert store.resident(where) is None
+    assert store.read([where]) == store.read_cold([where])
 
 
 def test_where_the_system_cannot_tell_it_is_read_anyway(

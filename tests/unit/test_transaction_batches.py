@@ -40,11 +40,8 @@ class Peer(Connected):
         super().__init__()
         self.written: list[bytes] = []
 
-    def write_file(self, head: bytes, fd: int, position: int, length: int) -> bool:
-        raise AssertionError("no decision is answered with a file")
-
-    def write(self, data: bytes) -> None:
-        self.written.append(data)
+    def write(self, data: bytes | memoryview) -> None:
+        self.written.append(bytes(data))
 
 
 class Front:
