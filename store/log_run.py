@@ -150,11 +150,11 @@ def _seeming_length(chunk: bytes, position: int, offset: int, end: int, longest:
     if size < HEAD_V4.size or not chunk.startswith(head, position + size):
         return 0
     room = min(len(chunk) - HEAD_V4.size - position, end - offset)
+    if room < RUN_LENGTH_MIN * size:
+        return 0
     length = longest
     while length * size > room:
         length //= 2
-    if length < RUN_LENGTH_MIN:
-        return 0
     behind = position + length * size
     if (
         not chunk.startswith(head, behind - size)
