@@ -4,9 +4,10 @@ Every measurement is a process of its own with a Spark session of its own, on ge
 (``spark_log.py``). Processor time is that of the JVM and of all Python workers; on a machine that
 does other things too it is the figure to compare. Goals stand beside the figures.
 
-A session is never part of a figure. What a log is read for is read twice: the first time, the JVM
-compiles its own code, which takes some seconds of processor time however long the log is. Both
-are told; the goals are about the second. Audits are measured as they are run, once per session.
+To start a session is never part of a figure. A log is read twice in its session: the JVM compiles
+most of its code the first time, and some of it for every query, which takes one or two seconds of
+processor time however long the log is. Both are told; the goals are about the second. Audits are
+measured as they are run, once per session.
 """
 
 import argparse
