@@ -1,10 +1,10 @@
 """Records of one layout in a row, taken apart in columns.
 
 Most logs hold long runs of records that have the same size, topic and lengths. ``Runs`` takes up to
-``RUN_LENGTH_MAX`` of them apart with one call and checks each field of all of them with one more: a
-quarter of what the walk from record to record takes. Whatever is unusual about one of them, it says
-that there is no run, and ``find_records`` looks. How much is tried doubles with each run found, so
-that little is taken apart in vain.
+``RUN_LENGTH_MAX`` of them apart with one call and checks each field of all of them with one more:
+half of what the walk from record to record takes, CRCs included. Whatever is unusual about one of
+them, it says that there is no run, and ``find_records`` looks. How much is tried doubles with each
+run found, so that little is taken apart in vain.
 """
 
 from functools import lru_cache, reduce
@@ -27,7 +27,7 @@ from .format.record import (
 )
 
 RUN_LENGTH_MIN: Final = 64  # records; fewer are found faster one by one
-# 512 take 40 % less than eight times 64; a mebibyte, which is scanned at once, has no more of 2 KB.
+# A start takes a third less than with 64; a mebibyte is scanned at once, and has no more of 2 KB.
 RUN_LENGTH_MAX: Final = 512
 _LAYOUTS_MAX: Final = 64  # layouts kept, each of 30 to 240 KB
 _PREPARED: Final = int(TransactionType.PREPARED)  # in prepared and rollback records

@@ -210,6 +210,7 @@ class LogScan:
         self._check_crc = check_crc
         self._runs = Runs(check_crc=check_crc)
         self._trust = trust
+        # Records behind it need a closer look than a run gives them.
         marks = (trust.durable_offset, trust.fresh_offset) if trust is not None else ()
         self._doubtful_from = min((mark for mark in marks if mark >= 0), default=sys.maxsize)
 
@@ -269,7 +270,9 @@ class LogScan:
         check_crc, trust = self._check_crc, self._trust
         at = run_size = 0
         while True:
-            run = self._run_at(chunk, at, offset) if count_max != _ALL else None
+            run = None
+            if count_max != _ALL:
+                run = self._runs.at(chunk, at, offset + at, self._doubtful_from)
             if run is not None:
                 run_size = run.length * run.size
                 at += run_size
@@ -290,10 +293,6 @@ class LogScan:
                 yield offset, chunk, found
             if not found or stop is not _Stop.BAD:
                 return stop
-
-    def _run_at(self, chunk: bytes, at: int, offset: int) -> Run | None:
-        """Return the run at a position of a chunk, if nothing but the CRC needs a look there."""
-        return self._runs.at(chunk, at, offset + at, self._doubtful_from)
 
     def _note(self, chunk: bytes, offset: int, found: list[Found]) -> int:
         position, size, sys_flag, *_ = found[-1]

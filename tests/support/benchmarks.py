@@ -1,15 +1,28 @@
-"""A server for the load generator that keeps what it was sent and answers as it is told."""
+"""Where programs are compiled, and a server that keeps what the load generator sends to it."""
 
+import shutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import pytest
+
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 
 Answer = Callable[[RemotingCommand], bytes]
+
+
+@contextmanager
+def compiling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Have programs compiled into a directory of the tests; skipped where nothing compiles."""
+    if shutil.which("gcc") is None and shutil.which("cc") is None:
+        pytest.skip("no C compiler: programs of the benchmarks are not tested on this machine")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HALFMQ_BENCHMARKS_DIR", str(tmp_path_factory.mktemp("benchmarks")))
+        yield
 
 
 @dataclass

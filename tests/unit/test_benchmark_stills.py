@@ -1,7 +1,6 @@
 """The witness sees when cores stand still, and what it saw is cut to a pause as it should."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 
 from benchmarks.build import build
 from benchmarks.stills import Still, Stillness, Stills, Stretch, joined, overlap, witness
+from tests.support.benchmarks import compiling
 
 STOPPED_S: Final = 0.2
 WITHIN_S: Final = 30.0
@@ -30,11 +30,8 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The witness, compiled into a directory of the tests; skipped where nothing compiles."""
-    if shutil.which("gcc") is None and shutil.which("cc") is None:
-        pytest.skip("no C compiler: the witness of stills is not tested on this machine")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HALFMQ_BENCHMARKS_DIR", str(tmp_path_factory.mktemp("benchmarks")))
+    """The witness, compiled for the tests."""
+    with compiling(tmp_path_factory):
         yield build("stills")
 
 

@@ -1,7 +1,6 @@
 """The load generator counts honestly and speaks the protocol; the report's ratios hold."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +32,7 @@ from halfmq.remoting.headers import (
 )
 from halfmq.remoting.replies import encode_reply, encode_send_reply
 from halfmq.store.format.properties import decode_batch, decode_properties
-from tests.support.benchmarks import recording_server
+from tests.support.benchmarks import compiling, recording_server
 
 MSG_ID = "7F00000100002A9F0000000000001000"
 SHORT = Timing(seconds=0.1, warmup=0.05)
@@ -41,11 +40,8 @@ SHORT = Timing(seconds=0.1, warmup=0.05)
 
 @pytest.fixture(scope="module")
 def generator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
-    """The generator, compiled into a directory of the tests; skipped where nothing compiles."""
-    if shutil.which("gcc") is None and shutil.which("cc") is None:
-        pytest.skip("no C compiler: the load generator is not tested on this machine")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HALFMQ_BENCHMARKS_DIR", str(tmp_path_factory.mktemp("benchmarks")))
+    """The generator, compiled for the tests."""
+    with compiling(tmp_path_factory):
         yield build_generator(cpu=None, header="json", end="two-way")
 
 
