@@ -99,11 +99,12 @@ static void *watch(void *state)
     if (schedstat < 0)
         fail_errno("/proc/thread-self/schedstat");
     pthread_barrier_wait(&all_watch);
-    uint64_t queued = queued_ns(schedstat);
+    uint64_t queued = queued_ns(schedstat), now = now_ns();
     while (!atomic_load_explicit(&is_over, memory_order_relaxed)) {
-        uint64_t due = now_ns() + PERIOD_NS;
+        uint64_t due = now + PERIOD_NS; /* no moment lies outside of a period: the core may stop at any */
         sleep_until(due);
-        uint64_t now = now_ns(), before = queued;
+        uint64_t before = queued;
+        now = now_ns();
         queued = queued_ns(schedstat);
         if (now < due + STILL_MIN_NS)
             continue;
