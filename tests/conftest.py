@@ -1,4 +1,4 @@
-"""The dose of campaigns: of each file so many tests, others in every run."""
+"""How tests are shared out among processes, and the dose of campaigns."""
 
 from __future__ import annotations
 
@@ -7,28 +7,71 @@ import random
 from collections import defaultdict
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling, Scheduling
+
+from tests.support.seeds import NAME, run_seed
 
 DOSE = "HALFMQ_CAMPAIGN_TESTS"
-"""Most tests of one file that a run of campaigns takes; all when it is not set."""
+"""Most tests of one file that a run of campaigns takes, others in every run; all when not set."""
 
-SEED = "HALFMQ_CAMPAIGN_SEED"
-"""Chooses which; printed, and set to have the same ones again."""
+SPARK = "tests/spark/"
+"""Tests that share one Spark session, hence one process: to start one takes as long as most."""
+
+LONG = (SPARK, "tests/quality/")
+
+WORKERS_MAX = 4
+"""Processes of a parallel run."""
+
+
+def pytest_configure() -> None:
+    """Choose the seed before there are other processes, which then have the same."""
+    run_seed()
+
+
+def pytest_report_header() -> str:
+    """Say what has these very tests chosen again when it is set."""
+    return f"{NAME}={run_seed()}"
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: half of the time, tests wait for processes and for the disk.
+
+    No more than a few, since each may take a gigabyte, and the one with Spark two.
+    """
+    return min((os.cpu_count() or 1) + 1, WORKERS_MAX)
+
+
+class FilesScheduling(LoadFileScheduling):  # type: ignore[misc]  # xdist tells no types
+    """Gives each process whole files, whose tests share brokers, and one all tests of Spark."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return SPARK if nodeid.startswith(SPARK) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    """Share out the tests of a parallel run."""
+    return FilesScheduling(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with what takes long, or one process would end long behind the others."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    _leave_out(config, items)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out campaigns above the dose; what is no campaign is not touched."""
     dose = os.environ.get(DOSE)
     if dose is None:
         return
-    seed = os.environ.get(SEED) or str(random.randrange(1 << 32))
     by_file: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
         if item.get_closest_marker("campaign") is not None:
             by_file[item.nodeid.partition("::")[0]].append(item)
     left_out: set[pytest.Item] = set()
     for file, tests in by_file.items():
-        choose = random.Random(f"{seed} {file}")
+        choose = random.Random(f"{run_seed()} {file}")
         left_out.update(choose.sample(tests, max(len(tests) - int(dose), 0)))
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=[*left_out])
-    print(f"\n{DOSE}={dose} {SEED}={seed}: {len(left_out)} campaign tests left out")

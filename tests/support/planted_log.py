@@ -7,9 +7,11 @@ offsets that show it. The same seed gives the same bytes.
 
 import random
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 
 from halfmq.spark_jobs.judge import Kind, State
@@ -61,10 +63,18 @@ class Planted:
         return self.spare
 
     def ops_of(self, half: Written) -> list[int]:
-        """The op records that name a half."""
-        slot = str(half.queue_offset).encode()
-        ops = [record for record in self.log.written if record.topic == OP]
-        return [record.offset for record in ops if slot in record.body.split(b",")]
+        """The op records that name a half, when all is written."""
+        return self._ops[str(half.queue_offset).encode()]
+
+    @cached_property
+    def _ops(self) -> dict[bytes, list[int]]:
+        """Where the op records lie that name a place among the halves."""
+        ops: dict[bytes, list[int]] = defaultdict(list)
+        for record in self.log.written:
+            if record.topic == OP:
+                for slot in {*record.body.split(b",")}:
+                    ops[slot].append(record.offset)
+        return ops
 
     @property
     def expected(self) -> list[Found]:

@@ -18,10 +18,11 @@ from halfmq.spark_jobs.segments import survey
 from tests.support.auditing import audit_here
 from tests.support.lanes import some_lanes
 from tests.support.planted_log import PENDING_AGE, plant
+from tests.support.seeds import run_seed
 
 # HALFMQ_AUDIT_SEEDS=1000 makes a campaign of it; a seed that failed is in the name of its test.
 SEEDS = 6 * int(os.environ.get("HALFMQ_AUDIT_SEEDS", "3"))
-FIRST_SEED = random.SystemRandom().randrange(1 << 32)
+FIRST_SEED = run_seed()
 SEGMENT = 1 << 15
 
 

@@ -14,11 +14,12 @@ from halfmq.spark_jobs.overview import Checks
 from tests.support.auditing import audit_here
 from tests.support.lanes import some_lanes
 from tests.support.planted_log import DAMAGE, PENDING_AGE, Planted, plant
+from tests.support.seeds import run_seed
 
 CHECKS = Checks(pending_age=PENDING_AGE)
 # HALFMQ_AUDIT_SEEDS=1000 makes a campaign of it; a seed that failed is in the name of its test.
 SEEDS = int(os.environ.get("HALFMQ_AUDIT_SEEDS", "3"))
-FIRST_SEED = random.SystemRandom().randrange(1 << 32)
+FIRST_SEED = run_seed()
 
 
 def audits_to_what_was_planted(planted: Planted, root: Path, seed: int) -> None:
