@@ -18,8 +18,6 @@ DOSE = "HALFMQ_CAMPAIGN_TESTS"
 SPARK = "tests/spark/"
 """Tests that share one Spark session, hence one process: to start one takes as long as most."""
 
-LONG = (SPARK, "tests/quality/")
-
 WORKERS_MAX = 4
 """Processes of a parallel run."""
 
@@ -55,12 +53,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with what takes long, or one process would end long behind the others."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
-    _leave_out(config, items)
-
-
-def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out campaigns above the dose; what is no campaign is not touched."""
     dose = os.environ.get(DOSE)
     if dose is None:

@@ -441,6 +441,15 @@ def interrupt(_command: RemotingCommand, _peer: Peer) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.fixture
+def keyboard() -> Iterator[None]:
+    """Ctrl-C as a program has it by default: what runs in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("keyboard")
 @pytest.mark.parametrize("code", [RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT])
 def test_an_interrupted_client_leaves_nothing_open(served: BrokerThread, code: RequestCode) -> None:
     """While it starts, and while it says good-bye."""
