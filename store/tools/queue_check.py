@@ -295,19 +295,21 @@ class QueueCheck:
 
     def _judge(self, run: _Run, offsets: range, known: Unclaimed, *, between: bool = False) -> None:
         """Judge entries that no record claims; behind the last record they end with a zero."""
-        for start in range(offsets.start, offsets.stop, _ENTRIES_READ):
-            count = min(_ENTRIES_READ, offsets.stop - start)
-            content = _read_entries(run.row, start, count)
-            if not any(content):
-                if between:
-                    self._tell_unclaimed(run, start, MISSING, "no entry", count)
-                    continue
-                return
-            for queue_offset, entry in enumerate(unpack_entries(content), start):
-                if not between and not entry.is_valid:
+        for stretch, has_file in _stretches(run.row, offsets):
+            step = _ENTRIES_READ if has_file else stretch.stop - stretch.start
+            for start in range(stretch.start, stretch.stop, step):
+                count = min(step, stretch.stop - start)
+                content = _read_entries(run.row, start, count) if has_file else b""
+                if not any(content):
+                    if between:
+                        self._tell_unclaimed(run, start, MISSING, "no entry", count)
+                        continue
                     return
-                self._judge_one(run, queue_offset, entry, known)
-            self.entries += count
+                for queue_offset, entry in enumerate(unpack_entries(content), start):
+                    if not between and not entry.is_valid:
+                        return
+                    self._judge_one(run, queue_offset, entry, known)
+                self.entries += count
 
     def _judge_one(self, run: _Run, queue_offset: int, entry: QueueEntry, known: Unclaimed) -> None:
         physical_offset, size, _ = entry
@@ -386,6 +388,28 @@ def _place(row: MappedFileQueue, queue_offset: int) -> tuple[Path, int]:
     position = queue_offset * ENTRY_SIZE
     base = row.base_of(position)
     return row.path(base), position - base
+
+
+def _stretches(row: MappedFileQueue, offsets: range) -> Iterator[tuple[range, bool]]:
+    """Cut queue offsets into those that have a file and those that have none.
+
+    A record whose queue offset has a bit too much may leave out more than could ever be read.
+    """
+    start, per_file = offsets.start, row.file_size // ENTRY_SIZE
+    for base in row.bases:
+        first = base // ENTRY_SIZE
+        if first >= offsets.stop:
+            break
+        if first + per_file <= start:
+            continue
+        if start < first:
+            yield range(start, first), False
+            start = first
+        end = min(first + per_file, offsets.stop)
+        yield range(start, end), True
+        start = end
+    if start < offsets.stop:
+        yield range(start, offsets.stop), False
 
 
 def _read_entries(row: MappedFileQueue, start: int, count: int) -> bytes:

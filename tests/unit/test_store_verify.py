@@ -13,6 +13,7 @@ import pytest
 from halfmq.command.main import main
 from halfmq.store.errors import UnusableFileError
 from halfmq.store.format.index import FIRST_ITEM, item_position
+from halfmq.store.format.record import QUEUE_OFFSET_AT
 from halfmq.store.format.transaction_snapshot import FILE_NAME, FOOTER
 from halfmq.store.json_table import save_table
 from halfmq.store.lock import DirectoryLock, is_held
@@ -193,6 +194,22 @@ def test_a_damaged_head_costs_its_record_only(root: Path, position: int, what: s
 
     assert kinds(report) == {"record_damaged": 1}, what
     assert report.records == RECORDS
+
+
+@pytest.mark.parametrize("bit", [0, 9, 17, 33, 45, 60, 61, 62, 63])
+def test_a_wrong_queue_offset_is_found_whichever_bit_it_is(root: Path, bit: int) -> None:
+    """Also one so high that the queue in between could never be read."""
+    path, position = only(root / "commitlog"), 0
+    content = path.read_bytes()
+    for _ in range(20):
+        position += int.from_bytes(content[position : position + 4], "big")
+    flip(path, position + QUEUE_OFFSET_AT + 7 - bit // 8, bit % 8)
+
+    report = verify(root)
+
+    assert "bytes_changed" in kinds(report), "by the digest"
+    assert {"entry_missing", "entry_without_record"} & {*kinds(report)}, "and by its queue"
+    assert report.records == RECORDS + 1
 
 
 def test_a_damaged_record_that_a_start_has_found_is_a_note(root: Path) -> None:
