@@ -1,21 +1,27 @@
 """Records of one layout in a row, taken apart in columns.
 
-Most logs hold long runs of records that have the same size, topic and lengths. ``Runs`` takes up to
-``RUN_LENGTH_MAX`` of them apart with one call and checks each field of all of them with one more:
-half of what the walk from record to record takes, CRCs included. Whatever is unusual about one of
-them, it says that there is no run, and ``find_records`` looks. How much is tried doubles with each
-run found, so that little is taken apart in vain.
+Most logs hold long runs of records that have the same size, topic and lengths. A byte of a field is
+then at the same place in each, one size further on, so ``Runs`` reads up to ``RUN_LENGTH_MAX`` of
+them column by column, with a few calls for each field of all: less than half of what the walk from
+record to record takes, CRCs included. Whatever is unusual about one of them, it says that there is
+no run, and ``find_records`` looks. How much is tried doubles with each run found, so that little
+is taken apart in vain.
 """
 
+import sys
+from array import array
+from collections.abc import Callable, Sequence
 from functools import lru_cache, reduce
-from operator import or_
+from operator import itemgetter, or_
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
+from .format.columns import halves, packed, repeated
 from .format.crc import crc32
 from .format.filler import FILLER_BIT
 from .format.flags import HOSTS_MASK, INNER_BATCH, TransactionType
 from .format.properties import tags_code
+from .format.queue_entry import ENTRY_SIZE, LAYOUT
 from .format.record import (
     CRC_MASK,
     CRC_TAIL_START,
@@ -24,12 +30,15 @@ from .format.record import (
     MAGIC_V2,
     PHYSICAL_OFFSET_AT,
     PREFIX,
+    QUEUE_OFFSET_AT,
+    SYS_FLAG_AT,
 )
+from .format.topics import SCHEDULE_TOPIC
 
 RUN_LENGTH_MIN: Final = 64  # records; fewer are found faster one by one
 # A start takes a third less than with 64; a mebibyte is scanned at once, and has no more of 2 KB.
 RUN_LENGTH_MAX: Final = 512
-_LAYOUTS_MAX: Final = 64  # layouts kept, each of 30 to 240 KB
+_LAYOUTS_MAX: Final = 64  # layouts kept, each of 6 to 50 KB
 _PREPARED: Final = int(TransactionType.PREPARED)  # in prepared and rollback records
 _UNUSUAL: Final = _PREPARED | HOSTS_MASK | INNER_BATCH | FILLER_BIT
 _BODY_LENGTH_AT: Final = HEAD_V4.size - 4
@@ -37,26 +46,27 @@ _TOPIC_LENGTH_SIZE: Final = {MAGIC_V1: 1, MAGIC_V2: 2}
 _TAGS: Final = b"TAGS\x01"
 _SECTOR: Final = 512  # bytes; see is_torn in log_scan.py
 _LONG: Final = Struct(">q")
-# Size and magic, CRC, queue id, queue offset, physical offset, flags, body length, body, topic with
-# both lengths around it, tags, and the properties behind them.
-_FIELDS: Final = 11
+_BODY_CRC_AT: Final = 8
+_QUEUE_ID_AT: Final = 12
+_STORE_TIMESTAMP_AT: Final = 56  # with IPv4 hosts
+_SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()  # its queue entries say when, not which tags
+_Taker: TypeAlias = Callable[[Sequence[Any]], Any]
+
+Share: TypeAlias = tuple[int, int, bytes, int]
+"""What a run has of one queue: its id, the queue offset of the first record, their queue entries
+and the physical offset behind the last one. Queue offsets follow each other."""
 
 
 class Run(NamedTuple):
-    """Columns of whole records that follow each other."""
+    """Whole records that follow each other, and their places in queues."""
 
     at: int  # position of the first in its chunk
     size: int  # bytes of each
+    length: int  # records
     topic: bytes  # of all
     sys_flags: int  # bits that any of them has
-    queue_ids: tuple[int, ...]
-    queue_offsets: tuple[int, ...]
-    tags_codes: list[int]
-
-    @property
-    def length(self) -> int:
-        """How many records it has."""
-        return len(self.queue_ids)
+    store_timestamp: int  # of the last one, in ms
+    shares: list[Share]
 
 
 class _Layout(NamedTuple):
@@ -71,13 +81,12 @@ class _Layout(NamedTuple):
 
 
 @lru_cache(maxsize=_LAYOUTS_MAX)
-def _columns(layout: _Layout, length: int) -> Struct:
-    """Return what takes a run of a length apart: ``_FIELDS`` values for each record."""
+def _parts(layout: _Layout, length: int) -> Struct:
+    """Return what gives bodies, tags and the properties behind them, of so many records."""
     tail_size = layout.properties_size - layout.tags_at - layout.tags_size
     return Struct(
-        ">"
-        + (
-            f"8sIi4xqqi44x4s{layout.body_size}s{layout.topic_size}s"
+        (
+            f"{HEAD_V4.size}x{layout.body_size}s{layout.topic_size}x"
             f"{layout.tags_at}x{layout.tags_size}s{tail_size}s"
         )
         * length
@@ -164,43 +173,81 @@ def _seeming_length(chunk: bytes, position: int, offset: int, end: int, longest:
     return length
 
 
+class _Columns:
+    """Fields of records of one size in a row, read by steps of that size."""
+
+    def __init__(self, chunk: bytes, position: int, size: int, length: int) -> None:
+        self._chunk, self._position, self._size, self._length = chunk, position, size, length
+        self._end = position + size * length
+
+    def are_same(self, at: int, width: int) -> bool:
+        """Tell whether these bytes are the same in all records."""
+        chunk, size, length = self._chunk, self._size, self._length
+        first = self._position + at
+        for place in range(first, first + width):
+            if chunk[place : self._end : size].count(chunk[place]) != length:
+                return False
+        return True
+
+    def numbers(self, at: int, typecode: str) -> "array[int]":
+        """Return a field of all records, a big-endian number."""
+        column = array(typecode)
+        width = column.itemsize
+        content = bytearray(width * self._length)
+        first = self._position + at
+        for place in range(width):
+            content[place::width] = self._chunk[first + place : self._end : self._size]
+        column.frombytes(content)
+        if sys.byteorder == "little":
+            column.byteswap()
+        return column
+
+
 def _taken_apart(
     chunk: bytes, position: int, offset: int, layout: _Layout, length: int, check_crc: bool
 ) -> Run | None:
     size = int.from_bytes(layout.head[:4], "big")
-    fields = _columns(layout, length).unpack_from(chunk, position)
-    topics = fields[8::_FIELDS]
-    flags = fields[5::_FIELDS]
-    body_at = position + HEAD_V4.size
-    topic_at = body_at + layout.body_size
+    columns = _Columns(chunk, position, size, length)
+    topic_at = HEAD_V4.size + layout.body_size
+    physical = array("q", range(offset, offset + length * size, size))
     if (
-        fields[::_FIELDS].count(layout.head) != length
-        or fields[4::_FIELDS] != tuple(range(offset, offset + length * size, size))
-        or fields[6::_FIELDS].count(chunk[body_at - 4 : body_at]) != length
-        or topics.count(chunk[topic_at : topic_at + layout.topic_size]) != length
-        or (sys_flags := reduce(or_, set(flags))) & _UNUSUAL
+        not columns.are_same(0, PREFIX.size)
+        or not columns.are_same(_BODY_LENGTH_AT, 4)
+        or not columns.are_same(topic_at, layout.topic_size)
+        or columns.numbers(PHYSICAL_OFFSET_AT, "q").tobytes() != physical.tobytes()
+        or (sys_flags := reduce(or_, set(columns.numbers(SYS_FLAG_AT, "i")))) & _UNUSUAL
     ):
         return None
-    if check_crc and [crc & CRC_MASK for crc in map(crc32, fields[7::_FIELDS])] != list(
-        fields[1::_FIELDS]
-    ):
-        return None
-    codes = _tags_codes(fields[9::_FIELDS], fields[10::_FIELDS], layout)
+    parts = _parts(layout, length).unpack_from(chunk, position)
+    if check_crc:
+        crcs = array("I", [crc & CRC_MASK for crc in map(crc32, parts[::3])])
+        if crcs.tobytes() != columns.numbers(_BODY_CRC_AT, "I").tobytes():
+            return None
+    codes = _tags_codes(parts[1::3], parts[2::3], layout)
     if codes is None:
         return None
-    topic_start = topic_at + _TOPIC_LENGTH_SIZE[PREFIX.unpack(layout.head)[1]]
-    topic = chunk[topic_start : topic_at + layout.topic_size - 2]
-    return Run(position, size, topic, sys_flags, fields[2::_FIELDS], fields[3::_FIELDS], codes)
+    queue_ids, queue_offsets = (
+        columns.numbers(_QUEUE_ID_AT, "i"),
+        columns.numbers(QUEUE_OFFSET_AT, "q"),
+    )
+    shares = _shares(offset, size, tuple(queue_ids), tuple(queue_offsets), codes)
+    topic_start = position + topic_at + _TOPIC_LENGTH_SIZE[PREFIX.unpack(layout.head)[1]]
+    topic = chunk[topic_start : position + topic_at + layout.topic_size - 2]
+    if shares is None or topic == _SCHEDULE_TOPIC:
+        return None
+    stored = _LONG.unpack_from(chunk, position + size * (length - 1) + _STORE_TIMESTAMP_AT)[0]
+    return Run(position, size, length, topic, sys_flags, stored, shares)
 
 
 def _tags_codes(
     tags: tuple[bytes, ...], tails: tuple[bytes, ...], layout: _Layout
 ) -> list[int] | None:
     """Return the tags codes of a run; None if its properties need a closer look."""
-    for tail in set(tails):
-        # Later tags would win, a CRC must be checked, and zeros may be a sector never written.
-        if _TAGS in tail or CRC_TAIL_START in tail or tail.endswith(b"\0"):
-            return None
+    # Later tags would win, a CRC must be checked, and zeros may be a sector never written. Where
+    # two meet, there may seem to be some: then it is looked for from record to record, in vain.
+    joined = b"".join(tails)
+    if _TAGS in joined or CRC_TAIL_START in joined or b"\0" in joined:
+        return None
     if layout.properties_size >= _SECTOR:
         return None  # such a sector may lie within
     if not layout.tags_size:
@@ -212,3 +259,60 @@ def _tags_codes(
             return None
         codes[field] = tags_code(field[len(start) - len(_TAGS) :])
     return [codes[field] for field in tags]
+
+
+# Shares ----------------------------------------------------------------------------------------
+
+
+def _shares(
+    start: int,
+    size: int,
+    queue_ids: tuple[int, ...],
+    queue_offsets: tuple[int, ...],
+    codes: list[int],
+) -> list[Share] | None:
+    """Return the shares of a run at physical offset ``start``; None if a queue has an odd one."""
+    entries = _entries(start, size, codes)
+    ends = range(start + size, start + size * len(codes) + 1, size)
+    shares: list[Share] = []
+    for queue_id, share in _takers(queue_ids):
+        offsets = share(queue_offsets)
+        first = offsets[0]
+        if offsets != (*range(first, first + len(offsets)),):
+            return None
+        shares.append((queue_id, first, b"".join(share(entries)), share(ends)[-1]))
+    return shares
+
+
+def _takers(queue_ids: tuple[int, ...]) -> list[tuple[int, _Taker]]:
+    """Return for each queue what takes its part of a run's column."""
+    count = len(set(queue_ids))
+    if queue_ids[count:] == queue_ids[:-count]:  # in turn, as most programs send
+        return [(queue_ids[first], _every(first, count)) for first in range(count)]
+    places: dict[int, list[int]] = {}
+    for index, queue_id in enumerate(queue_ids):
+        places.setdefault(queue_id, []).append(index)
+    return [
+        (queue_id, itemgetter(*indexes) if len(indexes) > 1 else _every(indexes[0], len(queue_ids)))
+        for queue_id, indexes in places.items()
+    ]
+
+
+@lru_cache(maxsize=RUN_LENGTH_MAX)
+def _every(first: int, step: int) -> _Taker:
+    return itemgetter(slice(first, None, step))
+
+
+def _entries(start: int, size: int, codes: list[int]) -> tuple[bytes, ...]:
+    """Return the queue entries of records of one size that follow each other."""
+    length = len(codes)
+    columns = repeated(LAYOUT.pack(0, size, codes[0]), length)
+    columns[0::5], columns[1::5] = halves(range(start, start + length * size, size))
+    if codes.count(codes[0]) != length:
+        columns[3::5], columns[4::5] = halves(codes)
+    return _divider(length).unpack(packed(columns))
+
+
+@lru_cache(maxsize=8)
+def _divider(count: int) -> Struct:
+    return Struct(f"{ENTRY_SIZE}s" * count)

@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Generator, Iterator
 from enum import Enum
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from . import disk
 from .format.crc import crc32
@@ -61,6 +61,7 @@ _BODY_AT: Final = tuple(HEADS[bits].size for bits in (0x00, 0x10, 0x20, 0x30))
 _STORE_TIMESTAMP_AT: Final = (56, 68, 56, 68)
 
 _ALL: Final = -1  # records, without a limit
+_NOTHING_KNOWN: Final = 0, 0  # bytes at the beginning of a chunk, and of the last run of them
 
 # position in the chunk, size, flags, queue id, queue offset, where topic and properties begin;
 # the topic ends two bytes before the properties
@@ -172,6 +173,16 @@ def is_garbled(chunk: bytes, position_in_file: int, found: Found) -> bool:
     return any(segment.find("\x01") < 1 for segment in segments if segment)
 
 
+class Ahead(Protocol):
+    """Somebody who has walked over the same log already."""
+
+    def run_at(self, chunk_offset: int, at: int) -> Run | None:
+        """Return the run that begins at a position of the chunk at an offset, if it is known."""
+
+    def records_at(self, chunk_offset: int, at: int) -> list[Found]:
+        """Return records that begin there and follow each other; none if they are not known."""
+
+
 class _Stop(Enum):
     """Why no record was found."""
 
@@ -195,10 +206,12 @@ class LogScan:
         *,
         check_crc: bool = True,
         trust: Trust | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
         """A record begins at ``start``, or a file; ``end`` of None means as far as it goes.
 
-        Without ``trust`` whatever is whole counts.
+        Without ``trust`` whatever is whole counts. What somebody ``ahead`` has found, with CRCs
+        checked or not, is not looked for again.
         """
         self.end_offset = start  # behind the last valid record
         self.last_record = -1  # physical offset where that begins; -1 while there is none
@@ -209,6 +222,7 @@ class LogScan:
         self._end = end
         self._check_crc = check_crc
         self._runs = Runs(check_crc=check_crc)
+        self._ahead = ahead
         self._trust = trust
         # Records behind it need a closer look than a run gives them.
         marks = (trust.durable_offset, trust.fresh_offset) if trust is not None else ()
@@ -221,7 +235,10 @@ class LogScan:
             yield offset, chunk, block
 
     def blocks(self) -> Iterator[tuple[int, bytes, list[Found] | Run]]:
-        """Give the same in smaller pieces, with records of one layout in columns."""
+        """Give the same in smaller pieces, with records of one layout in columns.
+
+        The content of a chunk is empty where somebody ahead has found a run in it.
+        """
         return self._walk(RUN_LENGTH_MIN)
 
     def _walk(self, count_max: int) -> Iterator[tuple[int, bytes, list[Found] | Run]]:
@@ -248,7 +265,12 @@ class LogScan:
         fd = disk.open_file(self._files.path(base), disk.READ)
         try:
             while (start := self.end_offset - base) + PREFIX.size <= end:
-                chunk = disk.pread(fd, min(SCAN_CHUNK, end - start), start)
+                wanted, known = min(SCAN_CHUNK, end - start), _NOTHING_KNOWN
+                if self._ahead is not None and count_max != _ALL:
+                    known = yield from self._take_runs(self._ahead, base + start, wanted)
+                    if wanted == SCAN_CHUNK < sum(known):
+                        continue
+                chunk = disk.pread(fd, wanted, start)
                 if len(chunk) < PREFIX.size:
                     return _Stop.BAD
                 size, magic = PREFIX.unpack_from(chunk)
@@ -256,35 +278,55 @@ class LogScan:
                     return _Stop.BLANK
                 if len(chunk) < size <= end - start and magic in {MAGIC_V1, MAGIC_V2}:
                     chunk = disk.pread(fd, size, start)
-                stop = yield from self._scan_chunk(chunk, base + start, count_max)
+                stop = yield from self._scan_chunk(chunk, base + start, count_max, *known)
                 if stop is not _Stop.BAD or self.end_offset == base + start:
                     return stop
             return _Stop.BAD
         finally:
             disk.close(fd)
 
-    def _scan_chunk(
-        self, chunk: bytes, offset: int, count_max: int
-    ) -> Generator[tuple[int, bytes, list[Found] | Run], None, _Stop]:
-        """Give what a chunk at a physical offset holds; it ends within a record or a blank."""
-        check_crc, trust = self._check_crc, self._trust
+    def _take_runs(
+        self, ahead: Ahead, offset: int, size: int
+    ) -> Generator[tuple[int, bytes, list[Found] | Run], None, tuple[int, int]]:
+        """Give the runs that a chunk is known to begin with; return their bytes, and the last's."""
         at = run_size = 0
+        while (run := self._known_run(ahead, offset, at, size)) is not None:
+            run_size = run.length * run.size
+            at += run_size
+            yield self._note_run(b"", offset, run)
+        return at, run_size
+
+    def _known_run(self, ahead: Ahead, offset: int, at: int, size: int) -> Run | None:
+        """Return the run that begins at a position, if it may be taken without a closer look."""
+        run = ahead.run_at(offset, at)
+        end = at + run.length * run.size if run is not None else 0
+        return run if end <= size and offset + end <= self._doubtful_from else None
+
+    def _scan_chunk(
+        self, chunk: bytes, offset: int, count_max: int, at: int, run_size: int
+    ) -> Generator[tuple[int, bytes, list[Found] | Run], None, _Stop]:
+        """Give what a chunk at a physical offset holds; it ends within a record or a blank.
+
+        Up to ``at`` that is known, and ends with a run of a size.
+        """
+        check_crc, trust = self._check_crc, self._trust
+        ahead = self._ahead if count_max != _ALL else None
         while True:
-            run = None
-            if count_max != _ALL:
-                run = self._runs.at(chunk, at, offset + at, self._doubtful_from)
-            if run is not None:
-                run_size = run.length * run.size
-                at += run_size
-                self.records += run.length
-                self.end_offset = offset + at
-                self.last_record = self.end_offset - run.size
-                self.last_timestamp = store_timestamp(chunk, at - run.size, 0)
-                yield offset, chunk, run
-                continue
+            found = [] if ahead is None else ahead.records_at(offset, at)
+            if count_max != _ALL and not found:
+                run = ahead and self._known_run(ahead, offset, at, len(chunk))
+                run = run or self._runs.at(chunk, at, offset + at, self._doubtful_from)
+                if run is not None:
+                    run_size = run.length * run.size
+                    at += run_size
+                    yield self._note_run(chunk, offset, run)
+                    continue
             if len(chunk) == SCAN_CHUNK < at + run_size:
                 return _Stop.BAD  # the next chunk begins here, and may have the rest of a run
-            found = find_records(chunk, offset, check_crc=check_crc, start=at, count_max=count_max)
+            if not found:
+                found = find_records(
+                    chunk, offset, check_crc=check_crc, start=at, count_max=count_max
+                )
             stop = _Stop.BAD
             if found and trust is not None:
                 found, stop = self._trusted(chunk, offset, found, trust)
@@ -293,6 +335,13 @@ class LogScan:
                 yield offset, chunk, found
             if not found or stop is not _Stop.BAD:
                 return stop
+
+    def _note_run(self, chunk: bytes, offset: int, run: Run) -> tuple[int, bytes, Run]:
+        self.records += run.length
+        self.end_offset = offset + run.at + run.length * run.size
+        self.last_record = self.end_offset - run.size
+        self.last_timestamp = run.store_timestamp
+        return offset, chunk, run
 
     def _note(self, chunk: bytes, offset: int, found: list[Found]) -> int:
         position, size, sys_flag, *_ = found[-1]

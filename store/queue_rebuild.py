@@ -21,21 +21,17 @@ to its one record here: the last has the entry, the ones before are skipped.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
-from operator import itemgetter
-from struct import Struct
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from .commit_log import NO_QUEUE_ENTRY
 from .consume_queue import ConsumeQueue, QueueTable, is_directory_name
 from .dispatch import delivery_time, inner_batch_size
-from .format.columns import halves, packed, repeated
 from .format.filler import FILLER_BIT, FILLER_TAGS_CODE, is_filler
 from .format.flags import INNER_BATCH, TRANSACTION_MASK
 from .format.properties import tags_code
 from .format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
 from .format.topics import SCHEDULE_TOPIC
-from .log_run import RUN_LENGTH_MAX, Run
+from .log_run import Run
 from .log_scan import Found, find_records, store_timestamp
 from .quiet import TRANSACTION_TOPICS
 
@@ -50,7 +46,6 @@ _UNUSUAL: Final = NO_QUEUE_ENTRY | INNER_BATCH | FILLER_BIT
 _TAGS: Final = b"TAGS\x01"
 _TAGS_MAX: Final = 4096  # distinct tags whose code is kept
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
-_Share: TypeAlias = Callable[[Sequence[Any]], tuple[Any, ...]]
 
 
 class IncompleteError(Exception):
@@ -95,7 +90,7 @@ class QueueScan:
     def __init__(self, queue: ConsumeQueue, old_tail: list[tuple[int, QueueEntry]]) -> None:
         self.queue = queue
         self.next_offset = queue.next_offset
-        self.entries: list[bytes] = []
+        self.entries: list[bytes] = []  # each of one record or more
         self.last_end = queue.last_end
         self.is_schedule = queue.topic == SCHEDULE_TOPIC
         self.held: Odd | None = None  # a record that jumps ahead, until the next one tells
@@ -149,14 +144,19 @@ class QueueRebuild:
         start: int,
         log_start: int,
         held: Callable[[ConsumeQueue], int],
+        read: Callable[[int, int], bytes],
         delay_levels_ms: Sequence[int],
         batch_queues: frozenset[tuple[str, int]],
     ) -> None:
-        """``held`` says how many entries below the start a queue has; it may raise."""
+        """``held`` says how many entries below the start a queue has; it may raise.
+
+        ``read`` returns so many bytes of the log from a physical offset on.
+        """
         self._queues = queues
         self._start = start
         self._log_start = log_start
         self._held = held
+        self._read = read
         self._levels = delay_levels_ms
         self._batch_queues = batch_queues
         self._scans: dict[tuple[bytes, int], QueueScan] = {}
@@ -172,7 +172,7 @@ class QueueRebuild:
     # The scan -------------------------------------------------------------------------------
 
     def dispatch(self, chunk_offset: int, chunk: bytes, block: list[Found] | Run) -> bool:
-        """Gather the queue entries of records in a chunk.
+        """Gather the queue entries of records in a chunk; that of a run need not be there.
 
         Return whether it is certain that none of them is about a transaction.
 
@@ -183,11 +183,10 @@ class QueueRebuild:
         self._is_quiet = isinstance(block, list) or not block.sys_flags & TRANSACTION_MASK
         if isinstance(block, list):
             self._dispatch(chunk_offset, chunk, block)
-        elif not self._dispatch_run(chunk_offset, block):
-            found = find_records(
-                chunk, chunk_offset, check_crc=False, start=block.at, count_max=block.length
-            )
-            self._dispatch(chunk_offset, chunk, found)
+        elif not self._dispatch_run(block):
+            start = chunk_offset + block.at
+            content = self._read(start, block.length * block.size)
+            self._dispatch(start, content, find_records(content, start, check_crc=False))
         self._gathered += len(block) if isinstance(block, list) else block.length
         if self._gathered > _ENTRIES_HELD:
             self._gathered = 0
@@ -195,26 +194,17 @@ class QueueRebuild:
                 scan.write()
         return self._is_quiet and before == [scan.next_offset for scan in self._transactional]
 
-    def _dispatch_run(self, chunk_offset: int, run: Run) -> bool:
+    def _dispatch_run(self, run: Run) -> bool:
         """Do so if all of a run's records are the next ones of their queues."""
-        if run.topic == _SCHEDULE_TOPIC:
-            return False
-        start = chunk_offset + run.at
-        ends = (*range(start + run.size, start + run.size * run.length + 1, run.size),)
-        shares: list[tuple[QueueScan, _Share]] = []
-        for queue_id, share in _shares(run.queue_ids):
-            scan = self._scans.get((run.topic, queue_id))
-            if scan is None:
+        scans = [self._scans.get((run.topic, queue_id)) for queue_id, *_ in run.shares]
+        for scan, (_, queue_offset, _, _) in zip(scans, run.shares, strict=True):
+            if scan is None or scan.next_offset != queue_offset:
                 return False
-            offsets = share(run.queue_offsets)
-            if offsets != (*range(scan.next_offset, scan.next_offset + len(offsets)),):
-                return False
-            shares.append((scan, share))
-        entries = _entries_of(start, run)
-        for scan, share in shares:
-            scan.entries += share(entries)
-            scan.next_offset = share(run.queue_offsets)[-1] + 1
-            scan.last_end = share(ends)[-1]
+        for scan, (_, _, entries, end) in zip(scans, run.shares, strict=True):
+            assert scan is not None
+            scan.entries.append(entries)
+            scan.next_offset += len(entries) // ENTRY_SIZE
+            scan.last_end = end
         return True
 
     def _dispatch(self, chunk_offset: int, chunk: bytes, found: list[Found]) -> None:
@@ -429,39 +419,6 @@ class QueueRebuild:
         if any(is_one_bit_off(held, gap) for gap in self.gaps):
             return False
         return queue_offset - scan.next_offset <= _UNCONFIRMED_MAX
-
-
-def _shares(queue_ids: tuple[int, ...]) -> list[tuple[int, _Share]]:
-    """Return for each queue what takes its part of a run's column."""
-    count = len(set(queue_ids))
-    if queue_ids[count:] == queue_ids[:-count]:  # in turn, as most programs send
-        return [(queue_ids[first], _every(first, count)) for first in range(count)]
-    places: dict[int, list[int]] = {}
-    for index, queue_id in enumerate(queue_ids):
-        places.setdefault(queue_id, []).append(index)
-    return [
-        (queue_id, itemgetter(*indexes) if len(indexes) > 1 else _every(indexes[0], len(queue_ids)))
-        for queue_id, indexes in places.items()
-    ]
-
-
-@lru_cache(maxsize=RUN_LENGTH_MAX)
-def _every(first: int, step: int) -> _Share:
-    return itemgetter(slice(first, None, step))
-
-
-def _entries_of(start: int, run: Run) -> tuple[bytes, ...]:
-    """Return the queue entries of a run that begins at physical offset ``start``."""
-    length = run.length
-    columns = repeated(LAYOUT.pack(0, run.size, 0), length)
-    columns[0::5], columns[1::5] = halves(range(start, start + length * run.size, run.size))
-    columns[3::5], columns[4::5] = halves(run.tags_codes)
-    return _divider(length).unpack(packed(columns))
-
-
-@lru_cache(maxsize=8)
-def _divider(count: int) -> Struct:
-    return Struct(f"{ENTRY_SIZE}s" * count)
 
 
 def is_nameable(record: Odd) -> bool:

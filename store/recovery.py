@@ -43,6 +43,7 @@ from .mapped_file_queue import MappedFileQueue
 from .queue_rebuild import IncompleteError, QueueRebuild
 from .quiet import QuietStretches
 from .repair import DAMAGED, NO_END, Repair
+from .scouts import scouting
 
 logger = logging.getLogger(__name__)
 
@@ -169,6 +170,9 @@ class Recovery:
             return trust
         return trust._replace(fresh_offset=last.end, fresh_timestamp=first.store_timestamp)
 
+    def _bytes_at(self, physical_offset: int, size: int) -> bytes:
+        return self._reader.read_cold([(physical_offset, size)])
+
     def _record_at(self, physical_offset: int) -> Record | None:
         end = self._files.base_of(physical_offset) + self._files.file_size
         return self._reader.record_at(physical_offset, end)
@@ -254,17 +258,24 @@ class Recovery:
             start=start,
             log_start=self._log_start,
             held=self._held,
+            read=self._bytes_at,
             delay_levels_ms=self._config.delay_levels_ms,
             batch_queues=self._batch_queues,
         )
-        scan = LogScan(
-            self._files, start, check_crc=self._config.check_crc_on_recover, trust=self._trust
-        )
+        check_crc = self._config.check_crc_on_recover
+        with scouting(self._files, start, check_crc=check_crc) as ahead:
+            scan = LogScan(self._files, start, check_crc=check_crc, trust=self._trust, ahead=ahead)
+            stored = self._dispatch(scan, rebuild)
+        self._mend(rebuild, list(zip(scan.damages, stored, strict=True)))
+        return scan
+
+    def _dispatch(self, scan: LogScan, rebuild: QueueRebuild) -> list[int]:
+        """Do so; return when the record before each damage was stored, in ms."""
         self.quiet = QuietStretches()
-        stored: list[int] = []  # when the record before each damage was, in ms
+        stored: list[int] = []
         before = 0
         told = time.monotonic()
-        progress = self._progress
+        progress, start = self._progress, self._scan_start
         ends = self._files.bases[-1:]
         progress.total = ends[0] + self._files.file_size - start if ends else 0
         for chunk_offset, chunk, block in scan.blocks():
@@ -283,8 +294,7 @@ class Recovery:
                     progress.total,
                     progress.records,
                 )
-        self._mend(rebuild, list(zip(scan.damages, stored, strict=True)))
-        return scan
+        return stored
 
     def _mend(self, rebuild: QueueRebuild, damages: list[tuple[Damage, int]]) -> None:
         """Give what is lost its place in log and queues."""

@@ -19,7 +19,10 @@ HARMLESS = {
     "io.SEEK_END",
     "mmap.mmap",  # in store/format, to say what a buffer may be
     "os.SEEK_SET",
+    "os.cpu_count",
     "os.getpid",
+    "os.set_blocking",  # a pipe to another process of ours
+    "os.write",  # to that pipe
     "pathlib.Path",
 }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.store.format.properties import encode_properties, tags_code
+from halfmq.store.format.queue_entry import unpack_entries
 from halfmq.store.format.record import (
     blank,
     encode_record,
@@ -243,8 +244,14 @@ def columns(
 
 
 def columns_of(run: Run) -> list[tuple[bytes, int, int, int]]:
-    rows = zip(run.queue_ids, run.queue_offsets, run.tags_codes, strict=True)
-    return [(run.topic, *one) for one in rows]
+    rows: dict[int, tuple[bytes, int, int, int]] = {}
+    for queue_id, first, packed, end in run.shares:
+        for queue_offset, entry in enumerate(unpack_entries(packed), first):
+            rows[entry.physical_offset] = (run.topic, queue_id, queue_offset, entry.tags_code)
+            assert entry.size == run.size
+        assert end == entry.physical_offset + run.size
+    assert len(rows) == run.length
+    return [rows[offset] for offset in sorted(rows)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,303 @@
+"""Processes that look at the log ahead change how long a recovery takes, and nothing else."""
+
+import os
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from halfmq.store import scouts
+from halfmq.store.format.properties import encode_properties
+from halfmq.store.format.record import blank, encode_record, new_record
+from halfmq.store.log_run import Run
+from halfmq.store.log_scan import Found, LogScan, Trust, find_records
+from halfmq.store.mapped_file_queue import MappedFileQueue
+from halfmq.store.message_store import MessageStore
+from halfmq.store.scouts import Scouts, _Outbox, scouting
+from tests.support.stores import (
+    BORN,
+    HOST,
+    Clock,
+    bounds,
+    crash,
+    draft,
+    everything,
+    small_config,
+    wait_until,
+)
+
+FILE_SIZE = 1 << 17  # of 400 small records, so that there are runs
+WITHIN_S = 30.0
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have logs of any size scouted, on any machine."""
+    monkeypatch.setattr(scouts, "SCOUTED_BYTES_MIN", 0)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+
+
+def record(offset: int, number: int, choose: random.Random) -> bytes:
+    """Encode one of many like it, or, now and then, another."""
+    is_odd = choose.random() < 0.005
+    return encode_record(
+        new_record(
+            topic="other" if is_odd else "T",
+            queue_id=number % 3,
+            queue_offset=number // 3,
+            physical_offset=offset,
+            body=b"%06d" % number * (choose.randrange(60) if is_odd else 20),
+            properties=encode_properties({"UNIQ_KEY": f"u{number:06d}", "TAGS": "A"}),
+            born_timestamp=BORN,
+            born_host=HOST,
+            store_timestamp=BORN + number,
+            store_host=HOST,
+        )
+    )
+
+
+def written(directory: Path, seed: int, files: int, damages: int) -> MappedFileQueue:
+    """Write a log of so many files, and damage it here and there."""
+    choose = random.Random(seed)
+    content, number = bytearray(), 0
+    while True:
+        encoded = record(len(content), number, choose)
+        left = FILE_SIZE - len(content) % FILE_SIZE
+        if len(encoded) + 8 > left:
+            content += blank(left).ljust(left, b"\0")
+            if len(content) == files * FILE_SIZE:
+                break
+            continue
+        content += encoded
+        number += 1
+    for _ in range(damages):
+        content[choose.randrange(len(content))] ^= 1 << choose.randrange(8)
+    log = MappedFileQueue(directory, FILE_SIZE)
+    log.bases = list(range(0, len(content), FILE_SIZE))
+    directory.mkdir()
+    for base in log.bases:
+        log.path(base).write_bytes(content[base : base + FILE_SIZE])
+    return log
+
+
+Walked = tuple[list[tuple[int, ...]], int, int, int, list[tuple[int, int]]]
+
+
+def walked(scan: LogScan, log: MappedFileQueue) -> Walked:
+    """Return all that a walk says, record by record."""
+    rows: list[tuple[int, ...]] = []
+    for offset, _, block in scan.blocks():
+        found: list[Found] = block if isinstance(block, list) else []
+        at = offset
+        if isinstance(block, Run):
+            at += block.at
+            base = log.base_of(at)
+            with log.path(base).open("rb") as file:
+                file.seek(at - base)
+                content = file.read(block.length * block.size)
+            found = find_records(content, at, check_crc=True)
+            assert len(found) == block.length
+        for position, *fields, topic_at, properties_at in found:
+            rows.append((at + position, *fields, topic_at - position, properties_at - position))
+    damages = [(damage.offset, damage.end) for damage in scan.damages]
+    return rows, scan.end_offset, scan.last_record, scan.last_timestamp, damages
+
+
+class Counted:
+    """Scouts of whose runs it is noted which were taken."""
+
+    def __init__(self, ahead: Scouts | None) -> None:
+        assert ahead is not None
+        self._ahead = ahead
+        self.runs = 0
+
+    def run_at(self, chunk_offset: int, at: int) -> Run | None:
+        run = self._ahead.run_at(chunk_offset, at)
+        self.runs += run is not None
+        return run
+
+    def records_at(self, chunk_offset: int, at: int) -> list[Found]:
+        return self._ahead.records_at(chunk_offset, at)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("damages", [0, 1, 7])
+def test_a_walk_finds_the_same_with_scouts(tmp_path: Path, damages: int) -> None:
+    """Runs, odd records, damaged ones and the ends of files; the seed is printed."""
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed={seed}")
+    log = written(tmp_path / "log", seed, 5, damages)
+    alone = walked(LogScan(log, 0), log)
+
+    with scouting(log, 0, check_crc=True) as ahead:
+        counted = Counted(ahead)
+        assert walked(LogScan(log, 0, ahead=counted), log) == alone
+
+    assert len(alone[0]) > 1_500
+    assert counted.runs > 5, "what scouts have found is used"
+
+
+@pytest.mark.usefixtures("always")
+def test_a_walk_that_begins_late_has_scouts_from_there_on(tmp_path: Path) -> None:
+    """In the middle of a file, where theirs began at its beginning."""
+    log = written(tmp_path / "log", 3, 4, 0)
+    rows, *_ = walked(LogScan(log, 0), log)
+    start = next(row[0] for row in rows if row[0] > FILE_SIZE * 3 // 2)
+
+    with scouting(log, start, check_crc=True) as ahead:
+        counted = Counted(ahead)
+        assert walked(LogScan(log, start, ahead=counted), log) == walked(LogScan(log, start), log)
+
+    assert counted.runs > 3
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
+def test_what_counts_is_for_the_recovery_to_say(tmp_path: Path, share: float) -> None:
+    """A damaged record behind what was on disk ends the log, whatever scouts see behind it."""
+    log = written(tmp_path / "log", 5, 4, 0)
+    rows, *_ = walked(LogScan(log, 0), log)
+    durable = rows[int(len(rows) * share)][0]
+    spoiled = next(row[0] for row in rows if row[0] > durable + 20_000)
+    base = log.base_of(spoiled)
+    with log.path(base).open("r+b") as file:
+        file.seek(spoiled - base + 100)
+        file.write(b"?")
+    trust = Trust(durable_offset=durable)
+    alone = walked(LogScan(log, 0, trust=trust), log)
+
+    with scouting(log, 0, check_crc=True) as ahead:
+        assert walked(LogScan(log, 0, trust=trust, ahead=ahead), log) == alone
+
+    assert alone[1] == spoiled
+
+
+@pytest.mark.usefixtures("always")
+def test_a_scout_that_is_lost_costs_time_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be killed when memory is short; what it has not told is looked for again."""
+    log = written(tmp_path / "log", 7, 6, 2)
+    alone = walked(LogScan(log, 0), log)
+
+    with scouting(log, 0, check_crc=True) as ahead:
+        assert ahead is not None
+        for scout in ahead._scouts:
+            scout._process.send_signal(signal.SIGKILL)
+            scout._process.wait(WITHIN_S)
+        assert walked(LogScan(log, 0, ahead=ahead), log) == alone
+
+    lost = [line.getMessage() for line in caplog.records]
+    assert lost == [f"event=scout_lost code={-signal.SIGKILL}"] * 2
+
+
+def test_a_small_log_has_no_scouts(tmp_path: Path) -> None:
+    """To start them would take longer than they save."""
+    log = written(tmp_path / "log", 7, 2, 0)
+
+    with scouting(log, 0, check_crc=True) as ahead:
+        assert ahead is None
+
+
+@pytest.mark.usefixtures("always")
+def test_scouts_end_with_the_recovery(tmp_path: Path) -> None:
+    """Also one that has failed, and whose scouts are still at work."""
+    log = written(tmp_path / "log", 7, 4, 0)
+
+    def fail() -> None:
+        with scouting(log, 0, check_crc=True) as ahead:
+            assert ahead is not None
+            processes.extend(scout._process for scout in ahead._scouts)
+            raise KeyError
+
+    processes: list[subprocess.Popen[bytes]] = []
+    with pytest.raises(KeyError):
+        fail()
+
+    assert [process.poll() is None for process in processes] == [False, False]
+
+
+@pytest.mark.usefixtures("always")
+def test_a_scout_of_a_recovery_that_was_killed_ends_quietly(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody reads what it finds any more."""
+    log = written(tmp_path / "log", 7, 40, 0)
+    with scouting(log, 0, check_crc=True) as ahead:
+        assert ahead is not None
+        process = ahead._scouts[0]._process
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait(WITHIN_S) == 1
+
+    assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    for end in ends:
+        os.close(end)
+
+
+def test_what_nobody_takes_is_bounded(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above that a scout waits; then it sends all, in order."""
+    monkeypatch.setattr(scouts, "UNSENT_BYTES_MAX", 200_000)
+    reader, writer = pipe
+    outbox = _Outbox(writer)
+    sizes: list[int] = []
+
+    def send() -> None:
+        for number in range(100):
+            outbox.add((number, 0, False, [bytes(10_000)]))
+            sizes.append(outbox._size)
+        outbox.send(leave=0)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    wait_until(lambda: outbox._size > 200_000)
+    assert len(sizes) < 100
+    received = b""
+    while len(received) < 1_000_000:
+        received += os.read(reader, 10_000)
+    thread.join(WITHIN_S)
+
+    assert 190_000 < max(sizes) <= 200_000
+    positions = [received.find(b"\xe9" + number.to_bytes(4, "little")) for number in range(100)]
+    assert positions == sorted({*positions} - {-1})
+
+
+@pytest.mark.usefixtures("always")
+def test_a_store_starts_the_same_with_scouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a kill: messages, queues and what was reported."""
+    sizes = {"commit_log_file_size": FILE_SIZE, "consume_queue_file_size": 20_000}
+    late = {"flush_interval_consume_queue_ms": 3_600_000}
+    killed = MessageStore(small_config(tmp_path / "killed", **sizes, **late), now_ms=Clock())
+    killed.open()
+    for number in range(1_500):
+        properties = {"UNIQ_KEY": f"u{number:06d}", "TAGS": "AB"[number % 2]}
+        topic = "U" if number % 100 == 99 else "T"
+        killed.append([draft(topic, number % 2, b"%05d" % number * 50, properties=properties)])
+    roots = [crash(tmp_path / "killed", tmp_path / name) for name in ("scouted", "alone")]
+    killed.close()
+
+    scouted, alone = (MessageStore(small_config(root, **sizes), now_ms=Clock()) for root in roots)
+    report = scouted.open()
+    monkeypatch.setattr(scouts, "SCOUTED_BYTES_MIN", 1 << 40)
+    expected = alone.open()
+
+    assert report.records == expected.records == 1_500
+    assert (report.end_offset, report.damages) == (expected.end_offset, expected.damages)
+    assert everything(scouted) == everything(alone)
+    assert bounds(scouted) == bounds(alone)
+    scouted.close()
+    alone.close()
