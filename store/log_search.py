@@ -5,8 +5,9 @@ stands, that offset is right, the lengths add up and the CRC fits, is a record o
 of one inside a message's body lies elsewhere than it says, and so does what an earlier life of a
 file left, unless it lies where it lay (``log_scan``).
 
-Right behind the damaged record is looked first, if its size may be true, so that not even a body
-made to deceive is looked into. Then the rest of the file is searched, and the next files.
+Right behind the damaged record is looked first, where its size or its lengths may be true, so that
+not even a body made to deceive is looked into. Then the rest of the file is searched, and the next
+files.
 """
 
 import errno
@@ -16,11 +17,14 @@ from typing import Final, NamedTuple
 
 from . import disk
 from .errors import CorruptRecordError
+from .format.flags import HOSTS_MASK
 from .format.record import (
+    HEADS,
     MAGIC_V1,
     MAGIC_V2,
     PHYSICAL_OFFSET_AT,
     PREFIX,
+    SYS_FLAG_AT,
     decode_record,
 )
 from .mapped_file_queue import MappedFileQueue
@@ -89,12 +93,29 @@ def find_true(
 
 def _places(file: LogFile, damaged: int) -> Iterator[int]:
     """Give the positions where a record may begin behind the one that is damaged."""
-    prefix = file.read(damaged, PREFIX.size)
-    if len(prefix) == PREFIX.size:
-        following = damaged + int(PREFIX.unpack(prefix)[0])
-        if damaged < following < file.limit:
-            yield following
+    yield from sorted({end for end in _claimed_ends(file, damaged) if damaged < end < file.limit})
     yield from candidates(file, damaged + 1)
+
+
+def _claimed_ends(file: LogFile, start: int) -> Iterator[int]:
+    """Give where a record ends by its size, and by its lengths, of which one may be damaged.
+
+    The nearer one is to be looked at first: a size that is too large may happen to lead to the end
+    of a later record.
+    """
+    head = file.read(start, HEADS[HOSTS_MASK].size)
+    if len(head) < PREFIX.size:
+        return
+    size, magic = PREFIX.unpack_from(head)
+    yield start + size
+    hosts = int.from_bytes(head[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big") & HOSTS_MASK
+    body_at = HEADS[hosts].size
+    if len(head) < body_at:
+        return
+    topic_at = start + body_at + int.from_bytes(head[body_at - 4 : body_at], "big")
+    length_size = 2 if magic == MAGIC_V2 else 1
+    topic_end = topic_at + length_size + int.from_bytes(file.read(topic_at, length_size), "big")
+    yield topic_end + 2 + int.from_bytes(file.read(topic_end, 2), "big")
 
 
 def candidates(file: LogFile, start: int) -> Iterator[int]:

@@ -127,6 +127,25 @@ def test_what_follows_the_last_true_record_is_the_end(log: Log) -> None:
     assert (found, scan.end_offset, scan.damages) == (log.offsets, end, [])
 
 
+@pytest.mark.parametrize("topic", ["T", "long-" + "t" * 140])
+@pytest.mark.parametrize("host", [HOST, HOST_V6])
+@pytest.mark.parametrize("records", [1, 2, 3])
+def test_a_size_that_leads_to_the_end_of_a_later_record_costs_no_more(
+    log: Log, records: int, host: bytes, topic: str
+) -> None:
+    """A flipped bit may make a size the sum of several; the lengths say where the first ends."""
+    for _ in range(9):
+        log.add(topic=topic, born_host=host)
+    damaged, end = log.offsets[4], log.offsets[4 + records]
+    log.spoil(damaged, (end - damaged).to_bytes(4, "big"))
+    log.spoil(damaged + 8, b"\x12\x34")  # its CRC, so that also a true size does not save it
+
+    scan, found = log.scan()
+
+    assert found == [offset for offset in log.offsets if offset != damaged]
+    assert [(one.offset, one.end) for one in scan.damages] == [(damaged, log.offsets[5])]
+
+
 def test_records_within_a_damaged_body_are_not_believed(log: Log) -> None:
     """A copy does not lie where it says, and a made one is not looked for behind a true size."""
     log.fill(3)
