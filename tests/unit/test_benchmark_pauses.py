@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import cold, pauses, recovery
+from benchmarks import bare, cold, pauses, recovery
 from benchmarks.generator import Counters, Latency, Result, build_generator
 from benchmarks.observed import BEAT_S, Observed, Pause, Span, Tracer
 from benchmarks.recovery_steps import KINDS, messages
@@ -44,6 +44,19 @@ def result(p99: float) -> Result:
         machine_cpu_seconds=0.0,
         latency_us=Latency(p50=p99 / 2, p99=p99, max=p99),
     )
+
+
+def test_a_bare_loop_is_timed_before_and_beside_a_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a longest step, no shorter than what is usual; nothing is left of the files."""
+    monkeypatch.setattr(bare, "_BEHIND_S", 0.05)
+
+    measured = bare.beside_deletion(tmp_path, 2, 1 << 20)
+
+    assert 0 < measured.usual_ms <= measured.quiet_ms
+    assert measured.beside_deletion_ms > 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_phase_has_the_pauses_that_ended_in_it() -> None:
