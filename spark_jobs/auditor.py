@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 ANOMALIES_MAX: Final = 100_000  # collected and listed in JSON; the Parquet files have them all
 _HIDDEN_MAX: Final = 200  # collected of a kind that a flood of others would hide
 _SPREAD_MIN: Final = 16 << 20  # bytes; a smaller log is read fastest by one task
-_BUCKET_BYTES: Final = 512 << 20  # of log per bucket: some 100 MB of events that one task judges
+# Of log per bucket, in bytes: some 6 MB of events that one task judges. On their way to Python the
+# JVM copies them again and again: with 100 MB a heap of 4 GiB was too small for ten million
+# records, now 2 GiB are enough.
+_BUCKET_BYTES: Final = 32 << 20
 
 
 class Anomaly(NamedTuple):
