@@ -10,6 +10,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -44,6 +45,27 @@ def test_no_seed_loses_doubles_or_undoes_a_transaction() -> None:
     assert {"power cut", "killed", "restart", "cut", "check", "local failure"} <= events.keys()
     assert {"sync failed", "i/o error", "no space", "batch", "log file deleted"} <= events.keys()
     assert sum(sum(world.records.delivered.values()) for world in worlds) > 200
+
+
+def test_a_thread_of_somebody_else_may_sleep() -> None:
+    """Spark leaves one in the process that its tests ran in; the event loop alone must not."""
+    over, slept = threading.Event(), Counter[bool]()
+
+    def wait() -> None:
+        while not over.is_set():
+            time.sleep(0.0001)
+            slept[time.sleep is not sleep] += 1
+
+    sleep = time.sleep
+    other = threading.Thread(target=wait)
+    other.start()
+    try:
+        _check(1)
+        assert other.is_alive()
+    finally:
+        over.set()
+        other.join()
+    assert slept[True]
 
 
 def test_a_seed_replays_exactly() -> None:
