@@ -36,8 +36,7 @@ from .format.record import (
 from .format.topics import SCHEDULE_TOPIC
 
 RUN_LENGTH_MIN: Final = 64  # records; fewer are found faster one by one
-# A start takes a third less than with 64; a mebibyte is scanned at once, and has no more of 2 KB.
-RUN_LENGTH_MAX: Final = 512
+RUN_LENGTH_MAX: Final = 512  # of 2 KB; a mebibyte, which is scanned at once, has no more
 _LAYOUTS_MAX: Final = 64  # layouts kept, each of 6 to 50 KB
 _PREPARED: Final = int(TransactionType.PREPARED)  # in prepared and rollback records
 _UNUSUAL: Final = _PREPARED | HOSTS_MASK | INNER_BATCH | FILLER_BIT
@@ -226,11 +225,9 @@ def _taken_apart(
     codes = _tags_codes(parts[1::3], parts[2::3], layout)
     if codes is None:
         return None
-    queue_ids, queue_offsets = (
-        columns.numbers(_QUEUE_ID_AT, "i"),
-        columns.numbers(QUEUE_OFFSET_AT, "q"),
-    )
-    shares = _shares(offset, size, tuple(queue_ids), tuple(queue_offsets), codes)
+    queue_ids = tuple(columns.numbers(_QUEUE_ID_AT, "i"))
+    queue_offsets = tuple(columns.numbers(QUEUE_OFFSET_AT, "q"))
+    shares = _shares(offset, size, queue_ids, queue_offsets, codes)
     topic_start = position + topic_at + _TOPIC_LENGTH_SIZE[PREFIX.unpack(layout.head)[1]]
     topic = chunk[topic_start : position + topic_at + layout.topic_size - 2]
     if shares is None or topic == _SCHEDULE_TOPIC:

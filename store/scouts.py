@@ -2,9 +2,10 @@
 
 To find records and check their CRCs takes two thirds of a recovery, and of one file it does not
 depend on any other. So with gigabytes to scan, processes of their own, the *scouts*, walk through
-the files and send what they find: columns of runs and descriptions of records (``log_scan``). The
-recovery takes what is theirs where it would look at the same place; else, and when a
-scout is lost, it looks itself. What counts, and what the queues are to hold, it alone decides.
+the files and send what they find: runs with their queue entries, and descriptions of other records
+(``log_scan``). The recovery takes what is theirs where it would look at the same place; else, and
+when a scout is lost or cannot be started, it looks itself. What counts, and what the queues are to
+hold, it alone decides.
 
 A scout sends frames: four bytes of length, then a marshalled tuple. Only this very interpreter
 reads them.
@@ -49,9 +50,9 @@ def scouting(files: MappedFileQueue, start: int, *, check_crc: bool) -> Iterator
     if count < 2 or size < SCOUTED_BYTES_MIN or sys.platform == "win32" or not sys.executable:
         yield None
         return
-    scouts = Scouts(files, bases, count, check_crc=check_crc)
+    scouts = Scouts(files)
     try:
-        yield scouts
+        yield scouts if scouts.start(bases, count, check_crc=check_crc) else None
     finally:
         scouts.close()
 
@@ -59,17 +60,22 @@ def scouting(files: MappedFileQueue, start: int, *, check_crc: bool) -> Iterator
 class Scouts:
     """The scouts of one scan."""
 
-    def __init__(
-        self, files: MappedFileQueue, bases: Sequence[int], count: int, *, check_crc: bool
-    ) -> None:
-        """Start ``count`` of them; each takes every so-manieth file."""
+    def __init__(self, files: MappedFileQueue) -> None:
         self._files = files
         self._scout_of: dict[int, _Scout] = {}
         self._scouts: list[_Scout] = []
-        for number in range(count):
-            scout = _Scout(files, bases[number::count], check_crc=check_crc)
-            self._scouts.append(scout)
-            self._scout_of.update(dict.fromkeys(bases[number::count], scout))
+
+    def start(self, bases: Sequence[int], count: int, *, check_crc: bool) -> bool:
+        """Start ``count`` of them; each takes every so-manieth file. Return whether that went."""
+        try:
+            for number in range(count):
+                scout = _Scout(self._files, bases[number::count], check_crc=check_crc)
+                self._scouts.append(scout)
+                self._scout_of.update(dict.fromkeys(bases[number::count], scout))
+        except OSError as error:  # too many processes, or no memory for one more
+            logger.warning("event=scouts_not_started error=%r", str(error))
+            return False
+        return True
 
     def run_at(self, chunk_offset: int, at: int) -> Run | None:
         """Return the run that begins at a position of the chunk that begins at an offset.
@@ -122,11 +128,13 @@ class _Scout:
     def _read(self) -> _Frame:
         stdout = self._process.stdout
         assert stdout is not None
-        length = stdout.read(_LENGTH.size)
-        content = stdout.read(*_LENGTH.unpack(length)) if len(length) == _LENGTH.size else b""
-        if content:
-            frame: _Frame = marshal.loads(content)  # noqa: S302  from a process of our own
-            return frame
+        head = stdout.read(_LENGTH.size)
+        if len(head) == _LENGTH.size:
+            (length,) = _LENGTH.unpack(head)
+            content = stdout.read(length)
+            if len(content) == length:  # less where a scout was killed amid a frame
+                frame: _Frame = marshal.loads(content)  # noqa: S302  from a process of our own
+                return frame
         logger.warning("event=scout_lost code=%s", self._process.wait())
         return sys.maxsize, 0, False, []
 

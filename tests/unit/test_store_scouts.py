@@ -4,9 +4,11 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -193,6 +195,49 @@ def test_a_scout_that_is_lost_costs_time_alone(
 
     lost = [line.getMessage() for line in caplog.records]
     assert lost == [f"event=scout_lost code={-signal.SIGKILL}"] * 2
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("left", [b"", b"\x64", b"\x64\0\0\0", b"\x64\0\0\0(...."])
+def test_a_scout_may_be_killed_amid_a_frame(
+    tmp_path: Path, left: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has sent of it is nothing."""
+    log = written(tmp_path / "log", 7, 4, 0)
+    alone = walked(LogScan(log, 0), log)
+    real = subprocess.Popen
+    program = f"import sys; sys.stdout.buffer.write({left!r})"
+
+    def cut_off(_command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+        return real([sys.executable, "-c", program], **options)
+
+    monkeypatch.setattr(subprocess, "Popen", cut_off)
+    with scouting(log, 0, check_crc=True) as ahead:
+        assert ahead is not None
+        assert walked(LogScan(log, 0, ahead=ahead), log) == alone
+
+
+@pytest.mark.usefixtures("always")
+def test_a_machine_without_room_for_processes_has_no_scouts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recovery goes on alone, and the one that could be started is not left behind."""
+    log = written(tmp_path / "log", 7, 4, 0)
+    real = subprocess.Popen
+    started: list[subprocess.Popen[bytes]] = []
+
+    def only_one(*command: Any, **options: Any) -> subprocess.Popen[bytes]:
+        if started:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        started.append(real(*command, **options))
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", only_one)
+    with scouting(log, 0, check_crc=True) as ahead:
+        assert ahead is None
+
+    assert "event=scouts_not_started" in caplog.text
+    assert started[0].poll() is not None
 
 
 def test_a_small_log_has_no_scouts(tmp_path: Path) -> None:
