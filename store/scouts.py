@@ -44,7 +44,8 @@ _Frame: TypeAlias = tuple[int, int, bool, Any]
 @contextmanager
 def scouting(files: MappedFileQueue, start: int, *, check_crc: bool) -> Iterator["Scouts | None"]:
     """Have the files from ``start`` on looked at ahead; None where that is not worth while."""
-    bases = [base for base in files.bases if base + files.file_size > start]
+    # The log ends in one of the last two: what follows its end is searched by nobody in vain.
+    bases = [base for base in files.bases[:-2] if base + files.file_size > start]
     count = min(os.cpu_count() or 1, len(bases), SCOUTS_MAX)
     size = len(bases) * files.file_size
     if count < 2 or size < SCOUTED_BYTES_MIN or sys.platform == "win32" or not sys.executable:

@@ -132,7 +132,7 @@ def test_a_walk_finds_the_same_with_scouts(tmp_path: Path, damages: int) -> None
     """Runs, odd records, damaged ones and the ends of files; the seed is printed."""
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed={seed}")
-    log = written(tmp_path / "log", seed, 5, damages)
+    log = written(tmp_path / "log", seed, 7, damages)
     alone = walked(LogScan(log, 0), log)
 
     with scouting(log, 0, check_crc=True) as ahead:
@@ -146,7 +146,7 @@ def test_a_walk_finds_the_same_with_scouts(tmp_path: Path, damages: int) -> None
 @pytest.mark.usefixtures("always")
 def test_a_walk_that_begins_late_has_scouts_from_there_on(tmp_path: Path) -> None:
     """In the middle of a file, where theirs began at its beginning."""
-    log = written(tmp_path / "log", 3, 4, 0)
+    log = written(tmp_path / "log", 3, 7, 0)
     rows, *_ = walked(LogScan(log, 0), log)
     start = next(row[0] for row in rows if row[0] > FILE_SIZE * 3 // 2)
 
@@ -161,7 +161,7 @@ def test_a_walk_that_begins_late_has_scouts_from_there_on(tmp_path: Path) -> Non
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.9])
 def test_what_counts_is_for_the_recovery_to_say(tmp_path: Path, share: float) -> None:
     """A damaged record behind what was on disk ends the log, whatever scouts see behind it."""
-    log = written(tmp_path / "log", 5, 4, 0)
+    log = written(tmp_path / "log", 5, 6, 0)
     rows, *_ = walked(LogScan(log, 0), log)
     durable = rows[int(len(rows) * share)][0]
     spoiled = next(row[0] for row in rows if row[0] > durable + 20_000)
@@ -238,6 +238,15 @@ def test_a_machine_without_room_for_processes_has_no_scouts(
 
     assert "event=scouts_not_started" in caplog.text
     assert started[0].poll() is not None
+
+
+@pytest.mark.usefixtures("always")
+def test_the_files_in_which_a_log_ends_have_no_scouts(tmp_path: Path) -> None:
+    """An ordinary start would wait until one has searched a gigabyte of zeros."""
+    log = written(tmp_path / "log", 7, 3, 0)
+
+    with scouting(log, 0, check_crc=True) as ahead:
+        assert ahead is None
 
 
 def test_a_small_log_has_no_scouts(tmp_path: Path) -> None:
