@@ -87,7 +87,7 @@ class _File:
         self.slots = array("i", bytes(SLOT_SIZE * layout.slots))  # newest item of each, so far
         self.slots_taken = 0
         self.first_offset = self.last_offset = self.last_seconds = 0
-        self.last_timestamp = -1  # ms, store time of the last item's record; -1 while not known
+        self.end_timestamp = -1  # ms, store time of the very last item's record; -1: not known
 
     @property
     def items_left(self) -> int:
@@ -119,7 +119,6 @@ class _File:
         if self.next_item == FIRST_ITEM:
             self.first_offset = items.offsets[0]
         self.last_offset, self.last_seconds = items.offsets[-1], items.seconds[-1]
-        self.last_timestamp = -1
         self.next_item += len(items.hashes)
 
     def _tell_chain(self, number: int, wanted: int, there: int, findings: Findings) -> None:
@@ -265,7 +264,8 @@ class IndexCheck:
         if first == FIRST_ITEM or items.seconds != seconds:
             for index, item in enumerate(_items(file, first, items)):
                 self._check_time(item, timestamps[index])
-        file.last_timestamp = timestamps[-1]
+        if not file.items_left:
+            file.end_timestamp = timestamps[-1]
         self._previous = _Item(file, first + count - 1, hashes[-1], offsets[-1], items.seconds[-1])
         self.items += count
         return count
@@ -356,7 +356,8 @@ class IndexCheck:
                     f"begins at {file.header.begin_timestamp}, its first record at {timestamp}",
                     position=0,
                 )
-        file.last_timestamp = timestamp
+        if number == file.header.next_item - 1:
+            file.end_timestamp = timestamp
         if begin is None:
             return
         seconds = seconds_after(begin, timestamp)
@@ -376,7 +377,6 @@ class IndexCheck:
         )
 
     def _tell_wrong(self, found: _Item, wanted: Key) -> None:
-        found.file.last_timestamp = -1
         harmless = self._is_unsettled(wanted[1])
         self._tell_item(
             found, "index_item_wrong", f"{found.key} instead of {wanted}", harmless=harmless
@@ -384,7 +384,6 @@ class IndexCheck:
 
     def _tell_extra(self, found: _Item) -> None:
         """Tell of an item that no record asks for."""
-        found.file.last_timestamp = -1
         previous, offset = self._previous, found.physical_offset
         if any(hole.start <= offset < hole.end for hole in self._holes):
             kind = "index_item_of_damaged_record"
@@ -452,8 +451,8 @@ class IndexCheck:
             wrong.append((32, f"{header.slot_count} slots in use, not {file.slots_taken}"))
         # After a repair the time of the last item is known to the second only.
         repaired = header.begin_timestamp + file.last_seconds * 1000 + 999
-        if file.last_timestamp >= 0 and header.end_timestamp not in {file.last_timestamp, repaired}:
-            wrong.append((8, f"ends at {header.end_timestamp}, not {file.last_timestamp}"))
+        if file.end_timestamp >= 0 and header.end_timestamp not in {file.end_timestamp, repaired}:
+            wrong.append((8, f"ends at {header.end_timestamp}, not {file.end_timestamp}"))
         for position, detail in wrong:
             self._findings.add(
                 "index_header_wrong",
