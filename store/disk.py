@@ -139,6 +139,12 @@ def will_need(path: Path, position: int, size: int) -> None:
             os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)
 
 
+def need_no_more(fd: int, position: int, size: int) -> None:
+    """Give the memory back that a part of an open file takes, but for what is not on disk yet."""
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, position, size, os.POSIX_FADV_DONTNEED)
+
+
 def guess_nothing(fd: int) -> None:
     """Let the system read what it is asked for, and no guess about what may be wanted next.
 

@@ -207,11 +207,13 @@ class LogScan:
         check_crc: bool = True,
         trust: Trust | None = None,
         ahead: Ahead | None = None,
+        search: bool = True,
     ) -> None:
         """A record begins at ``start``, or a file; ``end`` of None means as far as it goes.
 
         Without ``trust`` whatever is whole counts. What somebody ``ahead`` has found, with CRCs
-        checked or not, is not looked for again.
+        checked or not, is not looked for again. Without ``search`` the walk ends where no record
+        begins, be the log damaged there or at its end.
         """
         self.end_offset = start  # behind the last valid record
         self.last_record = -1  # physical offset where that begins; -1 while there is none
@@ -223,6 +225,7 @@ class LogScan:
         self._check_crc = check_crc
         self._runs = Runs(check_crc=check_crc)
         self._ahead = ahead
+        self._search = search
         self._trust = trust
         # Records behind it need a closer look than a run gives them.
         marks = (trust.durable_offset, trust.fresh_offset) if trust is not None else ()
@@ -411,7 +414,9 @@ class LogScan:
     def _goes_on(self, stop: _Stop) -> bool:
         """Go on behind the place where no record counts; tell whether there is anything."""
         files, trust, start = self._files, self._trust, self.end_offset
-        if stop is _Stop.STALE or (self._end is not None and start + PREFIX.size > self._end):
+        if not self._search or stop is _Stop.STALE:
+            return False
+        if self._end is not None and start + PREFIX.size > self._end:
             return False
         if trust is not None and trust.closed_offset == start and self._is_unwritten(start):
             return False  # as expected, so no need to search what lies behind

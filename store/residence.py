@@ -50,13 +50,20 @@ class Residence:
 
     def lacks(self, fd: int, position: int, length: int) -> bool:
         """Tell whether some of a file's range is known not to be there."""
+        page = disk.PAGE_SIZE
+        pages = (position + length - 1) // page - position // page + 1
+        return self._ask(fd, position, length) and bool(self._pages.cached < pages)
+
+    def lacks_most(self, fd: int, size: int) -> bool:
+        """Tell whether more than half of a file's first bytes are known not to be there."""
+        return self._ask(fd, 0, size) and bool(self._pages.cached * disk.PAGE_SIZE < size // 2)
+
+    def _ask(self, fd: int, position: int, length: int) -> bool:
+        """Have the kernel fill in its answer; say whether it could."""
         if not self._is_known:
             return False
         asked = self._range
         asked.offset, asked.length = position, length
         if self._syscall(_CACHESTAT, fd, self._where, self._answer, 0):
             self._is_known = False  # an older kernel, or a file system that cannot tell
-            return False
-        page = disk.PAGE_SIZE
-        pages = (position + length - 1) // page - position // page + 1
-        return bool(self._pages.cached < pages)
+        return self._is_known

@@ -3,12 +3,16 @@
 To find records and check their CRCs takes two thirds of a recovery, and of one file it does not
 depend on any other. So with gigabytes to scan, processes of their own, the *scouts*, walk through
 the files and send what they find: runs with their queue entries, and descriptions of other records
-(``log_scan``). The recovery takes what is theirs where it would look at the same place; else, and
-when a scout is lost or cannot be started, it looks itself. What counts, and what the queues are to
-hold, it alone decides.
+(``log_scan``), up to the first place in a file where no record begins. The recovery takes what is
+theirs where it would look at the same place; else, and when a scout is lost or cannot be started,
+it looks itself. What counts, and what the queues are to hold, it alone decides.
 
 A scout sends frames: four bytes of length, then a marshalled tuple. Only this very interpreter
 reads them.
+
+After a power cut nothing of the log is in memory, and to keep gigabytes of it there costs as much
+processor time as to look at them. So of files that were not, scouts keep no more than the recovery
+reads, and what consumers are about to: the two in which the log ends.
 """
 
 import json
@@ -24,9 +28,11 @@ from pathlib import Path
 from struct import Struct
 from typing import Any, Final, TypeAlias
 
+from . import disk
 from .log_run import Run
-from .log_scan import Found, LogScan
+from .log_scan import SCAN_CHUNK, Found, LogScan
 from .mapped_file_queue import MappedFileQueue
+from .residence import Residence
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +40,7 @@ SCOUTED_BYTES_MIN: Final = 1 << 30  # less is scanned in the time that some proc
 SCOUTS_MAX: Final = 4  # more would only wait for who takes what they find
 # Of a scout, that nobody has taken yet: what it finds in a GiB of records of 1 KiB is 20 MB.
 UNSENT_BYTES_MAX: Final = 64 << 20
+FORGOTTEN_AT_ONCE: Final = 16 << 20  # bytes of a file; less than a processor's cache is no gain
 _LENGTH: Final = Struct("<I")
 _BEFORE_ALL: Final = -1  # a position before any record of a file
 
@@ -44,10 +51,10 @@ _Frame: TypeAlias = tuple[int, int, bool, Any]
 @contextmanager
 def scouting(files: MappedFileQueue, start: int, *, check_crc: bool) -> Iterator["Scouts | None"]:
     """Have the files from ``start`` on looked at ahead; None where that is not worth while."""
-    # The log ends in one of the last two: what follows its end is searched by nobody in vain.
-    bases = [base for base in files.bases[:-2] if base + files.file_size > start]
+    bases = [base for base in files.bases if base + files.file_size > start]
     count = min(os.cpu_count() or 1, len(bases), SCOUTS_MAX)
-    size = len(bases) * files.file_size
+    # The log ends in one of the last two, so they may hold next to nothing.
+    size = (len(bases) - 2) * files.file_size
     if count < 2 or size < SCOUTED_BYTES_MIN or sys.platform == "win32" or not sys.executable:
         yield None
         return
@@ -109,6 +116,7 @@ class _Scout:
             "directory": str(files.directory),
             "file_size": files.file_size,
             "bases": bases,
+            "kept_from": files.bases[-2],
             "check_crc": check_crc,
         }
         self._process = subprocess.Popen(  # noqa: S603  nothing in it comes from outside
@@ -180,21 +188,60 @@ class _Outbox:
                 self._frames.popleft()
 
 
+class _Trail:
+    """What the walk over one file leaves in memory."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._start = 0  # position in the file; what lies before it is as it should be
+
+    def pass_run(self, chunk_at: int) -> None:
+        """Note a run in the chunk at a position: nobody reads it any more."""
+        if chunk_at - self._start >= FORGOTTEN_AT_ONCE:
+            self._forget(chunk_at)
+
+    def pass_records(self, chunk_at: int) -> None:
+        """Note other records: the recovery reads their chunk itself."""
+        if chunk_at > self._start:
+            self._forget(chunk_at)
+        self._start = chunk_at + SCAN_CHUNK
+
+    def _forget(self, end: int) -> None:
+        disk.need_no_more(self._fd, self._start, end - self._start)
+        self._start = end
+
+
 def main(job: str) -> None:
     """Look at files, and send what is in them."""
     settings = json.loads(job)
     files = MappedFileQueue(Path(settings["directory"]), settings["file_size"])
     files.bases = settings["bases"]
     outbox = _Outbox(sys.stdout.fileno())
+    residence = Residence()
     for base in files.bases:
-        end = base + files.file_size
-        scan = LogScan(files, base, end, check_crc=settings["check_crc"])
-        for chunk_offset, _, block in scan.blocks():
-            is_run = isinstance(block, Run)
-            at = block.at if isinstance(block, Run) else block[0][0]
-            outbox.add((chunk_offset, at, is_run, tuple(block) if is_run else block))
-        outbox.add((end, _BEFORE_ALL, False, []))  # nothing more is to be waited for
+        with disk.opened(files.path(base)) as fd:
+            is_cold = base < settings["kept_from"] and residence.lacks_most(fd, files.file_size)
+            _look(files, base, outbox, _Trail(fd) if is_cold else None, settings["check_crc"])
     outbox.send(leave=0)
+
+
+def _look(
+    files: MappedFileQueue, base: int, outbox: _Outbox, trail: _Trail | None, check_crc: bool
+) -> None:
+    """Send what is in the file that begins at ``base``."""
+    end = base + files.file_size
+    for chunk_offset, _, block in LogScan(
+        files, base, end, check_crc=check_crc, search=False
+    ).blocks():
+        if isinstance(block, Run):
+            outbox.add((chunk_offset, block.at, True, tuple(block)))
+            if trail is not None:
+                trail.pass_run(chunk_offset - base)
+        else:
+            outbox.add((chunk_offset, block[0][0], False, block))
+            if trail is not None:
+                trail.pass_records(chunk_offset - base)
+    outbox.add((end, _BEFORE_ALL, False, []))  # nothing more is to be waited for
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Processes that look at the log ahead change how long a recovery takes, and nothing else."""
 
+import json
 import os
 import random
 import signal
@@ -12,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from halfmq.store import scouts
+from halfmq.store import disk, scouts
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import blank, encode_record, new_record
 from halfmq.store.log_run import Run
-from halfmq.store.log_scan import Found, LogScan, Trust, find_records
+from halfmq.store.log_scan import SCAN_CHUNK, Found, LogScan, Trust, find_records
 from halfmq.store.mapped_file_queue import MappedFileQueue
 from halfmq.store.message_store import MessageStore
+from halfmq.store.residence import Residence
 from halfmq.store.scouts import Scouts, _Outbox, scouting
 from tests.support.stores import (
     BORN,
@@ -43,16 +45,18 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
 
 
-def record(offset: int, number: int, choose: random.Random) -> bytes:
+def record(
+    offset: int, number: int, choose: random.Random, *, odds: float = 0.005, body_size: int = 120
+) -> bytes:
     """Encode one of many like it, or, now and then, another."""
-    is_odd = choose.random() < 0.005
+    is_odd = choose.random() < odds
     return encode_record(
         new_record(
             topic="other" if is_odd else "T",
             queue_id=number % 3,
             queue_offset=number // 3,
             physical_offset=offset,
-            body=b"%06d" % number * (choose.randrange(60) if is_odd else 20),
+            body=b"%06d" % number * ((choose.randrange(60) if is_odd else 20) * body_size // 120),
             properties=encode_properties({"UNIQ_KEY": f"u{number:06d}", "TAGS": "A"}),
             born_timestamp=BORN,
             born_host=HOST,
@@ -62,27 +66,29 @@ def record(offset: int, number: int, choose: random.Random) -> bytes:
     )
 
 
-def written(directory: Path, seed: int, files: int, damages: int) -> MappedFileQueue:
+def written(
+    directory: Path, seed: int, files: int, damages: int, *, file_size: int = FILE_SIZE, **kind: Any
+) -> MappedFileQueue:
     """Write a log of so many files, and damage it here and there."""
     choose = random.Random(seed)
     content, number = bytearray(), 0
     while True:
-        encoded = record(len(content), number, choose)
-        left = FILE_SIZE - len(content) % FILE_SIZE
+        encoded = record(len(content), number, choose, **kind)
+        left = file_size - len(content) % file_size
         if len(encoded) + 8 > left:
             content += blank(left).ljust(left, b"\0")
-            if len(content) == files * FILE_SIZE:
+            if len(content) == files * file_size:
                 break
             continue
         content += encoded
         number += 1
     for _ in range(damages):
         content[choose.randrange(len(content))] ^= 1 << choose.randrange(8)
-    log = MappedFileQueue(directory, FILE_SIZE)
-    log.bases = list(range(0, len(content), FILE_SIZE))
+    log = MappedFileQueue(directory, file_size)
+    log.bases = list(range(0, len(content), file_size))
     directory.mkdir()
     for base in log.bases:
-        log.path(base).write_bytes(content[base : base + FILE_SIZE])
+        log.path(base).write_bytes(content[base : base + file_size])
     return log
 
 
@@ -241,17 +247,29 @@ def test_a_machine_without_room_for_processes_has_no_scouts(
 
 
 @pytest.mark.usefixtures("always")
-def test_the_files_in_which_a_log_ends_have_no_scouts(tmp_path: Path) -> None:
-    """An ordinary start would wait until one has searched a gigabyte of zeros."""
-    log = written(tmp_path / "log", 7, 3, 0)
+@pytest.mark.parametrize("unwritten", [False, True])
+def test_scouts_search_nothing(tmp_path: Path, *, unwritten: bool) -> None:
+    """An ordinary start would wait until one has searched a gigabyte of zeros at the log's end."""
+    log = written(tmp_path / "log", 7, 4, 0)
+    rows, *_ = walked(LogScan(log, 0), log)
+    base = log.bases[-1]
+    first, end = (next(row[0] for row in rows if row[0] > base + at) for at in (60_000, 61_000))
+    with log.path(base).open("r+b") as file:
+        file.seek(first - base)
+        file.write(bytes((FILE_SIZE + base if unwritten else end) - first))
 
     with scouting(log, 0, check_crc=True) as ahead:
-        assert ahead is None
+        assert ahead is not None
+        scout = ahead._scout_of[base]
+        frames = list(iter(scout._read, (base + FILE_SIZE, -1, False, [])))
+
+    assert base < max(offset + at for offset, at, *_ in frames) < first
 
 
-def test_a_small_log_has_no_scouts(tmp_path: Path) -> None:
-    """To start them would take longer than they save."""
-    log = written(tmp_path / "log", 7, 2, 0)
+def test_a_small_log_has_no_scouts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To start them would take longer than they save; its last two files may be all but empty."""
+    log = written(tmp_path / "log", 7, 3, 0)
+    monkeypatch.setattr(scouts, "SCOUTED_BYTES_MIN", 2 * FILE_SIZE)
 
     with scouting(log, 0, check_crc=True) as ahead:
         assert ahead is None
@@ -289,6 +307,52 @@ def test_a_scout_of_a_recovery_that_was_killed_ends_quietly(
         assert process.wait(WITHIN_S) == 1
 
     assert capfd.readouterr().err == ""
+
+
+def cached(log: MappedFileQueue) -> list[int]:
+    """Return how many bytes of each file are in memory."""
+    kernel = Residence()
+    sizes: list[int] = []
+    for base in log.bases:
+        with disk.opened(log.path(base)) as fd:
+            if not kernel._ask(fd, 0, log.file_size):
+                pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
+        sizes.append(kernel._pages.cached * disk.PAGE_SIZE)
+    return sizes
+
+
+@pytest.mark.parametrize("odds", [0, 0.1])
+def test_scouts_leave_memory_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, odds: float
+) -> None:
+    """But for what the recovery reads itself, and for the files in which the log ends."""
+    monkeypatch.setattr(scouts, "FORGOTTEN_AT_ONCE", 1 << 20)
+    size = 3 << 20
+    log = written(tmp_path / "log", 7, 4, 0, file_size=size, odds=odds, body_size=4200)
+    for base in log.bases:
+        with disk.opened(log.path(base), disk.WRITE) as fd:
+            os.fsync(fd)
+            if base:
+                disk.need_no_more(fd, 0, size)
+    assert cached(log) == [size, 0, 0, 0]
+    job = {
+        "directory": str(log.directory),
+        "file_size": size,
+        "bases": log.bases,
+        "kept_from": log.bases[2],
+        "check_crc": True,
+    }
+
+    with (tmp_path / "frames").open("wb") as frames:
+        monkeypatch.setattr(sys, "stdout", frames)
+        scouts.main(json.dumps(job))
+
+    warm, cold, *kept = cached(log)
+    assert [warm, *kept] == [size] * 3
+    if odds:
+        assert cold == size, "the recovery reads all of it"
+    else:
+        assert cold <= 2 * SCAN_CHUNK, "less than is forgotten at once, and the last chunk"
 
 
 @pytest.fixture
