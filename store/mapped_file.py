@@ -170,20 +170,34 @@ def zero_tail(path: Path, start: int, *, anew: bool = False) -> int:
     """
     cut_end = start
     with disk.opened(path, disk.WRITE) as fd:
-        size = disk.fstat(fd).st_size
-        position = _seek(fd, start, size, data=True)
-        while position < size:
-            extent_end = _seek(fd, position, size, data=False)
-            wanted = min(_PIECE, extent_end - position)
-            piece = disk.pread(fd, wanted, position)
-            if piece != _ZEROS[: len(piece)]:
-                cut_end = position + len(piece.rstrip(b"\0"))
-            if anew:
-                disk.write_all(fd, _ZEROS[: len(piece)], position)
-            elif cut_end > position:
-                disk.write_all(fd, _ZEROS[: cut_end - position], position)
-            position = _seek(fd, position + wanted, size, data=True)
+        for begin, end in _stretches_of_data(fd, start, disk.fstat(fd).st_size):
+            position = begin
+            while position < end:
+                piece = disk.pread(fd, min(_PIECE, end - position), position)
+                if not piece:
+                    break  # another program cut the file meanwhile
+                if piece != _ZEROS[: len(piece)]:
+                    cut_end = position + len(piece.rstrip(b"\0"))
+                if anew:
+                    disk.write_all(fd, _ZEROS[: len(piece)], position)
+                elif cut_end > position:
+                    disk.write_all(fd, _ZEROS[: cut_end - position], position)
+                position += len(piece)
     return cut_end - start
+
+
+def _stretches_of_data(fd: int, start: int, size: int) -> list[tuple[int, int]]:
+    """Return begin and end of what may hold more than zeros, in order.
+
+    All of it before anything is read: what the kernel then reads ahead counts as data, so that one
+    would follow it to the end of the file.
+    """
+    stretches: list[tuple[int, int]] = []
+    end = start
+    while (begin := _seek(fd, end, size, data=True)) < size:
+        end = _seek(fd, begin, size, data=False)
+        stretches.append((begin, end))
+    return stretches
 
 
 def _seek(fd: int, position: int, size: int, *, data: bool) -> int:

@@ -157,6 +157,29 @@ def test_a_tail_is_zeroed_wherever_it_holds_something(
     assert zero_tail(path, SIZE) == 0
 
 
+def test_space_that_was_never_written_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start would read the whole gigabyte: what the kernel reads ahead looks like data."""
+    path, size, written = tmp_path / "f", 64 << 20, 4 << 20
+    create_file(path, size)
+    with disk.opened(path, disk.WRITE) as fd:
+        reserve(fd, 0, size, path)
+        disk.write_all(fd, bytes(written), 0)
+        disk.sync_data(fd)
+        disk.need_no_more(fd, 0, size)
+    read: list[int] = []
+    real = disk.pread
+
+    def pread(fd: int, size: int, position: int) -> bytes:
+        read.append(size)
+        return real(fd, size, position)
+
+    monkeypatch.setattr(disk, "pread", pread)
+    assert zero_tail(path, 100) == 0
+    assert sum(read) == written - 100
+
+
 def remove_fallocate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk, "posix_fallocate", None)
 
