@@ -170,7 +170,7 @@ def zero_tail(path: Path, start: int, *, anew: bool = False) -> int:
     """
     cut_end = start
     with disk.opened(path, disk.WRITE) as fd:
-        for begin, end in _stretches_of_data(fd, start, disk.fstat(fd).st_size):
+        for begin, end in stretches_of_data(fd, start, disk.fstat(fd).st_size):
             position = begin
             while position < end:
                 piece = disk.pread(fd, min(_PIECE, end - position), position)
@@ -186,8 +186,8 @@ def zero_tail(path: Path, start: int, *, anew: bool = False) -> int:
     return cut_end - start
 
 
-def _stretches_of_data(fd: int, start: int, size: int) -> list[tuple[int, int]]:
-    """Return begin and end of what may hold more than zeros, in order.
+def stretches_of_data(fd: int, start: int, size: int) -> list[tuple[int, int]]:
+    """Return begin and end of what may hold more than zeros, from ``start`` on and in order.
 
     All of it before anything is read: what the kernel then reads ahead counts as data, so that one
     would follow it to the end of the file.
@@ -195,7 +195,7 @@ def _stretches_of_data(fd: int, start: int, size: int) -> list[tuple[int, int]]:
     stretches: list[tuple[int, int]] = []
     end = start
     while (begin := _seek(fd, end, size, data=True)) < size:
-        end = _seek(fd, begin, size, data=False)
+        end = min(_seek(fd, begin, size, data=False), size)
         stretches.append((begin, end))
     return stretches
 

@@ -14,6 +14,7 @@ from halfmq.store.config import FlushMode
 from halfmq.store.consume_queue import ConsumeQueue, MapPool
 from halfmq.store.errors import DiskFullError, UnusableFileError
 from halfmq.store.format.queue_entry import ENTRY_SIZE, QueueEntry
+from halfmq.store.log_search import find_true
 from halfmq.store.mapped_file import (
     LogFile,
     create_file,
@@ -157,27 +158,49 @@ def test_a_tail_is_zeroed_wherever_it_holds_something(
     assert zero_tail(path, SIZE) == 0
 
 
+def read_of_a_reserved_file(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[MappedFileQueue], object]
+) -> int:
+    """Return how many bytes are read of a file of 64 MiB, of which 4 were written and are cold."""
+    files = MappedFileQueue(directory, 64 << 20)
+    files.bases = [0]
+    path = files.path(0)
+    create_file(path, files.file_size)
+    with disk.opened(path, disk.WRITE) as fd:
+        reserve(fd, 0, files.file_size, path)
+        disk.write_all(fd, bytes(4 << 20), 0)
+        disk.sync_data(fd)
+        disk.need_no_more(fd, 0, files.file_size)
+    sizes: list[int] = []
+    real = disk.pread
+
+    def pread(fd: int, size: int, position: int) -> bytes:
+        sizes.append(size)
+        return real(fd, size, position)
+
+    monkeypatch.setattr(disk, "pread", pread)
+    read(files)
+    return sum(sizes)
+
+
 def test_space_that_was_never_written_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A start would read the whole gigabyte: what the kernel reads ahead looks like data."""
-    path, size, written = tmp_path / "f", 64 << 20, 4 << 20
-    create_file(path, size)
-    with disk.opened(path, disk.WRITE) as fd:
-        reserve(fd, 0, size, path)
-        disk.write_all(fd, bytes(written), 0)
-        disk.sync_data(fd)
-        disk.need_no_more(fd, 0, size)
-    read: list[int] = []
-    real = disk.pread
+    read = read_of_a_reserved_file(
+        tmp_path, monkeypatch, lambda files: zero_tail(files.path(0), 100)
+    )
+    assert read == (4 << 20) - 100
 
-    def pread(fd: int, size: int, position: int) -> bytes:
-        read.append(size)
-        return real(fd, size, position)
 
-    monkeypatch.setattr(disk, "pread", pread)
-    assert zero_tail(path, 100) == 0
-    assert sum(read) == written - 100
+def test_space_that_was_never_written_is_not_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a record behind the place where the log ends."""
+    read = read_of_a_reserved_file(
+        tmp_path, monkeypatch, lambda files: find_true(files, 100, None, lambda *_: False)
+    )
+    assert 4 << 20 <= read < 5 << 20
 
 
 def remove_fallocate(monkeypatch: pytest.MonkeyPatch) -> None:
