@@ -59,6 +59,7 @@ from .watched import RECORD_SIZE, Phase, Row, Watched, watched
 
 _GIB: Final = 1 << 30
 _DELETE_EVERY_S: Final = 0.5
+_LEAVING_S: Final = 40.0
 _OFFSET_QUEUES: Final = 250  # of each of the groups whose offsets are saved
 _BATCHES: Final = Scenario(kind=Kind.BATCH, connections=4, window=1, mode=FlushMode.SYNC)
 _SENDS: Final = Scenario(kind=Kind.SEND, connections=16, window=1, mode=FlushMode.SYNC)
@@ -138,10 +139,14 @@ class Course:
         while not over.wait(_DELETE_EVERY_S):
             self._broker.questions.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)
         deleted = self._deleted() - before
-        return f"{deleted} files of the log deleted"
+        left = self._retention("bytes_leaving") >> 20
+        return f"{deleted} files of the log deleted, {left} MiB of deleted files in memory"
 
     def _deleted(self) -> int:
-        return int(self._broker.questions.metrics()["halfmq.retention.log_files_deleted"])
+        return self._retention("log_files_deleted")
+
+    def _retention(self, name: str) -> int:
+        return int(self._broker.questions.metrics()[f"halfmq.retention.{name}"])
 
     def move_offsets(self, over: threading.Event) -> str:
         """Commit an offset now and then, so that the table of all is saved."""
@@ -199,6 +204,8 @@ def measure(options: argparse.Namespace, directory: Path, generator: Generator) 
             large.phase("rolls", "1 GiB", _BATCHES, seconds=60, requests=requests)
             with _disk_hog(home):
                 large.phase("flush storm", "1 GiB", _STORM, seconds=seconds)
+            # As long as the memory of a gigabyte takes to go, and some of the next.
+            seconds = max(seconds, _LEAVING_S)
             large.phase("retention", "1 GiB", _SENDS, seconds=seconds, beside=large.delete_old)
     return rows
 

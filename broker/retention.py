@@ -56,6 +56,11 @@ class Log(Protocol):
 
     def delete_before(self, end: int) -> None: ...
 
+    def hurry_deletions(self, *, is_hurried: bool) -> None: ...
+
+    @property
+    def bytes_leaving(self) -> int: ...
+
 
 class Transactions(Protocol):
     """What this needs of the transaction service."""
@@ -122,7 +127,9 @@ class RetentionSchedule:
             self._started = True
             return FIRST_LOOK_S
         now_ms = self._now_ms()
-        if self._asked or self._hour_of(now_ms) in self._hours or self._is_scarce():
+        is_scarce = self._is_scarce()
+        self._log.hurry_deletions(is_hurried=is_scarce)
+        if self._asked or self._hour_of(now_ms) in self._hours or is_scarce:
             self._asked = max(self._asked - 1, 0)
             # What is not on disk yet may wait for its delivery unseen.
             wanted = min(self._log.expired_end, self._log.durable_offset)
@@ -154,5 +161,6 @@ class RetentionSchedule:
             "log_bytes_deleted": deleted.log_bytes,
             "index_files_deleted": deleted.index_files,
             "queue_files_deleted": deleted.queue_files,
+            "bytes_leaving": self._log.bytes_leaving,
             "blocked_at": self._kept_from,
         }

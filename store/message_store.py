@@ -404,6 +404,15 @@ class MessageStore:
         self._retention.delete(end, self._log.write_offset)
         self._flusher.request()
 
+    def hurry_deletions(self, *, is_hurried: bool) -> None:
+        """Have the space of deleted files freed at once, though that may hold the machine up."""
+        self._retention.hurry(is_hurried=is_hurried)
+
+    @property
+    def bytes_leaving(self) -> int:
+        """Bytes of deleted files whose space is not free yet, because their memory goes slowly."""
+        return self._retention.bytes_leaving
+
     @property
     def reserved_ahead(self) -> int:
         """How many bytes of log can still be written without asking the disk for more."""

@@ -54,9 +54,11 @@ class Residence:
         pages = (position + length - 1) // page - position // page + 1
         return self._ask(fd, position, length) and bool(self._pages.cached < pages)
 
-    def lacks_most(self, fd: int, size: int) -> bool:
-        """Tell whether more than half of a file's first bytes are known not to be there."""
-        return self._ask(fd, 0, size) and bool(self._pages.cached * disk.PAGE_SIZE < size // 2)
+    def cached(self, fd: int, position: int, length: int) -> int | None:
+        """Return how many bytes of a file's range are there, in whole pages; None: not known."""
+        if not self._ask(fd, position, length):
+            return None
+        return int(self._pages.cached) * disk.PAGE_SIZE
 
     def _ask(self, fd: int, position: int, length: int) -> bool:
         """Have the kernel fill in its answer; say whether it could."""

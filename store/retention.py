@@ -18,7 +18,8 @@ and in RocketMQ:
    for the rest.
 
 Files are unlinked and not truncated. Whoever reads one, a cold pull or another program, reads it to
-its end; its space is free when the last of them has closed it.
+its end; its space is free when the last of them has closed it. One is ``leaving``, which gives the
+memory of a large file back slowly.
 
 The loop thread changes what is in memory, which takes microseconds. Everything that may wait for
 the disk is done by a helper thread, in small pieces: to free a gigabyte takes a quarter second, and
@@ -37,6 +38,7 @@ from typing import Final, Protocol, TypeVar
 from . import disk
 from .consume_queue import ConsumeQueue, QueueTable
 from .index_file import IndexFile
+from .leaving import Leaving
 from .log_reader import LogReader
 from .log_scan import LogScan, store_timestamp
 from .mapped_file_queue import MappedFileQueue
@@ -88,6 +90,7 @@ class Retention:
         self._first_times: dict[int, int] = {}  # ms, of the first record, by offset of the file
         # Pieces of work for the helper, in order; each returns whether it is done.
         self._jobs: deque[Callable[[], bool]] = deque()
+        self._leaving = Leaving()
         self._doomed: deque[int] = deque()  # log files off the row whose names still exist
         self._begun: deque[tuple[ConsumeQueue, int]] = deque()  # queues, and where they begin
         self._worker = worker("store-retention", self._round, _IDLE)
@@ -99,6 +102,7 @@ class Retention:
     def stop(self) -> None:
         """End the helper thread; what it has not deleted yet, the next deletion will."""
         self._worker.stop()
+        self._leaving.close()
 
     # On the loop thread ---------------------------------------------------------------------
 
@@ -112,6 +116,17 @@ class Retention:
         """Let go of the files that end at ``end`` or before it, once ``log_end`` is durable."""
         # The first of those that wait is kept, or who asks all the time would never be heard.
         self._wanted[1:] = [(end, log_end)]
+
+    def hurry(self, *, is_hurried: bool) -> None:
+        """Have the space of deleted files freed at once, or not."""
+        self._leaving.is_hurried = is_hurried
+        if is_hurried and self._leaving.bytes:
+            self._worker.wake()
+
+    @property
+    def bytes_leaving(self) -> int:
+        """Bytes of deleted files whose space is not free yet."""
+        return self._leaving.bytes
 
     def work(self, durable_offset: int) -> None:
         """Do what is to be done in memory, in a few microseconds.
@@ -148,7 +163,8 @@ class Retention:
 
     def _round(self, _woken: bool) -> float:
         if not self._jobs:
-            return _IDLE
+            pause = self._leaving.work()
+            return _IDLE if pause is None else pause
         job = self._jobs.popleft()
         try:
             done = job()
@@ -158,7 +174,7 @@ class Retention:
             done = True
         if not done:
             self._jobs.appendleft(job)
-        return PIECE_PAUSE if self._jobs else _IDLE
+        return PIECE_PAUSE if self._jobs or self._leaving.bytes else _IDLE
 
     def _look(self, stored_before_ms: int) -> bool:
         """Go on by one file; those before it are known by now."""
@@ -193,7 +209,9 @@ class Retention:
         if not self._doomed:
             return True
         base = self._doomed[0]
-        disk.remove(self._files.path(base))
+        path = self._files.path(base)
+        self._leaving.keep(path)
+        disk.remove(path)
         disk.sync_directory(self._files.directory)
         self._doomed.popleft()
         self.deleted.log_files += 1
@@ -205,6 +223,7 @@ class Retention:
         def delete_next() -> bool:
             if expired:
                 file = expired.pop(0)
+                self._leaving.keep(file.path)
                 disk.remove(file.path)
                 self.deleted.index_files += 1
                 logger.info("event=index_file_deleted path=%s reason=expired", file.path)

@@ -220,8 +220,10 @@ def main(job: str) -> None:
     residence = Residence()
     for base in files.bases:
         with disk.opened(files.path(base)) as fd:
-            is_cold = base < settings["kept_from"] and residence.lacks_most(fd, files.file_size)
-            _look(files, base, outbox, _Trail(fd) if is_cold else None, settings["check_crc"])
+            cached = residence.cached(fd, 0, files.file_size)
+            is_cold = cached is not None and cached < files.file_size // 2
+            trail = _Trail(fd) if is_cold and base < settings["kept_from"] else None
+            _look(files, base, outbox, trail, settings["check_crc"])
     outbox.send(leave=0)
 
 

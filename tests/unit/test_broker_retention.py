@@ -34,12 +34,17 @@ class FakeLog:
         self.deleted = Deleted()
         self.looks: list[int] = []
         self.deletions: list[int] = []
+        self.bytes_leaving = 0
+        self.is_hurried = False
 
     def look_for_expired(self, stored_before_ms: int) -> None:
         self.looks.append(stored_before_ms)
 
     def delete_before(self, end: int) -> None:
         self.deletions.append(end)
+
+    def hurry_deletions(self, *, is_hurried: bool) -> None:
+        self.is_hurried = is_hurried
 
 
 class Floors:
@@ -95,6 +100,17 @@ def test_a_scarce_disk_makes_any_hour_right() -> None:
     one.schedule.tick()
 
     assert one.log.looks == [NOW_MS - RESERVED_MS]
+
+
+def test_deleted_files_keep_their_space_only_while_there_is_enough() -> None:
+    """Their memory goes slowly; on a scarce disk it goes at once."""
+    one = Scheduled()
+    hurried: list[bool] = []
+    for one.scarce in (False, True, False):
+        one.schedule.tick()
+        hurried.append(one.log.is_hurried)
+
+    assert hurried == [False, True, False]
 
 
 def test_an_operator_makes_any_hour_right() -> None:

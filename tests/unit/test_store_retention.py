@@ -1,11 +1,12 @@
 """Deleting old files: what goes, in which order, and what a crash in between leaves."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from halfmq.store import disk
+from halfmq.store import disk, leaving
 from halfmq.store.config import FlushMode
 from halfmq.store.consume_queue import ConsumeQueue, MapPool
 from halfmq.store.format.queue_entry import QueueEntry
@@ -116,6 +117,31 @@ def test_a_file_is_old_when_all_its_records_are(aged: Aged) -> None:
     assert aged.look(third - 1) == LOG_FILE
     assert aged.look(third) == 2 * LOG_FILE
     assert aged.look(1 << 60) == (FILES - 1) * LOG_FILE  # the last one is never old
+
+
+def test_large_files_keep_their_space_until_their_memory_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of log and index; when the space is needed, it is freed at once."""
+    monkeypatch.setattr(leaving, "KEPT_BYTES_MIN", 0)
+    aged = Aged(tmp_path)
+    group = [draft("T", 0, bytes(10), properties={"KEYS": " ".join("abcdefghij")})] * 20
+    with closing(aged.store) as store:
+        while len(aged.log_files()) < 4:
+            store.append(group)
+        store.tick(1000)
+        aged.flush()
+        index_file = next((tmp_path / "index").iterdir()).stat().st_size
+        store.delete_before(3 * LOG_FILE)
+        store.tick(1000)
+        while (deleted := store.deleted).log_files < 3 or not deleted.index_files:
+            assert aged.helper.step()
+        leaving_then = store.bytes_leaving
+        store.hurry_deletions(is_hurried=True)
+        aged.settle()
+
+        assert leaving_then == 3 * LOG_FILE + index_file
+        assert store.bytes_leaving == 0
 
 
 def test_damage_makes_no_file_older(aged: Aged) -> None:
