@@ -58,6 +58,7 @@ NO_WAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)  # of preadv; 0 where it cann
 SEEK_DATA: int | None = getattr(os, "SEEK_DATA", None)
 """None where the system does not tell where holes are."""
 SEEK_HOLE: int | None = getattr(os, "SEEK_HOLE", None)
+KNOWS_OTHER_USERS: Final = hasattr(fcntl, "F_SETLEASE")
 
 # Questions ------------------------------------------------------------------------------------
 
@@ -143,6 +144,19 @@ def need_no_more(fd: int, position: int, size: int) -> None:
     """Give the memory back that a part of an open file takes, but for what is not on disk yet."""
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, position, size, os.POSIX_FADV_DONTNEED)
+
+
+def has_other_users(fd: int) -> bool:
+    """Tell whether somebody else has a file open that this one may write; True if nobody knows.
+
+    Who asks for a lease to write is told. Source: Linux ``fcntl(2)``.
+    """
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError:
+        return True
+    return False
 
 
 def guess_nothing(fd: int) -> None:

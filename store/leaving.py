@@ -1,12 +1,13 @@
-"""Giving the memory of deleted files back slowly.
+"""Giving back slowly what deleted files take.
 
 What was written not long ago is in the page cache, and free as soon as its file is gone. Under a
 virtual machine the host may take what is free (*free page reporting* of virtio-balloon), every two
 seconds all of it. Where that were gigabytes, every processor of the machine stood still for up to
-half a second, ours with them; 70 MiB at a time nobody noticed.
+half a second, ours with them; 70 MiB at a time nobody noticed. And where the disk is told of free
+space (the mount option *discard*), that of a gigabyte stops flushes for a tenth of a second.
 
-So a large file whose name is removed stays open here. What of it is in memory goes in pieces; then
-it is closed, which frees its space on the disk.
+So a large file whose name is removed stays open here, and is truncated piece by piece. That is for
+files that nobody else has open: who does reads one to its end, and frees it by closing it.
 """
 
 import logging
@@ -20,41 +21,47 @@ from .residence import Residence
 
 logger = logging.getLogger(__name__)
 
-KEPT_BYTES_MIN: Final = 64 << 20  # of a file; the memory of a smaller one may go at once
-# Of all files that wait. A log that is deleted as it is written, faster than ``PIECE_SIZE`` in
-# ``PIECE_PAUSE``, must not fill the disk: the oldest go at once then.
+KEPT_BYTES_MIN: Final = 64 << 20  # of a file; what a smaller one takes may go at once
+# Of all files that wait. A log that is deleted as it is written, faster than ``WARM_SIZE`` in
+# ``WARM_PAUSE``, must not fill the disk: the oldest go at once then.
 KEPT_BYTES_MAX: Final = 8 << 30
-# Bytes of memory that go at once; where the page cache has them in one, less has no effect.
-PIECE_SIZE: Final = 2 << 20
-PIECE_PAUSE: Final = 0.05  # seconds between two of them: 40 MiB a second
-_LOOKED_AT_MAX: Final = 64  # pieces in a row that are not in memory; 3 us each
-_LOOK_PAUSE: Final = 0.001  # seconds until the next so many
+WARM_SIZE: Final = 2 << 20  # bytes that go at once of what is in memory
+WARM_PAUSE: Final = 0.05  # seconds until the next ones: 40 MiB a second
+COLD_SIZE: Final = 16 << 20  # bytes that go at once of what is on disk alone
+COLD_PAUSE: Final = 0.02  # seconds
+OTHERS_PAUSE: Final = 1.0  # seconds until it is asked again whether somebody else reads a file
+OTHERS_TRIES: Final = (
+    60  # so often; a cold pull is over in milliseconds, a tool's look takes longer
+)
 
 
 @dataclass(slots=True)
 class _File:
     fd: int
     size: int
-    position: int = 0  # before it nothing is in memory
+    tries: int = 0
+    is_ours: bool = False  # nobody else has it open, and nobody can open it any more
 
 
 class Leaving:
     """Files that have no name any more; one thread, but for the attributes."""
 
     def __init__(self) -> None:
-        self.bytes = 0  # sizes of all that are kept
-        self.is_hurried = False  # whether their space is needed at once, whatever that costs
+        self.bytes = 0  # that are not free yet
+        self.is_hurried = False  # whether they are needed at once, whatever that costs
         self._files: deque[_File] = deque()
         self._residence = Residence()
 
     def keep(self, path: Path) -> None:
         """Keep a file open whose name is about to be removed, if it is large and can be opened."""
+        if self.is_hurried or not disk.KNOWS_OTHER_USERS:
+            return
         try:
-            fd = disk.open_file(path, disk.READ)
+            fd = disk.open_file(path, disk.WRITE)
         except OSError:
             return
         size = disk.fstat(fd).st_size
-        if size < KEPT_BYTES_MIN or self.is_hurried:
+        if size < KEPT_BYTES_MIN:
             disk.close(fd)
             return
         self._files.append(_File(fd, size))
@@ -69,16 +76,22 @@ class Leaving:
         if not self._files:
             return None
         file = self._files[0]
-        for _ in range(_LOOKED_AT_MAX):
-            if file.position >= file.size:
+        file.is_ours = file.is_ours or not disk.has_other_users(file.fd)
+        if not file.is_ours:
+            file.tries += 1
+            if file.tries == OTHERS_TRIES:
                 self._close_first()
-                return _LOOK_PAUSE
-            position, size = file.position, min(PIECE_SIZE, file.size - file.position)
-            file.position += size
-            if self._residence.cached(file.fd, position, size):
-                disk.need_no_more(file.fd, position, size)
-                return PIECE_PAUSE
-        return _LOOK_PAUSE
+            return OTHERS_PAUSE
+        rest = max(file.size - COLD_SIZE, 0)
+        pause = COLD_PAUSE
+        if self._residence.cached(file.fd, rest, file.size - rest) != 0:
+            rest, pause = max(file.size - WARM_SIZE, 0), WARM_PAUSE
+        disk.ftruncate(file.fd, rest)
+        self.bytes -= file.size - rest
+        file.size = rest
+        if not rest:
+            self._close_first()
+        return pause
 
     def _close_first(self) -> None:
         file = self._files.popleft()

@@ -1,5 +1,6 @@
-"""Deleted files that were in memory leave it slowly, and do not keep their space for ever."""
+"""Large files that are deleted go slowly, and do not keep their space for ever."""
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,13 @@ from halfmq.store import disk, leaving
 from halfmq.store.leaving import Leaving
 from halfmq.store.residence import Residence
 
-PIECE = leaving.PIECE_SIZE
+PIECE = leaving.WARM_SIZE
 SIZE = 8 * PIECE
+assert SIZE == leaving.COLD_SIZE
 
 
 @pytest.fixture(autouse=True)
-def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have files of a few mebibytes count as large."""
     monkeypatch.setattr(leaving, "KEPT_BYTES_MIN", SIZE)
     monkeypatch.setattr(leaving, "KEPT_BYTES_MAX", 2 * SIZE)
@@ -29,64 +31,77 @@ def kept() -> Iterator[Leaving]:
 
 
 def deleted(kept: Leaving, path: Path, size: int = SIZE) -> int:
-    """Write a file, have it kept and remove its name; return a descriptor of it."""
+    """Write a file, have it kept and remove its name; return its inode."""
     path.write_bytes(b"x" * size)
-    fd = os.open(path, os.O_RDWR)
-    os.fsync(fd)
+    with disk.opened(path, disk.WRITE) as fd:
+        os.fsync(fd)
     kept.keep(path)
+    inode = path.stat().st_ino
     path.unlink()
-    return fd
+    return inode
 
 
-def cached(fd: int) -> int:
-    size = Residence().cached(fd, 0, SIZE)
-    if size is None:
-        pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
-    return size
-
-
-def is_open_here(inode: int) -> bool:
-    """Whether this process still has a file open."""
-    descriptors = [int(path.name) for path in Path("/proc/self/fd").iterdir()]
-    for fd in descriptors:
-        try:
-            if os.fstat(fd).st_ino == inode:
-                return True
-        except OSError:
-            continue  # the one of the listing
-    return False
+def size_of(inode: int) -> int | None:
+    """Return the size of a file that this process has open; None if it has not."""
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the descriptor of the listing
+            status = os.fstat(int(path.name))
+            if status.st_ino == inode:
+                return status.st_size
+    return None
 
 
 def test_memory_goes_piece_by_piece(kept: Leaving, tmp_path: Path) -> None:
-    """With a pause behind each; then the file is closed, and its space is free."""
-    fd = deleted(kept, tmp_path / "f")
-    inode = os.fstat(fd).st_ino
-    left = [cached(fd)]
-    assert left == [SIZE]
-    while kept.work() == leaving.PIECE_PAUSE:
-        left.append(cached(fd))
-    os.close(fd)
+    """With a pause behind each; then the file is closed."""
+    inode = deleted(kept, tmp_path / "f")
+    left = [kept.bytes]
+    while kept.work() == leaving.WARM_PAUSE and kept.bytes:
+        assert size_of(inode) == kept.bytes
+        left.append(kept.bytes)
 
-    assert left == list(range(SIZE, -1, -PIECE))
-    assert kept.bytes == 0
-    assert not is_open_here(inode)
+    assert left == list(range(SIZE, 0, -PIECE))
+    assert size_of(inode) is None
     assert kept.work() is None
 
 
-def test_what_is_not_in_memory_takes_no_time(kept: Leaving, tmp_path: Path) -> None:
+def test_what_is_not_in_memory_goes_in_larger_pieces(kept: Leaving, tmp_path: Path) -> None:
     """An old file, as most are that are deleted."""
-    fd = deleted(kept, tmp_path / "f")
-    disk.need_no_more(fd, 0, SIZE)
-    assert cached(fd) == 0
-    os.close(fd)
+    deleted(kept, tmp_path / "f", 2 * SIZE)
+    fd = kept._files[0].fd
+    disk.need_no_more(fd, 0, 2 * SIZE)
+    if Residence().cached(fd, 0, SIZE) is None:
+        pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
 
-    assert kept.work() == leaving._LOOK_PAUSE
-    assert kept.bytes == 0
+    assert kept.work() == leaving.COLD_PAUSE
+    assert kept.bytes == SIZE
+    kept.work()
+    assert kept.work() is None
+
+
+def test_who_reads_a_file_reads_it_to_its_end(kept: Leaving, tmp_path: Path) -> None:
+    """A cold pull, or another program; it goes when they have done, or after a minute at once."""
+    path = tmp_path / "f"
+    path.write_bytes(bytes(SIZE))
+    with path.open("rb") as reader:
+        inode = deleted(kept, path)
+        assert kept.work() == leaving.OTHERS_PAUSE
+        assert len(reader.read()) == SIZE
+    assert kept.work() == leaving.WARM_PAUSE
+    kept.close()
+
+    path.write_bytes(bytes(SIZE))
+    with path.open("rb") as reader:
+        inode = deleted(kept, path)
+        for _ in range(leaving.OTHERS_TRIES):
+            assert kept.work() == leaving.OTHERS_PAUSE
+        assert kept.work() is None
+        assert len(reader.read()) == SIZE
+    assert size_of(inode) is None
 
 
 def test_a_small_file_is_not_kept(kept: Leaving, tmp_path: Path) -> None:
-    """Its memory may go at once; nor is one that is missing."""
-    os.close(deleted(kept, tmp_path / "f", SIZE - 1))
+    """What it takes may go at once; nor is one that is missing."""
+    deleted(kept, tmp_path / "f", SIZE - 1)
     kept.keep(tmp_path / "g")
 
     assert kept.bytes == 0
@@ -95,22 +110,18 @@ def test_a_small_file_is_not_kept(kept: Leaving, tmp_path: Path) -> None:
 
 def test_so_much_is_kept_and_no_more(kept: Leaving, tmp_path: Path) -> None:
     """Or a log that is deleted as fast as it is written would fill the disk."""
-    inodes: list[int] = []
-    for number in range(3):
-        fd = deleted(kept, tmp_path / f"{number}")
-        inodes.append(os.fstat(fd).st_ino)
-        os.close(fd)
+    inodes = [deleted(kept, tmp_path / f"{number}") for number in range(3)]
 
     assert kept.bytes == 2 * SIZE
-    assert [is_open_here(inode) for inode in inodes] == [False, True, True]
+    assert [size_of(inode) for inode in inodes] == [None, SIZE, SIZE]
 
 
 def test_who_needs_the_space_gets_it(kept: Leaving, tmp_path: Path) -> None:
-    """At once, for what is kept and for what would be."""
-    os.close(deleted(kept, tmp_path / "f"))
+    """At once, that of what is kept and of what would be."""
+    deleted(kept, tmp_path / "f")
     kept.is_hurried = True
 
     assert kept.work() is None
     assert kept.bytes == 0
-    os.close(deleted(kept, tmp_path / "g"))
+    deleted(kept, tmp_path / "g")
     assert kept.bytes == 0
