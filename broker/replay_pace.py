@@ -22,6 +22,10 @@ hundred thousand messages a second, half a second's worth."""
 SLICE_S: Final = 0.002
 """Seconds between two turns."""
 
+QUIET_S: Final = 0.1
+"""Seconds without a stored message, or without a replay, after which there are none for now.
+Producers who wait for the disk store nothing for several slices, and replays ask for nothing."""
+
 LOOP_SHARE: Final = 0.1
 """Of the loop's time, for answers to replays: more than 30,000 messages a second where an answer of
 32 takes 100 us. Replays gain on producers that wait for the disk, whose latency hardly grows."""
@@ -51,9 +55,9 @@ class ReplayPace:
         self._slice: asyncio.TimerHandle | None = None
         self._began = 0.0  # the slice, by the performance counter
         self._left_s = 0.0  # of the share; below 0 when a turn took more than there was
-        self._asked = False  # somebody did, in this slice
         self._end = 0  # of the log when it began
-        self._stored = False  # messages were, in the slice before
+        self._asked_at = self._stored_at = -QUIET_S  # when somebody did last, by the same counter
+        self._stores = False  # messages are being stored
 
     def admits(self, physical_offset: int, serve: Callable[[], None]) -> bool:
         """Tell whether the pull of a message may be answered now; else ``serve`` is called later.
@@ -62,11 +66,11 @@ class ReplayPace:
         """
         if self._log.write_offset - physical_offset < FAR_BEHIND:
             return True
+        self._asked_at = time.perf_counter()
         if self._slice is None:
             self._left_s = 0.0
-            self._begin(time.perf_counter())
-        self._asked = True
-        if not self._stored or len(self._waiting) >= WAITING_MAX:
+            self._begin(self._asked_at)
+        if not self._stores or len(self._waiting) >= WAITING_MAX:
             return True
         self._waiting.append(serve)
         return False
@@ -81,22 +85,24 @@ class ReplayPace:
         self._left_s -= time.perf_counter() - began
 
     def _begin(self, now: float) -> None:
-        self._began, self._end, self._asked = now, self._log.write_offset, False
+        self._began, self._end = now, self._log.write_offset
         self._slice = asyncio.get_running_loop().call_later(SLICE_S, self._go_on)
 
     def _go_on(self) -> None:
-        self._stored = self._log.write_offset != self._end
-        if not self._asked and not self._waiting:
-            self._slice, self._stored = None, False
-            return
         now = time.perf_counter()
+        if self._log.write_offset != self._end:
+            self._stored_at = now
+        self._stores = now - self._stored_at < QUIET_S
+        if not self._waiting and now - self._asked_at >= QUIET_S:
+            self._slice, self._stores = None, False
+            return
         share = min(now - self._began, SLICE_S_MAX) * LOOP_SHARE
         # What is not used is not saved.
         self._left_s = max(min(self._left_s, 0.0), -SLICE_S_MAX) + share
         self._begin(now)
-        if not self._stored:
+        if not self._stores:
             self._left_s = 0.0
         for _ in range(len(self._waiting)):
-            if self._stored and self._left_s <= 0:
+            if self._stores and self._left_s <= 0:
                 break
             self.spend(self._waiting.popleft())

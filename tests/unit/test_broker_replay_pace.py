@@ -12,6 +12,7 @@ import pytest
 from halfmq.broker.replay_pace import (
     FAR_BEHIND,
     LOOP_SHARE,
+    QUIET_S,
     SLICE_S,
     SLICE_S_MAX,
     WAITING_MAX,
@@ -76,6 +77,12 @@ class Replays:
         self.log.write_offset += stored
         self.now += SLICE_S
         self.slices.end()
+
+    def be_quiet(self) -> None:
+        """Have nobody ask and nobody send, for as long as it takes to be noticed."""
+        self.end_slice(stored=False)
+        self.now += QUIET_S
+        self.end_slice(stored=False)
 
 
 @pytest.fixture
@@ -178,11 +185,24 @@ def test_nobody_waits_while_nothing_is_stored(replays: Replays) -> None:
     replays.end_slice(stored=True)
     replays.ask(1_000)
     assert len(replays.answered) < replays.asked
-    replays.end_slice(stored=False)
+    replays.be_quiet()
 
     replays.ask(1_000)
 
     assert replays.answered == list(range(3_000))
+
+
+def test_producers_who_wait_for_the_disk_still_send(replays: Replays) -> None:
+    """Between two of their groups nothing is stored for some slices, nor read for a replay."""
+    replays.ask()
+    replays.end_slice(stored=True)
+    for _ in range(5):
+        replays.end_slice(stored=False)
+    before = len(replays.answered)
+    replays.ask(1_000)
+    replays.end_slice(stored=False)
+
+    assert replays.answer_s * (len(replays.answered) - before) <= LOOP_SHARE * SLICE_S * 2
 
 
 def test_consumers_that_keep_up_never_wait(replays: Replays) -> None:
@@ -208,7 +228,6 @@ def test_pulls_that_wait_are_bounded(replays: Replays) -> None:
 def test_no_timer_runs_when_nobody_replays(replays: Replays) -> None:
     """An idle broker stays idle."""
     replays.ask()
-    replays.end_slice(stored=True)
-    replays.end_slice(stored=True)
+    replays.be_quiet()
 
     assert replays.slices.call is None
