@@ -59,7 +59,7 @@ from .watched import RECORD_SIZE, Phase, Row, Watched, watched
 
 _GIB: Final = 1 << 30
 _DELETE_EVERY_S: Final = 0.5
-_LEAVING_S: Final = 40.0
+_LEAVING_S: Final = 40.0  # seconds in which more than a deleted gigabyte leaves memory
 _OFFSET_QUEUES: Final = 250  # of each of the groups whose offsets are saved
 _BATCHES: Final = Scenario(kind=Kind.BATCH, connections=4, window=1, mode=FlushMode.SYNC)
 _SENDS: Final = Scenario(kind=Kind.SEND, connections=16, window=1, mode=FlushMode.SYNC)
@@ -140,7 +140,7 @@ class Course:
             self._broker.questions.ask(RequestCode.DELETE_EXPIRED_COMMITLOG)
         deleted = self._deleted() - before
         left = self._retention("bytes_leaving") >> 20
-        return f"{deleted} files of the log deleted, {left} MiB of deleted files in memory"
+        return f"{deleted} files of the log deleted, {left} MiB of deleted files not free yet"
 
     def _deleted(self) -> int:
         return self._retention("log_files_deleted")
@@ -204,7 +204,6 @@ def measure(options: argparse.Namespace, directory: Path, generator: Generator) 
             large.phase("rolls", "1 GiB", _BATCHES, seconds=60, requests=requests)
             with _disk_hog(home):
                 large.phase("flush storm", "1 GiB", _STORM, seconds=seconds)
-            # As long as the memory of a gigabyte takes to go, and some of the next.
             seconds = max(seconds, _LEAVING_S)
             large.phase("retention", "1 GiB", _SENDS, seconds=seconds, beside=large.delete_old)
     return rows

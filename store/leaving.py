@@ -30,9 +30,7 @@ WARM_PAUSE: Final = 0.05  # seconds until the next ones: 40 MiB a second
 COLD_SIZE: Final = 16 << 20  # bytes that go at once of what is on disk alone
 COLD_PAUSE: Final = 0.02  # seconds
 OTHERS_PAUSE: Final = 1.0  # seconds until it is asked again whether somebody else reads a file
-OTHERS_TRIES: Final = (
-    60  # so often; a cold pull is over in milliseconds, a tool's look takes longer
-)
+OTHERS_TRIES: Final = 60  # so often: a cold pull takes milliseconds, a tool may take longer
 
 
 @dataclass(slots=True)
@@ -86,7 +84,12 @@ class Leaving:
         pause = COLD_PAUSE
         if self._residence.cached(file.fd, rest, file.size - rest) != 0:
             rest, pause = max(file.size - WARM_SIZE, 0), WARM_PAUSE
-        disk.ftruncate(file.fd, rest)
+        try:
+            disk.ftruncate(file.fd, rest)
+        except OSError as error:
+            logger.warning("event=deleted_file_not_truncated error=%r", str(error))
+            self._close_first()  # which frees all of it, if anything does
+            return pause
         self.bytes -= file.size - rest
         file.size = rest
         if not rest:

@@ -40,7 +40,7 @@ SCOUTED_BYTES_MIN: Final = 1 << 30  # less is scanned in the time that some proc
 SCOUTS_MAX: Final = 4  # more would only wait for who takes what they find
 # Of a scout, that nobody has taken yet: what it finds in a GiB of records of 1 KiB is 20 MB.
 UNSENT_BYTES_MAX: Final = 64 << 20
-FORGOTTEN_AT_ONCE: Final = 16 << 20  # bytes of a file; less than a processor's cache is no gain
+FORGOTTEN_AT_ONCE: Final = 16 << 20  # bytes of a file: one call for many chunks, and little kept
 _LENGTH: Final = Struct("<I")
 _BEFORE_ALL: Final = -1  # a position before any record of a file
 

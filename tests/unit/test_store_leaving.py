@@ -1,6 +1,7 @@
 """Large files that are deleted go slowly, and do not keep their space for ever."""
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,3 +126,19 @@ def test_who_needs_the_space_gets_it(kept: Leaving, tmp_path: Path) -> None:
     assert kept.bytes == 0
     deleted(kept, tmp_path / "g")
     assert kept.bytes == 0
+
+
+def test_a_disk_that_refuses_to_truncate_stops_nothing(
+    kept: Leaving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that deletes goes on; closing frees the file."""
+
+    def refuse(_fd: int, _size: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    inode = deleted(kept, tmp_path / "f")
+    monkeypatch.setattr(disk, "ftruncate", refuse)
+    assert kept.work() == leaving.WARM_PAUSE
+
+    assert (kept.bytes, size_of(inode)) == (0, None)
+    assert kept.work() is None
