@@ -1,9 +1,12 @@
-"""Compile the C parts once and keep them in a cache directory."""
+"""What is compiled or fetched once, and kept in a cache directory."""
 
+import contextlib
 import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +34,19 @@ def cache_directory() -> Path:
     path = Path(directory) if directory else Path.home() / ".cache" / "halfmq-benchmarks"
     path.mkdir(parents=True, exist_ok=True)
     return path
+
+
+@contextlib.contextmanager
+def being_made(directory: Path) -> Iterator[Path]:
+    """Give a directory to fill, which gets its name when it is complete."""
+    unfinished = Path(tempfile.mkdtemp(dir=directory.parent))
+    try:
+        yield unfinished
+        unfinished.chmod(0o755)
+        with contextlib.suppress(OSError):  # another run was faster: its directory serves as well
+            unfinished.rename(directory)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def build(name: str, directory: Path | None = None) -> Path:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from .build import cache_directory
+from .build import being_made, cache_directory
 from .generator import Target
 from .peers import ROCKETMQ, Session, scratch
 from .processes import free_ports, running, wait_for_port
@@ -83,16 +83,19 @@ def fetch_jars() -> Path:
     if missing:
         raise PeerMissingError(f"not installed: {', '.join(missing)}")
     home.mkdir(exist_ok=True)
-    (home / "pom.xml").write_text(_POM.format(version=VERSION), encoding="utf-8")
-    unfinished = home / "unfinished"
-    command = ["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={unfinished}"]
-    try:
-        subprocess.run(
-            command, cwd=home, check=True, timeout=_FETCH_TIMEOUT, stdout=subprocess.DEVNULL
-        )
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        raise PeerMissingError(f"Maven could not fetch the jars: {error}") from error
-    unfinished.replace(jars)
+    with being_made(jars) as unfinished:
+        (unfinished / "pom.xml").write_text(_POM.format(version=VERSION), encoding="utf-8")
+        command = ["mvn", "-q", "-B", "dependency:copy-dependencies"]
+        try:
+            subprocess.run(
+                [*command, f"-DoutputDirectory={unfinished}"],
+                cwd=unfinished,
+                check=True,
+                timeout=_FETCH_TIMEOUT,
+                stdout=subprocess.DEVNULL,
+            )
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            raise PeerMissingError(f"Maven could not fetch the jars: {error}") from error
     return jars
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -20,19 +17,6 @@ def cache_directory() -> Path:
     path = Path(directory) if directory else Path.home() / ".cache" / "halfmq-tests"
     path.mkdir(parents=True, exist_ok=True)
     return path
-
-
-@contextlib.contextmanager
-def being_made(directory: Path) -> Iterator[Path]:
-    """A directory to fill, which gets its name when it is complete."""
-    unfinished = Path(tempfile.mkdtemp(dir=directory.parent))
-    try:
-        yield unfinished
-        unfinished.chmod(0o755)
-        with contextlib.suppress(OSError):  # another run was faster: its directory serves as well
-            unfinished.rename(directory)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def forget_others(directory: Path, pattern: str) -> None:

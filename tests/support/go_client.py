@@ -10,7 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Any, Final
 
-from tests.support.cache import being_made, cache_directory, forget_others
+from benchmarks.build import being_made
+from tests.support.cache import cache_directory, forget_others
 
 SOURCES: Final = Path(__file__).parent / "go"
 _BUILD_SECONDS: Final = 900.0  # with modules to fetch and everything to compile, on a busy machine

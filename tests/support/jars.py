@@ -5,7 +5,8 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from tests.support.cache import being_made, cache_directory
+from benchmarks.build import being_made
+from tests.support.cache import cache_directory
 
 _FETCH_SECONDS: Final = 300.0
 

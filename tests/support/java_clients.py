@@ -20,7 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from tests.support.cache import being_made, cache_directory, forget_others
+from benchmarks.build import being_made
+from tests.support.cache import cache_directory, forget_others
 
 SOURCES: Final = Path(__file__).parent / "java"
 TOOLS: Final = ("java", "javac", "mvn")

@@ -1,7 +1,11 @@
 """The load generator counts honestly and speaks the protocol; the report's ratios hold."""
 
 import os
+import shutil
+import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +26,7 @@ from benchmarks.machine import Machine
 from benchmarks.peers import ECHO, HALFMQ, ROCKETMQ, EchoPeer
 from benchmarks.pending import Figure, Pending
 from benchmarks.report import Measurement, Report, as_text, make_rows
+from benchmarks.rocketmq_peer import fetch_jars
 from benchmarks.scenarios import FlushMode, Kind, Scenario, all_scenarios
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -314,3 +319,26 @@ def test_undecided_transactions_are_measured(tmp_path: Path) -> None:
     assert 50 < by_name["heap each"].value < 1_000
     assert by_name["start from log alone"].of == "2,100"
     assert all(figure.value >= 0 for figure in figures)
+
+
+@pytest.mark.parametrize("runs", [1, 3])
+def test_runs_that_fetch_the_jars_of_the_peer_at_once_all_have_them(
+    runs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a new machine several test processes do; none of them sees half a directory."""
+    all_are_fetching = threading.Barrier(runs)
+
+    def fetch(command: list[str], **_: object) -> None:
+        target = command[-1].removeprefix("-DoutputDirectory=")
+        all_are_fetching.wait(10)
+        Path(target, "broker.jar").write_bytes(b"jar")
+
+    monkeypatch.setenv("HALFMQ_BENCHMARKS_DIR", str(tmp_path))
+    monkeypatch.setattr(shutil, "which", lambda tool: tool)
+    monkeypatch.setattr(subprocess, "run", fetch)
+    with ThreadPoolExecutor(runs) as pool:
+        found = list(pool.map(lambda _: fetch_jars(), range(runs)))
+
+    assert {*found} == {found[0]}
+    assert [path.read_bytes() for path in found[0].glob("*.jar")] == [b"jar"]
+    assert [path.name for path in found[0].parent.iterdir()] == [found[0].name]
