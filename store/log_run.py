@@ -10,13 +10,13 @@ is taken apart in vain.
 
 import sys
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, reduce
-from operator import itemgetter, or_
+from operator import or_
 from struct import Struct
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
-from .format.columns import halves, packed, repeated
+from .format.columns import ones, progression
 from .format.crc import crc32
 from .format.filler import FILLER_BIT
 from .format.flags import HOSTS_MASK, INNER_BATCH, TransactionType
@@ -34,10 +34,11 @@ from .format.record import (
     SYS_FLAG_AT,
 )
 from .format.topics import SCHEDULE_TOPIC
+from .portion import Portion, Share
 
 RUN_LENGTH_MIN: Final = 64  # records; fewer are found faster one by one
-RUN_LENGTH_MAX: Final = 512  # of 2 KB; a mebibyte, which is scanned at once, has no more
-_LAYOUTS_MAX: Final = 64  # layouts kept, each of 6 to 50 KB
+RUN_LENGTH_MAX: Final = 2048  # of 512 bytes; a mebibyte, which is scanned at once, has no more
+_LAYOUTS_MAX: Final = 64  # layouts kept, each of 10 to 200 KB
 _PREPARED: Final = int(TransactionType.PREPARED)  # in prepared and rollback records
 _UNUSUAL: Final = _PREPARED | HOSTS_MASK | INNER_BATCH | FILLER_BIT
 _BODY_LENGTH_AT: Final = HEAD_V4.size - 4
@@ -45,27 +46,11 @@ _TOPIC_LENGTH_SIZE: Final = {MAGIC_V1: 1, MAGIC_V2: 2}
 _TAGS: Final = b"TAGS\x01"
 _SECTOR: Final = 512  # bytes; see is_torn in log_scan.py
 _LONG: Final = Struct(">q")
+_CRC_MASKED: Final = bytes(value & CRC_MASK >> 24 for value in range(256))  # of the first byte
 _BODY_CRC_AT: Final = 8
 _QUEUE_ID_AT: Final = 12
 _STORE_TIMESTAMP_AT: Final = 56  # with IPv4 hosts
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()  # its queue entries say when, not which tags
-_Taker: TypeAlias = Callable[[Sequence[Any]], Any]
-
-Share: TypeAlias = tuple[int, int, bytes, int]
-"""What a run has of one queue: its id, the queue offset of the first record, their queue entries
-and the physical offset behind the last one. Queue offsets follow each other."""
-
-
-class Run(NamedTuple):
-    """Whole records that follow each other, and their places in queues."""
-
-    at: int  # position of the first in its chunk
-    size: int  # bytes of each
-    length: int  # records
-    topic: bytes  # of all
-    sys_flags: int  # bits that any of them has
-    store_timestamp: int  # of the last one, in ms
-    shares: list[Share]
 
 
 class _Layout(NamedTuple):
@@ -77,19 +62,6 @@ class _Layout(NamedTuple):
     tags_at: int  # in the properties, with the separator before them
     tags_size: int  # 0 without tags
     properties_size: int
-
-
-@lru_cache(maxsize=_LAYOUTS_MAX)
-def _parts(layout: _Layout, length: int) -> Struct:
-    """Return what gives bodies, tags and the properties behind them, of so many records."""
-    tail_size = layout.properties_size - layout.tags_at - layout.tags_size
-    return Struct(
-        (
-            f"{HEAD_V4.size}x{layout.body_size}s{layout.topic_size}x"
-            f"{layout.tags_at}x{layout.tags_size}s{tail_size}s"
-        )
-        * length
-    )
 
 
 def _layout_at(chunk: bytes, position: int) -> _Layout | None:
@@ -132,7 +104,7 @@ class Runs:
         self._check_crc = check_crc
         self._longest = RUN_LENGTH_MIN  # what is tried next
 
-    def at(self, chunk: bytes, position: int, offset: int, end: int) -> Run | None:
+    def at(self, chunk: bytes, position: int, offset: int, end: int) -> Portion | None:
         """Return the run that begins at a position, which has the physical offset ``offset``.
 
         It ends at the physical offset ``end`` at most, and another record begins behind it.
@@ -188,128 +160,170 @@ class _Columns:
                 return False
         return True
 
-    def numbers(self, at: int, typecode: str) -> "array[int]":
-        """Return a field of all records, a big-endian number."""
-        column = array(typecode)
-        width = column.itemsize
+    def field(self, at: int, width: int) -> bytearray:
+        """Return these bytes of all records, one after the other."""
         content = bytearray(width * self._length)
         first = self._position + at
         for place in range(width):
             content[place::width] = self._chunk[first + place : self._end : self._size]
-        column.frombytes(content)
-        if sys.byteorder == "little":
-            column.byteswap()
-        return column
+        return content
+
+    def first(self, at: int, width: int) -> bytes:
+        """Return these bytes of the first record."""
+        return self._chunk[self._position + at : self._position + at + width]
+
+    def parts(self, at: int, width: int) -> tuple[bytes, ...]:
+        """Return these bytes of each record."""
+        divide = _divider(at, width, self._size - at - width, self._length)
+        return divide.unpack_from(self._chunk, self._position)
+
+
+@lru_cache(maxsize=_LAYOUTS_MAX)
+def _divider(before: int, width: int, behind: int, count: int) -> Struct:
+    return Struct(f"{before}x{width}s{behind}x" * count)
 
 
 def _taken_apart(
     chunk: bytes, position: int, offset: int, layout: _Layout, length: int, check_crc: bool
-) -> Run | None:
+) -> Portion | None:
     size = int.from_bytes(layout.head[:4], "big")
     columns = _Columns(chunk, position, size, length)
     topic_at = HEAD_V4.size + layout.body_size
-    physical = array("q", range(offset, offset + length * size, size))
     if (
         not columns.are_same(0, PREFIX.size)
         or not columns.are_same(_BODY_LENGTH_AT, 4)
         or not columns.are_same(topic_at, layout.topic_size)
-        or columns.numbers(PHYSICAL_OFFSET_AT, "q").tobytes() != physical.tobytes()
-        or (sys_flags := reduce(or_, set(columns.numbers(SYS_FLAG_AT, "i")))) & _UNUSUAL
+        or columns.field(PHYSICAL_OFFSET_AT, 8) != progression(offset, size, length)
+        or (sys_flags := _all_flags(columns)) & _UNUSUAL
+        or (check_crc and not _crcs_match(columns, layout.body_size))
+        or (codes := _tags_codes(columns, topic_at + layout.topic_size, layout)) is None
     ):
         return None
-    parts = _parts(layout, length).unpack_from(chunk, position)
-    if check_crc:
-        crcs = array("I", [crc & CRC_MASK for crc in map(crc32, parts[::3])])
-        if crcs.tobytes() != columns.numbers(_BODY_CRC_AT, "I").tobytes():
-            return None
-    codes = _tags_codes(parts[1::3], parts[2::3], layout)
-    if codes is None:
-        return None
-    queue_ids = tuple(columns.numbers(_QUEUE_ID_AT, "i"))
-    queue_offsets = tuple(columns.numbers(QUEUE_OFFSET_AT, "q"))
-    shares = _shares(offset, size, queue_ids, queue_offsets, codes)
     topic_start = position + topic_at + _TOPIC_LENGTH_SIZE[PREFIX.unpack(layout.head)[1]]
     topic = chunk[topic_start : position + topic_at + layout.topic_size - 2]
+    shares = _shares(offset, size, topic, columns, codes)
     if shares is None or topic == _SCHEDULE_TOPIC:
         return None
+    end = offset + size * length
     stored = _LONG.unpack_from(chunk, position + size * (length - 1) + _STORE_TIMESTAMP_AT)[0]
-    return Run(position, size, length, topic, sys_flags, stored, shares)
+    return Portion(offset, end, end - size, length, sys_flags, stored, shares)
 
 
-def _tags_codes(
-    tags: tuple[bytes, ...], tails: tuple[bytes, ...], layout: _Layout
-) -> list[int] | None:
-    """Return the tags codes of a run; None if its properties need a closer look."""
+def _all_flags(columns: _Columns) -> int:
+    """Return the bits that any record has."""
+    if columns.are_same(SYS_FLAG_AT, 4):
+        return int.from_bytes(columns.first(SYS_FLAG_AT, 4), "big")
+    return reduce(or_, set(_numbers("I", columns.field(SYS_FLAG_AT, 4))))
+
+
+def _numbers(typecode: str, content: bytes | bytearray) -> "array[int]":
+    """Return big-endian numbers as such."""
+    numbers = array(typecode, content)
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers
+
+
+def _crcs_match(columns: _Columns, body_size: int) -> bool:
+    crcs = array("I", map(crc32, columns.parts(HEAD_V4.size, body_size)))
+    if sys.byteorder == "little":
+        crcs.byteswap()
+    expected = bytearray(crcs.tobytes())
+    expected[::4] = expected[::4].translate(_CRC_MASKED)
+    return expected == columns.field(_BODY_CRC_AT, 4)
+
+
+def _tags_codes(columns: _Columns, properties_at: int, layout: _Layout) -> list[int] | None:
+    """Return the tags codes of a run, or one for all; None if its properties need a closer look."""
     # Later tags would win, a CRC must be checked, and zeros may be a sector never written. Where
     # two meet, there may seem to be some: then it is looked for from record to record, in vain.
-    joined = b"".join(tails)
+    tags_at, tags_size = properties_at + layout.tags_at, layout.tags_size
+    tail_size = layout.properties_size - layout.tags_at - tags_size
+    joined = b"".join(columns.parts(tags_at + tags_size, tail_size))
     if _TAGS in joined or CRC_TAIL_START in joined or b"\0" in joined:
         return None
     if layout.properties_size >= _SECTOR:
         return None  # such a sector may lie within
-    if not layout.tags_size:
-        return [0] * len(tags)
+    if not tags_size:
+        return [0]
+    if columns.are_same(tags_at, tags_size):
+        fields: Sequence[bytes] = (columns.first(tags_at, tags_size),)
+    else:
+        fields = columns.parts(tags_at, tags_size)
     start = (b"\x02" if layout.tags_at else b"") + _TAGS
     codes: dict[bytes, int] = {}
-    for field in set(tags):
+    for field in set(fields):
         if not field.startswith(start) or field.find(b"\x02", 1) != len(field) - 1:
             return None
         codes[field] = tags_code(field[len(start) - len(_TAGS) :])
-    return [codes[field] for field in tags]
+    return [codes[field] for field in fields]
 
 
 # Shares ----------------------------------------------------------------------------------------
 
 
 def _shares(
-    start: int,
-    size: int,
-    queue_ids: tuple[int, ...],
-    queue_offsets: tuple[int, ...],
-    codes: list[int],
+    start: int, size: int, topic: bytes, columns: _Columns, codes: list[int]
 ) -> list[Share] | None:
     """Return the shares of a run at physical offset ``start``; None if a queue has an odd one."""
-    entries = _entries(start, size, codes)
-    ends = range(start + size, start + size * len(codes) + 1, size)
+    ids = _numbers("i", columns.field(_QUEUE_ID_AT, 4))
+    offsets = columns.field(QUEUE_OFFSET_AT, 8)
+    length = len(ids)
+    entries = _divider(0, ENTRY_SIZE, 0, length).unpack(_entries(start, size, codes, length))
+    count = len(set(ids))
     shares: list[Share] = []
-    for queue_id, share in _takers(queue_ids):
-        offsets = share(queue_offsets)
-        first = offsets[0]
-        if offsets != (*range(first, first + len(offsets)),):
+    if ids[count:] == ids[:-count]:  # in turn, as most programs send
+        if not _grow_in_turn(offsets, count):
             return None
-        shares.append((queue_id, first, b"".join(share(entries)), share(ends)[-1]))
+        for place in range(count):
+            (first,) = _LONG.unpack_from(offsets, 8 * place)
+            end = start + size * (length - (length - 1 - place) % count)
+            shares.append(((topic, ids[place]), first, b"".join(entries[place::count]), end))
+        return shares
+    queue_offsets = _numbers("q", offsets)
+    places: dict[int, list[int]] = {}
+    for place, queue_id in enumerate(ids):
+        places.setdefault(queue_id, []).append(place)
+    for queue_id, its in places.items():
+        first = queue_offsets[its[0]]
+        if [*map(queue_offsets.__getitem__, its)] != [*range(first, first + len(its))]:
+            return None
+        its_entries = b"".join(map(entries.__getitem__, its))
+        shares.append(((topic, queue_id), first, its_entries, start + size * (its[-1] + 1)))
     return shares
 
 
-def _takers(queue_ids: tuple[int, ...]) -> list[tuple[int, _Taker]]:
-    """Return for each queue what takes its part of a run's column."""
-    count = len(set(queue_ids))
-    if queue_ids[count:] == queue_ids[:-count]:  # in turn, as most programs send
-        return [(queue_ids[first], _every(first, count)) for first in range(count)]
-    places: dict[int, list[int]] = {}
-    for index, queue_id in enumerate(queue_ids):
-        places.setdefault(queue_id, []).append(index)
-    return [
-        (queue_id, itemgetter(*indexes) if len(indexes) > 1 else _every(indexes[0], len(queue_ids)))
-        for queue_id, indexes in places.items()
-    ]
+def _grow_in_turn(offsets: bytearray, count: int) -> bool:
+    """Tell whether each queue offset is the one ``count`` places before it, and one."""
+    split = 8 * count
+    if any(first & 0x80 for first in offsets[:split:8]):
+        return False  # negative, so that the sum below would say nothing
+    before, behind = (int.from_bytes(part, "big") for part in (offsets[:-split], offsets[split:]))
+    return behind == before + ones(len(offsets) // 8 - count)
 
 
-@lru_cache(maxsize=RUN_LENGTH_MAX)
-def _every(first: int, step: int) -> _Taker:
-    return itemgetter(slice(first, None, step))
-
-
-def _entries(start: int, size: int, codes: list[int]) -> tuple[bytes, ...]:
+def _entries(start: int, size: int, codes: list[int], length: int) -> bytes | bytearray:
     """Return the queue entries of records of one size that follow each other."""
-    length = len(codes)
-    columns = repeated(LAYOUT.pack(0, size, codes[0]), length)
-    columns[0::5], columns[1::5] = halves(range(start, start + length * size, size))
-    if codes.count(codes[0]) != length:
-        columns[3::5], columns[4::5] = halves(codes)
-    return _divider(length).unpack(packed(columns))
+    numbers = start * _offset_ones(length) + _entries_from_zero(size, codes[0], length)
+    entries = numbers.to_bytes(ENTRY_SIZE * length, "big")
+    if len(codes) == 1:
+        return entries
+    changed = bytearray(entries)
+    column = _numbers("q", array("q", codes).tobytes()).tobytes()
+    for place in range(8):
+        changed[ENTRY_SIZE - 8 + place :: ENTRY_SIZE] = column[place::8]
+    return changed
 
 
-@lru_cache(maxsize=8)
-def _divider(count: int) -> Struct:
-    return Struct(f"{ENTRY_SIZE}s" * count)
+# As one long number each, with entries for digits: see ``columns.progression``.
+
+
+@lru_cache(maxsize=_LAYOUTS_MAX)
+def _offset_ones(length: int) -> int:
+    return int.from_bytes(LAYOUT.pack(1, 0, 0) * length, "big")
+
+
+@lru_cache(maxsize=_LAYOUTS_MAX)
+def _entries_from_zero(size: int, code: int, length: int) -> int:
+    content = b"".join(LAYOUT.pack(size * number, size, code) for number in range(length))
+    return int.from_bytes(content, "big")

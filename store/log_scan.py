@@ -37,7 +37,7 @@ from .format.record import (
     PREFIX,
     crc_tail_matches,
 )
-from .log_run import RUN_LENGTH_MIN, Run, Runs
+from .log_run import RUN_LENGTH_MIN, Runs
 from .log_search import (
     Damage,
     LogFile,
@@ -47,6 +47,7 @@ from .log_search import (
     what_is_wrong,
 )
 from .mapped_file_queue import MappedFileQueue
+from .portion import Portion
 
 SECTOR: Final = 512  # bytes; what a disk writes as a whole, so that no less of it is missing
 SCAN_CHUNK: Final = 1 << 20  # bytes read at once; more would not stay in the processor's cache
@@ -61,7 +62,6 @@ _BODY_AT: Final = tuple(HEADS[bits].size for bits in (0x00, 0x10, 0x20, 0x30))
 _STORE_TIMESTAMP_AT: Final = (56, 68, 56, 68)
 
 _ALL: Final = -1  # records, without a limit
-_NOTHING_KNOWN: Final = 0, 0  # bytes at the beginning of a chunk, and of the last run of them
 
 # position in the chunk, size, flags, queue id, queue offset, where topic and properties begin;
 # the topic ends two bytes before the properties
@@ -176,11 +176,11 @@ def is_garbled(chunk: bytes, position_in_file: int, found: Found) -> bool:
 class Ahead(Protocol):
     """Somebody who has walked over the same log already."""
 
-    def run_at(self, chunk_offset: int, at: int) -> Run | None:
-        """Return the run that begins at a position of the chunk at an offset, if it is known."""
+    def next_from(self, offset: int) -> Portion | None:
+        """Return the first portion known that begins at a physical offset or behind it.
 
-    def records_at(self, chunk_offset: int, at: int) -> list[Found]:
-        """Return records that begin there and follow each other; none if they are not known."""
+        None if none is known in that file. Ask in the order of the log; asking again is allowed.
+        """
 
 
 class _Stop(Enum):
@@ -237,14 +237,14 @@ class LogScan:
             assert isinstance(block, list), "without a limit there are no runs"
             yield offset, chunk, block
 
-    def blocks(self) -> Iterator[tuple[int, bytes, list[Found] | Run]]:
-        """Give the same in smaller pieces, with records of one layout in columns.
+    def blocks(self) -> Iterator[tuple[int, bytes, list[Found] | Portion]]:
+        """Give the same in smaller pieces, runs of like records as portions.
 
-        The content of a chunk is empty where somebody ahead has found a run in it.
+        The content of a chunk is empty where somebody ahead has found a portion.
         """
         return self._walk(RUN_LENGTH_MIN)
 
-    def _walk(self, count_max: int) -> Iterator[tuple[int, bytes, list[Found] | Run]]:
+    def _walk(self, count_max: int) -> Iterator[tuple[int, bytes, list[Found] | Portion]]:
         file_size = self._files.file_size
         bases = set(self._files.bases)
         while True:
@@ -261,18 +261,21 @@ class LogScan:
 
     def _scan_file(
         self, base: int, count_max: int
-    ) -> Generator[tuple[int, bytes, list[Found] | Run], None, _Stop]:
+    ) -> Generator[tuple[int, bytes, list[Found] | Portion], None, _Stop]:
         """Scan on in one file; return what ends that."""
         file_size = self._files.file_size
         end = file_size if self._end is None else min(file_size, self._end - base)
         fd = disk.open_file(self._files.path(base), disk.READ)
         try:
             while (start := self.end_offset - base) + PREFIX.size <= end:
-                wanted, known = min(SCAN_CHUNK, end - start), _NOTHING_KNOWN
-                if self._ahead is not None and count_max != _ALL:
-                    known = yield from self._take_runs(self._ahead, base + start, wanted)
-                    if wanted == SCAN_CHUNK < sum(known):
-                        continue
+                wanted = min(SCAN_CHUNK, end - start)
+                portion = None if count_max == _ALL else self._known_portion(base + end)
+                if portion is not None and portion.start == self.end_offset:
+                    yield self._note_portion(b"", portion.start, portion)
+                    continue
+                if portion is not None:
+                    # A record as long as that may be none, but the walk would say so as well.
+                    wanted = min(wanted, max(portion.start - self.end_offset, PREFIX.size))
                 chunk = disk.pread(fd, wanted, start)
                 if len(chunk) < PREFIX.size:
                     return _Stop.BAD
@@ -281,55 +284,37 @@ class LogScan:
                     return _Stop.BLANK
                 if len(chunk) < size <= end - start and magic in {MAGIC_V1, MAGIC_V2}:
                     chunk = disk.pread(fd, size, start)
-                stop = yield from self._scan_chunk(chunk, base + start, count_max, *known)
+                stop = yield from self._scan_chunk(chunk, base + start, count_max)
                 if stop is not _Stop.BAD or self.end_offset == base + start:
                     return stop
             return _Stop.BAD
         finally:
             disk.close(fd)
 
-    def _take_runs(
-        self, ahead: Ahead, offset: int, size: int
-    ) -> Generator[tuple[int, bytes, list[Found] | Run], None, tuple[int, int]]:
-        """Give the runs that a chunk is known to begin with; return their bytes, and the last's."""
-        at = run_size = 0
-        while (run := self._known_run(ahead, offset, at, size)) is not None:
-            run_size = run.length * run.size
-            at += run_size
-            yield self._note_run(b"", offset, run)
-        return at, run_size
-
-    def _known_run(self, ahead: Ahead, offset: int, at: int, size: int) -> Run | None:
-        """Return the run that begins at a position, if it may be taken without a closer look."""
-        run = ahead.run_at(offset, at)
-        end = at + run.length * run.size if run is not None else 0
-        return run if end <= size and offset + end <= self._doubtful_from else None
+    def _known_portion(self, end: int) -> Portion | None:
+        """Return the next portion that somebody ahead has found and that needs no closer look."""
+        portion = self._ahead.next_from(self.end_offset) if self._ahead is not None else None
+        if portion is None or portion.end > min(end, self._doubtful_from):
+            return None
+        return portion
 
     def _scan_chunk(
-        self, chunk: bytes, offset: int, count_max: int, at: int, run_size: int
-    ) -> Generator[tuple[int, bytes, list[Found] | Run], None, _Stop]:
-        """Give what a chunk at a physical offset holds; it ends within a record or a blank.
-
-        Up to ``at`` that is known, and ends with a run of a size.
-        """
+        self, chunk: bytes, offset: int, count_max: int
+    ) -> Generator[tuple[int, bytes, list[Found] | Portion], None, _Stop]:
+        """Give what a chunk at a physical offset holds; it ends within a record or a blank."""
         check_crc, trust = self._check_crc, self._trust
-        ahead = self._ahead if count_max != _ALL else None
+        at = run_size = 0
         while True:
-            found = [] if ahead is None else ahead.records_at(offset, at)
-            if count_max != _ALL and not found:
-                run = ahead and self._known_run(ahead, offset, at, len(chunk))
-                run = run or self._runs.at(chunk, at, offset + at, self._doubtful_from)
+            if count_max != _ALL:
+                run = self._runs.at(chunk, at, offset + at, self._doubtful_from)
                 if run is not None:
-                    run_size = run.length * run.size
+                    run_size = run.end - run.start
                     at += run_size
-                    yield self._note_run(chunk, offset, run)
+                    yield self._note_portion(chunk, offset, run)
                     continue
             if len(chunk) == SCAN_CHUNK < at + run_size:
                 return _Stop.BAD  # the next chunk begins here, and may have the rest of a run
-            if not found:
-                found = find_records(
-                    chunk, offset, check_crc=check_crc, start=at, count_max=count_max
-                )
+            found = find_records(chunk, offset, check_crc=check_crc, start=at, count_max=count_max)
             stop = _Stop.BAD
             if found and trust is not None:
                 found, stop = self._trusted(chunk, offset, found, trust)
@@ -339,12 +324,14 @@ class LogScan:
             if not found or stop is not _Stop.BAD:
                 return stop
 
-    def _note_run(self, chunk: bytes, offset: int, run: Run) -> tuple[int, bytes, Run]:
-        self.records += run.length
-        self.end_offset = offset + run.at + run.length * run.size
-        self.last_record = self.end_offset - run.size
-        self.last_timestamp = run.store_timestamp
-        return offset, chunk, run
+    def _note_portion(
+        self, chunk: bytes, offset: int, portion: Portion
+    ) -> tuple[int, bytes, Portion]:
+        self.records += portion.length
+        self.end_offset = portion.end
+        self.last_record = portion.last_record
+        self.last_timestamp = portion.store_timestamp
+        return offset, chunk, portion
 
     def _note(self, chunk: bytes, offset: int, found: list[Found]) -> int:
         position, size, sys_flag, *_ = found[-1]

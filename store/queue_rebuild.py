@@ -28,11 +28,11 @@ from .consume_queue import ConsumeQueue, QueueTable, is_directory_name
 from .dispatch import delivery_time, inner_batch_size
 from .format.filler import FILLER_BIT, FILLER_TAGS_CODE, is_filler
 from .format.flags import INNER_BATCH, TRANSACTION_MASK
-from .format.properties import tags_code
+from .format.properties import TagsCodes, tags_code
 from .format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
 from .format.topics import SCHEDULE_TOPIC
-from .log_run import Run
 from .log_scan import Found, find_records, store_timestamp
+from .portion import Portion
 from .quiet import TRANSACTION_TOPICS
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,6 @@ _ODD_MAX: Final = 10_000  # records left out that are remembered
 _BLANKS_MAX: Final = 16 << 20  # places that may lack in a row: twenty bytes each
 _UNCONFIRMED_MAX: Final = 100_000  # of these, when no other record of the queue follows
 _UNUSUAL: Final = NO_QUEUE_ENTRY | INNER_BATCH | FILLER_BIT
-_TAGS: Final = b"TAGS\x01"
-_TAGS_MAX: Final = 4096  # distinct tags whose code is kept
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 
 
@@ -161,7 +159,7 @@ class QueueRebuild:
         self._batch_queues = batch_queues
         self._scans: dict[tuple[bytes, int], QueueScan] = {}
         self._gathered = 0  # entries, about
-        self._tags_codes: dict[bytes, int] = {}
+        self._tags_codes = TagsCodes()
         self._nameless: set[tuple[bytes, int]] = set()  # no directory can have such a name
         self._transactional: list[QueueScan] = []  # queues of topics that transactions are kept in
         self._is_quiet = True  # nothing in the block at hand is about transactions
@@ -171,8 +169,8 @@ class QueueRebuild:
 
     # The scan -------------------------------------------------------------------------------
 
-    def dispatch(self, chunk_offset: int, chunk: bytes, block: list[Found] | Run) -> bool:
-        """Gather the queue entries of records in a chunk; that of a run need not be there.
+    def dispatch(self, chunk_offset: int, chunk: bytes, block: list[Found] | Portion) -> bool:
+        """Gather the queue entries of records in a chunk; that of a portion need not be there.
 
         Return whether it is certain that none of them is about a transaction.
 
@@ -183,10 +181,10 @@ class QueueRebuild:
         self._is_quiet = isinstance(block, list) or not block.sys_flags & TRANSACTION_MASK
         if isinstance(block, list):
             self._dispatch(chunk_offset, chunk, block)
-        elif not self._dispatch_run(block):
-            start = chunk_offset + block.at
-            content = self._read(start, block.length * block.size)
-            self._dispatch(start, content, find_records(content, start, check_crc=False))
+        elif not self._dispatch_portion(block):
+            content = self._read(block.start, block.end - block.start)
+            found = find_records(content, block.start, check_crc=False)
+            self._dispatch(block.start, content, found)
         self._gathered += len(block) if isinstance(block, list) else block.length
         if self._gathered > _ENTRIES_HELD:
             self._gathered = 0
@@ -194,13 +192,13 @@ class QueueRebuild:
                 scan.write()
         return self._is_quiet and before == [scan.next_offset for scan in self._transactional]
 
-    def _dispatch_run(self, run: Run) -> bool:
-        """Do so if all of a run's records are the next ones of their queues."""
-        scans = [self._scans.get((run.topic, queue_id)) for queue_id, *_ in run.shares]
-        for scan, (_, queue_offset, _, _) in zip(scans, run.shares, strict=True):
+    def _dispatch_portion(self, portion: Portion) -> bool:
+        """Do so if all of its records are the next ones of their queues."""
+        scans = [self._scans.get(key) for key, *_ in portion.shares]
+        for scan, (_, queue_offset, _, _) in zip(scans, portion.shares, strict=True):
             if scan is None or scan.next_offset != queue_offset:
                 return False
-        for scan, (_, _, entries, end) in zip(scans, run.shares, strict=True):
+        for scan, (_, _, entries, end) in zip(scans, portion.shares, strict=True):
             assert scan is not None
             scan.entries.append(entries)
             scan.next_offset += len(entries) // ENTRY_SIZE
@@ -208,8 +206,7 @@ class QueueRebuild:
         return True
 
     def _dispatch(self, chunk_offset: int, chunk: bytes, found: list[Found]) -> None:
-        scans, codes = self._scans, self._tags_codes
-        pack = LAYOUT.pack
+        scans, pack, tags_code_at = self._scans, LAYOUT.pack, self._tags_codes.code_at
         for record in found:
             position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = record
             if sys_flag & TRANSACTION_MASK:
@@ -227,26 +224,10 @@ class QueueRebuild:
                 self._dispatch_unusual(scan, chunk_offset, chunk, record)
                 continue
             physical_offset = chunk_offset + position
-            end = position + size
-            tags_at = chunk.rfind(_TAGS, properties_at, end)
-            if tags_at < 0:
-                code = 0
-            else:
-                tags = chunk[tags_at - 1 : chunk.find(b"\x02", tags_at, end) + 1]
-                code = codes.get(tags) or self._tags_code(tags, chunk[properties_at:end])
+            code = tags_code_at(chunk, properties_at, position + size)
             scan.entries.append(pack(physical_offset, size, code))
             scan.last_end = physical_offset + size
             scan.next_offset = queue_offset + 1
-
-    def _tags_code(self, tags: bytes, properties: bytes) -> int:
-        """Return the tags code of a record, and note it for what looks like ``tags``."""
-        code = tags_code(properties)
-        # Both separators and a value: then nothing else in the properties matters.
-        if len(tags) > len(_TAGS) + 2 and tags.startswith(b"\x02"):
-            if len(self._tags_codes) >= _TAGS_MAX:
-                self._tags_codes.clear()
-            self._tags_codes[tags] = code
-        return code
 
     def _dispatch_unusual(
         self, scan: QueueScan | None, chunk_offset: int, chunk: bytes, found: Found

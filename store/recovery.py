@@ -282,8 +282,8 @@ class Recovery:
             stored += [before] * (len(scan.damages) - len(stored))
             before = scan.last_timestamp
             is_quiet = rebuild.dispatch(chunk_offset, chunk, block)
-            first = block[0][0] if isinstance(block, list) else block.at
-            self.quiet.note(chunk_offset + first, scan.end_offset, is_quiet=is_quiet)
+            first = chunk_offset + block[0][0] if isinstance(block, list) else block.start
+            self.quiet.note(first, scan.end_offset, is_quiet=is_quiet)
             progress.done, progress.records = scan.end_offset - start, scan.records
             if time.monotonic() - told >= PROGRESS_EVERY:
                 told = time.monotonic()

@@ -2,19 +2,20 @@
 
 To find records and check their CRCs takes two thirds of a recovery, and of one file it does not
 depend on any other. So with gigabytes to scan, processes of their own, the *scouts*, walk through
-the files and send what they find: runs with their queue entries, and descriptions of other records
-(``log_scan``), up to the first place in a file where no record begins. The recovery takes what is
-theirs where it would look at the same place; else, and when a scout is lost or cannot be started,
-it looks itself. What counts, and what the queues are to hold, it alone decides.
+the files and send portions (``portion``): which queue entries records make that follow each other.
+They stop at the first place in a file where no record begins. The recovery takes what is theirs;
+what they leave out, and all of it when a scout is lost or cannot be started, it looks at itself.
+What counts, and what the queues are to hold, it alone decides.
 
-A scout sends frames: four bytes of length, then a marshalled tuple. Only this very interpreter
-reads them.
+A portion is sent as four bytes of length and a marshalled tuple. Only this very interpreter reads
+it.
 
 After a power cut nothing of the log is in memory, and to keep gigabytes of it there costs as much
 processor time as to look at them. So of files that were not, scouts keep no more than the recovery
 reads, and what consumers are about to: the two in which the log ends.
 """
 
+import gc
 import json
 import logging
 import marshal
@@ -26,12 +27,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from struct import Struct
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 from . import disk
-from .log_run import Run
-from .log_scan import SCAN_CHUNK, Found, LogScan
+from .gathering import Gathering
+from .log_scan import LogScan
 from .mapped_file_queue import MappedFileQueue
+from .portion import Portion
 from .residence import Residence
 
 logger = logging.getLogger(__name__)
@@ -42,10 +44,11 @@ SCOUTS_MAX: Final = 4  # more would only wait for who takes what they find
 UNSENT_BYTES_MAX: Final = 64 << 20
 FORGOTTEN_AT_ONCE: Final = 16 << 20  # bytes of a file: one call for many chunks, and little kept
 _LENGTH: Final = Struct("<I")
-_BEFORE_ALL: Final = -1  # a position before any record of a file
 
-# Where its chunk begins, where it begins in there, and the fields of a run or of records.
-_Frame: TypeAlias = tuple[int, int, bool, Any]
+
+def _nothing_before(offset: int) -> Portion:
+    """Return what says that there is no portion before a physical offset."""
+    return Portion(offset, offset, offset, 0, 0, 0, [])
 
 
 @contextmanager
@@ -85,22 +88,13 @@ class Scouts:
             return False
         return True
 
-    def run_at(self, chunk_offset: int, at: int) -> Run | None:
-        """Return the run that begins at a position of the chunk that begins at an offset.
+    def next_from(self, offset: int) -> Portion | None:
+        """Return the first portion in a file that begins at an offset or behind it.
 
         None if its scout has found none there. Ask in the order of the log.
         """
-        frame = self._frame_at(chunk_offset, at)
-        return Run._make(frame[3]) if frame is not None and frame[2] else None
-
-    def records_at(self, chunk_offset: int, at: int) -> list[Found]:
-        """Return the records that are no run, in the same way."""
-        frame = self._frame_at(chunk_offset, at)
-        return frame[3] if frame is not None and not frame[2] else []
-
-    def _frame_at(self, chunk_offset: int, at: int) -> _Frame | None:
-        scout = self._scout_of.get(self._files.base_of(chunk_offset))
-        return None if scout is None else scout.frame_at(chunk_offset, at)
+        scout = self._scout_of.get(self._files.base_of(offset))
+        return None if scout is None else scout.next_from(offset)
 
     def close(self) -> None:
         """End them, whatever they do."""
@@ -125,16 +119,15 @@ class _Scout:
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C is for the broker, which ends them
         )
-        self._next: _Frame | None = None
+        self._next: Portion | None = None
 
-    def frame_at(self, chunk_offset: int, at: int) -> _Frame | None:
-        """Return the frame about a position, which may be asked for again; None without one."""
-        wanted = (chunk_offset, at)
-        while self._next is None or self._next[:2] < wanted:
+    def next_from(self, offset: int) -> Portion | None:
+        """Return the first portion that begins at an offset or behind it; None without one."""
+        while self._next is None or self._next.start < offset:
             self._next = self._read()
-        return self._next if self._next[:2] == wanted else None
+        return self._next if self._next.length else None
 
-    def _read(self) -> _Frame:
+    def _read(self) -> Portion:
         stdout = self._process.stdout
         assert stdout is not None
         head = stdout.read(_LENGTH.size)
@@ -142,10 +135,9 @@ class _Scout:
             (length,) = _LENGTH.unpack(head)
             content = stdout.read(length)
             if len(content) == length:  # less where a scout was killed amid a frame
-                frame: _Frame = marshal.loads(content)  # noqa: S302  from a process of our own
-                return frame
+                return Portion._make(marshal.loads(content))  # noqa: S302  of a process of our own
         logger.warning("event=scout_lost code=%s", self._process.wait())
-        return sys.maxsize, 0, False, []
+        return _nothing_before(sys.maxsize)
 
     def close(self) -> None:
         self._process.kill()
@@ -165,9 +157,9 @@ class _Outbox:
         self._frames: deque[memoryview] = deque()
         self._size = 0
 
-    def add(self, frame: _Frame) -> None:
-        """Send a frame as soon as it is taken; wait while too many are not."""
-        content = marshal.dumps(frame)
+    def add(self, portion: Portion) -> None:
+        """Send a portion as soon as it is taken; wait while too many are not."""
+        content = marshal.dumps(tuple(portion))
         self._frames.append(memoryview(_LENGTH.pack(len(content)) + content))
         self._size += _LENGTH.size + len(content)
         self.send(leave=UNSENT_BYTES_MAX)
@@ -194,25 +186,32 @@ class _Trail:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._start = 0  # position in the file; what lies before it is as it should be
+        self._passed = 0  # behind the last portion
 
-    def pass_run(self, chunk_at: int) -> None:
-        """Note a run in the chunk at a position: nobody reads it any more."""
-        if chunk_at - self._start >= FORGOTTEN_AT_ONCE:
-            self._forget(chunk_at)
+    def pass_portion(self, start: int, end: int, *, is_read: bool) -> None:
+        """Note a portion of the file, and whether somebody reads it soon.
 
-    def pass_records(self, chunk_at: int) -> None:
-        """Note other records: the recovery reads their chunk itself."""
-        if chunk_at > self._start:
-            self._forget(chunk_at)
-        self._start = chunk_at + SCAN_CHUNK
+        What lies between two portions, the recovery looks at itself.
+        """
+        if start > self._passed:
+            self._forget(self._passed)
+            self._start = start
+        self._passed = end
+        if is_read:
+            self._forget(start)
+            self._start = end
+        elif end - self._start >= FORGOTTEN_AT_ONCE:
+            self._forget(end)
 
     def _forget(self, end: int) -> None:
-        disk.need_no_more(self._fd, self._start, end - self._start)
-        self._start = end
+        if end > self._start:
+            disk.need_no_more(self._fd, self._start, end - self._start)
+            self._start = end
 
 
 def main(job: str) -> None:
     """Look at files, and send what is in them."""
+    gc.disable()  # nothing here is in a cycle, and it looks at a million of records for that
     settings = json.loads(job)
     files = MappedFileQueue(Path(settings["directory"]), settings["file_size"])
     files.bases = settings["bases"]
@@ -231,19 +230,24 @@ def _look(
     files: MappedFileQueue, base: int, outbox: _Outbox, trail: _Trail | None, check_crc: bool
 ) -> None:
     """Send what is in the file that begins at ``base``."""
+
+    def send(portion: Portion) -> None:
+        outbox.add(portion)
+        if trail is not None:
+            is_read = portion.is_about_transactions  # by whoever makes the table of them
+            trail.pass_portion(portion.start - base, portion.end - base, is_read=is_read)
+
     end = base + files.file_size
-    for chunk_offset, _, block in LogScan(
+    gathering = Gathering(send)
+    for chunk_offset, chunk, block in LogScan(
         files, base, end, check_crc=check_crc, search=False
     ).blocks():
-        if isinstance(block, Run):
-            outbox.add((chunk_offset, block.at, True, tuple(block)))
-            if trail is not None:
-                trail.pass_run(chunk_offset - base)
+        if isinstance(block, Portion):
+            gathering.add_portion(block)
         else:
-            outbox.add((chunk_offset, block[0][0], False, block))
-            if trail is not None:
-                trail.pass_records(chunk_offset - base)
-    outbox.add((end, _BEFORE_ALL, False, []))  # nothing more is to be waited for
+            gathering.add(chunk_offset, chunk, block)
+    gathering.end()
+    outbox.add(_nothing_before(end))  # so nothing more is waited for
 
 
 if __name__ == "__main__":

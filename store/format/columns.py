@@ -8,6 +8,7 @@ byte order of the machine; ``packed`` makes the bytes of a file of them.
 import sys
 from array import array
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 _IS_LITTLE: Final = sys.byteorder == "little"
@@ -38,3 +39,24 @@ def packed(words: "array[int]") -> bytes:
     if _IS_LITTLE:
         words.byteswap()
     return words.tobytes()
+
+
+def progression(first: int, step: int, count: int) -> bytes:
+    """Return ``count`` big-endian numbers of eight bytes, each by ``step`` above the last.
+
+    They are the digits of one long number, so that a few calls make them all. None may be negative,
+    or 2^64 and above.
+    """
+    return (first * ones(count) + _steps(step, count)).to_bytes(8 * count, "big")
+
+
+@lru_cache(maxsize=256)  # of at most 16 KB
+def ones(count: int) -> int:
+    """Return the long number whose digits of eight bytes are all 1."""
+    return int.from_bytes((1).to_bytes(8, "big") * count, "big")
+
+
+@lru_cache(maxsize=256)
+def _steps(step: int, count: int) -> int:
+    content = b"".join((step * number).to_bytes(8, "big") for number in range(count))
+    return int.from_bytes(content, "big")

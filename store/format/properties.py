@@ -21,6 +21,9 @@ NAME_VALUE_SEPARATOR: Final = b"\x01"
 PROPERTY_SEPARATOR: Final = b"\x02"
 PROPERTIES_SIZE_MAX: Final = 32_767  # bytes; the length is an int16
 KEY_SEPARATOR: Final = " "  # between the keys in KEYS
+_TAGS: Final = b"TAGS\x01"
+_TAGS_MAX: Final = 4096  # distinct tags whose code is kept
+_NO_TAIL: Final = bytes(PROPERTIES_SIZE_MAX + 1)  # no properties end so
 
 PROPERTY_KEYS: Final = "KEYS"
 PROPERTY_TAGS: Final = "TAGS"
@@ -154,6 +157,37 @@ def tags_code(raw: bytes) -> int:
     """Return the hash of the whole TAGS value by which the broker filters; 0 without tags."""
     tags = get_property(raw, b"TAGS")
     return 0 if tags is None else _tag_hash(tags)
+
+
+class TagsCodes:
+    """``tags_code`` of many records, most of which have one of few tags."""
+
+    def __init__(self) -> None:
+        self._codes: dict[bytes, int] = {}
+        # How the last properties ended, from the separator before the tags on, and their code:
+        # what many senders write behind the tags is the same in all their messages.
+        self._tail = _NO_TAIL
+        self._code = 0
+
+    def code_at(self, chunk: bytes, start: int, end: int) -> int:
+        """Return the code of the properties that stand there in a chunk."""
+        tail_at = end - len(self._tail)
+        if tail_at >= start and chunk.startswith(self._tail, tail_at):
+            return self._code
+        tags_at = chunk.rfind(_TAGS, start, end)
+        if tags_at < 0:
+            return 0
+        field = chunk[tags_at - 1 : chunk.find(b"\x02", tags_at, end) + 1]
+        # Both separators and a value: then nothing else in the properties matters.
+        if len(field) <= len(_TAGS) + 2 or not field.startswith(b"\x02"):
+            return tags_code(chunk[start:end])
+        code = self._codes.get(field)
+        if code is None:
+            if len(self._codes) >= _TAGS_MAX:
+                self._codes.clear()
+            code = self._codes[field] = tags_code(chunk[start:end])
+        self._tail, self._code = chunk[tags_at - 1 : end], code
+        return code
 
 
 def tag_hash(tag: str) -> int:

@@ -20,6 +20,7 @@ from halfmq.store.format.index import (
 )
 from halfmq.store.format.properties import (
     BatchUnit,
+    TagsCodes,
     decode_batch,
     decode_properties,
     encode_batch,
@@ -58,6 +59,21 @@ def test_one_property_is_what_the_map_has_under_its_name(parts: list[bytes], nam
 
     assert (None if value is None else value.decode()) == decode_properties(raw).get(name)
     assert tags_code(raw) == java_string_hash(decode_properties(raw).get("TAGS", ""))
+
+
+SEGMENTS = st.lists(
+    st.sampled_from([b"K\x01v\x02", b"TAGS\x01A\x02", b"TAGS\x01B", b"\x02", b"TAGS\x01", b"\x01"]),
+    max_size=6,
+)
+
+
+@given(many=st.lists(st.one_of(RAW, SEGMENTS), min_size=2, max_size=9))
+def test_the_codes_of_many_are_those_of_each(many: list[list[bytes]]) -> None:
+    """Whatever came before, and whatever stands around them in a chunk."""
+    codes = TagsCodes()
+    for raw in map(b"".join, many):
+        chunk = b"\x02TAGS\x01A\x02" + raw + b"\x02TAGS\x01B\x02"
+        assert codes.code_at(chunk, 8, 8 + len(raw)) == tags_code(raw)
 
 
 @given(parts=RAW, name=st.sampled_from(["K", "KE", "KEK", "TAGS"]))

@@ -15,9 +15,10 @@ from halfmq.store.format.record import (
     seal_crc_tail,
     with_crc_tail,
 )
-from halfmq.store.log_run import RUN_LENGTH_MAX, RUN_LENGTH_MIN, Run, Runs
+from halfmq.store.log_run import RUN_LENGTH_MAX, RUN_LENGTH_MIN, Runs
 from halfmq.store.log_scan import LogScan, Trust, find_records
 from halfmq.store.mapped_file_queue import MappedFileQueue
+from halfmq.store.portion import Portion
 from tests.support.stores import BORN, HOST, HOST_V6
 
 FILE_SIZE = 16_384
@@ -242,7 +243,7 @@ def row(count: int, **fields: object) -> bytes:
     return content
 
 
-def first_run(chunk: bytes, *, offset: int = 0, end: int = sys.maxsize) -> Run | None:
+def first_run(chunk: bytes, *, offset: int = 0, end: int = sys.maxsize) -> Portion | None:
     return Runs(check_crc=True).at(chunk, 0, offset, end)
 
 
@@ -262,14 +263,16 @@ def columns(
     ]
 
 
-def columns_of(run: Run) -> list[tuple[bytes, int, int, int]]:
+def columns_of(run: Portion) -> list[tuple[bytes, int, int, int]]:
     rows: dict[int, tuple[bytes, int, int, int]] = {}
-    for queue_id, first, packed, end in run.shares:
+    size = (run.end - run.start) // run.length
+    for (topic, queue_id), first, packed, end in run.shares:
         for queue_offset, entry in enumerate(unpack_entries(packed), first):
-            rows[entry.physical_offset] = (run.topic, queue_id, queue_offset, entry.tags_code)
-            assert entry.size == run.size
-        assert end == entry.physical_offset + run.size
+            rows[entry.physical_offset] = (topic, queue_id, queue_offset, entry.tags_code)
+            assert entry.size == size
+        assert end == entry.physical_offset + size
     assert len(rows) == run.length
+    assert run.last_record == max(rows) == run.end - size
     return [rows[offset] for offset in sorted(rows)]
 
 
@@ -295,7 +298,7 @@ def test_a_run_is_what_the_walk_from_record_to_record_finds(
     assert run is not None
     assert columns_of(run) == columns(chunk)
     assert first_run(chunk, offset=1) is None, "they do not lie where they say"
-    end = run.length * run.size
+    end = run.end
     assert first_run(chunk[: end + 80]) is None, "no record follows"
     assert first_run(chunk, end=end) == run
     for bound in (end - 1, 0, -1):
@@ -350,9 +353,9 @@ def test_runs_get_longer_while_they_are_found() -> None:
     while (run := runs.at(chunk, at, at, sys.maxsize)) is not None:
         assert columns_of(run) == columns(chunk, at, run.length)
         lengths.append(run.length)
-        at += run.length * run.size
+        at = run.end
 
-    assert lengths == [64, 128, 256, RUN_LENGTH_MAX]
+    assert lengths == [64, 128, 256, 512, 1024, RUN_LENGTH_MAX]
 
 
 def test_a_damaged_record_is_met_by_runs_of_any_length() -> None:
@@ -363,7 +366,7 @@ def test_a_damaged_record_is_met_by_runs_of_any_length() -> None:
     content = bytes(chunk)
     runs, at = Runs(check_crc=True), 0
     while (run := runs.at(content, at, at, sys.maxsize)) is not None:
-        at += run.length * run.size
+        at = run.end
 
     assert at == (64 + 128 + 256) * size, "the next one would have had it"
     short = runs.at(content, at, at, sys.maxsize)
