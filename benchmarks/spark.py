@@ -6,8 +6,9 @@ does other things too it is the figure to compare. Goals stand beside the figure
 
 To start a session is never part of a figure. A log is read twice in its session: the JVM compiles
 most of its code the first time, and some of it for every query, which takes one or two seconds of
-processor time however long the log is. Both are told; the goals are about the second. Audits are
-measured as they are run, once per session.
+processor time however long the log is. Both are told; the goals are about the second, and reached
+where the log is long enough for that not to count. Audits are measured as they are run, once per
+session.
 """
 
 import argparse
@@ -118,9 +119,10 @@ def _measure(folder: Path, share: int) -> Iterator[tuple[str, ...]]:
     large = write_log(folder / "large", LARGE // share)
     whole = _step("audit", large, master="local[2]")
     yield from _audit_rows(large, whole)
+    yield from _read_rows(large, "audit columns", _AUDIT_COLUMNS)
     growth = whole.cpu_seconds / large.records / (double.cpu_seconds / small.records)
     goal = f"<= {LINEAR_MAX}"
-    yield "  CPU per record : small log's", _named(large), f"{growth:.2f}", goal
+    yield "audit, CPU per record : small log's", _named(large), f"{growth:.2f}", goal
 
 
 def _cached(log: GeneratedLog, cache: Path) -> Iterator[tuple[str, ...]]:
