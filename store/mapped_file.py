@@ -36,9 +36,6 @@ from . import disk
 from .errors import DiskFullError, UnusableFileError
 
 READY_PIECE: Final = 64 << 10  # bytes zeroed at once: 20 us, during which appends wait
-# Bytes of a log file reserved at once. For a gigabyte the kernel takes 0.2 s, and lets nobody else
-# have the processor for long stretches of it; after each call it does.
-RESERVED_PIECE: Final = 16 << 20
 # Bytes of a disk that the reservation of a whole file leaves to queues, tables and all others.
 ROOM_LEFT: Final = 64 << 20
 _BLOCK: Final = 512  # bytes; what st_blocks counts, on any file system
@@ -247,22 +244,12 @@ class LogFile:
         self._fd = disk.open_file(path, disk.WRITE)
         self.reserved_end = 0  # up to where it has blocks, as far as that was asked for
         try:
-            if _leaves_room(self._fd, size):
-                self._reserve()
+            # make_ready writes it before it is used
+            if _leaves_room(self._fd, size) and try_reserve(self._fd, 0, size, path):
+                self.reserved_end = size
         except BaseException:
             disk.close(self._fd)
             raise
-
-    def _reserve(self) -> None:
-        """Give the file its blocks, where the system has a call for it.
-
-        ``make_ready`` writes them before they are used.
-        """
-        for start in range(0, self.size, RESERVED_PIECE):
-            end = min(start + RESERVED_PIECE, self.size)
-            if not try_reserve(self._fd, start, end, self.path):
-                return
-            self.reserved_end = end
 
     def write(self, position: int, content: bytes) -> None:
         """Put bytes below ``ready_end`` into the file; they are in the page cache then."""

@@ -16,7 +16,6 @@ from halfmq.store.errors import DiskFullError, UnusableFileError
 from halfmq.store.format.queue_entry import ENTRY_SIZE, QueueEntry
 from halfmq.store.log_search import find_true
 from halfmq.store.mapped_file import (
-    RESERVED_PIECE,
     LogFile,
     create_file,
     make_directory,
@@ -230,29 +229,6 @@ def test_space_is_reserved_without_the_call_for_it(
 
     assert path.read_bytes() == b"content".ljust(SIZE, b"\0")
     assert path.stat().st_blocks * 512 >= SIZE
-
-
-def test_a_log_file_gets_its_blocks_piece_by_piece(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While the kernel looks for a gigabyte, nobody else has the processor."""
-    real, pieces = os.posix_fallocate, []
-
-    def fallocate(fd: int, offset: int, length: int) -> None:
-        pieces.append((offset, length))
-        real(fd, offset, length)
-
-    monkeypatch.setattr(disk, "posix_fallocate", fallocate)
-    size = 2 * RESERVED_PIECE + 4096
-    create_file(tmp_path / "f", size)
-    file = LogFile(tmp_path / "f", 0, size, written_end=0)
-
-    assert pieces == [
-        (0, RESERVED_PIECE), (RESERVED_PIECE, RESERVED_PIECE), (2 * RESERVED_PIECE, 4096),
-    ]  # fmt: skip
-    assert file.reserved_end == size
-    assert (tmp_path / "f").stat().st_blocks * 512 >= size
-    file.close()
 
 
 @pytest.mark.parametrize("mode", FlushMode)
