@@ -38,7 +38,8 @@ from .portion import Portion, Share
 
 RUN_LENGTH_MIN: Final = 64  # records; fewer are found faster one by one
 RUN_LENGTH_MAX: Final = 2048  # of 512 bytes; a mebibyte, which is scanned at once, has no more
-_LAYOUTS_MAX: Final = 64  # layouts kept, each of 10 to 200 KB
+_LAYOUTS_MAX: Final = 64  # whose queue entries are kept, each of 1 to 40 KB
+_DIVIDERS_MAX: Final = 128  # kept, three for each layout, of 3 to 90 KB
 _PREPARED: Final = int(TransactionType.PREPARED)  # in prepared and rollback records
 _UNUSUAL: Final = _PREPARED | HOSTS_MASK | INNER_BATCH | FILLER_BIT
 _BODY_LENGTH_AT: Final = HEAD_V4.size - 4
@@ -178,7 +179,7 @@ class _Columns:
         return divide.unpack_from(self._chunk, self._position)
 
 
-@lru_cache(maxsize=_LAYOUTS_MAX)
+@lru_cache(maxsize=_DIVIDERS_MAX)
 def _divider(before: int, width: int, behind: int, count: int) -> Struct:
     return Struct(f"{before}x{width}s{behind}x" * count)
 
