@@ -32,7 +32,7 @@ from .residence import Residence
 logger = logging.getLogger(__name__)
 
 DESCRIPTORS_MAX: Final = 64  # files kept open for reading; consumers are rarely at more places
-SCRATCH_SIZE: Final = 1 << 20  # bytes; a pull answer is a quarter of it
+SCRATCH_SIZE: Final = 1 << 20  # bytes; a pull answer is a quarter of it at most
 WARY_S: Final = 1.0  # seconds; see ``_is_cold``
 # Bytes that nobody wants, read to spare a call: those cost a microsecond or two, in which another
 # thread may take the interpreter. Messages of eight queues in turn lie this far apart.
@@ -54,6 +54,7 @@ class LogReader:
         self._files = files
         self._descriptors: OrderedDict[int, int] = OrderedDict()  # by offset of the first byte
         self._scratch = memoryview(bytearray(SCRATCH_SIZE))
+        self._viewed = 0  # bytes of it that views have
         self._unwanted = memoryview(bytearray(GAP_MAX))  # what is read and nobody looks at
         self._cached = CachedReads()
         self._residence = Residence()
@@ -64,14 +65,27 @@ class LogReader:
 
         They come ``behind`` what is given: joining the two later would copy everything once more.
         """
-        joined = self.view(ranges, behind=behind)
+        joined = self._joined(ranges, behind)
         return None if joined is None else bytes(joined)
 
     def view(self, ranges: Sequence[Range], *, behind: bytes = b"") -> memoryview | None:
-        """Return the same in memory that the next call uses again."""
-        at = len(behind)
+        """Return the same in memory that is used again after ``forget_views``."""
+        joined = self._joined(ranges, behind)
+        if joined is not None:
+            self._viewed = min(self._viewed + len(joined), SCRATCH_SIZE)
+        return joined
+
+    def forget_views(self) -> None:
+        """Use the memory of all views again."""
+        self._viewed = 0
+
+    def _joined(self, ranges: Sequence[Range], behind: bytes) -> memoryview | None:
+        at, start = len(behind), self._viewed
         size = at + sum(map(_length_of, ranges))
-        joined = self._scratch[:size] if size <= SCRATCH_SIZE else memoryview(bytearray(size))
+        if start + size <= SCRATCH_SIZE:
+            joined = self._scratch[start : start + size]
+        else:
+            joined = memoryview(bytearray(size))
         joined[:at] = behind
         if len(ranges) == 1:
             return joined if self._fill((joined[at:],), *ranges[0]) else None

@@ -505,8 +505,12 @@ class MessageStore:
         return self._reader.read(ranges, behind=behind)
 
     def view(self, ranges: Sequence[Range], *, behind: bytes = b"") -> memoryview | None:
-        """Return the same without a copy; the next call overwrites it, so it is to be used now."""
+        """Return the same without a copy; it stays as it is until ``forget_views``."""
         return self._reader.view(ranges, behind=behind)
+
+    def forget_views(self) -> None:
+        """Use the memory of all views again."""
+        self._reader.forget_views()
 
     def read_cold(self, ranges: Iterable[Range], *, ahead: int = 0) -> bytes:
         """Return the same, waiting for the disk where needed; any thread may call it.

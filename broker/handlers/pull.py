@@ -59,6 +59,10 @@ TAG_TYPES: Final = frozenset({None, "", "TAG"})
 COPIED_MAX: Final = 16_384
 """Bytes below which an answer is joined with others of the same read rather than sent alone."""
 
+STAGED_BYTES_MAX: Final = 768 << 10
+"""Bytes of answers from which on they are sent without waiting for the end of a pass of the loop:
+with one more they still fit into the memory that the store reads them into."""
+
 READ_AHEAD: Final = 2 << 20
 """Bytes of log behind a cold answer that are read with it: who replays comes for them next, and
 finds them in memory. Left to the system, the event loop would begin that reading."""
@@ -112,6 +116,8 @@ class Store(Protocol):
     def view(
         self, ranges: Sequence[tuple[int, int]], *, behind: bytes = ...
     ) -> memoryview | None: ...
+
+    def forget_views(self) -> None: ...
 
     def read_cold(self, ranges: Sequence[tuple[int, int]], *, ahead: int = ...) -> bytes: ...
 
@@ -174,6 +180,8 @@ class PullHandler:
         self._long_polling = long_polling
         self._cold_readers = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
         self._cold_reads = 0
+        self._staged: list[tuple[Connection, memoryview]] = []  # answers of this pass of the loop
+        self._staged_bytes = 0
         self._pace = ReplayPace(store)
         long_polling.answer_by(self._answer_held, store)
 
@@ -226,7 +234,7 @@ class PullHandler:
                 result.ranges[0][0], partial(self._look_later, request, connection, tag_codes)
             ):
                 return None
-            return self._found(request, connection, result)
+            return self._found(request, connection, result, at_once=paced)
         if result.status is GetStatus.NOT_IN_MEMORY:
             self._warm(request, connection, tag_codes)
             return None
@@ -258,18 +266,36 @@ class PullHandler:
     # --- answers
 
     def _found(
-        self, request: RemotingCommand, connection: Connection, result: GetResult
+        self, request: RemotingCommand, connection: Connection, result: GetResult, *, at_once: bool
     ) -> bytes | None:
-        answer = self._store.view(result.ranges, behind=_full(request, result))
-        if answer is not None:
-            if len(answer) < COPIED_MAX:
-                return bytes(answer)
-            connection.write(answer)
+        head = _full(request, result)
+        if result.size < COPIED_MAX:
+            answer = self._store.read(result.ranges, behind=head)
+            if answer is not None:
+                return answer
+        elif (view := self._store.view(result.ranges, behind=head)) is not None:
+            self._staged.append((connection, view))
+            self._staged_bytes += len(view)
+            if at_once or self._staged_bytes >= STAGED_BYTES_MAX:
+                self._send_staged()
+            elif len(self._staged) == 1:
+                asyncio.get_running_loop().call_soon(self._send_staged)
             return None
         future = self._on_thread(lambda: self._store.read_cold(result.ranges, ahead=READ_AHEAD))
         finish = partial(self._cold_done, request=request, connection=connection, result=result)
         future.add_done_callback(lambda done: self._pace.spend(lambda: finish(done)))
         return None
+
+    def _send_staged(self) -> None:
+        """Send what was answered in this pass of the loop.
+
+        Each client that sleeps has to be woken, by an interrupt of another processor, which takes
+        as long as a tenth of a pull; one that has just got an answer is still awake.
+        """
+        staged, self._staged, self._staged_bytes = self._staged, [], 0
+        for connection, view in staged:
+            connection.write(view)
+        self._store.forget_views()
 
     def _on_thread(self, work: Callable[[], _Read]) -> asyncio.Future[_Read]:
         if self._cold_reads >= COLD_READS_MAX:

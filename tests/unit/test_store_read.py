@@ -376,22 +376,43 @@ def test_any_number_of_scattered_messages_is_read(tmp_path: Path) -> None:
         assert store._reader._cached._flags == disk.NO_WAIT
 
 
-def test_a_view_is_what_a_read_returns_and_lives_until_the_next(store: MessageStore) -> None:
-    """A socket takes it at once, and the memory is used again."""
-    other = append_durably(store, draft(body=bytes(100)), draft("other", body=bytes(3_000)))[1]
+def test_views_are_what_a_read_returns_and_live_until_they_are_forgotten(
+    store: MessageStore,
+) -> None:
+    """Sockets take them at the end of a pass of the loop, and the memory is used again."""
+    append_durably(store, draft(body=bytes(100)), draft("other", body=bytes(3_000)))
     append_durably(store, draft(body=bytes(200)))
-    ranges = store.get("T", 0, 0).ranges
+    ranges, others = store.get("T", 0, 0).ranges, store.get("other", 0, 0).ranges
     assert len(ranges) == 2
-
-    first = store.view(ranges, behind=b"head")
+    first, second = store.view(ranges, behind=b"head"), store.view(others)
     assert first is not None
+    assert second is not None
     kept = bytes(first)
-    assert kept == b"head" + store.read_cold(ranges)
 
-    store.view([(other.physical_offset, other.size)])
+    assert kept == b"head" + store.read_cold(ranges) == store.read(ranges, behind=b"head")
+    assert bytes(second) == store.read_cold(others)
+    assert store.read(others) == bytes(second)
+    assert bytes(first) == kept, "reads leave views alone"
 
+    store.forget_views()
+    store.view(others)
     assert bytes(first) != kept
     assert store.read(ranges, behind=b"head") == kept
+
+
+def test_more_views_than_there_is_memory_for_are_right_as_well(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them has memory of its own."""
+    monkeypatch.setattr(log_reader, "SCRATCH_SIZE", 1_000)
+    append_durably(store, *(draft(body=bytes([number]) * 300) for number in range(6)))
+    ranges = [store.get("T", 0, number, max_count=1).ranges for number in range(6)]
+
+    views = [store.view(one) for one in ranges]
+
+    for one, view in zip(ranges, views, strict=True):
+        assert view is not None
+        assert bytes(view) == store.read_cold(one)
 
 
 def test_what_is_known_to_be_cold_is_not_tried(
