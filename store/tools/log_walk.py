@@ -24,6 +24,8 @@ from ..mapped_file_queue import MappedFileQueue
 
 _NAME_DIGITS: Final = 20
 _SEARCH_PIECE: Final = 1 << 20  # bytes read at once while the next record is looked for
+# Most of it is the unwritten end of a file; comparing takes a twentieth of a search.
+_ZEROS: Final = bytes(_SEARCH_PIECE + PREFIX.size)
 _MAGICS: Final = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2))
 _MAGIC_AT: Final = 4  # in a record and in a blank
 SETTLE_TIME: Final = 1.0  # seconds that a broker may take to finish what it is writing
@@ -330,15 +332,16 @@ class LogWalk:
             piece = self.read(at, min(_SEARCH_PIECE, base + self.files.file_size - at))
             if not piece:
                 break
-            content = piece.rstrip(b"\0")
-            if content:
-                written = at - end + len(content)
+            if not _ZEROS.startswith(piece):
+                written = at - end + len(piece.rstrip(b"\0"))
             at += len(piece)
         return written
 
 
 def _candidates(piece: bytes) -> Sequence[int]:
     """Return where in a piece a record or a blank may begin, judged by the magic alone."""
+    if _ZEROS.startswith(piece):
+        return ()
     places: list[int] = []
     for magic in (*_MAGICS, MAGIC_BLANK.to_bytes(4, "big")):
         at = piece.find(magic, _MAGIC_AT)
