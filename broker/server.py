@@ -31,6 +31,8 @@ from .release import ReplyRelease
 
 logger = logging.getLogger(__name__)
 
+_MSGPACK: Final = int(HeaderType.MSGPACK)  # looking up an enum member takes 70 ns
+
 IDLE_TIMEOUT_S: Final = 120.0
 """Seconds without a byte from or to the peer until its connection is closed; clients beat every
 30 s.
@@ -370,7 +372,7 @@ class ClientConnection(asyncio.Protocol):
     def _remember_peer(self, command: RemotingCommand) -> None:
         if command.version != self.version or command.language != self.language:
             self.version, self.language = command.version, command.language
-        if command.header_type == HeaderType.MSGPACK:
+        if command.header_type == _MSGPACK:
             self._request_header_type = HeaderType.MSGPACK
             self.acknowledges = True
 

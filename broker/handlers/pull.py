@@ -82,7 +82,9 @@ _CODES: Final = {
     GetStatus.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
     GetStatus.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
 }
-
+# Looking up an enum member takes 70 ns, and a pull 30 us.
+_FOUND: Final = GetStatus.FOUND
+_SUCCESS: Final = ResponseCode.SUCCESS
 
 # RocketMQ creates the queue that it is asked for, so to its clients an unknown one is empty.
 _REMARKS: Final = {GetStatus.NO_MATCHED_LOGIC_QUEUE: GetStatus.NO_MESSAGE_IN_QUEUE.name}
@@ -229,7 +231,7 @@ class PullHandler:
             tag_codes=tag_codes,
             wait=wait,
         )
-        if result.status is GetStatus.FOUND:
+        if result.status is _FOUND:
             if not paced and not self._pace.admits(
                 result.ranges[0][0], partial(self._look_later, request, connection, tag_codes)
             ):
@@ -374,7 +376,7 @@ class PullHandler:
         )
         if result.status is GetStatus.NOT_IN_MEMORY:
             return _retry(request, result, held.next_offset)
-        if result.status is GetStatus.FOUND:
+        if result.status is _FOUND:
             answer = self._store.read(result.ranges, behind=_full(request, result))
             # Just written, so cached; if it is cold all the same, the client comes again at once.
             return _retry(request, result, held.next_offset) if answer is None else answer
@@ -492,7 +494,7 @@ def _full(request: RemotingCommand, result: GetResult) -> bytes:
     """Return the answer with messages, up to them."""
     return encode_pull_reply(
         request,
-        ResponseCode.SUCCESS,
+        _SUCCESS,
         next_begin_offset=result.next_offset,
         min_offset=result.min_offset,
         max_offset=result.max_offset,

@@ -330,7 +330,7 @@ def test_neighbours_become_one_range_wherever_they_begin_and_end() -> None:
             sizes.append(size)
             end += gap + size
 
-        assert _merged(tuple(starts), tuple(sizes), sum(sizes)) == walked
+        assert _merged(tuple(starts), tuple(sizes)) == walked
 
 
 def reading_end(store: MessageStore) -> int:
