@@ -42,24 +42,29 @@ def record_bounds(segment: SegmentBytes, position: int, stop: int, limit: int) -
     begins = _lanes(segment, position, stop)
     arrived = begins.copy()
     lanes = np.arange(len(begins))
+    counts = np.zeros(len(begins), dtype=np.int64)  # of the records that a lane has found
     at, ends = begins, np.append(begins[1:], stop)
     found = []
     while len(lanes):
         sizes, is_record = _sizes(segment, at, limit)
         if not is_record.all():
             lanes, at, ends, sizes = (each[is_record] for each in (lanes, at, ends, sizes))
-        found.append(at)
+        found.append((lanes, at))
+        counts[lanes] = len(found)
         at = at + sizes
         arrived[lanes] = at
         goes_on = at < ends
         if not goes_on.all():
             lanes, at, ends = (each[goes_on] for each in (lanes, at, ends))
-    bounds = np.sort(np.concatenate(found))
     astray = np.flatnonzero(arrived[:-1] != begins[1:])
-    if len(astray):
-        first = int(astray[0])
-        return np.append(bounds[bounds < begins[first + 1]], arrived[first])
-    return np.append(bounds, arrived[-1])
+    last = int(astray[0]) if len(astray) else len(begins) - 1  # those behind it found nothing
+    behind = np.cumsum(counts)
+    first = behind - counts
+    bounds = np.empty(behind[-1] + 1, dtype=np.int64)
+    for step, (lanes, at) in enumerate(found):
+        bounds[first[lanes] + step] = at
+    bounds[behind[last]] = arrived[last]
+    return bounds[: behind[last] + 1]
 
 
 def _lanes(segment: SegmentBytes, position: int, stop: int) -> Ints:
