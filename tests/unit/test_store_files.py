@@ -16,6 +16,8 @@ from halfmq.store.errors import DiskFullError, UnusableFileError
 from halfmq.store.format.queue_entry import ENTRY_SIZE, QueueEntry
 from halfmq.store.log_search import find_true
 from halfmq.store.mapped_file import (
+    AHEAD_PIECE,
+    MEMORY_PIECE,
     LogFile,
     create_file,
     make_directory,
@@ -54,6 +56,7 @@ def test_preparing_ahead_never_touches_what_was_written(
 ) -> None:
     """The helper's zeros and the appender's records race for the same file, and never meet."""
     monkeypatch.setattr(mapped_file, "READY_PIECE", 4096)
+    monkeypatch.setattr(mapped_file, "AHEAD_PIECE", 4096)
     for number in range(5):
         file = opened(tmp_path / f"{number}")
         helper = Thread(target=file.make_ready_ahead, args=(SIZE,))
@@ -74,32 +77,63 @@ def test_a_record_waits_for_few_zeros_and_for_no_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file takes one write at a time, so those ahead are short, and their pages are there."""
-    calls: list[tuple[str, int, int]] = []
+    read_only, pwrite = disk.read_only, disk.pwrite
+    asked: list[tuple[int, int]] = []
+    written: list[tuple[int, int]] = []
 
-    def pread(fd: int, size: int, position: int) -> bytes:
-        calls.append(("read", position, position + size))
-        return os.pread(fd, size, position)
+    def read(fd: int, position: int, size: int) -> None:
+        asked.append((position, position + size))
+        read_only(fd, position, size)
 
-    def pwrite(fd: int, content: bytes, position: int) -> int:
-        calls.append(("write", position, position + len(content)))
-        return os.pwrite(fd, content, position)
+    def write(fd: int, content: bytes, position: int) -> int:
+        piece = (position, position + len(content))
+        assert all(
+            any(start <= byte < end for start, end in asked) for byte in range(*piece, 4096)
+        ), f"{piece} of {asked}"
+        written.append(piece)
+        return pwrite(fd, content, position)
 
-    monkeypatch.setattr(disk, "pread", pread)
-    monkeypatch.setattr(disk, "pwrite", pwrite)
+    monkeypatch.setattr(disk, "read_only", read)
+    monkeypatch.setattr(disk, "pwrite", write)
+    monkeypatch.setattr(mapped_file, "MEMORY_PIECE", SIZE // 2)
     file = opened(tmp_path / "f", written_end=5000)
 
     file.make_ready_ahead(SIZE)
 
     file.close()
-    reads, writes = calls[::2], calls[1::2]
-    assert [what for what, *_ in writes] == ["write"] * len(reads)
-    assert [where for _, *where in writes] == [where for _, *where in reads]
-    assert (writes[0][1], writes[-1][2]) == (5000, SIZE)
-    assert max(end - start for _, start, end in writes) == 64 << 10
+    assert len(asked) == 2, "one call for several pieces"
+    assert (written[0][0], written[-1][1]) == (5000, SIZE)
+    assert max(end - start for start, end in written) == AHEAD_PIECE
 
 
-def test_zeros_are_written_where_nothing_can_be_read(
+def test_the_helper_waits_for_what_comes_from_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a write of zeros would, while it keeps records out of the file."""
+    done: list[str] = []
+    pread, pwrite = disk.pread, disk.pwrite
+
+    def read(fd: int, size: int, position: int) -> bytes:
+        done.append(f"read {position + size}")
+        return pread(fd, size, position)
+
+    def write(fd: int, content: bytes, position: int) -> int:
+        done.append("write")
+        return pwrite(fd, content, position)
+
+    monkeypatch.setattr(disk, "pread", read)
+    monkeypatch.setattr(disk, "pwrite", write)
+    file = opened(tmp_path / "f")
+
+    file.make_ready_ahead(AHEAD_PIECE)
+
+    file.close()
+    assert done == [f"read {MEMORY_PIECE}", "write"]
+
+
+@pytest.mark.parametrize("how", [LogFile.make_ready, LogFile.make_ready_ahead])
+def test_zeros_are_written_where_nothing_can_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[[LogFile, int], None]
 ) -> None:
     """A bad sector behind the end of the log takes no space from it."""
 
@@ -109,7 +143,7 @@ def test_zeros_are_written_where_nothing_can_be_read(
     monkeypatch.setattr(disk, "pread", pread)
     file = opened(tmp_path / "f")
 
-    file.make_ready(SIZE)
+    how(file, SIZE)
 
     assert file.ready_end == SIZE
     file.close()
