@@ -12,13 +12,12 @@ of the appender; an appender that reaches it moves it itself. Records are writte
 mark, so the two never touch the same bytes.
 
 They do share the file's lock in the kernel: a record waits while zeros are written. So these are
-written in small pieces, and the memory they take is there before: the helper has the kernel read
-what it will overwrite, which needs no such lock. On a virtual machine whose host gives memory as
-it is first touched, 8 to 30 us a page, five hundred appends in two minutes waited 6 to 34 ms for a
-piece of 1 MiB, and none was seen to since. Nor does that need the interpreter, which an appender
-at full load gives away once in a while only: with a read of each small piece the helper did not
-keep up, the appender zeroed half of the log itself, and batches under ASYNC_FLUSH came to two
-thirds of the rate.
+written in small pieces, and the memory they take is there before: a read brings it in, which needs
+no such lock. On a virtual machine whose host gives memory as it is first touched, 8 to 30 us a
+page, five hundred appends in two minutes waited 6 to 34 ms for a piece of 1 MiB, and none was seen
+to since. They are not smaller than that, because each costs the helper two waits for the
+interpreter, which an appender at full load gives away rarely: with pieces of 64 KiB it zeroed half
+of the log itself, and batches under ASYNC_FLUSH came to two thirds of the rate.
 
 Records get into the log by pwrite and not through a map. A flush write-protects the pages of a
 map, and the fault of the next write costs more than pwrite does: durable producers gain a third
@@ -40,8 +39,7 @@ from . import disk
 from .errors import DiskFullError, UnusableFileError
 
 READY_PIECE: Final = 64 << 10  # bytes that the appender zeroes at once, new memory included
-AHEAD_PIECE: Final = 256 << 10  # bytes that the helper zeroes at once: 60 us, while appends wait
-MEMORY_PIECE: Final = 1 << 20  # bytes for which the helper gets memory at once: up to 8 ms
+AHEAD_PIECE: Final = 256 << 10  # bytes that the helper zeroes at once: 60 us, in which appends wait
 # Bytes of a disk that the reservation of a whole file leaves to queues, tables and all others.
 ROOM_LEFT: Final = 64 << 20
 _BLOCK: Final = 512  # bytes; what st_blocks counts, on any file system
@@ -278,23 +276,22 @@ class LogFile:
 
     def make_ready_ahead(self, end: int) -> None:
         """Do the same from the helper thread, never in the appender's way for long."""
-        in_memory = 0
-        while (start := self.ready_end) < end:
-            if in_memory < start + AHEAD_PIECE:
-                in_memory = max(in_memory, start) + MEMORY_PIECE
-                self._bring_into_memory(in_memory - MEMORY_PIECE, in_memory)
-            while self._urgent:
-                time.sleep(_URGENT_PAUSE)
-            with self._lock:
-                if self._fd < 0:
-                    return
-                if self.ready_end < end:
-                    self._zero_piece(AHEAD_PIECE)
-
-    def _bring_into_memory(self, start: int, end: int) -> None:
-        with suppress(OSError), disk.opened(self.path) as fd:  # what is unreadable can be written
-            disk.read_only(fd, start, end - start)
-            disk.pread(fd, 1, end - 1)  # waits for what an earlier life of the file has left there
+        if self.ready_end >= end:
+            return
+        unwanted = bytearray(AHEAD_PIECE)
+        # A descriptor of its own: the appender may close the other, and the file may be deleted.
+        with suppress(FileNotFoundError), disk.opened(self.path) as fd:
+            disk.guess_nothing(fd)
+            while (start := self.ready_end) < end:
+                with suppress(OSError):  # what cannot be read may still be written
+                    disk.preadv(fd, (unwanted,), start)
+                while self._urgent:
+                    time.sleep(_URGENT_PAUSE)
+                with self._lock:
+                    if self._fd < 0:
+                        return
+                    if self.ready_end < end:
+                        self._zero_piece(AHEAD_PIECE)
 
     def _zero_piece(self, size: int) -> None:
         start = self.ready_end
