@@ -285,7 +285,7 @@ class QueueRebuild:
         # When the scan sees the whole log, a queue that holds more than its first record says
         # holds nonsense.
         rebuilding = self._start == self._log_start
-        scan = self._cut(queue, min(held, queue_offset) if rebuilding else held)
+        scan = self._cut(queue, min(held, max(queue_offset, 0)) if rebuilding else held)
         self._scans[key] = scan
         if queue.topic in TRANSACTION_TOPICS:
             self._transactional.append(scan)
@@ -309,6 +309,9 @@ class QueueRebuild:
             pass
         elif scan.held_at != scan.next_offset:
             self._leave_out(held)  # the queue went on without it
+        elif queue_offset == held.queue_offset == scan.next_offset + 1:
+            self._leave_out(held)  # the place before is its own
+            self._skip(scan, queue_offset, record.physical_offset)
         elif queue_offset == held.queue_offset:
             scan.held = held
             self._leave_out(record)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.record import MAGIC_BLANK, PREFIX, Record, decode_record
@@ -196,6 +196,10 @@ def check(root: Path, records: list[Record], lost: set[int], *, ends_known: bool
     bit=st.integers(0, 7),
     without=st.sets(st.sampled_from(DERIVED)),
 )
+# A queue offset one too high, like that of the next message, and one below zero.
+@example(seed=0, number=0, at=27, bit=0, without=set())
+@example(seed=0, number=7, at=27, bit=0, without=set())
+@example(seed=0, number=0, at=20, bit=7, without=set())
 def test_a_flipped_bit_costs_one_message_at_most(
     logs: Logs, seed: int, number: int, at: int, bit: int, without: set[str]
 ) -> None:
