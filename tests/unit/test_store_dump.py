@@ -2,17 +2,20 @@
 
 import base64
 import json
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from halfmq.command.main import main
+from halfmq.store import disk
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.message_store import MessageStore
 from halfmq.store.tools.dump import Dumped, dump
 from halfmq.store.tools.log_walk import Hole
-from tests.support.damage import content_of, fill, filled_store, flip, only
+from tests.support.damage import fill, filled_store, flip, only
 from tests.support.golden_store import NAMES, unpack
 from tests.support.stores import Clock, append_durably, draft, small_config
 
@@ -149,15 +152,27 @@ def test_a_lost_record_is_marked(root: Path, capsys: pytest.CaptureFixture[str])
     assert sum(not line["lost"] for line in found) == RECORDS
 
 
-def test_an_open_store_is_dumped_and_not_touched(tmp_path: Path) -> None:
-    """Not even its lock."""
+def test_an_open_store_is_dumped_and_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even its lock. What the store's own helper does to its files meanwhile does not count."""
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     fill(store, RECORDS)
-    before = content_of(tmp_path / "commitlog")
+    opened: list[tuple[Path, int]] = []
+    this_thread, open_file = threading.get_ident(), disk.open_file
+
+    def noted(path: Path, flags: int, mode: int = disk.MODE) -> int:
+        if threading.get_ident() == this_thread:
+            opened.append((path, flags & os.O_ACCMODE))
+        return open_file(path, flags, mode)
+
+    monkeypatch.setattr(disk, "open_file", noted)
 
     assert len(list(dump(tmp_path))) == RECORDS + 1
-    assert content_of(tmp_path / "commitlog") == before
+    assert opened
+    assert {(path.parent.name, mode) for path, mode in opened} == {("commitlog", os.O_RDONLY)}
+    monkeypatch.undo()
     store.close()
 
 
