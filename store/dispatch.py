@@ -7,9 +7,30 @@ Source: RocketMQ ``CommitLog.java`` (``checkMessageAndReturnSize``), ``DefaultMe
 from collections.abc import Sequence
 from typing import Final
 
+from .format.filler import FILLER_TAGS_CODE, is_filler
 from .format.properties import PROPERTY_INNER_BASE, PROPERTY_INNER_NUM, get_property, tags_code
+from .format.topics import SCHEDULE_TOPIC
+from .log_scan import store_timestamp
 
 _NO_LEVEL_DELAY_MS: Final = 1000  # of a level that no longer exists
+_SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
+
+
+def entry_code(
+    record: bytes,
+    properties_at: int,
+    *,
+    topic: bytes,
+    sys_flag: int,
+    delay_levels_ms: Sequence[int],
+) -> int:
+    """Return the tags code that a whole record's entry has in the queue of a topic."""
+    properties = record[properties_at:]
+    if is_filler(record, 0, sys_flag):
+        return FILLER_TAGS_CODE
+    if topic == _SCHEDULE_TOPIC:
+        return delivery_time(properties, store_timestamp(record, 0, sys_flag), delay_levels_ms)
+    return tags_code(properties)
 
 
 def delivery_time(properties: bytes, store_timestamp: int, delay_levels_ms: Sequence[int]) -> int:

@@ -9,83 +9,55 @@ them must not hide the messages behind. So
   between them are lost; if that follows where the queue stood, the one held says it wrongly.
 
 Lost places get an entry that is none (``PRE_BLANK``) until the scan is over. Then each is filled:
-by a record left out that differs from what belongs there in one bit, which is flipped back; else by
-a filler in the damaged stretch where the lost one must have been (``repair.py``). A place that
-finds neither stays blank, and consumers skip it. A queue's end is made good in the same way, from
-what is legible in damaged stretches and from the entries that the queue had: no queue offset that
-a consumer may have seen is used again.
+by a record left out that differs from what belongs there in one bit (``misplaced.py``), which is
+flipped back; else by a filler in the damaged stretch where the lost one must have been
+(``repair.py``). A place that finds neither stays blank, and consumers skip it. A queue's end is
+made good in the same way, from what is legible in damaged stretches and from the entries that the
+queue had: no queue offset that a consumer may have seen is used again.
 
 A batch of RocketMQ's batch queues takes as many queue offsets as it has messages. All of them lead
 to its one record here: the last has the entry, the ones before are skipped.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from .commit_log import NO_QUEUE_ENTRY
-from .consume_queue import ConsumeQueue, QueueTable, is_directory_name
-from .dispatch import delivery_time, inner_batch_size
-from .format.filler import FILLER_BIT, FILLER_TAGS_CODE, is_filler
+from .consume_queue import ConsumeQueue, QueueTable
+from .dispatch import inner_batch_size
+from .format.filler import FILLER_BIT
 from .format.flags import INNER_BATCH, TRANSACTION_MASK
-from .format.properties import TagsCodes, tags_code
-from .format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
+from .format.properties import TagsCodes
+from .format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry
 from .format.topics import SCHEDULE_TOPIC
-from .log_scan import Found, find_records, store_timestamp
+from .log_scan import Found, find_records
+from .odd import Gap, Odd, is_one_bit_off, odd_from
+from .old_entries import OldEntries, OldQueues
 from .portion import Portion
 from .quiet import TRANSACTION_TOPICS
 
 logger = logging.getLogger(__name__)
 
 _ENTRIES_HELD: Final = 1 << 16  # queue entries gathered before they are written: about 6 MB
-_TAIL_ENTRIES: Final = 64  # old entries of a queue's end that are remembered: what damage may hide
 _ODD_MAX: Final = 10_000  # records left out that are remembered
 _BLANKS_MAX: Final = 16 << 20  # places that may lack in a row: twenty bytes each
 _UNCONFIRMED_MAX: Final = 100_000  # of these, when no other record of the queue follows
 _UNUSUAL: Final = NO_QUEUE_ENTRY | INNER_BATCH | FILLER_BIT
-_SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 
 
 class IncompleteError(Exception):
     """Queues lack entries, or hold wrong ones, below the point where the scan began."""
 
 
-class Odd(NamedTuple):
-    """A record that is not the next of its queue, or that is more than one message."""
-
-    topic: bytes
-    queue_id: int
-    queue_offset: int
-    physical_offset: int
-    size: int
-    tags_code: int
-    sys_flag: int
-    topic_at: int  # position in the record
-    messages: int  # queue offsets that it takes
-
-    @property
-    def end(self) -> int:
-        """The physical offset just behind it."""
-        return self.physical_offset + self.size
-
-
-class Gap(NamedTuple):
-    """A place in a queue that no record was found for."""
-
-    queue: ConsumeQueue
-    queue_offset: int
-    after: int  # physical offset behind the record before it
-    before: int  # where the record behind it begins
-
-
 class QueueScan:
     """Entries of one queue as the scan finds them, held back to be written in one go."""
 
     __slots__ = (
-        "entries", "held", "held_at", "is_schedule", "last_end", "next_offset", "old_tail", "queue",
+        "entries", "held", "held_at", "is_schedule", "last_end", "next_offset", "old", "queue",
     )  # fmt: skip
 
-    def __init__(self, queue: ConsumeQueue, old_tail: list[tuple[int, QueueEntry]]) -> None:
+    def __init__(self, queue: ConsumeQueue, old: OldEntries) -> None:
         self.queue = queue
         self.next_offset = queue.next_offset
         self.entries: list[bytes] = []  # each of one record or more
@@ -93,7 +65,7 @@ class QueueScan:
         self.is_schedule = queue.topic == SCHEDULE_TOPIC
         self.held: Odd | None = None  # a record that jumps ahead, until the next one tells
         self.held_at = 0  # the queue's next offset when it came
-        self.old_tail = old_tail  # the last entries it had, with their queue offsets
+        self.old = old  # the last entries it had before the scan
 
     @property
     def is_new(self) -> bool:
@@ -145,6 +117,7 @@ class QueueRebuild:
         read: Callable[[int, int], bytes],
         delay_levels_ms: Sequence[int],
         batch_queues: frozenset[tuple[str, int]],
+        old: OldQueues,
     ) -> None:
         """``held`` says how many entries below the start a queue has; it may raise.
 
@@ -157,6 +130,7 @@ class QueueRebuild:
         self._read = read
         self._levels = delay_levels_ms
         self._batch_queues = batch_queues
+        self._old = old
         self._scans: dict[tuple[bytes, int], QueueScan] = {}
         self._gathered = 0  # entries, about
         self._tags_codes = TagsCodes()
@@ -235,27 +209,11 @@ class QueueRebuild:
         self._is_quiet = False  # the repair may find that it is another record than it seems
         position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = found
         topic = chunk[topic_at : properties_at - 2]
-        properties = chunk[properties_at : position + size]
-        if is_filler(chunk, position, sys_flag):
-            code = FILLER_TAGS_CODE
-        elif topic == _SCHEDULE_TOPIC:
-            stored = store_timestamp(chunk, position, sys_flag)
-            code = delivery_time(properties, stored, self._levels)
-        else:
-            code = tags_code(properties)
         count = 1
         if sys_flag & INNER_BATCH and (topic.decode(), queue_id) in self._batch_queues:
-            count = inner_batch_size(properties, queue_offset)
-        record = Odd(
-            topic,
-            queue_id,
-            queue_offset,
-            chunk_offset + position,
-            size,
-            code,
-            sys_flag,
-            topic_at - position,
-            count,
+            count = inner_batch_size(chunk[properties_at : position + size], queue_offset)
+        record = odd_from(
+            chunk, chunk_offset, found, delay_levels_ms=self._levels, batch_size=count
         )
         if sys_flag & NO_QUEUE_ENTRY:
             self._leave_out(record)  # such records have no queue offset
@@ -293,10 +251,9 @@ class QueueRebuild:
 
     def _cut(self, queue: ConsumeQueue, end: int) -> QueueScan:
         """Take all entries from a queue that the scan has to prove."""
-        first = max(end, queue.next_offset - _TAIL_ENTRIES, queue.first_offset)
-        tail = queue.entries(first, queue.next_offset - first) if first < queue.next_offset else b""
+        old = self._old.keep(queue, end)
         queue.cut(end)
-        return QueueScan(queue, list(enumerate(unpack_entries(tail), first)))
+        return QueueScan(queue, old)
 
     def _believe(self, scan: QueueScan, record: Odd) -> bool:
         """Tell whether a record that is not its queue's next one may be written now."""
@@ -366,8 +323,7 @@ class QueueRebuild:
         expected = {
             entry.physical_offset: scan
             for scan in scans
-            for queue_offset, entry in scan.old_tail
-            if queue_offset == scan.next_offset
+            if (entry := scan.old.at(scan.next_offset)) is not None
         }
         lone.sort(key=lambda one: one[0].is_new)  # what others lack tells of these
         for scan, held in lone:
@@ -390,9 +346,9 @@ class QueueRebuild:
     ) -> bool:
         """Decide about a record that jumps ahead and that no other of its queue follows."""
         queue_offset = held.queue_offset
-        for old_offset, entry in scan.old_tail:
-            if entry.physical_offset == held.physical_offset:
-                return old_offset == queue_offset
+        old_offset = scan.old.place_of(held.physical_offset)
+        if old_offset is not None:
+            return old_offset == queue_offset
         lacking = Gap(scan.queue, scan.next_offset, scan.last_end, held.physical_offset)
         if any(lacking.after <= start and end <= lacking.before for start, end in damaged):
             return True
@@ -403,29 +359,3 @@ class QueueRebuild:
         if any(is_one_bit_off(held, gap) for gap in self.gaps):
             return False
         return queue_offset - scan.next_offset <= _UNCONFIRMED_MAX
-
-
-def is_nameable(record: Odd) -> bool:
-    """Tell whether there can be a queue as the one a record names."""
-    try:
-        return record.queue_id >= 0 and is_directory_name(record.topic.decode())
-    except UnicodeDecodeError:
-        return False
-
-
-def is_one_bit_off(record: Odd, gap: Gap) -> bool:
-    """Tell whether a record would belong into a gap if one bit of it were another."""
-    queue = gap.queue
-    if not gap.after <= record.physical_offset < gap.before:
-        return False
-    topic = queue.topic.encode()
-    return len(topic) == len(record.topic) and sum(_differing_bits(record, gap)) == 1
-
-
-def _differing_bits(record: Odd, gap: Gap) -> Iterator[int]:
-    yield from (
-        (a ^ b).bit_count() for a, b in zip(gap.queue.topic.encode(), record.topic, strict=True)
-    )
-    yield int(bool(record.sys_flag & NO_QUEUE_ENTRY))
-    yield ((gap.queue.queue_id ^ record.queue_id) & 0xFFFF_FFFF).bit_count()
-    yield ((gap.queue_offset ^ record.queue_offset) & 0xFFFF_FFFF_FFFF_FFFF).bit_count()

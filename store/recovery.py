@@ -31,18 +31,21 @@ from . import disk
 from .checkpoint import Checkpoint
 from .config import StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
-from .dispatch import inner_batch_size
+from .dispatch import entry_code, inner_batch_size
 from .format.flags import INNER_BATCH
 from .format.queue_entry import PRE_BLANK, QueueEntry
 from .format.record import PREFIX, Record
 from .log_reader import LogReader
-from .log_scan import LogScan, Trust
+from .log_scan import LogScan, Trust, find_records
 from .log_search import Damage
 from .mapped_file import write_again, zero_tail
 from .mapped_file_queue import MappedFileQueue
+from .misplaced import NO_END, Misplaced
+from .odd import Odd, odd_from
+from .old_entries import OldQueues
 from .queue_rebuild import IncompleteError, QueueRebuild
 from .quiet import QuietStretches
-from .repair import DAMAGED, NO_END, Repair
+from .repair import DAMAGED, Repair
 from .scouts import scouting
 
 logger = logging.getLogger(__name__)
@@ -97,6 +100,8 @@ class Recovery:
         self._log_start = 0
         self._trust = Trust()
         self._batch_queues: frozenset[tuple[str, int]] = frozenset()
+        self._old = OldQueues(len(queues))
+        self._is_rocketmqs = False  # it was RocketMQ that had the store last
         self._damages: list[Damage] = []
         self.last_record = -1
         self.last_timestamp = 0
@@ -118,6 +123,7 @@ class Recovery:
         if not self._files.bases:
             for queue in self._queues.values():
                 queue.cut(0)  # there is no log any more that could hold their records
+        self._is_rocketmqs = not checkpoint.is_ours and checkpoint.log_timestamp > 0
         self._trust = self._trust_of(checkpoint, clean=clean, durable_offset=durable_offset)
         rebuilt = False
         try:
@@ -261,12 +267,13 @@ class Recovery:
             read=self._bytes_at,
             delay_levels_ms=self._config.delay_levels_ms,
             batch_queues=self._batch_queues,
+            old=self._old,
         )
         check_crc = self._config.check_crc_on_recover
         with scouting(self._files, start, check_crc=check_crc) as ahead:
             scan = LogScan(self._files, start, check_crc=check_crc, trust=self._trust, ahead=ahead)
             stored = self._dispatch(scan, rebuild)
-        self._mend(rebuild, list(zip(scan.damages, stored, strict=True)))
+        self._mend(rebuild, list(zip(scan.damages, stored, strict=True)), scan.end_offset)
         return scan
 
     def _dispatch(self, scan: LogScan, rebuild: QueueRebuild) -> list[int]:
@@ -296,13 +303,18 @@ class Recovery:
                 )
         return stored
 
-    def _mend(self, rebuild: QueueRebuild, damages: list[tuple[Damage, int]]) -> None:
-        """Give what is lost its place in log and queues."""
+    def _mend(self, rebuild: QueueRebuild, damages: list[tuple[Damage, int]], log_end: int) -> None:
+        """Give what is lost its place in log and queues, and what is misplaced its own."""
         self._damages += [damage for damage, _ in damages]
         scans = rebuild.finish([(damage.offset, damage.end) for damage, _ in damages])
-        if not (damages or rebuild.gaps or rebuild.odd):
-            return
-        repair = Repair(self._files, damages, rebuild.odd)
+        misplaced = Misplaced(rebuild.odd, scans)
+        misplaced.settle(
+            rebuild.gaps,
+            record_at=lambda offset: self._odd_at(offset) if offset < log_end else None,
+            # RocketMQ leaves entries of records that it has cut off.
+            believe_ends=not self._is_rocketmqs,
+        )
+        repair = Repair(self._files, damages, misplaced, self._code_of)
         gaps = repair.correct_gaps(rebuild.gaps)
         for record in repair.nameless:
             stored = self._reader.store_timestamp(record.physical_offset)
@@ -310,6 +322,9 @@ class Recovery:
         blank_count = repair.fill_gaps(gaps)
         for scan in scans:
             repair.mend_end(scan)
+            if scan.queue.next_offset < scan.old.end:
+                # Entries that are gone must not come back with a power cut and be believed then.
+                scan.queue.sync()
         repair.write(self._config.root / DAMAGED)
         if blank_count or rebuild.odd_count:
             logger.error(
@@ -317,6 +332,25 @@ class Recovery:
                 blank_count,
                 rebuild.odd_count,
             )
+
+    def _odd_at(self, physical_offset: int) -> Odd | None:
+        """Describe the whole record at an offset."""
+        content = self._reader.record_bytes(physical_offset, self._following(physical_offset))
+        found = find_records(content, physical_offset, check_crc=False) if content else []
+        if content is None or not found:
+            return None
+        levels = self._config.delay_levels_ms
+        return odd_from(content, physical_offset, found[0], delay_levels_ms=levels)
+
+    def _code_of(self, record: Odd, topic: str) -> int:
+        """Return the tags code that a record's entry has in a queue of a topic."""
+        return entry_code(
+            self._bytes_at(record.physical_offset, record.size),
+            record.topic_at + len(record.topic) + 2,
+            topic=topic.encode(),
+            sys_flag=record.sys_flag,
+            delay_levels_ms=self._config.delay_levels_ms,
+        )
 
     def _held(self, queue: ConsumeQueue) -> int:
         """Return how many entries a queue holds of records below the scan, proven by the last.

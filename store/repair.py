@@ -14,7 +14,7 @@ the next start.
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice, takewhile
 from pathlib import Path
@@ -36,7 +36,9 @@ from .log_scan import QueuePlace, legible
 from .log_search import Damage
 from .mapped_file import make_directory
 from .mapped_file_queue import MappedFileQueue
-from .queue_rebuild import Gap, Odd, QueueScan, is_nameable, is_one_bit_off
+from .misplaced import NO_END, Misplaced
+from .odd import Gap, Odd, is_nameable
+from .queue_rebuild import QueueScan
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +47,6 @@ ASIDE_SIZE_MAX: Final = 64 << 20  # bytes of damaged stretches that are kept, al
 _COPY_SIZE: Final = 1 << 20  # bytes
 _FILLER_SIZE: Final = 1 << 20  # bytes
 _QUEUE_ID_AT: Final = 12  # in a record
-
-
-NO_END: Final = 1 << 63  # behind every record
 
 
 class Stretch:
@@ -102,11 +101,12 @@ class Repair:
         self,
         files: MappedFileQueue,
         damages: Iterable[tuple[Damage, int]],
-        odd: Sequence[Odd],
+        misplaced: Misplaced,
+        code_of: Callable[[Odd, str], int],
     ) -> None:
         """Each damage comes with the time, in ms, at which the record before it was stored.
 
-        ``odd`` are records that were left out of the queues.
+        ``code_of`` returns the tags code that a record's entry has in a queue of a topic.
         """
         self._files = files
         self._stretches = [
@@ -114,7 +114,8 @@ class Repair:
             for damage, timestamp in damages
             for stretch in _stretches(damage, files, timestamp)
         ]
-        self._odd = list(odd)
+        self._misplaced = misplaced
+        self._code_of = code_of
         self._corrected: list[tuple[Odd, Gap]] = []
         # What heads in the stretches say, although the records are not whole.
         self._legible = {
@@ -137,7 +138,7 @@ class Repair:
     def give_up(self, record: Odd, timestamp: int) -> Damage:
         """Take a record that can belong nowhere for a damaged stretch."""
         damage = Damage(record.physical_offset, record.size, "no queue can have such a name")
-        self._odd.remove(record)
+        self._misplaced.remove(record)
         self._stretches += _stretches(damage, self._files, timestamp)
         self._stretches.sort(key=lambda stretch: stretch.start)
         return damage
@@ -145,7 +146,7 @@ class Repair:
     @property
     def nameless(self) -> list[Odd]:
         """Records left out whose queue cannot exist: no reader could do anything with them."""
-        return [record for record in self._odd if not is_nameable(record)]
+        return [record for record in self._misplaced.records if not is_nameable(record)]
 
     def fill_gaps(self, gaps: Iterable[Gap]) -> int:
         """Put fillers into the places that queues lack; return how many stay blank."""
@@ -161,22 +162,21 @@ class Repair:
     def mend_end(self, scan: QueueScan) -> None:
         """Add what a queue had behind its last record, as far as it lies in a damaged stretch."""
         queue = scan.queue
-        old = dict(scan.old_tail)
-        while queue.next_offset or old:
+        while queue.next_offset or scan.old.content:
             gap = Gap(queue, queue.next_offset, queue.last_end, NO_END)
-            entry = self._correct(gap) or self._fill_end(gap, old.get(queue.next_offset))
+            entry = self._correct(gap) or self._fill_end(gap, scan.old.at(queue.next_offset))
             if entry is None:
                 return
             queue.extend(entry.pack(), entry.physical_offset + entry.size)
 
     def _correct(self, gap: Gap) -> QueueEntry | None:
         """Use a record that one flipped bit has put elsewhere."""
-        for record in self._odd:
-            if is_one_bit_off(record, gap):
-                self._odd.remove(record)
-                self._corrected.append((record, gap))
-                return QueueEntry(record.physical_offset, record.size, record.tags_code)
-        return None
+        record = self._misplaced.take(gap)
+        if record is None:
+            return None
+        self._corrected.append((record, gap))
+        code = self._code_of(record, gap.queue.topic)
+        return record.entry._replace(tags_code=code)
 
     def _fill(self, gap: Gap) -> QueueEntry | None:
         """Put a filler into a stretch between the records around the gap."""

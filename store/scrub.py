@@ -23,11 +23,9 @@ from . import disk
 from .commit_log import NO_QUEUE_ENTRY
 from .consume_queue import ConsumeQueue, QueueTable
 from .digest import BLOCK, Digest, digest_path, load_digest
-from .dispatch import delivery_time
+from .dispatch import entry_code
 from .format.crc import crc32
-from .format.filler import FILLER_TAGS_CODE, is_filler
 from .format.index import is_index_file_name
-from .format.properties import tags_code
 from .format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry, unpack_entry
 from .format.topics import SCHEDULE_TOPIC
 from .log_scan import Found, LogScan, find_records, store_timestamp
@@ -191,14 +189,13 @@ class QueueScrub:
             return None
         if topic != queue.topic.encode():
             return None
-        properties = content[properties_at : position + size]
-        if is_filler(content, position, sys_flag):
-            code = FILLER_TAGS_CODE
-        elif queue.topic == SCHEDULE_TOPIC:
-            stored = store_timestamp(content, position, sys_flag)
-            code = delivery_time(properties, stored, self._levels)
-        else:
-            code = tags_code(properties)
+        code = entry_code(
+            content[position : position + size],
+            properties_at - position,
+            topic=topic,
+            sys_flag=sys_flag,
+            delay_levels_ms=self._levels,
+        )
         return QueueEntry(offset, size, code)
 
     def _may_be_code(
