@@ -36,10 +36,11 @@ Place = tuple[ConsumeQueue, int]  # with the queue offset
 
 
 class Misplaced:
-    """The records that a scan has left out, each with the places that are one bit away."""
+    """The records that a scan has left out, each with the places that are one bit away at most."""
 
     def __init__(self, odd: Iterable[Odd], scans: Sequence[QueueScan]) -> None:
         self.records: list[Odd] = []
+        self._liars: set[int] = set()  # physical offsets of those that held another one's place
         self._scans = {(scan.queue.topic.encode(), scan.queue.queue_id): scan for scan in scans}
         # Beyond twice the longest queue nothing can lack a record.
         self._offset_max = 2 + 2 * max(
@@ -77,16 +78,16 @@ class Misplaced:
         gaps += self._evict_named(lacking, record_at)
 
     def take(self, gap: Gap) -> Odd | None:
-        """Take out the record that belongs into a gap but for one bit; None if there is none.
+        """Take out the record that belongs into a gap but for one bit at most; else None.
 
-        The queue's old entry decides between several.
+        Among several the queue's old entry decides; else it is one that is known to lie.
         """
         place = gap.queue, gap.queue_offset
         found = [record for record in self._near.get(place, ()) if _is_within(record, gap)]
         for record in found:
             if self._is_named(record, place):
                 return self.remove(record)
-        for record in found:
+        for record in sorted(found, key=lambda one: one.physical_offset not in self._liars):
             if not any(self._is_named(record, other) for other in self._neighbours(record)):
                 return self.remove(record)
         return None
@@ -124,7 +125,7 @@ class Misplaced:
             lies = _is_in_order(queue, record) and self._fits(holder, wanted)
         if lies:
             self.remove(record)
-            self._add(holder)
+            self._accuse(holder)
             queue.replace(queue_offset, record.entry)
             if queue_offset == queue.next_offset - 1:
                 queue.last_end = record.end
@@ -175,7 +176,7 @@ class Misplaced:
         else:
             queue.replace(queue_offset, PRE_BLANK)
             gaps.append(Gap(queue, queue_offset, record.physical_offset, record.end))
-        self._add(record)
+        self._accuse(record)
 
     # The records ----------------------------------------------------------------------------
 
@@ -186,13 +187,17 @@ class Misplaced:
         queue, queue_offset = place
         return self._scan_of(queue).old.names(queue_offset, record.physical_offset)
 
+    def _accuse(self, record: Odd) -> None:
+        self._liars.add(record.physical_offset)
+        self._add(record)
+
     def _add(self, record: Odd) -> None:
         self.records.append(record)
         for place in self._neighbours(record):
             self._near.setdefault(place, []).append(record)
 
     def _neighbours(self, record: Odd) -> Iterator[Place]:
-        """Give the places in known queues that this record had if one bit of it were another."""
+        """Give a record's place in a known queue, and those that differ from it in one bit."""
         topic, queue_id, queue_offset = record.topic, record.queue_id, record.queue_offset
         scans = self._scans
         own = scans.get((topic, queue_id))
@@ -201,6 +206,7 @@ class Misplaced:
                 yield own.queue, queue_offset
             return
         if own is not None:
+            yield own.queue, queue_offset
             for other_offset in _one_bit_off(queue_offset, _QUEUE_OFFSET_BITS):
                 if 0 <= other_offset < self._offset_max:
                     yield own.queue, other_offset

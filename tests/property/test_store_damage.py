@@ -220,6 +220,7 @@ def check(
 # Queue ids like that of another record, and queue offsets that fit the ends of two queues.
 @example(seed=0, number=3, at=15, bit=0, without=set())
 @example(seed=0, number=8, at=15, bit=0, without={"consumequeue"})
+@example(seed=1, number=46, at=15, bit=0, without={"consumequeue"})
 @example(seed=0, number=65, at=27, bit=1, without=set())
 @example(seed=0, number=78, at=27, bit=2, without=set())
 def test_a_flipped_bit_costs_one_message_at_most(
