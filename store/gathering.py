@@ -12,7 +12,7 @@ from .format.filler import FILLER_BIT
 from .format.flags import INNER_BATCH
 from .format.properties import TagsCodes
 from .format.queue_entry import ENTRY_SIZE, LAYOUT
-from .format.topics import SCHEDULE_TOPIC
+from .format.topics import SCHEDULE_TOPIC, is_text
 from .log_scan import Found, store_timestamp
 from .portion import Portion, Share
 
@@ -95,7 +95,12 @@ class Gathering:
                 code = tags_code_at(chunk, properties_at, end)
                 share.entries.append(pack(chunk_offset + position, size, code))
                 share.next_offset = queue_offset + 1
-            elif may_be_torn or queue_offset or unusual != NO_QUEUE_ENTRY:
+            elif (
+                may_be_torn
+                or queue_offset
+                or unusual != NO_QUEUE_ENTRY
+                or not is_text(chunk[topic_at : properties_at - 2])
+            ):
                 self._note(chunk_offset, chunk, last, length)
                 self._finish()
                 self._start_at(chunk_offset + end)

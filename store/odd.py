@@ -7,6 +7,7 @@ from .commit_log import NO_QUEUE_ENTRY
 from .consume_queue import ConsumeQueue, is_directory_name
 from .dispatch import entry_code
 from .format.queue_entry import QueueEntry
+from .format.topics import is_text
 from .log_scan import Found
 
 
@@ -76,10 +77,9 @@ def odd_from(
 
 def is_nameable(record: Odd) -> bool:
     """Tell whether there can be a queue as the one a record names."""
-    try:
-        return record.queue_id >= 0 and is_directory_name(record.topic.decode())
-    except UnicodeDecodeError:
-        return False
+    return (
+        record.queue_id >= 0 and is_text(record.topic) and is_directory_name(record.topic.decode())
+    )
 
 
 def is_one_bit_off(record: Odd, gap: Gap) -> bool:

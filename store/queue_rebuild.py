@@ -30,7 +30,7 @@ from .format.filler import FILLER_BIT
 from .format.flags import INNER_BATCH, TRANSACTION_MASK
 from .format.properties import TagsCodes
 from .format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry
-from .format.topics import SCHEDULE_TOPIC
+from .format.topics import SCHEDULE_TOPIC, is_text
 from .log_scan import Found, find_records
 from .odd import Gap, Odd, is_one_bit_off, odd_from
 from .old_entries import OldEntries, OldQueues
@@ -185,7 +185,8 @@ class QueueRebuild:
             position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = record
             if sys_flag & TRANSACTION_MASK:
                 self._is_quiet = False
-                if sys_flag & NO_QUEUE_ENTRY and not queue_offset:
+                is_in_queue = queue_offset or not sys_flag & NO_QUEUE_ENTRY
+                if not is_in_queue and is_text(chunk[topic_at : properties_at - 2]):
                     continue
             key = (chunk[topic_at : properties_at - 2], queue_id)
             scan = scans.get(key)
@@ -210,7 +211,7 @@ class QueueRebuild:
         position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = found
         topic = chunk[topic_at : properties_at - 2]
         count = 1
-        if sys_flag & INNER_BATCH and (topic.decode(), queue_id) in self._batch_queues:
+        if sys_flag & INNER_BATCH and self._is_batch_queue(topic, queue_id):
             count = inner_batch_size(chunk[properties_at : position + size], queue_offset)
         record = odd_from(
             chunk, chunk_offset, found, delay_levels_ms=self._levels, batch_size=count
@@ -224,6 +225,9 @@ class QueueRebuild:
             self._leave_out(record)
         elif queue_offset == scan.next_offset or self._believe(scan, record):
             scan.add(record)
+
+    def _is_batch_queue(self, topic: bytes, queue_id: int) -> bool:
+        return is_text(topic) and (topic.decode(), queue_id) in self._batch_queues
 
     def _meet(self, key: tuple[bytes, int], queue_offset: int) -> QueueScan | None:
         """Ready a queue for its first record of the scan; None if there can be no such queue."""

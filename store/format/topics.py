@@ -93,3 +93,12 @@ def _refusal(kind: str, name: str, length_max: int) -> str | None:
     if len(name) > length_max:
         return f"The specified {kind} is longer than {kind} max length {length_max}."
     return None
+
+
+def is_text(topic: bytes) -> bool:
+    """Tell whether readers can make a name of a record's topic."""
+    try:
+        topic.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -223,6 +223,8 @@ def check(
 @example(seed=1, number=46, at=15, bit=0, without={"consumequeue"})
 @example(seed=0, number=65, at=27, bit=1, without=set())
 @example(seed=0, number=78, at=27, bit=2, without=set())
+# The topic of a record in no queue is no text any more.
+@example(seed=4, number=9, at=92, bit=7, without=set())
 def test_a_flipped_bit_costs_one_message_at_most(
     logs: Logs, seed: int, number: int, at: int, bit: int, without: set[str]
 ) -> None:

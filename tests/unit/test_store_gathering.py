@@ -116,6 +116,18 @@ def test_a_record_in_no_queue_is_passed_over() -> None:
     assert portion.is_about_transactions
 
 
+def test_a_record_in_no_queue_whose_topic_is_no_text_is_in_no_portion() -> None:
+    """A flipped bit did that; whoever looks closer gives the record up."""
+    rows: list[dict[str, Any]] = [{"queue_id": 0, "queue_offset": n} for n in range(ROW)]
+    damaged = {"topic": "NONE", "sys_flag": 0xC, "queue_offset": 0}
+    content, offsets = log_of([*rows, damaged, *({**row, "queue_id": 1} for row in rows), {}])
+
+    portions = gathered(content.replace(b"NONE", b"N\xcfNE"))
+
+    assert [portion.end for portion in portions] == [offsets[ROW], offsets[-1]]
+    assert portions[1].start == offsets[ROW + 1]
+
+
 @pytest.mark.parametrize(
     ("fields", "expected"), [({}, False), ({"topic": HALF_TOPIC}, True), ({"sys_flag": 8}, True)]
 )

@@ -772,21 +772,25 @@ def test_the_log_may_lie_elsewhere(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_topic_that_is_no_text_costs_its_record(root: Path) -> None:
+@pytest.mark.parametrize("sys_flag", [0, 0x80, 0xC], ids=["plain", "inner batch", "rolled back"])
+def test_a_topic_that_is_no_text_costs_its_record(sys_flag: int, root: Path) -> None:
     """Neither the queue nor a reader of the log stops there; it is told like other damage."""
-    offsets = filled(root)
+    store, _ = open_store(root)
+    drafts = [draft(body=b"1"), draft(body=b"2", sys_flag=sys_flag), draft(body=b"3")]
+    offsets = [appended.physical_offset for one in drafts for appended in store.append([one])]
+    store.close()
     with log_path(root, 0).open("rb") as file:
-        file.seek(offsets[3])
-        content = file.read(offsets[4] - offsets[3])
-    log_patch(root, offsets[3] + content.index(b"\x01T") + 1, b"\xff")
+        file.seek(offsets[1])
+        content = file.read(offsets[2] - offsets[1])
+    log_patch(root, offsets[1] + content.index(b"\x01T") + 1, b"\xff")
     mark_aborted(root)
 
     store, report = open_store(root)
 
-    assert [damage.offset for damage in report.damages] == [offsets[3]]
-    assert served(store) == [offset for offset in offsets if offset != offsets[3]]
-    scanned = {record.physical_offset for record in store.scan(0)}
-    assert scanned.issuperset(offsets), "a filler stands where it was"
+    assert [damage.offset for damage in report.damages] == [offsets[1]]
+    assert served(store) == [offsets[0], offsets[2]]
+    scanned = [record.physical_offset for record in store.scan(0)]
+    assert scanned == offsets, "a filler stands where it was"
     store.close()
 
 
