@@ -97,7 +97,7 @@ def _compare(
     """All servers under one load, one right after the other."""
     for server, session in sessions.items():
         result, error = None, None
-        topic = f"{scenario.kind}-c{scenario.connections}-w{scenario.window}-{round_number}"
+        topic = _topic(scenario, round_number)
         try:
             with session.target() as target:
                 result = _run_once(plan, scenario, server, target, topic)
@@ -112,6 +112,10 @@ def _compare(
             result=result,
             error=error,
         )
+
+
+def _topic(scenario: Scenario, round_number: int) -> str:
+    return f"{scenario.kind}-c{scenario.connections}-w{scenario.window}-{round_number}"
 
 
 def _run_once(plan: Plan, scenario: Scenario, server: str, target: Target, topic: str) -> Result:
@@ -148,6 +152,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="passed to our broker")
     add("--python", default=sys.executable, help="the Python that runs our broker")
     add("--header", choices=["json", "msgpack"], default="json", help="of requests to our broker")
+    add("--opt-out", action="store_true", help="our transactions do not wait for the disk either")
     add("--end", choices=["two-way", "one-way"], default="two-way", help="of END_TRANSACTION")
     add("--generator-cpu", type=int, default=1, help="core of the generator, -1: any; default 1")
     add("--broker-cpus", default="0", help="cores of our broker and of echo: 0,1 or all; default 0")
@@ -196,7 +201,8 @@ def _plan(options: argparse.Namespace) -> Plan:
     cores = _cores(options.broker_cpus)
     peers: list[Peer] = [EchoPeer(cores=cores)]
     if not options.no_halfmq:
-        peers.append(HalfmqPeer(cores=cores, overrides=options.set, python=options.python))
+        overrides = [*options.set, *(_opt_out(options) if options.opt_out else ())]
+        peers.append(HalfmqPeer(cores=cores, overrides=overrides, python=options.python))
     if ROCKETMQ in options.peer:
         peers.append(_rocketmq(options, generator))
     machine = describe_machine(options.directory)
@@ -210,6 +216,14 @@ def _plan(options: argparse.Namespace) -> Plan:
         generator=generator,
         directory=options.directory,
     )
+
+
+def _opt_out(options: argparse.Namespace) -> Iterator[str]:
+    """Have our broker answer transactions before they are on disk."""
+    loads = [load for load in _chosen(options.scenario) if load.kind is Kind.TRANSACTION]
+    rounds = range(1, options.rounds + 1)
+    topics = {_topic(load, number) for load in loads for number in rounds}
+    yield f"transactionAsyncFlushTopics={';'.join(sorted(topics))}"
 
 
 def _rocketmq(options: argparse.Namespace, generator: Generator) -> RocketMQPeer:

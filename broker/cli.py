@@ -163,6 +163,14 @@ async def _serve(config: BrokerConfig) -> None:
                 "messages of this interval; flushDiskType=SYNC_FLUSH loses none",
                 config.store.flush_interval_ms,
             )
+        unflushed = config.transaction.unflushed_topics
+        if unflushed:
+            logger.warning(
+                "event=async_transactions topics=%s A power cut or a kernel crash loses halves and "
+                "decisions that were answered, and messages whose rows were written with them; "
+                "without transactionAsyncFlushTopics it loses none",
+                ";".join(sorted(unflushed)),
+            )
         print(  # noqa: T201
             f"ready listen={broker.address} namesrv={broker.namesrv_address}"
             f" store={config.store.root} flush={config.store.flush_mode.value}"

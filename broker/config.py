@@ -29,14 +29,20 @@ from .settings import (
     choice,
     duration,
     integer,
+    names,
     pattern,
     setting,
     settings_of,
 )
 
 _PORT: Final = integer(0, 65_535, "0 picks a free port")
+_NAME_PATTERN: Final = r"[%|A-Za-z0-9_-]{1,127}"
 _NAME: Final = pattern(
-    r"[%|A-Za-z0-9_-]{1,127}", "a name of 1 to 127 letters, digits and the characters % | _ -"
+    _NAME_PATTERN, "a name of 1 to 127 letters, digits and the characters % | _ -"
+)
+_TOPICS: Final = names(
+    _NAME_PATTERN,
+    "topics separated by ; each of 1 to 127 letters, digits and the characters % | _ -",
 )
 _DAY_MS: Final = 86_400_000
 _PERCENT: Final = integer(10, 100, "percent in use; 100: never")
@@ -262,6 +268,13 @@ class TransactionConfig:
     )
     reject: bool = setting(
         "rejectTransactionMessage", False, SWITCH, "answer NO_PERMISSION to half messages"
+    )
+    unflushed_topics: frozenset[str] = setting(
+        "transactionAsyncFlushTopics",
+        frozenset(),
+        _TOPICS,
+        "topics whose halves and decisions are answered before they are on disk, whatever "
+        "flushDiskType says: a power cut may lose a message whose row was written",
     )
     op_batch_size: int = setting(
         "transactionOpMsgMaxSize", 4_096, integer(20, 1 << 20, "bytes"), "bytes of one op message"

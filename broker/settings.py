@@ -120,6 +120,18 @@ def pattern(regex: str, expected: str) -> Kind:
     return Kind(expected, parse)
 
 
+def names(name: str, expected: str) -> Kind:
+    """Any number of names that each match the regex `name`, separated by semicolons."""
+
+    def parse(text: str) -> frozenset[str]:
+        parts = frozenset(part.strip() for part in text.split(";")) - {""}
+        if not all(re.fullmatch(name, part) for part in parts):
+            raise BadValueError(text)
+        return parts
+
+    return Kind(expected, parse, lambda value: ";".join(sorted(value)))
+
+
 def checked(check: Callable[[str], object], expected: str) -> Kind:
     """A text that `check` accepts; it raises ValueError otherwise."""
 

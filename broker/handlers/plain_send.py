@@ -8,6 +8,7 @@ worked out once. Everything else is left to `send`, which knows every rule; noth
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -92,6 +93,7 @@ class StagedHalf(msgspec.Struct, gc=False):
     producer_group: str
     twin_key: int
     transactions: Transactions
+    waits: bool
 
     def appended(self, one: Appended) -> bytes | None:
         """Enter the transaction; its answer waits for the disk in every flush mode."""
@@ -99,15 +101,18 @@ class StagedHalf(msgspec.Struct, gc=False):
         self.transactions.prepared(
             message, self.draft, one, self.producer_group, self.twin_key, connection
         )
-        if not request.flag & FLAG_ONE_WAY:
-            reply = encode_send_reply(
-                request,
-                offset_message_id(message.store_host, one.physical_offset),
-                message.queue_id,
-                one.queue_offset,
-                self.unique_key,
-            )
-            connection.reply_when_durable(one.physical_offset + one.size, reply)
+        if request.flag & FLAG_ONE_WAY:
+            return None
+        reply = encode_send_reply(
+            request,
+            offset_message_id(message.store_host, one.physical_offset),
+            message.queue_id,
+            one.queue_offset,
+            self.unique_key,
+        )
+        if not self.waits:
+            return reply
+        connection.reply_when_durable(one.physical_offset + one.size, reply)
         return None
 
     def refused(self) -> None:
@@ -129,6 +134,9 @@ class Transactions(Protocol):
 
     @property
     def twins(self) -> Twins: ...
+
+    @property
+    def unflushed_topics(self) -> Container[str]: ...
 
     def prepared(
         self,
@@ -160,6 +168,7 @@ class PlainSends:
         self._get_topic = topics.get
         self._transactions = transactions
         self._twins = transactions.twins
+        self._unflushed_topics = transactions.unflushed_topics
         self._broker_properties = broker_properties
         self._max_message_size = max_message_size
         self._sync_flush = sync_flush
@@ -238,6 +247,7 @@ class PlainSends:
             shape.producer_group,
             key,
             self._transactions,
+            name not in self._unflushed_topics,
         )
 
     def _may_prepare(

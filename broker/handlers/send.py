@@ -326,6 +326,8 @@ class SendHandler:
             first.queue_offset,
             unique_key,
         )
+        if draft.topic in self._transactions.unflushed_topics:
+            return reply
         # A flush covers whole records: what is durable beyond its first byte is durable.
         connection.reply_when_durable(first.physical_offset + 1, reply)
         return None

@@ -55,21 +55,24 @@ class StagedDecision(msgspec.Struct, gc=False):
 
     def appended(self, one: Appended) -> bytes | None:
         """Carry it out; its answer waits for the disk in every flush mode."""
-        self.finish((one,))
-        return None
+        return self.finish((one,))
 
-    def finish(self, appended: Sequence[Appended]) -> None:
-        """Carry it out, be it one record or several."""
+    def finish(self, appended: Sequence[Appended]) -> bytes | None:
+        """Carry it out, be it one record or several; return the answer if it need not wait."""
         planned, request = self.planned, self.request
         position = self.transactions.decided(planned, appended)
-        if not request.flag & FLAG_ONE_WAY:
-            if request.header_type == _MSGPACK and planned.state is _COMMITTED:
-                final_offset = appended[0].physical_offset
-                message_id = offset_message_id(planned.draft.store_host, final_offset)
-                reply = encode_end_reply(request, message_id)
-            else:
-                reply = encode_reply(request)
-            self.connection.reply_when_durable(position, reply)
+        if request.flag & FLAG_ONE_WAY:
+            return None
+        if request.header_type == _MSGPACK and planned.state is _COMMITTED:
+            final_offset = appended[0].physical_offset
+            message_id = offset_message_id(planned.draft.store_host, final_offset)
+            reply = encode_end_reply(request, message_id)
+        else:
+            reply = encode_reply(request)
+        if not planned.waits:
+            return reply
+        self.connection.reply_when_durable(position, reply)
+        return None
 
     def refused(self) -> None:
         """Leave the transaction as it was."""
@@ -98,8 +101,7 @@ class StagedGroupDecision(msgspec.Struct, gc=False):
 
     def appended(self, several: Sequence[Appended]) -> bytes | None:
         """Carry it out; its answer waits for the disk in every flush mode."""
-        self.one.finish(several)
-        return None
+        return self.one.finish(several)
 
     def refused(self) -> None:
         """Leave the transaction as it was."""
@@ -210,7 +212,8 @@ class TransactionHandler:
             self._group.stage(staged, self._end_alone)
         if len(planned.draft.body) > LARGE_BODY:
             self._group.append_staged()
-        self._ask_flush()
+        if planned.waits:
+            self._ask_flush()
 
     def _step(
         self, request: RemotingCommand, connection: Connection, _at_once: bool

@@ -11,7 +11,7 @@ records, appends them with others, and tells what came of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
@@ -90,6 +90,7 @@ class PlannedDecision(msgspec.Struct, gc=False):
     state: State
     rest: Sequence[Draft] = ()  # the final messages of the other halves
     dropped: int = 0  # bytes of the message that a rollback was made from
+    waits: bool = True  # for the disk, before it is answered
 
     @property
     def size(self) -> int:
@@ -120,12 +121,14 @@ class Decisions:
         delayed: Callable[[Draft, int], Draft],
         store_host: bytes,
         now_ms: Callable[[], int],
+        unflushed_topics: Container[str] = frozenset(),
     ) -> None:
         """Wire the parts.
 
         ``read_half`` waits for the disk, ``half_in_memory`` returns None instead; ``place`` says to
         which topic and queue a message goes that was prepared for one; ``delayed`` turns a final
-        message that asks for a delay into what its commit stores, now.
+        message that asks for a delay into what its commit stores, now; what is decided about
+        messages of ``unflushed_topics`` is answered before it is on disk.
         """
         self._log = log
         self._append = log.append
@@ -142,6 +145,7 @@ class Decisions:
         self._delayed = delayed
         self._store_host = store_host
         self._now_ms = now_ms
+        self._unflushed_topics = unflushed_topics
         self._planned: set[int] = set()  # halves whose decision waits for its group
 
     def end(
@@ -208,7 +212,7 @@ class Decisions:
         assert entry.offset not in self._planned  # or there would be two decisions
         planned = self._decision(entry, state, self._read_half, names)
         appended = self._append((planned.draft, *planned.rest))
-        position = self._decided(entry, state, appended)
+        position = self._decided(planned, appended)
         if state is not _COMMITTED:
             return Ended(position)
         return Ended(position, appended[0].physical_offset, planned.draft.store_host)
@@ -231,12 +235,14 @@ class Decisions:
         if recent is None:
             first = self._final_at(offset, read)
             _check_names(offset, first.properties, names)
+            waits = first.topic not in self._unflushed_topics
             final = self._placed(committed(first))
         else:  # asks for no delay
             _check_names(offset, recent.properties, names)
+            waits = recent.topic not in self._unflushed_topics
             final = committed(recent)
             final.topic, final.queue_id = self._place(final.topic, final.queue_id)
-        return PlannedDecision(final, entry, state)
+        return PlannedDecision(final, entry, state, waits=waits)
 
     def _rollback(self, entry: Pending, read: ReadHalf, names: Sequence[str]) -> PlannedDecision:
         beside = [member.offset for member in self._groups.get(entry.offset, ())]
@@ -252,8 +258,9 @@ class Decisions:
             )
             return PlannedDecision(bare, entry, State.ROLLED_BACK)
         _check_names(entry.offset, final.properties, names)
+        waits = bool(beside) or final.topic not in self._unflushed_topics
         return PlannedDecision(
-            rollback_draft(final, beside), entry, State.ROLLED_BACK, (), len(final.body)
+            rollback_draft(final, beside), entry, State.ROLLED_BACK, (), len(final.body), waits
         )
 
     def _final_at(self, offset: int, read: ReadHalf) -> Draft:
@@ -277,8 +284,12 @@ class Decisions:
         final.topic, final.queue_id = self._place(final.topic, final.queue_id)
         return self._delayed(final, self._now_ms()) if _ASKS_DELAY in final.properties else final
 
-    def _decided(self, entry: Pending, state: State, appended: Sequence[Appended]) -> int:
-        """Take note of a decision that has been appended; return where its last record ends."""
+    def _decided(self, planned: PlannedDecision, appended: Sequence[Appended]) -> int:
+        """Take note of a decision that has been appended.
+
+        Return where the log must be durable before it is answered: where its last record ends.
+        """
+        entry, state = planned.entry, planned.state
         if state is _COMMITTED:
             self._counters.committed += 1
         else:
@@ -291,7 +302,7 @@ class Decisions:
             self._add_op(entry.queue_offset)
         table.decide(entry, state, appended[0].physical_offset)
         last = appended[-1]
-        return last.physical_offset + last.size
+        return last.physical_offset + last.size if planned.waits else 0
 
     def plan(
         self,
@@ -334,9 +345,12 @@ class Decisions:
         return planned
 
     def decided(self, planned: PlannedDecision, appended: Sequence[Appended]) -> int:
-        """Carry out a planned decision, whose records are in the log now; return their end."""
+        """Carry out a planned decision, whose records are in the log now.
+
+        Return the position up to which the log must be durable before it is answered.
+        """
         self._planned.discard(planned.entry.offset)
-        return self._decided(planned.entry, planned.state, appended)
+        return self._decided(planned, appended)
 
     def abandon(self, planned: PlannedDecision) -> None:
         """Forget a planned decision: its records could not be appended."""

@@ -154,7 +154,9 @@ class TransactionService:
             delayed=delayed,
             store_host=store_host,
             now_ms=now_ms,
+            unflushed_topics=config.unflushed_topics,
         )
+        self.unflushed_topics = config.unflushed_topics
         self.end, self.decide = decisions.end, decisions.decide
         self.plan, self.decided, self.abandon = (
             decisions.plan,

@@ -67,6 +67,7 @@ class Halves:
     """Transactions that are only prepared; `entered` holds what the table would get."""
 
     takes_prepares = True
+    unflushed_topics: frozenset[str] = frozenset()
 
     def refuse_prepares(self, broker_address: str) -> None:
         """Nothing is refused here."""

@@ -59,6 +59,7 @@ def test_set_wins_over_the_file(tmp_path: Path) -> None:
         ("storePathRootDir=", "the path of one directory"),
         ("deleteWhen=25", "hours of the day"),
         ("brokerName=a b", "a name of 1 to 127"),
+        ("transactionAsyncFlushTopics=a b", "topics separated by ;"),
         ("just a line", "key=value"),
     ],
 )
@@ -75,6 +76,18 @@ def test_a_wrong_value_says_where_and_what_was_expected(
     assert f"{path}:2" in message
     assert line.partition("=")[0] in message
     assert expected in message
+
+
+def test_several_names_are_separated_by_semicolons(tmp_path: Path) -> None:
+    """Blanks around them do not count, nor does a semicolon at the end."""
+    path = _file(tmp_path, "transactionAsyncFlushTopics=orders; bills;\n")
+    loaded = load_config(path)
+
+    assert loaded.config.transaction.unflushed_topics == {"orders", "bills"}
+    assert any(
+        line.startswith("transactionAsyncFlushTopics=bills;orders default= ")
+        for line in loaded.lines()
+    )
 
 
 def test_an_unknown_key_warns_with_the_nearest_known_one(tmp_path: Path) -> None:

@@ -227,6 +227,31 @@ async def test_w15_a_decision_is_answered_when_it_is_on_disk(
     assert rig.bodies() == [b"answered" if decision == COMMIT else b"open"]
 
 
+@pytest.mark.parametrize("mode", list(FlushMode))
+@pytest.mark.parametrize("decision", [COMMIT, ROLLBACK])
+@windowed()
+async def test_w15_a_topic_may_opt_out_of_the_wait_for_the_disk(
+    rig: Rig, mode: FlushMode, decision: int
+) -> None:
+    """Its halves and decisions are answered at once, those of other topics are not."""
+    await rig.restart(flush_mode=mode, unflushed_topics=frozenset({"orders"}))
+    producer = await rig.peer()
+    producer.send(RequestCode.SEND_MESSAGE_V2, *producer.half_request("K0", topic="bills"))
+    await producer.sync()
+    rig.disk.held = True
+    halves = [await producer.prepare(key, key.encode()) for key in ("K1", "K2")]
+    for half in halves:
+        assert (await producer.end(half, decision)).code == ResponseCode.SUCCESS
+    other = producer.send(RequestCode.SEND_MESSAGE_V2, *producer.half_request("K3", topic="bills"))
+    await producer.sync()
+
+    assert not producer.answered(other)
+    assert rig.store.durable_offset <= halves[0].offset
+    rig.disk.held = False
+    await until(lambda: producer.answered(other))
+    assert rig.bodies() == ([b"K1", b"K2"] if decision == COMMIT else [])
+
+
 @windowed()
 async def test_w16_files_beside_the_log_may_be_newer_than_it(rig: Rig) -> None:
     """A power cut takes the log's tail and leaves a snapshot and offsets that know of it."""
