@@ -93,12 +93,14 @@ class HalfmqPeer:
 
     cores: Sequence[int] | None
     overrides: Sequence[str] = ()  # KEY=VALUE, as for its --set
+    async_overrides: Sequence[str] = ()  # more of them under ASYNC_FLUSH
     python: str = sys.executable
     name: str = HALFMQ
 
     @property
     def settings(self) -> dict[str, str]:
-        pairs = dict(override.split("=", 1) for override in self.overrides)
+        overrides = (*self.overrides, *self.async_overrides)
+        pairs = dict(override.split("=", 1) for override in overrides)
         return {"cores": _cores_text(self.cores), "python": self.python, **pairs}
 
     @contextmanager
@@ -128,6 +130,7 @@ class _HalfmqSession:
             f"storePathRootDir={home / 'store'}",
             f"flushDiskType={self.mode}",
             *self.peer.overrides,
+            *(self.peer.async_overrides if self.mode is FlushMode.ASYNC else ()),
         ]
         command = [self.peer.python, "-m", "halfmq.broker"]
         return command + [part for setting in settings for part in ("--set", setting)]

@@ -152,7 +152,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="passed to our broker")
     add("--python", default=sys.executable, help="the Python that runs our broker")
     add("--header", choices=["json", "msgpack"], default="json", help="of requests to our broker")
-    add("--opt-out", action="store_true", help="our transactions do not wait for the disk either")
+    add("--opt-out", action="store_true", help="under ASYNC_FLUSH ours do not wait either")
     add("--end", choices=["two-way", "one-way"], default="two-way", help="of END_TRANSACTION")
     add("--generator-cpu", type=int, default=1, help="core of the generator, -1: any; default 1")
     add("--broker-cpus", default="0", help="cores of our broker and of echo: 0,1 or all; default 0")
@@ -201,8 +201,14 @@ def _plan(options: argparse.Namespace) -> Plan:
     cores = _cores(options.broker_cpus)
     peers: list[Peer] = [EchoPeer(cores=cores)]
     if not options.no_halfmq:
-        overrides = [*options.set, *(_opt_out(options) if options.opt_out else ())]
-        peers.append(HalfmqPeer(cores=cores, overrides=overrides, python=options.python))
+        peers.append(
+            HalfmqPeer(
+                cores=cores,
+                overrides=options.set,
+                async_overrides=_opt_out(options) if options.opt_out else (),
+                python=options.python,
+            )
+        )
     if ROCKETMQ in options.peer:
         peers.append(_rocketmq(options, generator))
     machine = describe_machine(options.directory)
@@ -218,12 +224,12 @@ def _plan(options: argparse.Namespace) -> Plan:
     )
 
 
-def _opt_out(options: argparse.Namespace) -> Iterator[str]:
-    """Have our broker answer transactions before they are on disk."""
+def _opt_out(options: argparse.Namespace) -> list[str]:
+    """Return the setting with which our broker answers transactions before they are on disk."""
     loads = [load for load in _chosen(options.scenario) if load.kind is Kind.TRANSACTION]
     rounds = range(1, options.rounds + 1)
     topics = {_topic(load, number) for load in loads for number in rounds}
-    yield f"transactionAsyncFlushTopics={';'.join(sorted(topics))}"
+    return [f"transactionAsyncFlushTopics={';'.join(sorted(topics))}"]
 
 
 def _rocketmq(options: argparse.Namespace, generator: Generator) -> RocketMQPeer:
