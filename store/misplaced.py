@@ -20,10 +20,9 @@ from typing import Final
 from .commit_log import NO_QUEUE_ENTRY
 from .consume_queue import ConsumeQueue
 from .format.queue_entry import PRE_BLANK
-from .odd import Gap, Odd
+from .odd import NO_END, Gap, Odd
 from .queue_rebuild import QueueScan
 
-NO_END: Final = 1 << 63  # behind every record
 # More than that is not what flipped bits do, and would only take time.
 _CONTESTS_MAX: Final = 1_000  # records left out whose places are looked at
 _GAPS_MAX: Final = 100_000  # places that lack a record

@@ -1,7 +1,7 @@
 """Records that stand where they should not, and places in queues that lack theirs."""
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from .commit_log import NO_QUEUE_ENTRY
 from .consume_queue import ConsumeQueue, is_directory_name
@@ -9,6 +9,8 @@ from .dispatch import entry_code
 from .format.queue_entry import QueueEntry
 from .format.topics import is_text
 from .log_scan import Found
+
+NO_END: Final = 1 << 63  # behind every record
 
 
 class Odd(NamedTuple):

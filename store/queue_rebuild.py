@@ -32,7 +32,7 @@ from .format.properties import TagsCodes
 from .format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry
 from .format.topics import SCHEDULE_TOPIC, is_text
 from .log_scan import Found, find_records
-from .odd import Gap, Odd, is_one_bit_off, odd_from
+from .odd import NO_END, Gap, Odd, is_one_bit_off, odd_from
 from .old_entries import OldEntries, OldQueues
 from .portion import Portion
 from .quiet import TRANSACTION_TOPICS
@@ -43,6 +43,7 @@ _ENTRIES_HELD: Final = 1 << 16  # queue entries gathered before they are written
 _ODD_MAX: Final = 10_000  # records left out that are remembered
 _BLANKS_MAX: Final = 16 << 20  # places that may lack in a row: twenty bytes each
 _UNCONFIRMED_MAX: Final = 100_000  # of these, when no other record of the queue follows
+_LONE_MAX: Final = 100  # such records that are compared with the ends of all queues
 _UNUSUAL: Final = NO_QUEUE_ENTRY | INNER_BATCH | FILLER_BIT
 
 
@@ -329,11 +330,14 @@ class QueueRebuild:
             for scan in scans
             if (entry := scan.old.at(scan.next_offset)) is not None
         }
-        lone.sort(key=lambda one: one[0].is_new)  # what others lack tells of these
+        others = [*self.odd, *(held for _, held in lone)]
+        missed = {scan.queue for scan, held in lone if _lacks_one_of(scan, held, others)}
+        # What those lack that come first tells of the others.
+        lone.sort(key=lambda one: (one[0].queue not in missed, one[0].is_new))
+        near = scans if len(lone) <= _LONE_MAX else []
         for scan, held in lone:
-            others = [other for other in (*self.odd, *(one for _, one in lone)) if other != held]
             in_place = expected.get(held.physical_offset, scan) is scan
-            if in_place and self._is_right(scan, held, others, damaged):
+            if in_place and self._is_right(scan, held, others, damaged, near):
                 self._jump(scan, held)
             else:
                 self._leave_out(held)
@@ -347,19 +351,29 @@ class QueueRebuild:
         held: Odd,
         others: Iterable[Odd],
         damaged: Iterable[tuple[int, int]],
+        near: Iterable[QueueScan],
     ) -> bool:
         """Decide about a record that jumps ahead and that no other of its queue follows."""
         queue_offset = held.queue_offset
         old_offset = scan.old.place_of(held.physical_offset)
         if old_offset is not None:
             return old_offset == queue_offset
-        lacking = Gap(scan.queue, scan.next_offset, scan.last_end, held.physical_offset)
-        if any(lacking.after <= start and end <= lacking.before for start, end in damaged):
+        behind = scan.last_end
+        if any(behind <= start and end <= held.physical_offset for start, end in damaged):
             return True
-        if any(is_one_bit_off(other, lacking) for other in others):
+        if _lacks_one_of(scan, held, others):
             return True
         if not scan.is_new and (queue_offset ^ scan.next_offset).bit_count() == 1:
             return False
         if any(is_one_bit_off(held, gap) for gap in self.gaps):
             return False
+        ends = (Gap(one.queue, one.next_offset, one.last_end, NO_END) for one in near)
+        if any(is_one_bit_off(held, end) for end in ends):
+            return False
         return queue_offset - scan.next_offset <= _UNCONFIRMED_MAX
+
+
+def _lacks_one_of(scan: QueueScan, held: Odd, others: Iterable[Odd]) -> bool:
+    """Tell whether another record could be the one that a queue lacks before a held one."""
+    lacking = Gap(scan.queue, scan.next_offset, scan.last_end, held.physical_offset)
+    return any(is_one_bit_off(other, lacking) for other in others)

@@ -40,8 +40,8 @@ from .log_scan import LogScan, Trust, find_records
 from .log_search import Damage
 from .mapped_file import write_again, zero_tail
 from .mapped_file_queue import MappedFileQueue
-from .misplaced import NO_END, Misplaced
-from .odd import Odd, odd_from
+from .misplaced import Misplaced
+from .odd import NO_END, Odd, odd_from
 from .old_entries import OldQueues
 from .queue_rebuild import IncompleteError, QueueRebuild
 from .quiet import QuietStretches

@@ -36,8 +36,8 @@ from .log_scan import QueuePlace, legible
 from .log_search import Damage
 from .mapped_file import make_directory
 from .mapped_file_queue import MappedFileQueue
-from .misplaced import NO_END, Misplaced
-from .odd import Gap, Odd, is_nameable
+from .misplaced import Misplaced
+from .odd import NO_END, Gap, Odd, is_nameable
 from .queue_rebuild import QueueScan
 
 logger = logging.getLogger(__name__)

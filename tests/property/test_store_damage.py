@@ -221,6 +221,7 @@ def check(
 @example(seed=0, number=3, at=15, bit=0, without=set())
 @example(seed=0, number=8, at=15, bit=0, without={"consumequeue"})
 @example(seed=1, number=46, at=15, bit=0, without={"consumequeue"})
+@example(seed=2, number=76, at=15, bit=0, without={"consumequeue"})
 @example(seed=0, number=65, at=27, bit=1, without=set())
 @example(seed=0, number=78, at=27, bit=2, without=set())
 # The topic of a record in no queue is no text any more.
