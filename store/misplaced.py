@@ -7,8 +7,8 @@ has left out it is decided here whether the holder of their place is the one tha
 * The entry that the place had before the scan names one of the two (``old_entries``).
 * Where no such entry is left, the holder lies if the other could be in its place, and a place
   lacks a record, just there in the log, whose topic, queue id or queue offset differs from the
-  holder's in one bit. The other may fit there as well: then nothing tells who lies, and the two
-  may change places, but both are kept.
+  holder's in one bit; a place between others says more than the end of a queue. The other may fit
+  as well: then nothing tells who lies, and the two may change places, but both are kept.
 
 Who lies is left out instead, and ``take`` gives it to the place where it belongs (``repair.py``).
 """
@@ -20,7 +20,7 @@ from typing import Final
 from .commit_log import NO_QUEUE_ENTRY
 from .consume_queue import ConsumeQueue
 from .format.queue_entry import PRE_BLANK
-from .odd import NO_END, Gap, Odd
+from .odd import Gap, Odd
 from .queue_rebuild import QueueScan
 
 # More than that is not what flipped bits do, and would only take time.
@@ -121,7 +121,8 @@ class Misplaced:
         elif scan.old.names(queue_offset, holder.physical_offset):
             lies = False
         else:
-            lies = _is_in_order(queue, record) and self._fits(holder, wanted)
+            fit = self._fit(holder, wanted)
+            lies = fit > 0 and fit >= self._fit(record, wanted) and _is_in_order(queue, record)
         if lies:
             self.remove(record)
             self._accuse(holder)
@@ -129,15 +130,19 @@ class Misplaced:
             if queue_offset == queue.next_offset - 1:
                 queue.last_end = record.end
 
-    def _fits(self, record: Odd, wanted: dict[Place, Gap]) -> bool:
-        """Tell whether a place lacks a record like this one but for a bit."""
+    def _fit(self, record: Odd, wanted: dict[Place, Gap]) -> int:
+        """Tell how well a record would stand elsewhere if a bit of it were another.
+
+        2: a place between others lacks it; 1: a queue could end with it; 0: neither.
+        """
+        found = 0
         for queue, queue_offset in self._neighbours(record):
             gap = wanted.get((queue, queue_offset))
-            if gap is None and queue_offset == queue.next_offset:
-                gap = Gap(queue, queue_offset, queue.last_end, NO_END)
             if gap is not None and _is_within(record, gap):
-                return True
-        return False
+                return 2
+            if queue_offset == queue.next_offset and queue.last_end <= record.physical_offset:
+                found = 1
+        return found
 
     def _evict_named(
         self, lacking: Iterable[Place], record_at: Callable[[int], Odd | None]
