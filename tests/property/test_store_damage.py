@@ -159,7 +159,8 @@ def check(
     """Open the store, twice, and compare with what was in it.
 
     Where nothing but the log is left (not ``places_known``), a record that is damaged in what says
-    where it belongs may have changed places with another one, or be one too many in its new queue.
+    where it belongs may have changed places with another one, or be one too many in its new queue
+    and leave a blank in its own, which RocketMQ would close up.
     """
     kept = [record for record in records if record.physical_offset not in lost]
     ends = {(one.topic, one.queue_id): one.queue_offset + 1 for one in in_queues(records)}
