@@ -152,7 +152,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="passed to our broker")
     add("--python", default=sys.executable, help="the Python that runs our broker")
     add("--header", choices=["json", "msgpack"], default="json", help="of requests to our broker")
-    add("--opt-out", action="store_true", help="under ASYNC_FLUSH ours do not wait either")
+    add("--opt-out", action="store_true", help="no wait for the disk in our transactions")
     add("--end", choices=["two-way", "one-way"], default="two-way", help="of END_TRANSACTION")
     add("--generator-cpu", type=int, default=1, help="core of the generator, -1: any; default 1")
     add("--broker-cpus", default="0", help="cores of our broker and of echo: 0,1 or all; default 0")

@@ -186,8 +186,8 @@ class QueueRebuild:
             position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = record
             if sys_flag & TRANSACTION_MASK:
                 self._is_quiet = False
-                is_in_queue = queue_offset or not sys_flag & NO_QUEUE_ENTRY
-                if not is_in_queue and is_text(chunk[topic_at : properties_at - 2]):
+                topic = chunk[topic_at : properties_at - 2]
+                if sys_flag & NO_QUEUE_ENTRY and not queue_offset and is_text(topic):
                     continue
             key = (chunk[topic_at : properties_at - 2], queue_id)
             scan = scans.get(key)

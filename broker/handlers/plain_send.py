@@ -93,10 +93,10 @@ class StagedHalf(msgspec.Struct, gc=False):
     producer_group: str
     twin_key: int
     transactions: Transactions
-    waits: bool
+    waits: bool  # for the disk; not when the topic opts out
 
     def appended(self, one: Appended) -> bytes | None:
-        """Enter the transaction; its answer waits for the disk in every flush mode."""
+        """Enter the transaction; its answer waits for the disk unless its topic opts out."""
         request, connection, message = self.request, self.connection, self.message
         self.transactions.prepared(
             message, self.draft, one, self.producer_group, self.twin_key, connection

@@ -299,7 +299,7 @@ class SendHandler:
         unique_key: str,
         connection: Connection,
     ) -> bytes | None:
-        """Store a half message; its answer waits for the disk in every flush mode."""
+        """Store a half message; its answer waits for the disk unless its topic opts out."""
         group = properties.get("PGROUP")
         if not group:
             raise RequestRefusedError(

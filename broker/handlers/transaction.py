@@ -4,7 +4,8 @@ Official clients send it one-way and never learn of a refusal, so each refusal i
 CHECK_TRANSACTION_STATE (39) goes the other way only; as a request to the broker it is unknown.
 
 Whatever is answered is true for good: the answer waits until the decision it tells of is on disk,
-be it the one that was asked for, the same taken before, or the opposite one that stands.
+be it the one that was asked for, the same taken before, or the opposite one that stands. Only a
+first decision about a topic that opts out (`transactionAsyncFlushTopics`) is answered at once.
 
 Source: RocketMQ ``EndTransactionProcessor.java``.
 """
@@ -54,7 +55,7 @@ class StagedDecision(msgspec.Struct, gc=False):
     transactions: Transactions
 
     def appended(self, one: Appended) -> bytes | None:
-        """Carry it out; its answer waits for the disk in every flush mode."""
+        """Carry it out; its answer waits for the disk if it has to."""
         return self.finish((one,))
 
     def finish(self, appended: Sequence[Appended]) -> bytes | None:
@@ -100,7 +101,7 @@ class StagedGroupDecision(msgspec.Struct, gc=False):
         return self.one.connection
 
     def appended(self, several: Sequence[Appended]) -> bytes | None:
-        """Carry it out; its answer waits for the disk in every flush mode."""
+        """Carry it out; its answer waits for the disk if it has to."""
         return self.one.finish(several)
 
     def refused(self) -> None:
@@ -165,7 +166,7 @@ class TransactionHandler:
     # --- one decision
 
     def end_transaction(self, request: RemotingCommand, connection: Connection) -> bytes | None:
-        """Decide a transaction; the answer waits for the disk in every flush mode."""
+        """Decide a transaction; the answer waits for the disk unless the topic opts out."""
         header = request.header
         assert isinstance(header, EndTransactionRequestHeader)
         event = EVENTS.get(header.commit_or_rollback)

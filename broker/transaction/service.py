@@ -6,7 +6,7 @@ producers; a ticker calls ``tick``. Everything runs on the event loop's thread.
 A decision is one append. Only when it has been made does the table change, so a refused append
 (disk full, broker stopping) leaves the transaction undecided and the client free to try again. The
 answer waits until the record is on disk, in every flush mode: a client that has been told
-"committed" may forget the transaction, so the broker may not.
+"committed" may forget the transaction, so the broker may not. Topics may opt out of that.
 
 ``CHECK_IMMUNITY_TIME_IN_SECONDS`` only sets when the first check is due. RocketMQ also refuses
 (604) a decision that comes later than that, because a check copy might be on its way to a second

@@ -43,6 +43,13 @@ def queue_file(root: Path, queue_id: int) -> Path:
     return root / "consumequeue" / TOPIC / str(queue_id) / f"{0:020}"
 
 
+def write_entry(root: Path, queue_id: int, entry: bytes) -> None:
+    """Put an entry at queue offset 3."""
+    with queue_file(root, queue_id).open("r+b") as file:
+        file.seek(3 * ENTRY_SIZE)
+        file.write(entry)
+
+
 def remove_queues(root: Path) -> None:
     for queue_id in (0, 1):
         queue_file(root, queue_id).unlink()
@@ -116,12 +123,8 @@ def test_what_rocketmq_leaves_behind_a_queue_is_no_evidence(tmp_path: Path) -> N
     """It cuts records off the log and leaves their entries; another record may lie there now."""
     records = filled(tmp_path, "0101011")
     entry = queue_file(tmp_path, 1).read_bytes()[3 * ENTRY_SIZE :][:ENTRY_SIZE]
-    with queue_file(tmp_path, 0).open("r+b") as file:
-        file.seek(3 * ENTRY_SIZE)
-        file.write(entry)
-    with queue_file(tmp_path, 1).open("r+b") as file:
-        file.seek(3 * ENTRY_SIZE)
-        file.write(bytes(ENTRY_SIZE))
+    write_entry(tmp_path, 0, entry)
+    write_entry(tmp_path, 1, bytes(ENTRY_SIZE))
     flip(tmp_path / "checkpoint", 0)  # so that its checksum, which is ours alone, is wrong
     assert not load_checkpoint(tmp_path / "checkpoint").is_ours
 
@@ -132,9 +135,7 @@ def test_a_record_stays_where_an_entry_had_it(tmp_path: Path) -> None:
     """Whatever else names it."""
     records = filled(tmp_path, "0101011")
     entry = queue_file(tmp_path, 1).read_bytes()[3 * ENTRY_SIZE :][:ENTRY_SIZE]
-    with queue_file(tmp_path, 0).open("r+b") as file:
-        file.seek(3 * ENTRY_SIZE)
-        file.write(entry)
+    write_entry(tmp_path, 0, entry)
 
     assert served(tmp_path) == records
 
