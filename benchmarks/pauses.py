@@ -19,8 +19,10 @@ they may be the same milliseconds), but never less than what the loop itself has
 core ran. It is compared with the limit. Where real-time priority is not allowed, nobody watches,
 *without queue* is compared, and the report says so.
 
-What neither shows is a host that takes back the memory of deleted files (``bare``): so a loop that
-only computes is timed beside such a deletion, when the broker is gone.
+A host that takes memory back from a guest, or finds some for it, may have to bring page after page
+again of all that runs in it: then everything computes ten or a hundred times more slowly, by the
+guest's own clock of processor time. The witness goes through locked memory of its own, and what it
+waits for at many pages at once counts as stillness of all cores: *creeping*.
 
 For the longest pauses it is told what went on meanwhile. Rows without a limit are the first send to
 a new topic, which is answered when the table of topics is on disk; the loop waits for that.
@@ -47,7 +49,6 @@ from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.headers import UpdateConsumerOffsetRequestHeader
 from halfmq.remoting.replies import encode_request
 
-from .bare import beside_deletion
 from .build import CompilerMissingError, cache_directory
 from .generator import Generator, GeneratorError, Timing, build_generator
 from .machine import describe_machine
@@ -230,10 +231,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         generator = build_generator(cpu=None, header="json", end="two-way")
         rows = measure(options, directory, generator)
-        with scratch(directory, "bare") as folder:
-            bare = beside_deletion(
-                folder, max(int(options.gib), 1), int(min(options.gib, 1) * _GIB)
-            )
     except CompilerMissingError as error:
         print(error, file=sys.stderr)
         return 2
@@ -243,11 +240,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     load = os.getloadavg()[0]
     print(f"{machine.processor}, {machine.cores} cores, {machine.python}, load {load:.2f}\n")
     print(as_text(rows))
-    print(f"\n{bare}")
     result = {
         "machine": msgspec.to_builtins(machine),
         "rows": [asdict(row) for row in rows],
-        "bare_loop": bare._asdict(),
     }
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(result, indent=1), encoding="utf-8")

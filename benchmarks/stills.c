@@ -1,4 +1,4 @@
-/* When cores of this machine stood still: what a guest's kernel does not see of its host.
+/* When cores of this machine stood still, or crept: what a guest's kernel does not see of its host.
  *
  * One thread per core, bound to it and of the highest real-time priority, wakes every millisecond. When
  * one comes late, either the interrupt of its timer did, or it was held behind something in the kernel that
@@ -7,6 +7,12 @@
  * kernel turns interrupts off for microseconds: the core itself did not run, because its host let others have
  * the processor. What was held in the kernel may be the doing of whoever is measured, and is only counted.
  * A core that stops while the thread is queued is taken to be held; so a still is told too short, not too long.
+ *
+ * A host may also take the page tables away in which it keeps the guest's memory. Then whatever runs waits at the
+ * first touch of each of its pages until the host has found it again, ten or a hundred times as long as it would
+ * compute, and that looks like computing. So one more thread, of ordinary priority, goes through locked memory of its
+ * own all the time. When many touches of one pass took long, by the clock of its own processor time, and the guest's
+ * kernel had no page to bring, then all that ran meanwhile was slow. One long touch is none: it may be an interrupt.
  *
  * Usage: stills. Prints "ready cores=N" and watches until standard input is closed or SIGTERM comes, then
  * prints one JSON object; times are seconds of CLOCK_MONOTONIC. Without real-time priority it watches nothing
@@ -23,6 +29,8 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
 
@@ -33,6 +41,14 @@ enum {
     STACK_SIZE = 128 * 1024,
     SCHEDSTAT_SIZE = 128,        /* bytes; three numbers */
     REASON_SIZE = 256,
+    PAGES = 8 * 1024,            /* 32 MiB, about what a broker's process goes through all the time */
+    PASS_PAGES = 2 * 1024,       /* touched in one pass: 0.1 ms, so that all come in turn each 20 ms */
+    PASS_PERIOD_NS = 5 * 1000 * 1000,
+    STEP_PAGES = 64,             /* after which the clock of processor time is read */
+    STEP_SLOW_NS = 100 * 1000,   /* a step takes 5 us */
+    TOUCH_SLOW_NS = 2 * 1000,    /* a touch takes 0.1 us where the cache lacks the page */
+    SLOW_TOUCHES_MIN = 16,       /* of one pass: no interrupt comes that often in 0.1 ms */
+    SLOW_PASS_NS = 1000 * 1000,  /* processor time of a pass, as with stills */
 };
 
 static const uint64_t SECOND = 1000000000u;
@@ -49,9 +65,19 @@ struct core {
     uint64_t held, dropped;
 };
 
+struct walker {
+    pthread_t thread;
+    unsigned char *memory;
+    long page_size;
+    struct still *slow;
+    size_t count;
+    uint64_t moved, dropped; /* moved: passes in which the guest's own kernel brought pages */
+};
+
 struct witness {
     struct core cores[CPU_SETSIZE];
     int count;
+    struct walker walker;
     uint64_t began;
     double stolen; /* when it began */
     char refused[REASON_SIZE]; /* why nothing is watched, or empty */
@@ -84,12 +110,12 @@ static void sleep_until(uint64_t due)
         ;
 }
 
-static void note_still(struct core *c, uint64_t start, uint64_t end)
+static void note(struct still *stills, size_t *count, uint64_t *dropped, uint64_t start, uint64_t end)
 {
-    if (c->count < STILLS_MAX)
-        c->stills[c->count++] = (struct still){start, end};
+    if (*count < STILLS_MAX)
+        stills[(*count)++] = (struct still){start, end};
     else
-        c->dropped++;
+        (*dropped)++;
 }
 
 static void *watch(void *state)
@@ -110,12 +136,89 @@ static void *watch(void *state)
             continue;
         uint64_t interrupted = now - (queued - before);
         if (interrupted >= due + STILL_MIN_NS)
-            note_still(c, due, interrupted);
+            note(c->stills, &c->count, &c->dropped, due, interrupted);
         else
             c->held++;
     }
     close(schedstat);
     return NULL;
+}
+
+/* ---- memory that is slow ------------------------------------------------------------------------------- */
+
+static long faults(void)
+{
+    struct rusage used;
+    if (getrusage(RUSAGE_THREAD, &used) != 0)
+        fail_errno("getrusage");
+    return used.ru_minflt + used.ru_majflt;
+}
+
+/* Touch some pages; return how many touches took long. */
+static int touch(const struct walker *w, size_t first)
+{
+    int slow = 0;
+    uint64_t before = now_ns();
+    for (size_t page = first; page < first + STEP_PAGES; page++) {
+        (void)*(volatile unsigned char *)(w->memory + page * (size_t)w->page_size);
+        uint64_t now = now_ns();
+        slow += now - before >= TOUCH_SLOW_NS;
+        before = now;
+    }
+    return slow;
+}
+
+/* Go through a part of the memory, and note the stretches of processor time that were too long for that. */
+static void pass(struct walker *w, size_t first)
+{
+    enum { STEPS = PASS_PAGES / STEP_PAGES };
+    struct still found[STEPS];
+    size_t count = 0;
+    int slow = 0;
+    long brought = faults();
+    uint64_t began = clock_ns(CLOCK_THREAD_CPUTIME_ID), before = began;
+    for (size_t step = 0; step < STEPS; step++) {
+        slow += touch(w, first + step * STEP_PAGES);
+        uint64_t computed = clock_ns(CLOCK_THREAD_CPUTIME_ID), now = now_ns();
+        if (computed - before >= STEP_SLOW_NS)
+            found[count++] = (struct still){now - (computed - before), now};
+        before = computed;
+    }
+    if (slow < SLOW_TOUCHES_MIN || before - began < SLOW_PASS_NS)
+        return;
+    if (faults() != brought) {
+        w->moved++;
+        return;
+    }
+    for (size_t i = 0; i < count; i++)
+        note(w->slow, &w->count, &w->dropped, found[i].start, found[i].end);
+}
+
+static void *walk(void *state)
+{
+    struct walker *w = state;
+    pthread_barrier_wait(&all_watch);
+    for (size_t first = 0; !atomic_load_explicit(&is_over, memory_order_relaxed); first = (first + PASS_PAGES) % PAGES) {
+        pass(w, first);
+        sleep_until(now_ns() + PASS_PERIOD_NS);
+    }
+    return NULL;
+}
+
+/* Lock the memory, as far as the system allows: where it may not, what was brought in again shows in `moved`. */
+static void start_walker(struct walker *w)
+{
+    w->page_size = sysconf(_SC_PAGESIZE);
+    size_t size = PAGES * (size_t)w->page_size;
+    w->memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (w->memory == MAP_FAILED)
+        fail_errno("mmap");
+    madvise(w->memory, size, MADV_NOHUGEPAGE); /* of 2 MiB each, sixteen touches would be all */
+    memset(w->memory, 1, size);
+    (void)mlock(w->memory, size);
+    w->slow = allocate(STILLS_MAX * sizeof *w->slow);
+    if (pthread_create(&w->thread, NULL, walk, w) != 0)
+        fail("the thread that goes through memory could not be started");
 }
 
 /* ---- start and end ------------------------------------------------------------------------------------- */
@@ -165,7 +268,7 @@ static void start(struct witness *w)
         return;
     }
     close(schedstat);
-    pthread_barrier_init(&all_watch, NULL, (unsigned)w->count + 1);
+    pthread_barrier_init(&all_watch, NULL, (unsigned)w->count + 2);
     for (int i = 0; i < w->count; i++)
         if (!start_thread(&w->cores[i], &error)) {
             if (i > 0) /* others wait at the barrier */
@@ -173,6 +276,7 @@ static void start(struct witness *w)
             refuse(w, "no real-time priority", error);
             return;
         }
+    start_walker(&w->walker);
     pthread_barrier_wait(&all_watch);
 }
 
@@ -195,8 +299,11 @@ static void wait_for_end(const sigset_t *signals)
 static void stop(struct witness *w)
 {
     atomic_store(&is_over, true);
-    for (int i = 0; w->refused[0] == '\0' && i < w->count; i++)
+    if (w->refused[0] != '\0')
+        return;
+    for (int i = 0; i < w->count; i++)
         pthread_join(w->cores[i].thread, NULL);
+    pthread_join(w->walker.thread, NULL);
 }
 
 static double seconds(uint64_t ns)
@@ -218,7 +325,7 @@ static double stolen_seconds(void)
 
 static void print_stills(const struct witness *w)
 {
-    uint64_t held = 0, dropped = 0;
+    uint64_t held = 0, dropped = w->walker.dropped;
     const char *comma = "";
     printf("{\"refused\": \"%s\", \"seconds\": %.3f, \"cpu_seconds\": %.3f, \"stolen_seconds\": %.2f, \"stills\": [",
            w->refused, seconds(now_ns() - w->began), seconds(clock_ns(CLOCK_PROCESS_CPUTIME_ID)),
@@ -232,7 +339,11 @@ static void print_stills(const struct witness *w)
             comma = ", ";
         }
     }
-    printf("], \"held\": %" PRIu64 ", \"dropped\": %" PRIu64 "}\n", held, dropped);
+    printf("], \"slow\": [");
+    for (size_t j = 0; j < w->walker.count; j++)
+        printf("%s[%.6f, %.6f]", j > 0 ? ", " : "", seconds(w->walker.slow[j].start), seconds(w->walker.slow[j].end));
+    printf("], \"moved\": %" PRIu64 ", \"held\": %" PRIu64 ", \"dropped\": %" PRIu64 "}\n", w->walker.moved, held,
+           dropped);
 }
 
 int main(void)

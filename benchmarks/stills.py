@@ -1,8 +1,10 @@
-"""When the cores of this machine stood still, as ``stills.c`` saw it beside a measurement.
+"""When the cores of this machine stood still or crept, as ``stills.c`` saw it beside a measurement.
 
 The host of a virtual machine lets others have its processors, for some milliseconds or for two
 hundred. Some hosts tell their guests how much of that they know of (*steal* in ``/proc/stat``), but
-none tells when.
+none tells when. And none tells when it took page tables away and every program waited at the first
+touch of each of its pages; where this was written, for 20 to 100 ms, mostly while files were made
+and deleted.
 """
 
 from bisect import bisect_right
@@ -19,6 +21,8 @@ from .processes import ServerError, log_tail, ready_fields
 
 _START_TIMEOUT: Final = 10.0  # seconds
 _END_TIMEOUT: Final = 30.0  # seconds; its threads end within one of their periods
+# Seconds between two slow steps in which nobody looked: the witness sleeps between its passes.
+_SLOW_GAP_S: Final = 0.006
 
 Stretch = tuple[float, float]
 """Start and end, seconds of ``time.monotonic``."""
@@ -40,6 +44,8 @@ class Stills(msgspec.Struct, frozen=True):
     cpu_seconds: float = 0.0  # that it took itself
     stolen_seconds: float = 0.0  # that all cores were away, in hundredths, as the host tells; or 0
     stills: list[Still] = msgspec.field(default_factory=list)
+    slow: list[Stretch] = msgspec.field(default_factory=list)  # that memory was slow, on any core
+    moved: int = 0  # times that the guest's own kernel brought that memory; not in ``slow``
     held: int = 0  # times that the kernel was busy on a core and let nobody have it; no stills
     dropped: int = 0  # stills above the number that it keeps
 
@@ -47,11 +53,11 @@ class Stills(msgspec.Struct, frozen=True):
 UNWATCHED: Final = Stills(refused="nobody watched")
 
 
-def joined(stretches: Iterable[Stretch]) -> list[Stretch]:
-    """Return what any of them covers, in order, nothing twice."""
+def joined(stretches: Iterable[Stretch], gap: float = 0.0) -> list[Stretch]:
+    """Return what any of them covers, in order, nothing twice; with gaps of so many seconds."""
     covered: list[Stretch] = []
     for start, end in sorted(stretches):
-        if covered and start <= covered[-1][1]:
+        if covered and start <= covered[-1][1] + gap:
             covered[-1] = covered[-1][0], max(end, covered[-1][1])
         else:
             covered.append((start, end))
@@ -69,24 +75,29 @@ def overlap(start: float, end: float, covered: Sequence[Stretch]) -> float:
 
 
 class Stillness:
-    """Answers how long cores stood still between two points in time."""
+    """Answers how long cores stood still, or crept, between two points in time."""
 
     def __init__(self, seen: Stills) -> None:
         self._stills = seen.stills
-        self._any = joined((still.start, still.end) for still in seen.stills)
+        self._slow = joined(seen.slow, _SLOW_GAP_S)
+        self._any = joined([*((still.start, still.end) for still in seen.stills), *self._slow])
         self._of: dict[frozenset[int], list[Stretch]] = {}
 
     def of_any(self, start: float, end: float) -> float:
-        """Return the seconds in which at least one core stood still."""
+        """Return the seconds in which at least one core stood still, or all crept."""
         return overlap(start, end, self._any)
 
     def of(self, cores: Iterable[int], start: float, end: float) -> float:
-        """Return the seconds in which one of these did."""
+        """Return the seconds in which one of these did; of none where there are none."""
         chosen = frozenset(cores)
         if chosen not in self._of:
-            here = (still for still in self._stills if still.core in chosen)
-            self._of[chosen] = joined((still.start, still.end) for still in here)
+            here = [(still.start, still.end) for still in self._stills if still.core in chosen]
+            self._of[chosen] = joined([*here, *self._slow] if chosen else here)
         return overlap(start, end, self._of[chosen])
+
+    def crept(self, start: float, end: float) -> float:
+        """Return the seconds in which memory was slow."""
+        return overlap(start, end, self._slow)
 
 
 @contextmanager

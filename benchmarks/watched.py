@@ -5,6 +5,8 @@ stood still (``stills``). They may be the same milliseconds, and nobody knows wh
 where; so the longer of the two is taken off and not their sum. The loop may have been on any core,
 or waiting for a thread on another, so a still of any core is taken off; but never what the loop has
 computed while its own core ran, or work of ours would vanish because another one stood still.
+Where the memory of the machine was slow, all cores count as standing still: computing of that time
+is waiting for the host.
 """
 
 import sys
@@ -55,13 +57,15 @@ class Moment:
     others_queued_ms: float
     still_ms: float | None  # that any core stood still; None, as below: nobody watched that
     own_still_ms: float | None  # that the loop's did
+    crept_ms: float | None  # of both, that memory was slow
     left_ms: float  # what counts
     meanwhile: list[str]
 
     def __str__(self) -> str:
         what = ", ".join(self.meanwhile) or "nothing traced"
         still = (
-            f", a core standing still {self.still_ms:.1f}, the loop's own {self.own_still_ms:.1f}"
+            f", a core standing still {self.still_ms:.1f}, the loop's own {self.own_still_ms:.1f},"
+            f" all creeping {self.crept_ms:.1f}"
             if self.still_ms is not None
             else ""
         )
@@ -178,10 +182,11 @@ def _moment(pause: Pause, stillness: Stillness | None, spans: Sequence[Span]) ->
         + ("" if span.in_loop else " beside it")
         for span in (*in_loop, *on_threads)
     ]
-    still = own_still = None
+    still = own_still = crept = None
     if stillness is not None:
         still = stillness.of_any(late, pause.end) * 1_000
         own_still = stillness.of(pause.cores, late, pause.end) * 1_000
+        crept = stillness.crept(late, pause.end) * 1_000
     return Moment(
         ms=pause.seconds * 1_000,
         processor_ms=pause.processor * 1_000,
@@ -189,6 +194,7 @@ def _moment(pause: Pause, stillness: Stillness | None, spans: Sequence[Span]) ->
         others_queued_ms=pause.others_queued * 1_000,
         still_ms=still,
         own_still_ms=own_still,
+        crept_ms=crept,
         left_ms=left_s(pause, stillness) * 1_000,
         meanwhile=told,
     )
@@ -240,11 +246,13 @@ def _tell(stills: Stills) -> None:
         print(f"nobody watches the machine: {stills.refused}", file=sys.stderr)
         return
     still = sum(one.end - one.start for one in stills.stills)
+    crept = sum(end - start for start, end in stills.slow)
     share = stills.cpu_seconds / stills.seconds
     print(
         f"cores of this machine stood still {len(stills.stills):,} times in {stills.seconds:.0f} s,"
-        f" {still:.1f} s in all (the host tells {stills.stolen_seconds:.1f}); a busy kernel held"
-        f" one {stills.held:,} times, which counts; the witness took {share:.1%} of a processor",
+        f" {still:.1f} s in all (the host tells {stills.stolen_seconds:.1f}); its memory was slow"
+        f" for {crept:.1f} s; a busy kernel held a core {stills.held:,} times, which counts; the"
+        f" witness took {share:.1%} of a processor",
         file=sys.stderr,
     )
     if stills.dropped:

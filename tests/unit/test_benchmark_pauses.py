@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import bare, cold, pauses, recovery
+from benchmarks import cold, pauses, recovery
 from benchmarks.generator import Counters, Latency, Result, build_generator
 from benchmarks.observed import BEAT_S, Observed, Pause, Span, Tracer
 from benchmarks.recovery_steps import KINDS, messages
@@ -44,19 +44,6 @@ def result(p99: float) -> Result:
         machine_cpu_seconds=0.0,
         latency_us=Latency(p50=p99 / 2, p99=p99, max=p99),
     )
-
-
-def test_a_bare_loop_is_timed_before_and_beside_a_deletion(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each has a longest step, no shorter than what is usual; nothing is left of the files."""
-    monkeypatch.setattr(bare, "_BEHIND_S", 0.05)
-
-    measured = bare.beside_deletion(tmp_path, 2, 1 << 20)
-
-    assert 0 < measured.usual_ms <= measured.quiet_ms
-    assert measured.beside_deletion_ms > 0
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_phase_has_the_pauses_that_ended_in_it() -> None:
@@ -129,6 +116,17 @@ def test_a_thread_cannot_have_computed_while_its_core_stood_still() -> None:
     assert row.counted_ms == pytest.approx(10)
 
 
+def test_what_was_computed_while_memory_was_slow_is_waiting_for_the_host() -> None:
+    """Between two slow steps of the witness nobody looked; behind the last one it is ours again."""
+    found = observed(Pause(1.0, 0.050, 0.050 + BEAT_S, 0.0, 0.0, (0,)))
+    stills = Stills(refused="", slow=[(0.950, 0.960), (0.965, 0.975)])
+
+    row = row_of(Phase("rolls", "small", 0.0, 2.0, 1.0), found, stills)
+
+    assert row.counted_ms == pytest.approx(25)
+    assert "all creeping 25.0; 25.0 count" in str(row.worst[0])
+
+
 def test_queue_and_stills_are_not_both_taken_off() -> None:
     """A thread that queues for a core that stands still waits once."""
     found = observed(Pause(1.0, 0.060, 0.0, 0.020, 0.010, (0,)))
@@ -162,7 +160,9 @@ def test_the_longest_pause_is_told_even_if_it_was_all_the_machines() -> None:
 
     assert [round(moment.ms) for moment in row.worst] == [14, 13, 12, 170]
     assert row.still_ms == pytest.approx(170)
-    assert "a core standing still 170.0, the loop's own 170.0; 0.0 count" in str(row.worst[-1])
+    assert "a core standing still 170.0, the loop's own 170.0, all creeping 0.0; 0.0 count" in str(
+        row.worst[-1]
+    )
 
 
 def test_a_long_pause_is_told_with_what_went_on() -> None:

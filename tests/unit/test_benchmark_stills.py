@@ -1,6 +1,8 @@
 """The witness sees when cores stand still, and what it saw is cut to a pause as it should."""
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +14,8 @@ from typing import Final
 import msgspec
 import pytest
 
-from benchmarks.build import build
+import benchmarks.build
+from benchmarks.build import SOURCE_DIRECTORY, build
 from benchmarks.stills import Still, Stillness, Stills, Stretch, joined, overlap, witness
 from tests.support.benchmarks import compiling
 
@@ -93,6 +96,25 @@ def test_only_what_lies_within_a_pause_is_taken(start: float, end: float, second
     assert overlap(start, end, covered) == pytest.approx(seconds)
 
 
+def test_short_gaps_between_stretches_are_covered_if_asked_for() -> None:
+    """Nobody looked in them."""
+    stretches = [(1.0, 2.0), (2.5, 3.0), (4.0, 5.0)]
+
+    assert joined(stretches, gap=0.5) == [(1.0, 3.0), (4.0, 5.0)]
+
+
+def test_slow_memory_is_slow_for_every_core() -> None:
+    """What stood still meanwhile is no more than that."""
+    seen = Stills(refused="", stills=[Still(0, 1.0, 2.0)], slow=[(1.5, 3.0), (3.004, 4.0)])
+    stillness = Stillness(seen)
+
+    assert stillness.of_any(0.0, 9.0) == pytest.approx(3.0)
+    assert stillness.of([0], 0.0, 9.0) == pytest.approx(3.0)
+    assert stillness.of([1], 0.0, 9.0) == pytest.approx(2.5)
+    assert stillness.of([], 0.0, 9.0) == 0.0
+    assert stillness.crept(0.0, 2.0) == pytest.approx(0.5)
+
+
 def test_stills_are_told_of_any_core_and_of_some() -> None:
     """Those of no core, when nobody knows where the loop was, are none."""
     stillness = Stillness(
@@ -131,6 +153,36 @@ def test_every_core_that_stood_still_is_seen(program: Path) -> None:
         assert min(seconds) > STOPPED_S / 2
     assert seen.seconds >= STOPS * STOPPED_S
     assert seen.dropped == 0
+
+
+@pytest.mark.usefixtures("program")
+def test_steps_through_memory_that_are_slow_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compiled so that every step is one; a pass is thirty-two of them, each in its place."""
+    shutil.copytree(SOURCE_DIRECTORY, tmp_path / "sources")
+    source = tmp_path / "sources" / "stills.c"
+    content, thresholds = re.subn(
+        r"\b(STEP_SLOW_NS|TOUCH_SLOW_NS|SLOW_PASS_NS) = [\d *]+",
+        r"\1 = 1",
+        source.read_text(encoding="utf-8"),
+    )
+    source.write_text(content, encoding="utf-8")
+    monkeypatch.setattr(benchmarks.build, "SOURCE_DIRECTORY", source.parent)
+    monkeypatch.setenv("HALFMQ_BENCHMARKS_DIR", str(tmp_path))
+    assert thresholds == 3
+
+    began = time.monotonic()
+    with witness(tmp_path / "log") as seen:
+        time.sleep(0.05)
+        stills = seen()
+
+    if stills.refused:
+        pytest.skip(f"the witness does not watch here: {stills.refused}")
+    assert stills.slow
+    assert len(stills.slow) % 32 == 0
+    assert all(began <= start <= end <= time.monotonic() for start, end in stills.slow)
+    assert stills.slow == sorted(stills.slow)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
