@@ -176,13 +176,14 @@ static void pass(struct walker *w, size_t first)
     size_t count = 0;
     int slow = 0;
     long brought = faults();
-    uint64_t began = clock_ns(CLOCK_THREAD_CPUTIME_ID), before = began;
+    uint64_t began = clock_ns(CLOCK_THREAD_CPUTIME_ID), before = began, start = now_ns();
     for (size_t step = 0; step < STEPS; step++) {
         slow += touch(w, first + step * STEP_PAGES);
-        uint64_t computed = clock_ns(CLOCK_THREAD_CPUTIME_ID), now = now_ns();
-        if (computed - before >= STEP_SLOW_NS)
-            found[count++] = (struct still){now - (computed - before), now};
+        uint64_t computed = clock_ns(CLOCK_THREAD_CPUTIME_ID), now = now_ns(), took = computed - before;
+        if (took >= STEP_SLOW_NS) /* the two clocks are read one after the other */
+            found[count++] = (struct still){now - start > took ? now - took : start, now};
         before = computed;
+        start = now;
     }
     if (slow < SLOW_TOUCHES_MIN || before - began < SLOW_PASS_NS)
         return;

@@ -251,7 +251,7 @@ def _tell(stills: Stills) -> None:
     print(
         f"cores of this machine stood still {len(stills.stills):,} times in {stills.seconds:.0f} s,"
         f" {still:.1f} s in all (the host tells {stills.stolen_seconds:.1f}); its memory was slow"
-        f" for {crept:.1f} s; a busy kernel held a core {stills.held:,} times, which counts; the"
+        f" for {crept:.2f} s; a busy kernel held a core {stills.held:,} times, which counts; the"
         f" witness took {share:.1%} of a processor",
         file=sys.stderr,
     )
