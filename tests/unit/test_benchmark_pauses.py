@@ -117,9 +117,9 @@ def test_a_thread_cannot_have_computed_while_its_core_stood_still() -> None:
 
 
 def test_what_was_computed_while_memory_was_slow_is_waiting_for_the_host() -> None:
-    """Between two slow steps of the witness nobody looked; behind the last one it is ours again."""
+    """Between two slow steps of the witness too; behind the last one it is ours again."""
     found = observed(Pause(1.0, 0.050, 0.050 + BEAT_S, 0.0, 0.0, (0,)))
-    stills = Stills(refused="", slow=[(0.950, 0.960), (0.965, 0.975)])
+    stills = Stills(refused="", slow=[(0.950, 0.955), (0.970, 0.975)])
 
     row = row_of(Phase("rolls", "small", 0.0, 2.0, 1.0), found, stills)
 
