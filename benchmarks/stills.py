@@ -21,7 +21,7 @@ from .processes import ServerError, log_tail, ready_fields
 
 _START_TIMEOUT: Final = 10.0  # seconds
 _END_TIMEOUT: Final = 30.0  # seconds; its threads end within one of their periods
-# Seconds between two slow steps that belong together: the witness takes as long to go through all of
+# Seconds between two slow steps that belong together: the witness takes as long to go once through
 # its memory, a quarter at a time, and each quarter is slow when it is touched first.
 _SLOW_GAP_S: Final = 0.020
 

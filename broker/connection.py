@@ -15,6 +15,17 @@ from halfmq.remoting.ext_fields import Header
 from .asks import OnAnswer
 
 
+class Part(Protocol):
+    """Bytes of an open file, in memory; see ``halfmq.store.file_part``."""
+
+    @property
+    def length(self) -> int: ...
+
+    def send(self, connected: int, sent: int = ...) -> int: ...
+
+    def rest(self, sent: int = ...) -> bytes: ...
+
+
 class Connection(Protocol):
     """One client's TCP connection, as far as handlers are concerned."""
 
@@ -64,6 +75,13 @@ class Connection(Protocol):
         """Write whole frames now; nothing happens when the peer is gone.
 
         Memory behind a view may be used again afterwards.
+        """
+        ...
+
+    def write_part(self, head: bytes, part: Part) -> None:
+        """Write one frame now that begins with `head` and ends with a part of a file.
+
+        The part is of no use any more afterwards.
         """
         ...
 

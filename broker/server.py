@@ -25,13 +25,16 @@ from halfmq.remoting.replies import encode_request
 from halfmq.store.format.ids import pack_host
 
 from .asks import AskExpiry, Asks, OnAnswer
-from .connection import Connection
+from .connection import Connection, Part
 from .errors import AddressTakenError
 from .release import ReplyRelease
 
 logger = logging.getLogger(__name__)
 
 _MSGPACK: Final = int(HeaderType.MSGPACK)  # looking up an enum member takes 70 ns
+
+_MORE_FOLLOWS: Final[int] = getattr(socket, "MSG_MORE", 0)
+"""Of a send: the next one goes into the same packet."""
 
 IDLE_TIMEOUT_S: Final = 120.0
 """Seconds without a byte from or to the peer until its connection is closed; clients beat every
@@ -316,18 +319,53 @@ class ClientConnection(asyncio.Protocol):
         if self.closed or transport is None:
             return
         sent = 0
-        if (
-            len(data) >= STRAIGHT_MIN
-            and not transport.get_write_buffer_size()
-            and not transport.is_closing()
-            and (connected := self._socket or self._connected_socket(transport)) is not None
-        ):
+        if len(data) >= STRAIGHT_MIN and (connected := self._straight(transport)) is not None:
             try:
                 sent = connected.send(data)
             except OSError:
                 sent = 0  # full; or broken, which the transport finds out
         if sent < len(data):
             transport.write(bytes(data[sent:]))
+
+    def write_part(self, head: bytes, part: Part) -> None:
+        """Write a frame whose end the system sends from a file; nothing when the peer is gone.
+
+        A copy is made only of what the peer does not take.
+        """
+        transport = self._transport
+        if self.closed or transport is None:
+            return
+        sent = 0
+        if (connected := self._straight(transport)) is not None:
+            try:
+                sent = connected.send(head, _MORE_FOLLOWS)
+                if sent == len(head):
+                    sent += part.send(connected.fileno())
+            except OSError:
+                pass  # as in `write`
+        if sent == len(head) + part.length:
+            return
+        sent_of_part = max(sent - len(head), 0)
+        try:
+            rest = part.rest(sent_of_part)
+        except OSError as error:
+            self._end_in_a_frame(repr(error))
+            return
+        if len(rest) < part.length - sent_of_part:
+            self._end_in_a_frame("the file has become shorter")
+            return
+        transport.write(head[sent:] + rest)
+
+    def _end_in_a_frame(self, reason: str) -> None:
+        """Close at once: some of a frame may be sent, and what belongs behind it is gone."""
+        logger.error("event=answer_cut_off peer=%s reason=%s", self.name, reason)
+        self.abort()
+
+    def _straight(self, transport: asyncio.Transport) -> socket.socket | None:
+        """Return the transport's socket if the transport itself has nothing to send."""
+        if transport.get_write_buffer_size() or transport.is_closing():
+            return None
+        return self._socket or self._connected_socket(transport)
 
     def _connected_socket(self, transport: asyncio.Transport) -> socket.socket | None:
         """Return the transport's socket with all it can do; None if it has none."""

@@ -35,6 +35,10 @@ fsync = os.fsync
 fdatasync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 posix_fallocate: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate", None)
 """None where there is no call that gives a file its blocks."""
+sendfile: Callable[[int, int, int, int], int] | None = (
+    os.sendfile if sys.platform == "linux" else None
+)
+"""None where the system does not send from a file to a socket, or in another way."""
 fstat = os.fstat
 fstatvfs = os.fstatvfs
 statvfs = os.statvfs

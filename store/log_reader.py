@@ -15,6 +15,7 @@ from typing import Final
 
 from . import disk
 from .errors import CorruptRecordError
+from .file_part import FilePart, read_fully
 from .format.flags import BORN_HOST_V6
 from .format.record import (
     PREFIX,
@@ -56,6 +57,7 @@ class LogReader:
         self._scratch = memoryview(bytearray(SCRATCH_SIZE))
         self._viewed = 0  # bytes of it that views have
         self._unwanted = memoryview(bytearray(GAP_MAX))  # what is read and nobody looks at
+        self._last_byte = bytearray(1)
         self._cached = CachedReads()
         self._residence = Residence()
         self._wary_until = 0.0  # by the monotonic clock; 0: no read has found too little lately
@@ -78,6 +80,31 @@ class LogReader:
     def forget_views(self) -> None:
         """Use the memory of all views again."""
         self._viewed = 0
+
+    @property
+    def gives_parts(self) -> bool:
+        """Whether the system sends from a file, and tells what of it is in memory."""
+        return disk.sendfile is not None and self._residence.is_known
+
+    def part(self, physical_offset: int, length: int) -> FilePart | None:
+        """Return where bytes of one file lie, for who has them sent from there at once.
+
+        None if some are not in the page cache, or nobody knows. To the kernel a page that is being
+        read counts as there; it reads in order, so when the last one can be had, the others can.
+
+        Raises:
+            OSError: The file is gone, or cannot be read.
+        """
+        position = physical_offset % self._files.file_size
+        fd = self._descriptor(physical_offset - position)
+        last = position + length - 1
+        if (
+            self._residence.lacks(fd, position, length)
+            or not self._residence.is_known
+            or self._cached.read_into(fd, (self._last_byte,), last) < 1
+        ):
+            return None
+        return FilePart(fd, position, length)
 
     def _joined(self, ranges: Sequence[Range], behind: bytes) -> memoryview | None:
         at, start = len(behind), self._viewed
@@ -149,7 +176,7 @@ class LogReader:
             position = physical_offset % self._files.file_size
             with disk.opened(self._files.path(physical_offset - position)) as fd:
                 disk.read_only(fd, position, length + ahead)
-                content = _read_fully(fd, length, position)
+                content = read_fully(fd, length, position)
             pieces += [content[start:end] for start, end in parts]
         return b"".join(pieces)
 
@@ -277,13 +304,3 @@ def _decoded(encoded: bytes, physical_offset: int) -> Record | None:
     except CorruptRecordError:
         return None
     return record if record.physical_offset == physical_offset else None
-
-
-def _read_fully(fd: int, length: int, position: int) -> bytes:
-    piece = disk.pread(fd, length, position)
-    while len(piece) < length:  # the kernel returns at most 2 GiB, and less when interrupted
-        more = disk.pread(fd, length - len(piece), position + len(piece))
-        if not more:
-            break
-        piece += more
-    return piece

@@ -29,6 +29,7 @@ from .digests import IndexExtent
 from .draft import Appended, AppendedBatch, Batch, Draft
 from .durable_mark import DurableMark
 from .errors import StoreClosedError, StoreError, UnusableFileError
+from .file_part import FilePart
 from .flush import Flusher
 from .format.queue_entry import PRE_BLANK
 from .format.record import Record
@@ -511,6 +512,21 @@ class MessageStore:
     def forget_views(self) -> None:
         """Use the memory of all views again."""
         self._reader.forget_views()
+
+    @property
+    def gives_parts(self) -> bool:
+        """Whether ``part`` may be of use on this system."""
+        return self._reader.gives_parts
+
+    def part(self, physical_offset: int, length: int) -> FilePart | None:
+        """Return where a range lies that is in memory, for who has it sent from there at once.
+
+        None if some of it is not.
+
+        Raises:
+            OSError: The file is gone, or cannot be read.
+        """
+        return self._reader.part(physical_offset, length)
 
     def read_cold(self, ranges: Iterable[Range], *, ahead: int = 0) -> bytes:
         """Return the same, waiting for the disk where needed; any thread may call it.

@@ -34,11 +34,14 @@ class _Pages(ctypes.Structure):
 class Residence:
     """The question to the kernel; one thread."""
 
+    is_known: bool
+    """Whether the kernel answers, as far as it has been asked."""
+
     def __init__(self) -> None:
         self._range = _Range()
         self._pages = _Pages()
-        self._is_known = sys.platform == "linux"
-        if self._is_known:
+        self.is_known = sys.platform == "linux"
+        if self.is_known:
             # One that keeps the interpreter: to give it up would take longer than the answer.
             self._syscall = ctypes.PyDLL(None).syscall
             self._syscall.argtypes = (
@@ -62,10 +65,10 @@ class Residence:
 
     def _ask(self, fd: int, position: int, length: int) -> bool:
         """Have the kernel fill in its answer; say whether it could."""
-        if not self._is_known:
+        if not self.is_known:
             return False
         asked = self._range
         asked.offset, asked.length = position, length
         if self._syscall(_CACHESTAT, fd, self._where, self._answer, 0):
-            self._is_known = False  # an older kernel, or a file system that cannot tell
-        return self._is_known
+            self.is_known = False  # an older kernel, or a file system that cannot tell
+        return self.is_known

@@ -1,9 +1,10 @@
 """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), with long polling.
 
-A found pull is answered from contiguous ranges of the log: walked once, and read once from the page
-cache to where the socket takes them. What is not there, be it ranges of the log or the queue's
-entries, is read in a thread: the event loop never waits for the disk. The codes, offsets and
-remarks are those of RocketMQ's `DefaultPullMessageResultHandler`.
+A found pull is answered from contiguous ranges of the log. A large one goes from the page cache to
+the socket without a copy of ours; several are read once, to where the socket takes them. What is
+not there, be it ranges of the log or the queue's entries, is read in a thread: the event loop never
+waits for the disk. The codes, offsets and remarks are those of RocketMQ's
+`DefaultPullMessageResultHandler`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from halfmq.remoting.replies import encode_pull_reply, encode_reply
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC
 from halfmq.store.message_store import GetResult, GetStatus
 
-from ..connection import Connection, Handler
+from ..connection import Connection, Handler, Part
 from ..errors import RequestRefusedError
 from ..long_polling import HeldPull, LongPolling
 from ..replay_pace import ReplayPace
@@ -121,6 +122,11 @@ class Store(Protocol):
 
     def forget_views(self) -> None: ...
 
+    @property
+    def gives_parts(self) -> bool: ...
+
+    def part(self, physical_offset: int, length: int) -> Part | None: ...
+
     def read_cold(self, ranges: Sequence[tuple[int, int]], *, ahead: int = ...) -> bytes: ...
 
 
@@ -182,7 +188,7 @@ class PullHandler:
         self._long_polling = long_polling
         self._cold_readers = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
         self._cold_reads = 0
-        self._staged: list[tuple[Connection, memoryview]] = []  # answers of this pass of the loop
+        self._staged: list[Callable[[], None]] = []  # each sends an answer of this pass of the loop
         self._staged_bytes = 0
         self._pace = ReplayPace(store)
         long_polling.answer_by(self._answer_held, store)
@@ -272,21 +278,26 @@ class PullHandler:
     ) -> bytes | None:
         head = _full(request, result)
         if result.size < COPIED_MAX:
-            answer = self._store.read(result.ranges, behind=head)
-            if answer is not None:
-                return answer
-        elif (view := self._store.view(result.ranges, behind=head)) is not None:
-            self._staged.append((connection, view))
-            self._staged_bytes += len(view)
-            if at_once or self._staged_bytes >= STAGED_BYTES_MAX:
-                self._send_staged()
-            elif len(self._staged) == 1:
-                asyncio.get_running_loop().call_soon(self._send_staged)
+            reply = self._store.read(result.ranges, behind=head)
+            if reply is not None:
+                return reply
+        elif len(result.ranges) == 1 and self._store.gives_parts:
+            send = partial(self._send_part, request, connection, result, head)
+            self._stage(send, result.size, at_once=at_once)
             return None
-        future = self._on_thread(lambda: self._store.read_cold(result.ranges, ahead=READ_AHEAD))
-        finish = partial(self._cold_done, request=request, connection=connection, result=result)
-        future.add_done_callback(lambda done: self._pace.spend(lambda: finish(done)))
+        elif (view := self._store.view(result.ranges, behind=head)) is not None:
+            self._stage(partial(connection.write, view), len(view), at_once=at_once)
+            return None
+        self._find_on_disk(request, connection, result=result)
         return None
+
+    def _stage(self, send: Callable[[], None], size: int, *, at_once: bool) -> None:
+        self._staged.append(send)
+        self._staged_bytes += size
+        if at_once or self._staged_bytes >= STAGED_BYTES_MAX:
+            self._send_staged()
+        elif len(self._staged) == 1:
+            asyncio.get_running_loop().call_soon(self._send_staged)
 
     def _send_staged(self) -> None:
         """Send what was answered in this pass of the loop.
@@ -295,9 +306,32 @@ class PullHandler:
         as long as a tenth of a pull; one that has just got an answer is still awake.
         """
         staged, self._staged, self._staged_bytes = self._staged, [], 0
-        for connection, view in staged:
-            connection.write(view)
+        for send in staged:
+            send()
         self._store.forget_views()
+
+    def _send_part(
+        self, request: RemotingCommand, connection: Connection, result: GetResult, head: bytes
+    ) -> None:
+        """Have the system send messages that lie in one piece."""
+        try:
+            part = self._store.part(*result.ranges[0])
+        except OSError:
+            part = None  # who reads it next says what is wrong, or that it was deleted by age
+        if part is not None:
+            connection.write_part(head, part)
+            return
+        reply = answer(partial(self._find_on_disk, result=result), request, connection)
+        if reply is not None:
+            connection.write(reply)
+
+    def _find_on_disk(
+        self, request: RemotingCommand, connection: Connection, *, result: GetResult
+    ) -> None:
+        """Have a thread read the messages, and answer then."""
+        future = self._on_thread(lambda: self._store.read_cold(result.ranges, ahead=READ_AHEAD))
+        finish = partial(self._cold_done, request=request, connection=connection, result=result)
+        future.add_done_callback(lambda done: self._pace.spend(lambda: finish(done)))
 
     def _on_thread(self, work: Callable[[], _Read]) -> asyncio.Future[_Read]:
         if self._cold_reads >= COLD_READS_MAX:

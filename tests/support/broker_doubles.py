@@ -10,7 +10,7 @@ from typing import Final
 
 from halfmq.broker.asks import OnAnswer
 from halfmq.broker.config import TopicDefaults
-from halfmq.broker.connection import Connection, Handler
+from halfmq.broker.connection import Connection, Handler, Part
 from halfmq.remoting.codes import LanguageCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
@@ -75,6 +75,9 @@ class FakeConnection:
 
     def write(self, data: bytes | memoryview) -> None:
         self.written.append(bytes(data))
+
+    def write_part(self, head: bytes, part: Part) -> None:
+        self.written.append(head + part.rest())
 
     def reply_when_durable(self, position: int, reply: bytes) -> None:
         self.held.append((position, reply))
@@ -201,6 +204,13 @@ class FakeLog:
     def view(self, ranges: Sequence[tuple[int, int]], *, behind: bytes = b"") -> memoryview | None:
         found = self.read(ranges, behind=behind)
         return None if found is None else memoryview(found)
+
+    @property
+    def gives_parts(self) -> bool:
+        return False
+
+    def part(self, physical_offset: int, length: int) -> None:
+        raise AssertionError("there are none")
 
     def read_cold(self, ranges: Sequence[tuple[int, int]], *, ahead: int = 0) -> bytes:
         self.cold_reads += 1

@@ -8,6 +8,7 @@ from random import Random
 
 from halfmq.broker.asks import OnAnswer
 from halfmq.broker.config import TransactionConfig
+from halfmq.broker.connection import Part
 from halfmq.broker.delay import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
 from halfmq.broker.transaction.deciding import Ended
 from halfmq.broker.transaction.pending import DECIDED_REMEMBERED, Event
@@ -267,6 +268,9 @@ class Connected:
         raise AssertionError("answers come through the test")
 
     def write(self, data: bytes | memoryview) -> None:
+        raise AssertionError("nothing is written directly")
+
+    def write_part(self, head: bytes, part: Part) -> None:
         raise AssertionError("nothing is written directly")
 
     def reply_when_durable(self, position: int, reply: bytes) -> None:

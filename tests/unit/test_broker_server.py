@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import random
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 from unittest.mock import Mock
@@ -25,7 +27,9 @@ from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
+from halfmq.store import disk
 from halfmq.store.errors import DiskFullError
+from halfmq.store.file_part import FilePart
 from tests.support.loops import LOOPS, LoopFactory, run_on
 
 UNKNOWN_CODE = 9_999
@@ -358,6 +362,107 @@ def test_what_is_in_memory_used_again_comes_whole_and_in_order(
             assert one.body == content[one.opaque : one.opaque + size]
 
     run_on(loop_factory, main())
+
+
+@dataclass
+class Part:
+    """What a frame ends with: the store's, of a file, or one that goes wrong."""
+
+    fd: int
+    length: int
+    failure: OSError | None = None
+    rest_is_lost: bool = False
+    sent: list[int] = field(default_factory=list)  # by the system, at each call
+
+    def send(self, connected: int, sent: int = 0) -> int:
+        if self.failure is not None:
+            raise self.failure
+        self.sent.append(FilePart(self.fd, 0, self.length).send(connected, sent))
+        return self.sent[-1]
+
+    def rest(self, sent: int = 0) -> bytes:
+        if self.rest_is_lost:
+            raise OSError(errno.EIO, "unreadable")
+        return FilePart(self.fd, 0, self.length).rest(sent)
+
+
+def head_for(request: RemotingCommand, length: int) -> bytes:
+    """Return an answer without its body of some length."""
+    whole = encode_reply(request, body=bytes(length))
+    return whole[: len(whole) - length]
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+@pytest.mark.parametrize("size", [1, 40_000, 3 << 20])
+@pytest.mark.parametrize(
+    "failure", [None, BlockingIOError(), OSError(errno.EINVAL, "not from this file system")]
+)
+@pytest.mark.skipif(disk.sendfile is None, reason="the system sends nothing from files")
+def test_a_part_of_a_file_comes_whole_and_in_order(
+    loop_factory: LoopFactory, size: int, failure: OSError | None, tmp_path: Path
+) -> None:
+    """Between other answers, to a peer that reads late, and where the system refuses to send it."""
+    answers = 40
+    content = random.Random(size).randbytes(size)
+    (tmp_path / "file").write_bytes(content + b"behind it")
+    sent: list[int] = []
+
+    async def main(fd: int) -> None:
+        part = Part(fd, size, failure, sent=sent)
+
+        def serve(request: RemotingCommand, connection: Connection) -> bytes | None:
+            if request.opaque % 3:
+                connection.write_part(head_for(request, size), part)
+                return None
+            return encode_reply(request, body=content)
+
+        async with _serving(serve) as (server, _), _peer(server) as peer:
+            peer.writer.write(
+                b"".join(encode_request(105, opaque=n, header=ROUTE) for n in range(answers))
+            )
+            seen = [await peer.answer() for _ in range(answers)]
+
+        # What is returned goes out at the end of a read, what is written at once.
+        assert sorted(one.opaque for one in seen) == list(range(answers))
+        assert all(one.body == content for one in seen)
+
+    with disk.opened(tmp_path / "file") as fd:
+        run_on(loop_factory, main(fd))
+    assert bool(sent) == (failure is None)
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+@pytest.mark.parametrize("lost", ["unreadable", "cut short"])
+def test_a_frame_whose_end_is_lost_ends_its_connection(
+    loop_factory: LoopFactory, lost: str, tmp_path: Path
+) -> None:
+    """Its head may have been sent: what follows would be taken for the rest of it."""
+    (tmp_path / "file").write_bytes(b"shorter")
+    heads: list[bytes] = []
+
+    async def main(fd: int) -> None:
+        part = Part(fd, 100, BlockingIOError(), rest_is_lost=lost == "unreadable")
+
+        def serve(request: RemotingCommand, connection: Connection) -> bytes | None:
+            if request.opaque:
+                return encode_reply(request)
+            head = head_for(request, part.length)
+            heads.append(head)
+            connection.write_part(head, part)
+            return None
+
+        async with _serving(serve) as (server, _), _peer(server) as other:
+            async with _peer(server) as peer:
+                peer.writer.write(encode_request(105, opaque=0, header=ROUTE))
+                with contextlib.suppress(ConnectionResetError):
+                    cut_off = await peer.reader.read()
+                    assert heads[0].startswith(cut_off)
+            other.writer.write(encode_request(105, opaque=1, header=ROUTE))
+            assert (await other.answer()).opaque == 1
+
+    with disk.opened(tmp_path / "file") as fd:
+        run_on(loop_factory, main(fd))
+    assert len(heads) == 1
 
 
 @pytest.mark.parametrize("loop_factory", LOOPS)

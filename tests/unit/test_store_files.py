@@ -112,7 +112,7 @@ def test_what_the_helper_reads_is_no_more_than_it_zeroes(tmp_path: Path) -> None
     with disk.opened(file.path) as fd:
         pages = Residence()
         assert not pages.lacks(fd, 0, AHEAD_PIECE)
-        if not pages._is_known:
+        if not pages.is_known:
             pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
         assert pages.lacks(fd, AHEAD_PIECE, 4096)
     file.close()

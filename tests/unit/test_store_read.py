@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -338,7 +339,7 @@ def reading_end(store: MessageStore) -> int:
     fd = store._reader._descriptor(0)
     kernel = residence.Residence()
     kernel.lacks(fd, 0, 1)
-    if not kernel._is_known:
+    if not kernel.is_known:
         pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
     return fd
 
@@ -493,6 +494,52 @@ def test_what_is_still_being_read_is_not_waited_for(
 
     assert store.read([where]) is None
     assert store.view([where]) is None
+
+
+@pytest.mark.skipif(disk.sendfile is None, reason="the system sends nothing from files")
+def test_a_part_is_sent_from_where_it_lies(store: MessageStore) -> None:
+    """In as many pieces as the socket takes; what follows it is none of it."""
+    append_durably(store, *(draft(body=bytes([number]) * 3_000) for number in range(4)))
+    (where,) = store.get("T", 0, 1, max_count=2).ranges
+    part = store.part(*where)
+    if part is None and not store.gives_parts:
+        pytest.skip("the kernel does not tell what is in memory (cachestat, Linux 6.5)")
+    assert part is not None
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sent = part._replace(length=2_500).send(ours.fileno())
+        sent += part.send(ours.fileno(), sent)
+        ours.shutdown(socket.SHUT_WR)
+        with theirs.makefile("rb") as received:
+            assert received.read() == part.rest() == store.read_cold([where])
+    assert sent == part.length == where[1]
+    assert part.rest(sent - 10) == store.read_cold([where])[-10:]
+    assert (
+        part._replace(length=1 << 20).rest(1 << 16)
+        == part._replace(length=1 << 20).rest()[1 << 16 :]
+    )
+
+
+def test_a_part_is_of_what_is_in_memory_for_certain(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever sends another one would wait for the disk."""
+    append_durably(store, draft(body=bytes(8000)))
+    (where,) = store.get("T", 0, 0).ranges
+
+    with monkeypatch.context() as cold:
+        cold.setattr(residence.Residence, "lacks", lambda *_: True)
+        assert store.part(*where) is None
+    with monkeypatch.context() as being_read:
+        being_read.setattr(disk, "preadv", lambda *_: 0)
+        assert store.part(*where) is None
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(disk, "sendfile", None)
+        assert not store.gives_parts
+    monkeypatch.setattr(residence, "_CACHESTAT", 100_000)  # as before Linux 6.5
+    assert store.part(*where) is None
+    assert not store.gives_parts
 
 
 def test_who_found_nothing_looks_first_for_a_while_only(
