@@ -2,6 +2,9 @@
 
 What ``sendfile(2)`` does not find in memory it reads from the disk, and whoever calls it waits. So
 nobody gets a part of which ``LogReader.part`` has not just seen that it is there.
+
+Until the peer has taken it, what was sent is the page of the file itself: nothing may be written
+over it, not even when the file is deleted (``leaving``).
 """
 
 from typing import NamedTuple

@@ -3,12 +3,15 @@
 import contextlib
 import errno
 import os
+import random
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from halfmq.store import disk, leaving
+from halfmq.store.file_part import FilePart
 from halfmq.store.leaving import Leaving
 from halfmq.store.residence import Residence
 
@@ -98,6 +101,45 @@ def test_who_reads_a_file_reads_it_to_its_end(kept: Leaving, tmp_path: Path) -> 
         assert kept.work() is None
         assert len(reader.read()) == SIZE
     assert size_of(inode) is None
+
+
+@pytest.mark.skipif(disk.sendfile is None, reason="the system sends nothing from files")
+@pytest.mark.parametrize("odd", [0, 1, 4096, PIECE // 2 + 100])
+def test_what_a_peer_has_not_taken_yet_is_not_written_over(
+    kept: Leaving, tmp_path: Path, odd: int
+) -> None:
+    """The kernel writes zeros behind the new end of a file, in the page that is being sent."""
+    content = random.Random(odd).randbytes(SIZE + odd)
+    (tmp_path / "f").write_bytes(content)
+    kept.keep(tmp_path / "f")
+    places = [at + odd for at in range(0, SIZE, PIECE // 2)]
+    with contextlib.ExitStack() as opened:
+        peers = []
+        with disk.opened(tmp_path / "f") as fd:
+            for place in places:
+                ours, theirs = connected(opened)
+                sent = FilePart(fd, place, PIECE // 2).send(ours.fileno())
+                ours.shutdown(socket.SHUT_WR)
+                peers.append((content[place : place + sent], theirs.makefile("rb")))
+        (tmp_path / "f").unlink()
+
+        while kept.work() is not None:
+            pass
+
+        for expected, peer in peers:
+            with peer:
+                assert len(expected) > PIECE // 16
+                assert peer.read() == expected
+
+
+def connected(opened: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Return two ends of a connection; ours takes as much as the system lets it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ours = opened.enter_context(socket.create_connection(listener.getsockname()))
+        theirs = opened.enter_context(listener.accept()[0])
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+    ours.setblocking(False)
+    return ours, theirs
 
 
 def test_a_small_file_is_not_kept(kept: Leaving, tmp_path: Path) -> None:
