@@ -30,6 +30,7 @@ from .format.filler import FILLER_BIT
 from .format.flags import INNER_BATCH, TRANSACTION_MASK
 from .format.properties import TagsCodes
 from .format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry
+from .format.record import RECORD_SIZE_MIN
 from .format.topics import SCHEDULE_TOPIC, is_text
 from .log_scan import Found, find_records
 from .odd import NO_END, Gap, Odd, is_one_bit_off, odd_from
@@ -363,6 +364,8 @@ class QueueRebuild:
             return True
         if _lacks_one_of(scan, held, others):
             return True
+        if scan.is_new and self._log_start > 0:
+            return self._may_be_first(held)
         if not scan.is_new and (queue_offset ^ scan.next_offset).bit_count() == 1:
             return False
         if any(is_one_bit_off(held, gap) for gap in self.gaps):
@@ -371,6 +374,18 @@ class QueueRebuild:
         if any(is_one_bit_off(held, end) for end in ends):
             return False
         return queue_offset - scan.next_offset <= _UNCONFIRMED_MAX
+
+    def _may_be_first(self, held: Odd) -> bool:
+        """Decide about a queue's only record, where what was before it may have been deleted.
+
+        It can have any place for which there was room in the log. That it fits the end of another
+        queue says nothing: queues that producers take in turn are equally long. Should it lie, it
+        is the one message that its bit costs; to leave out one that does not would cost another.
+        """
+        if any(is_one_bit_off(held, gap) for gap in self.gaps):
+            return False
+        room = held.physical_offset // RECORD_SIZE_MIN
+        return held.messages > 1 or 0 <= held.queue_offset <= room
 
 
 def _lacks_one_of(scan: QueueScan, held: Odd, others: Iterable[Odd]) -> bool:

@@ -74,7 +74,7 @@ assert len(_CRC_TAIL_BLANK) == CRC_TAIL_SIZE
 _TOPIC_LENGTH_V1: Final = Struct(">b")
 _LENGTH: Final = Struct(">h")
 _SYS_FLAG: Final = Struct(">i")
-_SMALLEST: Final = HEAD_V4.size + 3  # an empty V1 record: topic length 1, properties length 2
+RECORD_SIZE_MIN: Final = HEAD_V4.size + 3  # an empty V1 record: topic length 1, properties length 2
 
 
 class Record(NamedTuple):
@@ -172,7 +172,7 @@ def record_size(
 ) -> int:
     """Return how many bytes such a record takes; all sizes in bytes."""
     hosts = born_host_size + store_host_size - 2 * HOST_V4_SIZE
-    return _SMALLEST + version_2 + hosts + body_size + topic_size + properties_size
+    return RECORD_SIZE_MIN + version_2 + hosts + body_size + topic_size + properties_size
 
 
 def encode_record(record: Record) -> bytes:
@@ -257,7 +257,7 @@ def _decode(buffer: Buffer, position: int, *, check_crc: bool) -> Record:
     if magic not in {MAGIC_V1, MAGIC_V2}:
         raise _DefectError(_what_else(total_size, magic))
     end = position + total_size
-    if total_size < _SMALLEST or end > len(buffer):
+    if total_size < RECORD_SIZE_MIN or end > len(buffer):
         raise _DefectError(f"a size of {total_size} with {len(buffer) - position} bytes left")
     (sys_flag,) = _SYS_FLAG.unpack_from(buffer, position + SYS_FLAG_AT)
     head = HEADS[sys_flag & HOSTS_MASK]

@@ -251,7 +251,7 @@ class StoreModel(RuleBasedStateMachine):
                     queue.clear()
 
     @rule(part=st.floats(0, 1, exclude_max=True))
-    @precondition(lambda self: self.log)
+    @precondition(lambda self: self.log and self.log[-1][0] >= self.start)
     def tear_last_record(self, part: float) -> None:
         """Kill, and lose the last record from some byte on, as by a power cut."""
         self.kill()

@@ -1,10 +1,11 @@
 """A bit that puts a record into another's place costs the other one nothing."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
-from halfmq.store import disk, old_entries
+from halfmq.store import disk, old_entries, queue_rebuild
 from halfmq.store.checkpoint import load_checkpoint
 from halfmq.store.format.queue_entry import ENTRY_SIZE
 from halfmq.store.format.record import Record
@@ -16,10 +17,12 @@ NEVER = 3_600_000  # ms
 QUEUE_ID_BIT = 15  # position in a record of the byte with the lowest bit of the queue id
 QUEUE_OFFSET_BIT = 27
 TOPIC = "orders"
+FILE_SIZE = 8_192  # of a log of two files
 
 
-def open_store(root: Path) -> MessageStore:
-    store = MessageStore(small_config(root, flush_interval_consume_queue_ms=NEVER), now_ms=Clock())
+def open_store(root: Path, file_size: int = 16_384) -> MessageStore:
+    changes = {"commit_log_file_size": file_size, "flush_interval_consume_queue_ms": NEVER}
+    store = MessageStore(small_config(root, **changes), now_ms=Clock())
     store.open()
     return store
 
@@ -55,11 +58,11 @@ def remove_queues(root: Path) -> None:
         queue_file(root, queue_id).unlink()
 
 
-def served(root: Path) -> list[Record]:
+def served(root: Path, file_size: int = 16_384) -> list[Record]:
     """Return what the store serves, opened a second time as well."""
     found = []
     for _ in range(2):
-        store = open_store(root)
+        store = open_store(root, file_size)
         found.append(everything(store))
         store.close()
         (root / "abort").write_text("1")
@@ -180,3 +183,48 @@ def test_old_entries_take_bounded_memory(
 
     assert (old.first, old.end) == (40 - kept, 40)
     store.close()
+
+
+def begins_later(root: Path, queue_ids: str) -> list[Record]:
+    """Leave a log whose first file is deleted, and no queues; the last two records are left."""
+    store = open_store(root, FILE_SIZE)
+    size = FILE_SIZE // (len(queue_ids) - 2) - 150
+    for queue_id in queue_ids:
+        store.append([draft(TOPIC, int(queue_id), bytes(size))])
+    records = [one for one in store.scan(0) if one.physical_offset >= FILE_SIZE]
+    store.close()
+    assert len(records) == 2
+    (root / "commitlog" / f"{0:020}").unlink()
+    shutil.rmtree(root / "consumequeue")
+    (root / "abort").write_text("1")
+    return records
+
+
+@pytest.mark.parametrize(
+    "queue_ids",
+    [
+        pytest.param("0000102", id="an offset that one bit makes the first"),
+        pytest.param("0101010", id="two queues in turn"),
+        pytest.param("0111110", id="a longer queue beside a shorter one"),
+    ],
+)
+def test_a_queue_of_one_message_is_found_where_the_log_does_not_begin(
+    queue_ids: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was before it is deleted by age, and nothing is damaged."""
+    monkeypatch.setattr(queue_rebuild, "_UNCONFIRMED_MAX", 1)
+    records = begins_later(tmp_path, queue_ids)
+
+    assert served(tmp_path, FILE_SIZE) == records
+
+
+@pytest.mark.parametrize(("byte", "bit"), [(0, 7), (0, 6), (2, 0)])
+def test_a_queue_offset_for_which_there_was_no_room_is_not_believed(
+    byte: int, bit: int, tmp_path: Path
+) -> None:
+    """It is that of the queue's only message: what comes next would have impossible places."""
+    records = begins_later(tmp_path, "0101010")
+    at = records[1].physical_offset - FILE_SIZE + QUEUE_OFFSET_BIT - 7 + byte
+    flip(tmp_path / "commitlog" / f"{FILE_SIZE:020}", at, bit)
+
+    assert served(tmp_path, FILE_SIZE) == records[:1]
