@@ -148,9 +148,11 @@ def test_every_core_that_stood_still_is_seen(program: Path) -> None:
         pytest.skip(f"the witness does not watch here: {seen.refused}")
     stillness = Stillness(seen)
     for core in os.sched_getaffinity(0):
-        # Half of it: a busy machine may have had the threads queue before they were halted.
+        # Half of it: a busy machine may have had the threads queue before they were halted. And not
+        # of all: a host that takes the core away just then has them queue for longer than they are
+        # halted, and the witness tells the still that much too early.
         seconds = [stillness.of([core], *stop) for stop in stops]
-        assert min(seconds) > STOPPED_S / 2
+        assert sum(one > STOPPED_S / 2 for one in seconds) > STOPS * 3 / 4
     assert seen.seconds >= STOPS * STOPPED_S
     assert seen.dropped == 0
 
