@@ -364,28 +364,27 @@ class QueueRebuild:
             return True
         if _lacks_one_of(scan, held, others):
             return True
-        if scan.is_new and self._log_start > 0:
-            return self._may_be_first(held)
-        if not scan.is_new and (queue_offset ^ scan.next_offset).bit_count() == 1:
-            return False
         if any(is_one_bit_off(held, gap) for gap in self.gaps):
+            return False
+        if scan.is_new and self._log_start > 0:
+            return _had_room(held)
+        if not scan.is_new and (queue_offset ^ scan.next_offset).bit_count() == 1:
             return False
         ends = (Gap(one.queue, one.next_offset, one.last_end, NO_END) for one in near)
         if any(is_one_bit_off(held, end) for end in ends):
             return False
         return queue_offset - scan.next_offset <= _UNCONFIRMED_MAX
 
-    def _may_be_first(self, held: Odd) -> bool:
-        """Decide about a queue's only record, where what was before it may have been deleted.
 
-        It can have any place for which there was room in the log. That it fits the end of another
-        queue says nothing: queues that producers take in turn are equally long. Should it lie, it
-        is the one message that its bit costs; to leave out one that does not would cost another.
-        """
-        if any(is_one_bit_off(held, gap) for gap in self.gaps):
-            return False
-        room = held.physical_offset // RECORD_SIZE_MIN
-        return held.messages > 1 or 0 <= held.queue_offset <= room
+def _had_room(held: Odd) -> bool:
+    """Decide about a queue's only record, where what was before it may have been deleted.
+
+    It can have any place for which there was room in the log. That it fits the end of another queue
+    says nothing: queues that producers take in turn are equally long. Should it lie, it is the one
+    message that its bit costs; to leave out one that does not would cost another.
+    """
+    room = held.physical_offset // RECORD_SIZE_MIN
+    return held.messages > 1 or 0 <= held.queue_offset <= room
 
 
 def _lacks_one_of(scan: QueueScan, held: Odd, others: Iterable[Odd]) -> bool:
