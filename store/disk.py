@@ -9,6 +9,7 @@ The calls in the first part are those of the system themselves and no wrappers: 
 one look-up of a name, as it would with ``os``. What follows is made of them.
 """
 
+import errno
 import fcntl
 import io
 import mmap
@@ -17,6 +18,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final, Self
@@ -63,6 +65,10 @@ SEEK_DATA: int | None = getattr(os, "SEEK_DATA", None)
 """None where the system does not tell where holes are."""
 SEEK_HOLE: int | None = getattr(os, "SEEK_HOLE", None)
 KNOWS_OTHER_USERS: Final = hasattr(fcntl, "F_SETLEASE")
+
+_PIECE: Final = 1 << 20  # bytes of one call of ``write_zeros``
+_PIPE_SIZE: Final = 64 << 10  # bytes; of a pipe that Linux makes for one ``sendfile``
+_NOT_BETWEEN_FILES: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 # Questions ------------------------------------------------------------------------------------
 
@@ -219,6 +225,49 @@ def write_all(fd: int, content: bytes, position: int) -> None:
     written = pwrite(fd, content, position)
     while written < len(content):
         written += pwrite(fd, content[written:], position + written)
+
+
+def write_zeros(fd: int, start: int, end: int) -> None:
+    """Fill a part of an open file with zeros; the file's position may be another then.
+
+    With one call for each mebibyte, which gives up the interpreter once, and in which others may
+    write to the file after each 64 KiB: what Linux sends from file to file goes through a pipe of
+    sixteen pages, and the target is locked anew for each pipe that is full.
+    """
+    if sendfile is not None:
+        lseek(fd, start, os.SEEK_SET)
+        try:
+            while start < end and (sent := sendfile(fd, _zeros(), 0, min(end - start, _PIECE))):
+                start += sent
+        except OSError as error:
+            if error.errno not in _NOT_BETWEEN_FILES:
+                raise
+    while start < end:
+        start += pwrite(fd, bytes(min(end - start, _PIPE_SIZE)), start)
+
+
+def bring_in(fd: int, start: int, end: int) -> None:
+    """Have a part of an open file in memory, with one call that copies nothing.
+
+    Without ``sendfile`` nothing is done. What the system reads of a large part at once it reads in
+    pieces of 64 KiB, and lets others have the processor in between.
+    """
+    if sendfile is not None:
+        while start < end and (sent := sendfile(_nowhere(), fd, start, end - start)):
+            start += sent
+
+
+@cache
+def _zeros() -> int:
+    """Return an open file of zeros that takes no space."""
+    fd = os.memfd_create("zeros")
+    os.ftruncate(fd, _PIECE)
+    return fd
+
+
+@cache
+def _nowhere() -> int:
+    return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def remove(path: Path) -> None:

@@ -44,7 +44,7 @@ class RealCalls:
 
     NAMES: Final = (
         "open_file", "close", "pwrite", "ftruncate", "truncate", "posix_fallocate", "mkdir",
-        "unlink", "replace", "link",
+        "unlink", "replace", "link", "write_zeros",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -196,6 +196,9 @@ class Disk:
             real.pwrite(fd, data[: self.chance.choice(ends)], offset)
             self._die()
         return int(real.pwrite(fd, data, offset))
+
+    def write_zeros(self, fd: int, start: int, end: int) -> None:
+        self.pwrite(fd, bytes(end - start), start)
 
     def _write_to(self, fd: int, offset: int, size: int) -> None:
         """Note that pages are written to: the next sync will write them."""

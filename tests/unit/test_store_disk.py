@@ -1,10 +1,13 @@
 """The door to the operating system: what it adds to the calls that it passes on."""
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from halfmq.store import disk
+from halfmq.store.residence import Residence
 
 
 def test_a_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,6 +20,53 @@ def test_a_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.M
         disk.write_all(fd, b"0123456789", 2)
 
     assert (tmp_path / "file").read_bytes() == b"\0\0" + b"0123456789"
+
+
+def refuses_files(*_: object) -> int:
+    raise OSError(errno.EINVAL, "Invalid argument")
+
+
+@pytest.mark.parametrize("sendfile", [disk.sendfile, refuses_files, None])
+def test_zeros_are_written_where_they_should_be_and_nowhere_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sendfile: Callable[..., int] | None
+) -> None:
+    """Any number of them, also where the system does not send from file to file."""
+    monkeypatch.setattr(disk, "sendfile", sendfile)
+    path = tmp_path / "file"
+    path.write_bytes(b"\xff" * 3_000_000)
+    with disk.opened(path, disk.WRITE) as fd:
+        disk.write_zeros(fd, 5, 2_500_000)
+        disk.write_zeros(fd, 2_600_000, 2_600_000)
+
+    assert path.read_bytes() == b"\xff" * 5 + bytes(2_499_995) + b"\xff" * 500_000
+
+
+def test_zeros_that_find_no_space_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not taken for a system that cannot send from file to file."""
+
+    def no_space(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk, "sendfile", no_space)
+    with (
+        disk.opened(tmp_path / "file", disk.CREATE) as fd,
+        pytest.raises(OSError, match="No space left"),
+    ):
+        disk.write_zeros(fd, 0, 1)
+
+
+def test_what_is_brought_in_is_in_memory(tmp_path: Path) -> None:
+    """That, and nothing behind it; a part behind the end of the file is not waited for."""
+    with disk.opened(tmp_path / "file", disk.CREATE) as fd:
+        disk.ftruncate(fd, 3 << 20)
+        disk.guess_nothing(fd)
+        disk.bring_in(fd, 1 << 20, 2 << 20)
+        disk.bring_in(fd, 3 << 20, 4 << 20)
+        pages = Residence()
+        if not pages.is_known:
+            pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
+        assert not pages.lacks(fd, 1 << 20, 1 << 20)
+        assert pages.lacks(fd, 2 << 20, 4096)
 
 
 def test_a_new_file_holds_what_was_written_in_pieces(tmp_path: Path) -> None:

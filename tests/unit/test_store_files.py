@@ -2,7 +2,7 @@
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
 
@@ -45,10 +45,10 @@ def no_space(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def opened(path: Path, *, written_end: int = 0) -> LogFile:
+def opened(path: Path, *, size: int = SIZE, written_end: int = 0) -> LogFile:
     if not path.exists():
-        create_file(path, SIZE)
-    return LogFile(path, 0, SIZE, written_end=written_end)
+        create_file(path, size)
+    return LogFile(path, 0, size, written_end=written_end)
 
 
 def test_preparing_ahead_never_touches_what_was_written(
@@ -73,39 +73,36 @@ def test_preparing_ahead_never_touches_what_was_written(
         assert content == record * (used // len(record)) + bytes(SIZE - used)
 
 
-def test_a_record_waits_for_few_zeros_and_for_no_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file takes one write at a time, so those ahead are short, and their pages are there."""
-    preadv, pwrite = disk.preadv, disk.pwrite
-    read: list[tuple[int, int]] = []
-    written: list[tuple[int, int]] = []
+def test_a_record_waits_for_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file takes one write at a time, so the pages that the helper zeroes are there before."""
+    bring_in, write_zeros = disk.bring_in, disk.write_zeros
+    brought: list[tuple[int, int]] = []
+    zeroed: list[tuple[int, int]] = []
 
-    def reads(fd: int, targets: Sequence[bytearray], position: int) -> int:
-        read.append((position, position + sum(map(len, targets))))
-        return preadv(fd, targets, position)
+    def brings(fd: int, start: int, end: int) -> None:
+        brought.append((start, end))
+        bring_in(fd, start, end)
 
-    def writes(fd: int, content: bytes, position: int) -> int:
-        written.append((position, position + len(content)))
-        assert read[-1][0] == position
-        assert read[-1][1] >= position + len(content)
-        return pwrite(fd, content, position)
+    def zeroes(fd: int, start: int, end: int) -> None:
+        zeroed.append((start, end))
+        assert brought == zeroed
+        write_zeros(fd, start, end)
 
-    monkeypatch.setattr(disk, "preadv", reads)
-    monkeypatch.setattr(disk, "pwrite", writes)
-    file = opened(tmp_path / "f", written_end=5000)
+    monkeypatch.setattr(disk, "bring_in", brings)
+    monkeypatch.setattr(disk, "write_zeros", zeroes)
+    file = opened(tmp_path / "f", size=4 * SIZE, written_end=5000)
 
-    file.make_ready_ahead(SIZE)
+    file.make_ready_ahead(3 * SIZE + 1)
 
     file.close()
-    assert len(read) == len(written) == SIZE // AHEAD_PIECE
-    assert (written[0][0], written[-1][1]) == (5000, SIZE)
-    assert max(end - start for start, end in written) == AHEAD_PIECE == 256 << 10
+    assert zeroed == [
+        (5000, AHEAD_PIECE), *((at, at + AHEAD_PIECE) for at in range(SIZE, 4 * SIZE, AHEAD_PIECE))
+    ]  # fmt: skip
 
 
 def test_what_the_helper_reads_is_no_more_than_it_zeroes(tmp_path: Path) -> None:
     """The kernel would prepare 8 MiB for a disk that reads so much ahead, at 8 to 30 us a page."""
-    file = opened(tmp_path / "f")
+    file = opened(tmp_path / "f", size=2 * AHEAD_PIECE)
 
     file.make_ready_ahead(1)
 
@@ -124,15 +121,27 @@ def test_zeros_are_written_where_nothing_can_be_read(
 ) -> None:
     """A bad sector behind the end of the log takes no space from it."""
 
-    def preadv(*_: object) -> int:
+    def bring_in(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(disk, "preadv", preadv)
+    monkeypatch.setattr(disk, "bring_in", bring_in)
     file = opened(tmp_path / "f")
 
     how(file, SIZE)
 
     assert file.ready_end == SIZE
+    file.close()
+
+
+def test_a_disk_that_is_full_ahead_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what was not zeroed does not count as ready."""
+    monkeypatch.setattr(disk, "write_zeros", no_space)
+    file = opened(tmp_path / "f")
+
+    with pytest.raises(DiskFullError):
+        file.make_ready_ahead(SIZE)
+
+    assert file.ready_end == 0
     file.close()
 
 
