@@ -13,13 +13,14 @@ Source: RocketMQ ``CommitLog.java``, ``DefaultAppendMessageCallback``.
 """
 
 import logging
-import struct
+from array import array
 from collections.abc import Callable, Sequence
 from struct import Struct
 from threading import Lock
 from typing import Final, NoReturn
 
 from . import disk
+from .batch_layout import Sizes, lay_out, sizes_of
 from .config import StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
 from .dispatch import delivery_time
@@ -37,11 +38,9 @@ from .format.ids import HOST_V4_SIZE
 from .format.properties import PROPERTIES_SIZE_MAX
 from .format.queue_entry import ENTRY_SIZE, LAYOUT
 from .format.record import (
-    BATCH_HEAD_V4,
     BLANK_SIZE,
     CRC_MASK,
     HEAD_V4,
-    SHARED_V4,
     blank,
     encode_record,
     new_record,
@@ -226,14 +225,15 @@ class CommitLog:
             or queue.position + count * ENTRY_SIZE > queue.limit  # the entries need another file
         ):
             done = self.append(batch.drafts(), contiguous=True)
-            offsets = [one.physical_offset for one in done]
+            offsets = array("q", [one.physical_offset for one in done])
             first, last = done[0], done[-1]
             return AppendedBatch(offsets, last.end, first.queue_offset, first.store_timestamp)
-        self._check_sizes(batch, queue)
+        sizes = sizes_of(batch)
+        self._check_sizes(batch, sizes, queue)
         now = max(self._now_ms(), self.last_store_timestamp)
         start = self.write_offset
         try:
-            offsets, end = self._stage_batch(batch, queue, now)
+            offsets, end = self._stage_batch(batch, sizes, queue, now)
         except BaseException as error:
             self._take_back(error, start, (), [])
             raise
@@ -244,28 +244,24 @@ class CommitLog:
         self.last_store_timestamp = now
         return AppendedBatch(offsets, end, queue_offset, now)
 
-    def _check_sizes(self, batch: Batch, queue: ConsumeQueue) -> None:
-        body_size = max(map(len, batch.bodies))
-        properties_size = max(map(len, batch.properties))
+    def _check_sizes(self, batch: Batch, sizes: Sizes, queue: ConsumeQueue) -> None:
+        body_size, properties_size = max(sizes.bodies), max(sizes.properties)
         if body_size > self._body_max:
             raise RecordTooLargeError("a body", body_size, self._body_max)
         if properties_size > PROPERTIES_SIZE_MAX:
             raise PropertiesTooLongError(properties_size, PROPERTIES_SIZE_MAX)
         size = queue.overhead + body_size + properties_size  # of none, perhaps; then look closer
         if size > self._record_max:
-            sizes = map(len, map(bytes.__add__, batch.bodies, batch.properties))
-            size = queue.overhead + max(sizes)
+            size = queue.overhead + max(map(sum, zip(*sizes, strict=True)))
             if size > self._record_max:
                 raise RecordTooLargeError("a record", size, self._record_max)
 
-    def _stage_batch(self, batch: Batch, queue: ConsumeQueue, now: int) -> tuple[list[int], int]:
-        """Write records and queue entries of a batch; nothing counts yet.
-
-        As ``_stage``, with all that the messages share out of the loop.
-        """
+    def _stage_batch(
+        self, batch: Batch, sizes: Sizes, queue: ConsumeQueue, now: int
+    ) -> tuple["array[int]", int]:
+        """Write records and queue entries of a batch; nothing counts yet."""
         count = len(batch.bodies)
-        overhead = queue.overhead
-        total = overhead * count + sum(map(len, batch.bodies)) + sum(map(len, batch.properties))
+        total = queue.overhead * count + sum(sizes.bodies) + sum(sizes.properties)
         offset = self.write_offset
         if offset + total > self._limit:
             if total > self.files.file_size - BLANK_SIZE:
@@ -273,41 +269,10 @@ class CommitLog:
             if offset + total + BLANK_SIZE > self._file_end(offset):
                 offset = self._roll(offset)
             self._look_up(offset, offset + total)
-        start = offset
-        queue_id, magic, queue_offset = batch.queue_id, queue.magic, queue.next_offset
-        shared = SHARED_V4.pack(
-            batch.sys_flag, batch.born_timestamp, batch.born_host, now, batch.store_host,
-            batch.reconsume_times, 0,
-        )  # fmt: skip
-        topic_field = queue.topic_field
-        pack_head, pack_length = BATCH_HEAD_V4.pack, _LENGTH.pack
-        parts: list[bytes] = []
-        offsets: list[int] = []
-        entries: list[int] = []
-        before = -1  # size of the properties that ``middle`` announces
-        middle = b""
-        columns = zip(batch.flags, batch.bodies, batch.properties, batch.tags_codes, strict=True)
-        for flag, body, properties, tags_code in columns:
-            body_size, properties_size = len(body), len(properties)
-            size = overhead + body_size + properties_size
-            if properties_size != before:
-                before, middle = properties_size, topic_field + pack_length(properties_size)
-            parts += (
-                pack_head(
-                    size, magic, crc32(body) & CRC_MASK, queue_id, flag, queue_offset, offset,
-                    shared, body_size,
-                ),
-                body,
-                middle,
-                properties,
-            )  # fmt: skip
-            offsets.append(offset)
-            entries += (offset, size, tags_code)
-            queue_offset += 1
-            offset += size
-        self._write(start, parts)
-        struct.pack_into(">" + "qiq" * count, queue.map, queue.position, *entries)
-        return offsets, offset
+        records, entries, offsets, end = lay_out(batch, sizes, queue, offset, now)
+        self._write(offset, records)
+        queue.map[queue.position : queue.position + len(entries)] = entries
+        return offsets, end
 
     def _encode_special(self, draft: Draft, queue: ConsumeQueue, offset: int, now: int) -> bytes:
         """Encode what the fast path cannot: IPv6 hosts, the CRC tail, records without an entry."""

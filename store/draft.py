@@ -1,5 +1,6 @@
 """What goes into ``MessageStore.append`` and ``append_batch``, and what comes back."""
 
+from array import array
 from collections.abc import Sequence
 
 import msgspec
@@ -53,8 +54,9 @@ class Batch(msgspec.Struct, gc=False, kw_only=True):
     bodies: Sequence[bytes]
     properties: Sequence[bytes]
     tags_codes: Sequence[int]
-    unique_keys: Sequence[bytes] | None = None
-    """Of each message, if that is all there is to index; spares the index to look for them."""
+    unique_keys: bytes | None = None
+    """Of each message, if that is all there is to index, as ``format.index.joined_if_usual`` has
+    them; spares the index to look for them."""
     sys_flag: int
     born_timestamp: int
     born_host: bytes
@@ -85,7 +87,7 @@ class Batch(msgspec.Struct, gc=False, kw_only=True):
 class AppendedBatch(msgspec.Struct, gc=False):
     """Where a batch lies now."""
 
-    physical_offsets: list[int]
+    physical_offsets: "array[int]"  # int64
     end: int  # it is on disk once ``durable_offset`` has reached this
     queue_offset: int  # of its first message; the others follow
     store_timestamp: int  # ms

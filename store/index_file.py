@@ -43,6 +43,7 @@ from .format.index import (
     KeyedRecord,
     KeyHasher,
     UniqueKeys,
+    hashed_keys,
     index_file_name,
     index_file_size,
     index_key,
@@ -50,6 +51,7 @@ from .format.index import (
     is_index_file_name,
     item_position,
     seconds_after,
+    seconds_column,
     slot_position,
     unpack_header,
     unpack_item,
@@ -75,13 +77,13 @@ def _swapped(values: Iterable[int]) -> "array[int]":
 
 
 def _packed_items(
-    hashes: Sequence[int], offsets: Sequence[int], seconds: Sequence[int], previous: Sequence[int]
+    hashes: "array[int]", offsets: "array[int]", seconds: "array[int]", previous: Sequence[int]
 ) -> bytes:
     """Return items as they stand in the file, given their fields: ``ITEM``, column by column."""
     items = repeated(bytes(ITEM_SIZE), len(hashes))
-    items[0::5] = column(hashes)
+    items[0::5] = hashes
     items[1::5], items[2::5] = halves(offsets)
-    items[3::5] = column(seconds)
+    items[3::5] = seconds
     items[4::5] = column(previous)
     return packed(items)
 
@@ -213,13 +215,12 @@ class IndexFile:
         begin_offset, begin_timestamp = before.begin_physical_offset, before.begin_timestamp
         if first == FIRST_ITEM:
             begin_offset, begin_timestamp = offsets[0], timestamps[0]
-        seconds_of = {time: seconds_after(begin_timestamp, time) for time in set(timestamps)}
-        seconds = [seconds_of[time] for time in timestamps]
+        seconds = seconds_column(begin_timestamp, timestamps)
         if first == FIRST_ITEM:
             seconds[0] = seconds_after(before.begin_timestamp, timestamps[0])
         slots = self.slots
         slot_numbers = [key_hash % slots for key_hash in hashes]
-        newest = _swapped(map(slot_values.__getitem__, slot_numbers))
+        newest = _swapped([slot_values[slot] for slot in slot_numbers])
         previous, slots_taken = _previous_items(slot_numbers, newest, first)
         start = item_position(first, slots)
         target[start : start + ITEM_SIZE * count] = _packed_items(
@@ -525,7 +526,7 @@ class IndexService:
         if physical_offset > self._end_offset:
             hashes = [index_key_hash(index_key(topic, key)) for key in keys]
             count = len(hashes)
-            self._append(HashedKeys(hashes, [physical_offset] * count, [store_timestamp] * count))
+            self._append(hashed_keys(hashes, [physical_offset] * count, [store_timestamp] * count))
 
     def put_group(self, records: Sequence[KeyedRecord]) -> None:
         """Index records under their ``UNIQ_KEY`` and ``KEYS``, in log order.
@@ -544,13 +545,8 @@ class IndexService:
         Raises:
             DiskFullError: Nothing was indexed; put it again later.
         """
-        all_keys = HashedKeys([], [], [])
-        for group in groups:
-            keys = self._hasher.hash_unique_keys(group)
-            all_keys.hashes.extend(keys.hashes)
-            all_keys.physical_offsets.extend(keys.physical_offsets)
-            all_keys.store_timestamps.extend(keys.store_timestamps)
-        self._append(all_keys)
+        if groups:
+            self._append(self._hasher.hash_unique_keys(groups))
 
     def _append(self, keys: HashedKeys) -> None:
         """Append to the newest file and as many new ones as it takes; all or nothing."""

@@ -219,7 +219,7 @@ class KeyIndexing:
                 if records:
                     break
                 keys.append(waiting[1])
-                count += len(waiting[1].keys)
+                count += len(waiting[1].physical_offsets)
             else:
                 if keys:
                     break

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from halfmq.store.format.index import UNIQUE_KEY_SIZE, joined_if_usual
 from halfmq.store.format.properties import split_batch, tags_code
 
 _UNIQUE_KEY: Final = b"UNIQ_KEY\x01"
@@ -23,7 +24,8 @@ class Units(NamedTuple):
     bodies: Sequence[bytes]
     properties: Sequence[bytes]  # as they are to be stored
     tags_codes: Sequence[int]
-    unique_keys: Sequence[bytes] | None  # None when one has none, or other keys beside it
+    unique_keys: bytes | None
+    """One after the other, if each has a usual one, and no other keys beside it."""
 
 
 class _Shape(NamedTuple):
@@ -73,7 +75,8 @@ def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units:
         added = shape.added
         stored = [raw + added for raw in sent]
         codes = [shape.tags_code] * len(stored)
-        return Units(flags, bodies, stored, codes, keys if shape.is_plain else None)
+        is_usual = len(keys) == UNIQUE_KEY_SIZE * len(sent) and keys.isascii()
+        return Units(flags, bodies, stored, codes, keys if is_usual and shape.is_plain else None)
     shapes: list[_Shape] = []
     for raw in sent:
         if not shape.fits(raw):
@@ -85,14 +88,14 @@ def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units:
         bodies,
         [raw + shape.added for raw, shape in units],
         [shape.tags_code for shape in shapes],
-        [raw[shape.key_at : shape.key_end] for raw, shape in units]
+        joined_if_usual([raw[shape.key_at : shape.key_end] for raw, shape in units])
         if all(shape.is_plain for shape in shapes)
         else None,
     )
 
 
-def _keys_alike(sent: Sequence[bytes], shape: _Shape) -> list[bytes] | None:
-    """Return the unique keys if all properties have this shape, and keys of one length; or None."""
+def _keys_alike(sent: Sequence[bytes], shape: _Shape) -> bytes | None:
+    """Return the unique keys, joined, if all properties have this shape and keys of one length."""
     head, tail = shape.head, shape.tail
     key_size = shape.key_end - shape.key_at
     size = len(head) + key_size + len(tail)
@@ -105,7 +108,8 @@ def _keys_alike(sent: Sequence[bytes], shape: _Shape) -> list[bytes] | None:
     keys = joined[len(head) : -len(tail)].split(tail + head)
     if [*map(len, keys)].count(key_size) != len(sent) or len(keys) != len(sent):
         return None
-    return None if b"\x02" in b"".join(keys) else keys
+    joined = b"".join(keys)
+    return None if b"\x02" in joined else joined
 
 
 def _shape_of(raw: bytes, missing_wait: bytes, suffix: bytes) -> _Shape:

@@ -11,8 +11,9 @@ Source: RocketMQ ``MessageDecoder.java``, ``MessageClientIDSetter.java``, ``Util
 """
 
 import socket
-import struct
+import sys
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import mul
@@ -104,8 +105,10 @@ def offset_message_id(packed_host: bytes, physical_offset: int) -> str:
 def offset_message_ids(packed_host: bytes, physical_offsets: Sequence[int]) -> str:
     """Return the ids of several records of one host, with commas between them."""
     host = _host_hex(packed_host)
-    packed = struct.pack(f">{len(physical_offsets)}q", *physical_offsets)
-    return host + packed.hex(",", 8).upper().replace(",", "," + host)
+    numbers = array("q", physical_offsets)
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return host + numbers.tobytes().hex(",", 8).upper().replace(",", "," + host)
 
 
 class OffsetMessageId(NamedTuple):

@@ -11,12 +11,14 @@ An item's time is kept in whole seconds after the header's begin timestamp.
 Source: RocketMQ ``IndexFile.java``, ``IndexHeader.java``, ``IndexService.java``.
 """
 
-import struct
+import sys
 import time
+from array import array
 from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
+from .columns import ones
 from .flags import TRANSACTION_MASK, TransactionType
 from .ids import java_string_hash
 from .properties import KEY_SEPARATOR, get_property
@@ -40,13 +42,30 @@ _ROLLBACK: Final = int(TransactionType.ROLLBACK)  # comparing with a plain int i
 
 _TOPICS_CACHED_MAX: Final = 4096  # topics whose hash is kept, about 250 bytes each
 _CLIENTS_CACHED_MAX: Final = 16_384  # heads of unique keys whose hash is kept, about 150 bytes each
-_UNIQUE_KEY_SIZE: Final = 32  # characters of an IPv4 client's key
-_CLIENT_SIZE: Final = 20  # its characters that stay: address, process id, token
-_BEHIND_TOPIC: Final = int(31**_UNIQUE_KEY_SIZE) & 0xFFFF_FFFF
-_TAIL_SIZE: Final = _UNIQUE_KEY_SIZE - _CLIENT_SIZE  # the others: time and counter
+UNIQUE_KEY_SIZE: Final = 32  # characters of an IPv4 client's key
+_CLIENT_SIZE: Final = 24  # of its characters that stay for a minute: all but time and counter
+_BEHIND_TOPIC: Final = int(31**UNIQUE_KEY_SIZE) & 0xFFFF_FFFF
+_TAIL_SIZE: Final = UNIQUE_KEY_SIZE - _CLIENT_SIZE
 _BEHIND_CLIENT: Final = int(31**_TAIL_SIZE) & 0xFFFF_FFFF
 _NO_TAIL: Final = bytes(_TAIL_SIZE)
-_ONE: Final = (1).to_bytes(8, "little")  # in a lane of `_tail_hashes`
+_CLIENT: Final = Struct(f"{_CLIENT_SIZE}s{_TAIL_SIZE}x")  # of a key
+_KEY_WORDS: Final = UNIQUE_KEY_SIZE // 8
+_CLIENT_WORDS: Final = _CLIENT_SIZE // 8
+_LANES: Final = 1024  # tails hashed at once, in numbers of 8 KiB
+
+
+def _lower_halves(size: int) -> int:
+    """Return the bits of the lower of each two pieces of so many bytes, in all lanes."""
+    pieces = b"\xff" * size + bytes(size)
+    return int.from_bytes(pieces * (_LANES * _TAIL_SIZE // len(pieces)), "little")
+
+
+_ONES: Final = ones(_LANES)
+_SIGNS: Final = _ONES << 31
+_WORDS: Final = (_ONES << 32) - _ONES
+
+# How two neighbours of so many bytes are put together: bits, power of 31, the lower ones.
+_FOLDS: Final = tuple((8 * size, 31**size, _lower_halves(size)) for size in (1, 2, 4))
 
 
 class IndexHeader(NamedTuple):
@@ -139,6 +158,15 @@ def seconds_after(begin_timestamp: int, store_timestamp: int) -> int:
     return min(max((store_timestamp - begin_timestamp) // 1000, 0), SECONDS_MAX)
 
 
+def seconds_column(begin_timestamp: int, timestamps: "array[int]") -> "array[int]":
+    """Return the times that items store, int32, mostly one for all; timestamps (ms) are int64."""
+    earliest = seconds_after(begin_timestamp, min(timestamps))
+    if earliest == seconds_after(begin_timestamp, max(timestamps)):
+        return array("i", [earliest]) * len(timestamps)
+    seconds_of = {time: seconds_after(begin_timestamp, time) for time in set(timestamps)}
+    return array("i", map(seconds_of.__getitem__, timestamps))
+
+
 def index_keys(properties: bytes) -> list[bytes]:
     """Return the keys under which a record is found: its unique key, then each of its KEYS.
 
@@ -160,72 +188,87 @@ KeyedRecord = tuple[str, bytes, int, int, int]
 class HashedKeys(NamedTuple):
     """Keys of records in log order, as columns of equal length."""
 
-    hashes: list[int]
-    physical_offsets: list[int]
-    store_timestamps: list[int]  # ms
+    hashes: "array[int]"  # int32
+    physical_offsets: "array[int]"  # int64
+    store_timestamps: "array[int]"  # int64, ms
 
     def part(self, start: int, end: int) -> "HashedKeys":
         """Return the keys from one position to another."""
         return HashedKeys(*(column[start:end] for column in self))
 
 
+def hashed_keys(
+    hashes: Iterable[int], physical_offsets: Iterable[int], store_timestamps: Iterable[int]
+) -> HashedKeys:
+    """Return keys in columns."""
+    return HashedKeys(
+        array("i", hashes), array("q", physical_offsets), array("q", store_timestamps)
+    )
+
+
 class UniqueKeys(NamedTuple):
-    """Records of one topic and time with a unique key each, and nothing else to index."""
+    """Records of one topic and time with a usual unique key each, and nothing else to index."""
 
     topic: str
-    keys: Sequence[bytes]
-    physical_offsets: list[int]  # rising
+    keys: bytes  # one after the other; see ``joined_if_usual``
+    physical_offsets: "array[int]"  # int64, rising
     store_timestamp: int  # ms
 
 
-def _tail_hashes(texts: bytes, size: int, beginning: int = 0) -> tuple[int, ...]:
-    """Hash the last ``_TAIL_SIZE`` of the ``size`` ASCII characters of each text, cut to 32 bits.
+def joined_if_usual(keys: Sequence[bytes]) -> bytes | None:
+    """Return unique keys one after the other, if all are as clients with IPv4 addresses make them.
 
-    ``beginning``, an uint32, is added to each. All at once, in arithmetic on two large numbers:
-    every text has a lane of 64 bits, which its hash cannot leave, since 127 * (31**12 - 1) / 30
-    < 2**62. A fifth of a microsecond each.
+    Those have 32 ASCII characters.
     """
-    count = len(texts) // size
-    lanes = bytearray(8 * count)
-    total = 0
-    for position in range(size - _TAIL_SIZE, size):
-        lanes[::8] = texts[position::size]
-        total = total * 31 + int.from_bytes(lanes, "little")
-    if beginning:
-        total += beginning * int.from_bytes(_ONE * count, "little")
-    return struct.unpack("<" + "I4x" * count, total.to_bytes(len(lanes), "little"))
+    joined = b"".join(keys)
+    sizes = [*map(len, keys)]
+    return joined if sizes.count(UNIQUE_KEY_SIZE) == len(sizes) and joined.isascii() else None
 
 
-def _item_hashes(values: Iterable[int]) -> list[int]:
-    """Return what items store of hashes, which are given as uint32: the number without its sign."""
-    return [
-        value if value < 0x8000_0000 else (0x1_0000_0000 - value) & 0x7FFF_FFFF  # _absolute
-        for value in values
-    ]
+def _sums_of_hashes(tails: bytes, beginnings: "array[int]") -> "array[int]":
+    """Return what items store of hashes, each the sum of its beginning and the hash of its tail.
+
+    Tails have ``_TAIL_SIZE`` ASCII characters each, beginnings are uint64. All tails are hashed at
+    once, in arithmetic on a large number: each has a lane of its own, in which neighbours are put
+    together, first characters, then pairs, then fours. No sum leaves its lane, as long as
+    beginnings are below 2**63, since 127 * (31**8 - 1) / 30 < 2**42. A twentieth of a microsecond
+    each.
+    """
+    hashes = array("i")
+    for start in range(0, len(beginnings), _LANES):
+        lanes = tails[_TAIL_SIZE * start : _TAIL_SIZE * (start + _LANES)]
+        total = int.from_bytes(lanes, "little")
+        for width, factor, lower in _FOLDS:
+            first = total & lower
+            total = first * factor + ((total ^ first) >> width)
+        total += int.from_bytes(_little(beginnings[start : start + _LANES]).tobytes(), "little")
+        total &= _WORDS  # cut to an int, of which the absolute value is taken
+        negative = (total >> 31) & _ONES
+        total = (total ^ ((negative << 32) - negative)) + negative
+        total ^= total & _SIGNS  # of -2**31 there is none, and RocketMQ takes 0
+        words = array("i", total.to_bytes(len(lanes), "little"))
+        hashes += _little(words[::2])
+    return hashes
 
 
-def _sums(beginnings: Iterable[int], tails: Iterable[int]) -> list[int]:
-    pairs = zip(beginnings, tails, strict=True)
-    return [(beginning + tail) & 0xFFFF_FFFF for beginning, tail in pairs]
-
-
-def _have_common_beginning(texts: bytes, size: int, common: int) -> bool:
-    """Tell whether texts of ``size`` characters each begin with the same ``common`` ones."""
-    count = len(texts) // size
-    return all(texts[at::size] == texts[at : at + 1] * count for at in range(common))
+def _little(numbers: "array[int]") -> "array[int]":
+    """Return numbers in little-endian order, or such numbers as native ones; they are spent."""
+    if sys.byteorder != "little":
+        numbers.byteswap()
+    return numbers
 
 
 class KeyHasher:
     """Hashes keys as ``index_key_hash`` does, but remembers what most of them begin with.
 
     The hash is linear: that of a whole is that of its parts, each times a power of 31. So the
-    topic is hashed once, and so are the 20 characters that all unique keys of one client share;
-    the 12 that differ are hashed for many keys at once. Both memories are emptied when full.
+    topic is hashed once, and so are the 24 characters that unique keys of one client share for a
+    minute; the other 8 are hashed for many keys at once. Both memories are emptied when full.
     """
 
     def __init__(self) -> None:
         self._topics: dict[str, int] = {}  # hash of "topic#" before a unique key
-        self._clients: dict[bytes, int] = {}  # hash of its first 20 characters before its last 12
+        self._clients: dict[bytes, int] = {}  # hash of its first 24 characters before its last 8
 
     def hash_records(self, records: Iterable[KeyedRecord], *, after: int) -> HashedKeys:
         """Return the hashed keys of records in log order, from behind offset ``after`` on.
@@ -247,7 +290,7 @@ class KeyHasher:
             start = properties.rfind(b"UNIQ_KEY\x01") + 9
             if (
                 start > 8  # it was found
-                and properties.find(b"\x02", start) == start + _UNIQUE_KEY_SIZE
+                and properties.find(b"\x02", start) == start + UNIQUE_KEY_SIZE
                 and (start == 9 or properties[start - 10] == 2)
                 and properties.find(b"KEYS\x01") < 0
                 and properties.isascii()
@@ -266,31 +309,34 @@ class KeyHasher:
             else:
                 for key in index_keys(properties):
                     text = index_key(topic, key.decode(errors="replace"))
-                    beginnings.append(java_string_hash(text))
+                    beginnings.append(java_string_hash(text) & 0xFFFF_FFFF)
                     tails.append(_NO_TAIL)
                     physical_offsets.append(physical_offset)
                     store_timestamps.append(store_timestamp)
-        hashes = _item_hashes(_sums(beginnings, _tail_hashes(b"".join(tails), _TAIL_SIZE)))
+        hashes = _sums_of_hashes(b"".join(tails), array("Q", beginnings))
+        return HashedKeys(hashes, array("q", physical_offsets), array("q", store_timestamps))
+
+    def hash_unique_keys(self, groups: Sequence[UniqueKeys]) -> HashedKeys:
+        """Return the hashed keys of groups whose keys need not be looked for."""
+        physical_offsets, store_timestamps = array("q"), array("q")
+        beginnings, tails = array("Q"), array("Q")
+        for topic, keys, offsets, store_timestamp in groups:
+            count = len(offsets)
+            physical_offsets += offsets
+            store_timestamps += array("q", [store_timestamp]) * count
+            words = array("Q", keys)
+            tails += words[_CLIENT_WORDS::_KEY_WORDS]
+            if all(
+                words[at::_KEY_WORDS] == words[at : at + 1] * count for at in range(_CLIENT_WORDS)
+            ):
+                beginnings += array("Q", [self._beginning(topic, keys[:_CLIENT_SIZE])]) * count
+            else:
+                clients = _CLIENT.iter_unpack(keys)
+                beginnings.extend([self._beginning(topic, client) for (client,) in clients])
+        hashes = _sums_of_hashes(tails.tobytes(), beginnings)
         return HashedKeys(hashes, physical_offsets, store_timestamps)
 
-    def hash_unique_keys(self, group: UniqueKeys) -> HashedKeys:
-        """Return the hashed keys of a group whose keys need not be looked for."""
-        topic, keys, physical_offsets, store_timestamp = group
-        characters = b"".join(keys)
-        if set(map(len, keys)) == {_UNIQUE_KEY_SIZE} and characters.isascii():
-            if _have_common_beginning(characters, _UNIQUE_KEY_SIZE, _CLIENT_SIZE):
-                beginning = self._beginning(topic, keys[0]) & 0xFFFF_FFFF
-                hashes = _item_hashes(_tail_hashes(characters, _UNIQUE_KEY_SIZE, beginning))
-            else:
-                tails = _tail_hashes(characters, _UNIQUE_KEY_SIZE)
-                hashes = _item_hashes(_sums([self._beginning(topic, key) for key in keys], tails))
-        else:
-            texts = [index_key(topic, key.decode(errors="replace")) for key in keys]
-            hashes = list(map(index_key_hash, texts))
-        return HashedKeys(hashes, physical_offsets, [store_timestamp] * len(hashes))
-
-    def _beginning(self, topic: str, key: bytes) -> int:
-        client = key[:_CLIENT_SIZE]
+    def _beginning(self, topic: str, client: bytes) -> int:
         part = self._clients.get(client)
         return self._topic_part(topic) + (self._remember_client(client) if part is None else part)
 

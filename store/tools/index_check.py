@@ -35,6 +35,7 @@ from ..format.index import (
     is_index_file_name,
     item_position,
     seconds_after,
+    seconds_column,
     slot_position,
     unpack_header,
 )
@@ -260,7 +261,7 @@ class IndexCheck:
             return 0
         first = file.next_item
         file.pass_over(items, self._findings)
-        seconds = _seconds_of(file.header.begin_timestamp, timestamps)
+        seconds = tuple(seconds_column(file.header.begin_timestamp, timestamps))
         if first == FIRST_ITEM or items.seconds != seconds:
             for index, item in enumerate(_items(file, first, items)):
                 self._check_time(item, timestamps[index])
@@ -514,12 +515,6 @@ def _items(file: _File, first: int, items: _Columns) -> Iterator[_Item]:
         zip(items.hashes, items.offsets, items.seconds, strict=True), first
     ):
         yield _Item(file, number, key_hash, offset, seconds)
-
-
-def _seconds_of(begin: int, timestamps: list[int]) -> tuple[int, ...]:
-    """Return what items store for these times; many records share one."""
-    seconds = {time: seconds_after(begin, time) for time in set(timestamps)}
-    return tuple([seconds[time] for time in timestamps])
 
 
 def _swapped(values: "array[int]") -> "array[int]":

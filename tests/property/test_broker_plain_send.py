@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import Sequence
 
 import pytest
@@ -48,7 +49,8 @@ class Log:
 
     def append_batch(self, batch: Batch) -> AppendedBatch:
         done = self.append(batch.drafts(), contiguous=True)
-        return AppendedBatch([one.physical_offset for one in done], done[-1].end, 0, 1)
+        offsets = array("q", [one.physical_offset for one in done])
+        return AppendedBatch(offsets, done[-1].end, 0, 1)
 
 
 class Topics:

@@ -1,5 +1,8 @@
 """Properties, batches and hashes against the plainest way to say what they mean."""
 
+from array import array
+from itertools import accumulate, chain
+
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -14,9 +17,11 @@ from halfmq.store.format.ids import (
 from halfmq.store.format.index import (
     KeyHasher,
     UniqueKeys,
+    hashed_keys,
     index_key,
     index_key_hash,
     index_keys,
+    joined_if_usual,
 )
 from halfmq.store.format.properties import (
     BatchUnit,
@@ -127,6 +132,10 @@ KEYS = st.one_of(
 )
 
 
+# Of "T#" and this key the hash is -2**31, of which Java has no absolute value.
+SMALLEST = "7F00000100002A139A551B0002G8A9=I"
+
+
 @given(
     topic=st.text("ab中", max_size=3),
     unique_keys=st.lists(KEYS, min_size=1, max_size=3),
@@ -134,6 +143,7 @@ KEYS = st.one_of(
     first=st.booleans(),
     terminated=st.booleans(),
 )
+@example(topic="T", unique_keys=[SMALLEST], keys=[SMALLEST], first=True, terminated=True)
 @example(topic="T", unique_keys=["0" * 30 + "é"], keys=[], first=False, terminated=True)
 def test_the_hasher_that_remembers_hashes_like_the_one_that_does_not(
     topic: str, unique_keys: list[str], keys: list[str], first: bool, terminated: bool
@@ -149,24 +159,67 @@ def test_the_hasher_that_remembers_hashes_like_the_one_that_does_not(
         expected = [index_key_hash(index_key(topic, key)) for key in (unique_key, *keys)]
 
         hashed = hasher.hash_records([(topic, properties, 7, 8, 0)], after=6)
-        assert hashed == (expected, [7] * len(expected), [8] * len(expected))
+        assert hashed == hashed_keys(expected, [7] * len(expected), [8] * len(expected))
         assert [key.decode() for key in index_keys(properties)] == [unique_key, *keys]
 
 
+CLIENTS = ("7F00000100002A139A551B00", "7F00000100002A139A551B01", "0" * 24)
+
+
 @given(
-    topic=st.text("ab中", max_size=3),
-    keys=st.lists(
-        st.one_of(KEYS, st.text("0123456789ABCDEF", min_size=32, max_size=32)), max_size=5
-    ),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "bc", "中"]),
+            st.lists(
+                st.one_of(
+                    st.text(st.characters(max_codepoint=127), min_size=32, max_size=32),
+                    st.builds(
+                        str.__add__,
+                        st.sampled_from(CLIENTS),
+                        st.text("0123456789ABCDEF", min_size=8, max_size=8),
+                    ),
+                ),
+                min_size=1,
+                max_size=5,
+            ),
+            st.integers(0, 2**40),
+        ),
+        max_size=5,
+    )
 )
-def test_unique_keys_are_hashed_together_as_one_by_one(topic: str, keys: list[str]) -> None:
-    """Also when they are of several clients, of other sizes, or not ASCII."""
-    group = UniqueKeys(topic, [key.encode() for key in keys], list(range(len(keys))), 8)
-    expected = [index_key_hash(index_key(topic, key)) for key in keys]
+@example([("a", ["0" * 24 + f"{number:08X}" for number in range(1500)], 1)])
+@example([("T", [SMALLEST], 1), ("T", ["0" * 32, SMALLEST], 2)])
+def test_unique_keys_are_hashed_together_as_one_by_one(
+    groups: list[tuple[str, list[str], int]],
+) -> None:
+    """Of one client or several, of several topics, more than fit into one number."""
+    ends = accumulate(len(keys) for _, keys, _ in groups)
+    offsets = [
+        list(range(end - len(keys), end)) for end, (_, keys, _) in zip(ends, groups, strict=True)
+    ]
+    joined = [
+        UniqueKeys(topic, "".join(keys).encode(), array("q", places), time)
+        for (topic, keys, time), places in zip(groups, offsets, strict=True)
+    ]
 
-    hashed = KeyHasher().hash_unique_keys(group)
+    hashed = KeyHasher().hash_unique_keys(joined)
 
-    assert hashed == (expected, group.physical_offsets, [8] * len(keys))
+    assert hashed == hashed_keys(
+        [index_key_hash(index_key(topic, key)) for topic, keys, _ in groups for key in keys],
+        chain.from_iterable(offsets),
+        [time for _, keys, time in groups for _ in keys],
+    )
+
+
+@given(st.lists(KEYS.map(str.encode)))
+@example([b"0" * 31, b"0" * 33])
+@example(["é".encode() + b"0" * 30])
+def test_keys_are_joined_if_all_have_32_ascii_characters(keys: list[bytes]) -> None:
+    """As those of clients with IPv4 addresses have."""
+    joined = joined_if_usual(keys)
+
+    usual = all(len(key) == 32 and key.isascii() for key in keys)
+    assert joined == (b"".join(keys) if usual else None)
 
 
 @given(

@@ -19,20 +19,24 @@ from hypothesis.stateful import (
 )
 
 from halfmq.store.config import FlushMode
-from halfmq.store.draft import Batch, Draft
+from halfmq.store.draft import Draft
 from halfmq.store.errors import CorruptRecordError, RecordTooLargeError
-from halfmq.store.format.flags import TRANSACTION_MASK
 from halfmq.store.format.index import index_keys
 from halfmq.store.format.properties import encode_properties, tag_hash, tags_code
 from halfmq.store.format.record import Record, decode_record, decode_records
 from halfmq.store.message_store import GetStatus, MessageStore
 from halfmq.store.worker import Round, ThreadWorker, Worker
 from tests.support.stepped_worker import SteppedWorker
-from tests.support.stores import BORN, HOST, HOST_V6, Clock, crash, flush, small_config
+from tests.support.stores import BORN, HOST, HOST_V6, Clock, batch_of, crash, flush, small_config
 
 NEVER = 3_600_000  # ms
 TOPICS = ("A", "B", "%RETRY%" + "g" * 140, "SCHEDULE_TOPIC_XXXX")
 TAGS = ("", "x", "y")
+UNIQUE_KEYS = tuple(
+    f"7F0000010001{client}00000000{number:04X}"
+    for client in ("0" * 8, "1" * 8)
+    for number in (1, 2)
+)
 Key = tuple[str, int]
 
 drafts = st.builds(
@@ -40,7 +44,11 @@ drafts = st.builds(
         topic=topic,
         queue_id=queue_id,
         body=body,
-        properties=(properties := encode_properties({"TAGS": tag, "KEYS": key})),
+        properties=(
+            properties := encode_properties(
+                {"TAGS": tag, "UNIQ_KEY" if key in UNIQUE_KEYS else "KEYS": key}
+            )
+        ),
         tags_code=tags_code(properties),
         sys_flag=sys_flag,
         born_timestamp=BORN,
@@ -51,7 +59,7 @@ drafts = st.builds(
     queue_id=st.integers(0, 1),
     body=st.integers(0, 600).map(bytes) | st.sampled_from([bytes(3000), b"\xda\xa3\x20\xa7" * 20]),
     tag=st.sampled_from(TAGS),
-    key=st.sampled_from(["", "k1", "k2 k3", "k1 k1"]),
+    key=st.sampled_from(["", "k1", "k2 k3", "k1 k1", *UNIQUE_KEYS]),
     sys_flag=st.sampled_from([0, 0, 0, 0x1, 0x8, 0x4, 0xC]),
     born_host=st.sampled_from([HOST, HOST, HOST, HOST_V6]),
 )
@@ -63,12 +71,6 @@ def is_whole(encoded: bytes) -> bool:
         return decode_record(encoded).total_size == len(encoded)
     except CorruptRecordError:
         return False
-
-
-def unique_keys(group: list[Draft]) -> list[bytes] | None:
-    """The keys of messages that have one each."""
-    keys = [index_keys(one.properties) for one in group]
-    return [each[0] for each in keys] if all(len(each) == 1 for each in keys) else None
 
 
 class StoreModel(RuleBasedStateMachine):
@@ -142,21 +144,7 @@ class StoreModel(RuleBasedStateMachine):
     @rule(group=st.lists(drafts, min_size=1, max_size=12))
     def append_batch(self, group: list[Draft]) -> None:
         """A batch is what its messages would be, one by one and side by side."""
-        first = group[0]
-        batch = Batch(
-            topic=first.topic,
-            queue_id=first.queue_id,
-            flags=[one.flag for one in group],
-            bodies=[one.body for one in group],
-            properties=[one.properties for one in group],
-            tags_codes=[one.tags_code for one in group],
-            unique_keys=unique_keys(group),
-            sys_flag=first.sys_flag & ~TRANSACTION_MASK,
-            born_timestamp=first.born_timestamp,
-            born_host=first.born_host,
-            store_host=first.store_host,
-            reconsume_times=first.reconsume_times,
-        )
+        batch = batch_of(group)
         before = self.store.write_offset
         try:
             done = self.store.append_batch(batch)
@@ -296,7 +284,7 @@ class StoreModel(RuleBasedStateMachine):
         assert [record.physical_offset for record in found] == expected
         assert offset < result.next_offset <= len(queue)
 
-    @rule(key=st.sampled_from(["k1", "k2", "k3"]), topic=st.sampled_from(TOPICS))
+    @rule(key=st.sampled_from(["k1", "k2", "k3", *UNIQUE_KEYS]), topic=st.sampled_from(TOPICS))
     def look_up(self, key: str, topic: str) -> None:
         expected = {
             physical
@@ -304,7 +292,7 @@ class StoreModel(RuleBasedStateMachine):
             if draft.topic == topic
             and physical >= self.start
             and draft.sys_flag & 0xC != 0xC
-            and key.encode() in draft.properties.partition(b"KEYS\x01")[2]
+            and key.encode() in index_keys(draft.properties)
         }
         hits = self.store.query_index(topic, key, 64, 0, 1 << 60)
         newest = sorted(expected)[-20:]

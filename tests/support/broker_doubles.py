@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -117,7 +118,7 @@ class FakeLog:
 
     def append_batch(self, batch: Batch) -> AppendedBatch:
         done = self.append(batch.drafts())
-        offsets = [one.physical_offset for one in done]
+        offsets = array("q", [one.physical_offset for one in done])
         return AppendedBatch(offsets, done[-1].end, done[0].queue_offset, done[0].store_timestamp)
 
     def _append(self, draft: Draft) -> Appended:

@@ -24,6 +24,7 @@ from halfmq.store.selection import _merged
 from tests.support.stores import (
     Clock,
     append_durably,
+    batch_of,
     draft,
     everything,
     flush,
@@ -665,6 +666,21 @@ def test_the_index_catches_up_in_slices(
         store.append([draft(properties={"UNIQ_KEY": "u"})])
 
     assert _ticks(store) == 5
+
+
+def test_a_batch_is_indexed_like_as_many_messages(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slice holds as many keys, whether they came together or not."""
+    monkeypatch.setattr("halfmq.store.key_indexing.PUT_S", -1.0)
+    size = RECORDS_PER_PUT_MIN // 4
+    keys = [f"{number:032X}" for number in range(size)]
+    for _ in range(5 * 4):
+        store.append_batch(batch_of([draft(properties={"UNIQ_KEY": key}) for key in keys]))
+
+    assert _ticks(store) == 5
+    flush(store)
+    assert len(store.query_index("T", keys[0], 64, 0, 1 << 60)) == 5 * 4
 
 
 def test_more_is_indexed_at_once_where_that_is_quick(
