@@ -3,14 +3,15 @@
 Most of what an append costs, it costs however many records it takes: a system call under
 SYNC_FLUSH, and the way through the layers of the store. So a handler that knows what it will append
 only *stages* it; at the end of the pass, when all readable sockets were served, everything staged
-is appended at once, in the order in which it came, and each record's answer is given.
+is appended at once, in the order in which it came, and each record's answer is given. A batch is a
+group by itself and appended where it comes, but its answer, too, leaves at the end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol, cast
 
 from halfmq.remoting.codes import FLAG_ONE_WAY
@@ -24,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 GROUP_MAX: Final = 1_024
 """Records staged before they are appended at once: a few milliseconds of work."""
+
+LATE_BYTES_MAX: Final = 1 << 20
+"""Bytes of replies kept for the end of a pass; beyond, they are written at once. More than batches
+of all producers of a busy broker get in one pass: bounds what one that reads nothing has kept."""
 
 
 class Staged(Protocol):
@@ -90,6 +95,8 @@ class GroupAppend:
         self._staged: list[tuple[Staged, Handler]] = []
         self._several: dict[int, StagedSeveral] = {}  # those among `_staged`, by place
         self._records_of_several = 0
+        self._late: dict[Connection, list[bytes]] = {}
+        self._late_bytes = 0
 
     def stage(self, staged: Staged, alone: Handler) -> None:
         """Append the record at the end of this pass; `alone` serves its request if that fails.
@@ -143,8 +150,24 @@ class GroupAppend:
                     replies[connection] = [reply]
                 else:
                     ready.append(reply)
-        for connection, ready in replies.items():
-            connection.write(ready[0] if len(ready) == 1 else b"".join(ready))
+        _write(replies)
+
+    def reply_after_pass(self, connection: Connection, reply: bytes) -> None:
+        """Write a reply when all readable sockets were served.
+
+        A reply wakes its receiver, to whom the system may give the processor of this loop at once:
+        better when the loop has nothing left to do, and once for the replies to all.
+        """
+        if not self._late:
+            self._call_soon(self._write_late)
+        self._late.setdefault(connection, []).append(reply)
+        self._late_bytes += len(reply)
+        if self._late_bytes > LATE_BYTES_MAX:
+            self._write_late()
+
+    def _write_late(self) -> None:
+        late, self._late, self._late_bytes = self._late, {}, 0
+        _write(late)
 
     def _append_with_several(self, group: Sequence[tuple[Staged, Handler]]) -> list[Appended]:
         """Append a group; return per request where its record lies, or a list of such places."""
@@ -165,6 +188,11 @@ class GroupAppend:
             results.append(appended[at] if several is None else appended[at : at + count])
             at += count
         return cast("list[Appended]", results)
+
+
+def _write(replies: Mapping[Connection, Sequence[bytes]]) -> None:
+    for connection, ready in replies.items():
+        connection.write(ready[0] if len(ready) == 1 else b"".join(ready))
 
 
 def _serve_alone(group: Sequence[tuple[Staged, Handler]]) -> None:

@@ -376,7 +376,8 @@ class SendHandler:
         if self._sync_flush and wait != "false":
             connection.reply_when_durable(appended.end, reply)
             return None
-        return reply
+        self._group.reply_after_pass(connection, reply)
+        return None
 
     def _units(self, body: bytes, missing_wait: bytes, suffix: bytes) -> Units:
         try:

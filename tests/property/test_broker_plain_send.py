@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from halfmq.broker import group_append
 from halfmq.broker.connection import Connection
 from halfmq.broker.group_append import GroupAppend
 from halfmq.broker.handlers.send import SendHandler
@@ -193,7 +194,7 @@ def test_both_paths_store_the_same_record(properties: str) -> None:
         assert short_halves.entered == long_halves.entered
 
 
-def _batch(units: Sequence[str]) -> RemotingCommand:
+def _batch(units: Sequence[str], *, opaque: int = 0) -> RemotingCommand:
     header = SendMessageRequestHeaderV2(
         producer_group="g",
         topic="T",
@@ -207,7 +208,7 @@ def _batch(units: Sequence[str]) -> RemotingCommand:
         properties="WAIT\x01true\x02TAGS\x01of-the-batch\x02",
     )
     body = encode_batch([BatchUnit(0, b"body", unit.encode()) for unit in units])
-    return RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, header=header, body=body)
+    return RemotingCommand(RequestCode.SEND_BATCH_MESSAGE, opaque, header=header, body=body)
 
 
 @given(units=st.lists(_strings, min_size=1, max_size=4))
@@ -217,11 +218,41 @@ def test_a_unit_is_stored_the_same_in_any_company(units: list[str]) -> None:
     together, alone = Log(), Log()
     connection = FakeConnection()
 
-    _handler(together).send(_batch(units), connection)
+    _handler(together, sync_flush=True).send(_batch(units), connection)
     for unit in units:
-        _handler(alone).send(_batch([unit]), connection)
+        _handler(alone, sync_flush=True).send(_batch([unit]), connection)
 
     assert together.drafts == alone.drafts
+
+
+async def test_answers_to_batches_leave_when_the_pass_is_over() -> None:
+    """At once for each peer: an answer may cost the loop its processor."""
+    handler = _handler(Log())
+    connections = [FakeConnection(), FakeConnection()]
+
+    for number in range(4):
+        handler.send(_batch(["A\x01b"], opaque=number), connections[number % 2])
+    assert not any(connection.written for connection in connections)
+    await asyncio.sleep(0)
+
+    for first, connection in enumerate(connections):
+        assert len(connection.written) == 1
+        assert [answer.opaque for answer in _answers(connection)] == [first, first + 2]
+
+
+async def test_answers_do_not_pile_up_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept for its end has a limit."""
+    monkeypatch.setattr(group_append, "LATE_BYTES_MAX", 300)
+    handler, connection = _handler(Log()), FakeConnection()
+    kept: list[int] = []
+
+    for number in range(10):
+        handler.send(_batch(["A\x01b"], opaque=number), connection)
+        kept.append(number + 1 - len(_answers(connection)))
+    await asyncio.sleep(0)
+
+    assert max(kept) < 5
+    assert [answer.opaque for answer in _answers(connection)] == list(range(10))
 
 
 async def test_messages_of_one_pass_are_one_group_in_order() -> None:
