@@ -234,10 +234,10 @@ def write_zeros(fd: int, start: int, end: int) -> None:
     write to the file after each 64 KiB: what Linux sends from file to file goes through a pipe of
     sixteen pages, and the target is locked anew for each pipe that is full.
     """
-    if sendfile is not None:
+    if sendfile is not None and (zeros := _zeros()) is not None:
         lseek(fd, start, os.SEEK_SET)
         try:
-            while start < end and (sent := sendfile(fd, _zeros(), 0, min(end - start, _PIECE))):
+            while start < end and (sent := sendfile(fd, zeros, 0, min(end - start, _PIECE))):
                 start += sent
         except OSError as error:
             if error.errno not in _NOT_BETWEEN_FILES:
@@ -258,9 +258,15 @@ def bring_in(fd: int, start: int, end: int) -> None:
 
 
 @cache
-def _zeros() -> int:
-    """Return an open file of zeros that takes no space."""
-    fd = os.memfd_create("zeros")
+def _zeros() -> int | None:
+    """Return an open file of zeros that takes no space; None where none can be had.
+
+    A Python built for an old C library does not know such files, and a sandbox may forbid them.
+    """
+    try:
+        fd = os.memfd_create("zeros")
+    except (AttributeError, OSError):
+        return None
     os.ftruncate(fd, _PIECE)
     return fd
 

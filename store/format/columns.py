@@ -35,7 +35,7 @@ def repeated(content: bytes, count: int) -> "array[int]":
 
 
 def packed(words: "array[int]") -> bytes:
-    """Return the bytes of a file, big-endian; the fields are spent."""
+    """Return the bytes of a file, big-endian, of numbers of any size; they are spent."""
     if _IS_LITTLE:
         words.byteswap()
     return words.tobytes()

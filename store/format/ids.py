@@ -11,13 +11,14 @@ Source: RocketMQ ``MessageDecoder.java``, ``MessageClientIDSetter.java``, ``Util
 """
 
 import socket
-import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import mul
 from typing import Final, NamedTuple
+
+from .columns import packed
 
 HOST_V4_SIZE: Final = 8  # bytes: address 4, port 4
 HOST_V6_SIZE: Final = 20  # bytes: address 16, port 4
@@ -105,10 +106,8 @@ def offset_message_id(packed_host: bytes, physical_offset: int) -> str:
 def offset_message_ids(packed_host: bytes, physical_offsets: Sequence[int]) -> str:
     """Return the ids of several records of one host, with commas between them."""
     host = _host_hex(packed_host)
-    numbers = array("q", physical_offsets)
-    if sys.byteorder == "little":
-        numbers.byteswap()
-    return host + numbers.tobytes().hex(",", 8).upper().replace(",", "," + host)
+    numbers = packed(array("q", physical_offsets))
+    return host + numbers.hex(",", 8).upper().replace(",", "," + host)
 
 
 class OffsetMessageId(NamedTuple):

@@ -10,6 +10,7 @@ from halfmq.store.format.ids import (
     OffsetMessageId,
     java_string_hash,
     offset_message_id,
+    offset_message_ids,
     pack_host,
     parse_offset_message_id,
     unpack_host,
@@ -220,6 +221,19 @@ def test_keys_are_joined_if_all_have_32_ascii_characters(keys: list[bytes]) -> N
 
     usual = all(len(key) == 32 and key.isascii() for key in keys)
     assert joined == (b"".join(keys) if usual else None)
+
+
+@given(
+    address=st.one_of(st.ip_addresses(v=4), st.ip_addresses(v=6)),
+    offsets=st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=4),
+)
+def test_ids_of_a_batch_are_those_of_its_messages(address: object, offsets: list[int]) -> None:
+    """With commas between them."""
+    host = pack_host(str(address), 10_911)
+
+    together = offset_message_ids(host, offsets)
+
+    assert together.split(",") == [offset_message_id(host, offset) for offset in offsets]
 
 
 @given(

@@ -1,6 +1,7 @@
 """The door to the operating system: what it adds to the calls that it passes on."""
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,37 @@ def test_zeros_are_written_where_they_should_be_and_nowhere_else(
         disk.write_zeros(fd, 2_600_000, 2_600_000)
 
     assert path.read_bytes() == b"\xff" * 5 + bytes(2_499_995) + b"\xff" * 500_000
+
+
+def _lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+
+
+def _forbids(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "memfd_create", forbidden, raising=False)
+
+
+@pytest.mark.parametrize("without", [_lacks, _forbids])
+def test_zeros_are_written_where_there_are_no_files_in_memory(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    without: Callable[[pytest.MonkeyPatch], None],
+) -> None:
+    """As with a Python built for an old C library, or in a sandbox."""
+    without(monkeypatch)
+    path = tmp_path / "file"
+    path.write_bytes(b"\xff" * 200_000)
+    disk._zeros.cache_clear()
+    try:
+        with disk.opened(path, disk.WRITE) as fd:
+            disk.write_zeros(fd, 5, 199_990)
+    finally:
+        disk._zeros.cache_clear()
+
+    assert path.read_bytes() == b"\xff" * 5 + bytes(199_985) + b"\xff" * 10
 
 
 def test_zeros_that_find_no_space_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
