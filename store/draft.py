@@ -26,6 +26,9 @@ class Draft(msgspec.Struct, gc=False, kw_only=True):
     store_host: bytes
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
+    unique_key: str | None = None
+    """If that is all there is to index, and usual as ``format.index.is_usual`` says; spares the
+    index to look for it. Empty: there is nothing to index. None: nobody has looked."""
 
 
 class Appended(msgspec.Struct, gc=False):

@@ -42,6 +42,7 @@ from .format.index import (
     IndexItem,
     KeyedRecord,
     KeyHasher,
+    SingleKeys,
     UniqueKeys,
     hashed_keys,
     index_file_name,
@@ -205,7 +206,7 @@ class IndexFile:
     def append(self, keys: HashedKeys) -> None:
         """Add items for which ``prepare`` made room; column by column, for speed."""
         target, slot_values = self._map, self._slot_values
-        hashes, offsets, timestamps = keys
+        hashes, offsets, timestamps, *_ = keys
         count = len(hashes)
         assert target is not None
         assert slot_values is not None
@@ -215,7 +216,7 @@ class IndexFile:
         begin_offset, begin_timestamp = before.begin_physical_offset, before.begin_timestamp
         if first == FIRST_ITEM:
             begin_offset, begin_timestamp = offsets[0], timestamps[0]
-        seconds = seconds_column(begin_timestamp, timestamps)
+        seconds = seconds_column(begin_timestamp, keys)
         if first == FIRST_ITEM:
             seconds[0] = seconds_after(before.begin_timestamp, timestamps[0])
         slots = self.slots
@@ -547,6 +548,14 @@ class IndexService:
         """
         if groups:
             self._append(self._hasher.hash_unique_keys(groups))
+
+    def put_single_keys(self, singles: SingleKeys) -> None:
+        """Index records under the unique keys given, in log order; none is there already.
+
+        Raises:
+            DiskFullError: Nothing was indexed; put it again later.
+        """
+        self._append(self._hasher.hash_single_keys(singles))
 
     def _append(self, keys: HashedKeys) -> None:
         """Append to the newest file and as many new ones as it takes; all or nothing."""

@@ -12,12 +12,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import Final
 
 from . import disk
 from .draft import Appended, AppendedBatch, Batch, Draft
 from .errors import DiskFullError, StoreError
-from .format.index import KeyedRecord, UniqueKeys
+from .format.index import KeyedRecord, SingleKeys, UniqueKeys
 from .index_file import IndexFile, IndexService
 from .log_scan import Found, LogScan, store_timestamp
 from .mapped_file_queue import MappedFileQueue
@@ -211,29 +212,48 @@ class KeyIndexing:
             DiskFullError: They still wait.
         """
         keys: list[UniqueKeys] = []
-        records: list[KeyedRecord] = []
+        drafts: list[Draft] = []
+        places: list[Appended] = []
         per_put = RECORDS_PER_PUT_MIN if self._flushing else self._per_put
         taken = count = 0
         for waiting in self._pending:
             if len(waiting) == 2:
-                if records:
+                if drafts:
                     break
                 keys.append(waiting[1])
                 count += len(waiting[1].physical_offsets)
             else:
                 if keys:
                     break
-                records += _records(waiting[1], waiting[2])
-                count = len(records)
+                drafts += waiting[1]
+                places += waiting[2]
+                count = len(drafts)
             taken += 1
             if count >= per_put:
                 break
         began = time.monotonic()
         self.index.put_unique_keys(keys)
-        self.index.put_group(records)
+        self._put_drafts(drafts, places)
         self._adapt(time.monotonic() - began)
         for _ in range(taken):
             self._indexed_offset = self._pending.popleft()[0]
+
+    def _put_drafts(self, drafts: Sequence[Draft], places: Sequence[Appended]) -> None:
+        """Index drafts that were appended, as fast as what is known of their keys allows."""
+        found = [draft.unique_key for draft in drafts]
+        complete = all(found)
+        if not complete and None in found:
+            self.index.put_group(_records(drafts, places))
+            return
+        topics = [draft.topic for draft in drafts]
+        offsets = [place.physical_offset for place in places]
+        times = [place.store_timestamp for place in places]
+        if not complete:
+            topics = [*compress(topics, found)]
+            offsets = [*compress(offsets, found)]
+            times = [*compress(times, found)]
+        keys = "".join(filter(None, found)).encode()
+        self.index.put_single_keys(SingleKeys(topics, keys, offsets, times))
 
     def _adapt(self, took: float) -> None:
         """Have the next put take more records or fewer, after one that took so many seconds."""

@@ -20,6 +20,7 @@ from halfmq.remoting.replies import encode_send_reply
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK
 from halfmq.store.format.ids import offset_message_id
+from halfmq.store.format.index import is_usual
 from halfmq.store.format.properties import get_property, tags_code
 from halfmq.store.format.topics import CLIENTS_MAY_NOT_SEND
 
@@ -46,6 +47,7 @@ class Shape(NamedTuple):
 
     plain: bool  # False: whoever knows every rule has to look at the message
     suffix: bytes  # what the broker adds
+    has_keys: bool  # beside the unique one
     tags_code: int
     waits: bool  # for the disk, unless the broker flushes by itself
     producer_group: str  # of a half message; empty: the message is none
@@ -231,6 +233,7 @@ class PlainSends:
             born_host=connection.remote_host,
             store_host=connection.store_host,
             reconsume_times=header.reconsume_times or 0,
+            unique_key=None if shape.has_keys or not is_usual(unique_key) else unique_key,
         )
         if not transactional:
             waits = shape.waits and self._sync_flush
@@ -279,6 +282,7 @@ class PlainSends:
             plain=not any(name in around for name in _NOT_PLAIN)
             and (b"TRAN_MSG\x01" not in around or group is not None),
             suffix=closing + known,
+            has_keys=b"KEYS\x01" in around,
             tags_code=tags_code(around),
             waits=b"WAIT\x01false\x02" not in around + b"\x02",
             producer_group="" if group is None else group.decode(),

@@ -138,6 +138,7 @@ def half_draft(message: Draft, unique_key: str) -> Draft:
         born_host=message.born_host,
         store_host=message.store_host,
         reconsume_times=message.reconsume_times,
+        unique_key=message.unique_key,
     )
 
 
@@ -184,6 +185,7 @@ def prepared_final(message: Draft, half: Draft, half_offset: int) -> Draft:
         store_host=half.store_host,
         reconsume_times=half.reconsume_times,
         prepared_transaction_offset=half_offset,
+        unique_key=half.unique_key,
     )
 
 
@@ -364,6 +366,7 @@ def rollback_draft(final: Draft, beside: Sequence[int] = ()) -> Draft:
         born_host=final.born_host,
         store_host=final.store_host,
         prepared_transaction_offset=final.prepared_transaction_offset,
+        unique_key="",
     )
 
 

@@ -122,4 +122,5 @@ class OpWriter:
             born_timestamp=now_ms,
             born_host=self._host,
             store_host=self._host,
+            unique_key="",
         )

@@ -17,7 +17,7 @@ BYTES_MAX: Final = 16 << 20
 """Memory for messages that wait for a decision here: what the fastest producers prepare within a
 fifth of a second. Older ones are read from the log."""
 
-_OVERHEAD: Final = 400  # bytes of a Draft, its numbers and its place in the map
+_OVERHEAD: Final = 500  # bytes of a Draft, its numbers, its key and its place in the map
 
 
 class RecentFinals:

@@ -158,10 +158,11 @@ def seconds_after(begin_timestamp: int, store_timestamp: int) -> int:
     return min(max((store_timestamp - begin_timestamp) // 1000, 0), SECONDS_MAX)
 
 
-def seconds_column(begin_timestamp: int, timestamps: "array[int]") -> "array[int]":
-    """Return the times that items store, int32, mostly one for all; timestamps (ms) are int64."""
-    earliest = seconds_after(begin_timestamp, min(timestamps))
-    if earliest == seconds_after(begin_timestamp, max(timestamps)):
+def seconds_column(begin_timestamp: int, keys: "HashedKeys") -> "array[int]":
+    """Return the times that items store, int32; mostly one for all."""
+    timestamps = keys.store_timestamps
+    earliest = seconds_after(begin_timestamp, keys.earliest)
+    if earliest == seconds_after(begin_timestamp, keys.latest):
         return array("i", [earliest]) * len(timestamps)
     seconds_of = {time: seconds_after(begin_timestamp, time) for time in set(timestamps)}
     return array("i", map(seconds_of.__getitem__, timestamps))
@@ -191,18 +192,28 @@ class HashedKeys(NamedTuple):
     hashes: "array[int]"  # int32
     physical_offsets: "array[int]"  # int64
     store_timestamps: "array[int]"  # int64, ms
+    earliest: int  # no store timestamp is less; to look through them takes longer than to hash
+    latest: int  # none is greater
 
     def part(self, start: int, end: int) -> "HashedKeys":
         """Return the keys from one position to another."""
-        return HashedKeys(*(column[start:end] for column in self))
+        return self._replace(
+            hashes=self.hashes[start:end],
+            physical_offsets=self.physical_offsets[start:end],
+            store_timestamps=self.store_timestamps[start:end],
+        )
 
 
 def hashed_keys(
-    hashes: Iterable[int], physical_offsets: Iterable[int], store_timestamps: Iterable[int]
+    hashes: Iterable[int], physical_offsets: Iterable[int], store_timestamps: Sequence[int]
 ) -> HashedKeys:
     """Return keys in columns."""
     return HashedKeys(
-        array("i", hashes), array("q", physical_offsets), array("q", store_timestamps)
+        array("i", hashes),
+        array("q", physical_offsets),
+        array("q", store_timestamps),
+        min(store_timestamps, default=0),
+        max(store_timestamps, default=0),
     )
 
 
@@ -215,14 +226,31 @@ class UniqueKeys(NamedTuple):
     store_timestamp: int  # ms
 
 
-def joined_if_usual(keys: Sequence[bytes]) -> bytes | None:
-    """Return unique keys one after the other, if all are as clients with IPv4 addresses make them.
+class SingleKeys(NamedTuple):
+    """Records with a usual unique key each, and nothing else to index; columns of equal length."""
 
-    Those have 32 ASCII characters.
-    """
+    topics: Sequence[str]
+    keys: bytes  # one after the other; see ``is_usual``
+    physical_offsets: Sequence[int]  # rising
+    store_timestamps: Sequence[int]  # ms
+
+
+def is_usual(unique_key: str) -> bool:
+    """Tell whether a key is as clients with IPv4 addresses make them: 32 ASCII characters."""
+    return len(unique_key) == UNIQUE_KEY_SIZE and unique_key.isascii()
+
+
+def joined_if_usual(keys: Sequence[bytes]) -> bytes | None:
+    """Return unique keys one after the other, if all are usual as ``is_usual`` says."""
     joined = b"".join(keys)
     sizes = [*map(len, keys)]
     return joined if sizes.count(UNIQUE_KEY_SIZE) == len(sizes) and joined.isascii() else None
+
+
+def _have_one_client(words: "array[int]") -> bool:
+    """Tell whether usual keys, in pieces of 8 bytes, begin alike but for their tails."""
+    count = len(words) // _KEY_WORDS
+    return all(words[at::_KEY_WORDS] == words[at : at + 1] * count for at in range(_CLIENT_WORDS))
 
 
 def _sums_of_hashes(tails: bytes, beginnings: "array[int]") -> "array[int]":
@@ -314,7 +342,21 @@ class KeyHasher:
                     physical_offsets.append(physical_offset)
                     store_timestamps.append(store_timestamp)
         hashes = _sums_of_hashes(b"".join(tails), array("Q", beginnings))
-        return HashedKeys(hashes, array("q", physical_offsets), array("q", store_timestamps))
+        return hashed_keys(hashes, physical_offsets, store_timestamps)
+
+    def hash_single_keys(self, singles: SingleKeys) -> HashedKeys:
+        """Return the hashed keys of records whose keys need not be looked for."""
+        topics, keys, physical_offsets, store_timestamps = singles
+        words = array("Q", keys)
+        if _have_one_client(words):
+            client = keys[:_CLIENT_SIZE]
+            of_topic = {topic: self._beginning(topic, client) for topic in set(topics)}
+            beginnings = array("Q", map(of_topic.__getitem__, topics))
+        else:
+            clients = [client for (client,) in _CLIENT.iter_unpack(keys)]
+            beginnings = array("Q", map(self._beginning, topics, clients))
+        hashes = _sums_of_hashes(words[_CLIENT_WORDS::_KEY_WORDS].tobytes(), beginnings)
+        return hashed_keys(hashes, physical_offsets, store_timestamps)
 
     def hash_unique_keys(self, groups: Sequence[UniqueKeys]) -> HashedKeys:
         """Return the hashed keys of groups whose keys need not be looked for."""
@@ -326,15 +368,15 @@ class KeyHasher:
             store_timestamps += array("q", [store_timestamp]) * count
             words = array("Q", keys)
             tails += words[_CLIENT_WORDS::_KEY_WORDS]
-            if all(
-                words[at::_KEY_WORDS] == words[at : at + 1] * count for at in range(_CLIENT_WORDS)
-            ):
+            if _have_one_client(words):
                 beginnings += array("Q", [self._beginning(topic, keys[:_CLIENT_SIZE])]) * count
             else:
                 clients = _CLIENT.iter_unpack(keys)
                 beginnings.extend([self._beginning(topic, client) for (client,) in clients])
         hashes = _sums_of_hashes(tails.tobytes(), beginnings)
-        return HashedKeys(hashes, physical_offsets, store_timestamps)
+        times = [group.store_timestamp for group in groups]
+        earliest, latest = min(times, default=0), max(times, default=0)
+        return HashedKeys(hashes, physical_offsets, store_timestamps, earliest, latest)
 
     def _beginning(self, topic: str, client: bytes) -> int:
         part = self._clients.get(client)

@@ -256,12 +256,13 @@ class IndexCheck:
             return 0
         count = min(file.items_left, len(keys.hashes) - start)
         items = file.peek(count)
-        hashes, offsets, timestamps = keys.part(start, start + count)
+        part = keys.part(start, start + count)
+        hashes, offsets, timestamps, *_ = part
         if items.hashes != tuple(hashes) or items.offsets != tuple(offsets):
             return 0
         first = file.next_item
         file.pass_over(items, self._findings)
-        seconds = tuple(seconds_column(file.header.begin_timestamp, timestamps))
+        seconds = tuple(seconds_column(file.header.begin_timestamp, part))
         if first == FIRST_ITEM or items.seconds != seconds:
             for index, item in enumerate(_items(file, first, items)):
                 self._check_time(item, timestamps[index])

@@ -17,12 +17,15 @@ from halfmq.store.format.ids import (
 )
 from halfmq.store.format.index import (
     KeyHasher,
+    SingleKeys,
     UniqueKeys,
     hashed_keys,
     index_key,
     index_key_hash,
     index_keys,
     joined_if_usual,
+    seconds_after,
+    seconds_column,
 )
 from halfmq.store.format.properties import (
     BatchUnit,
@@ -205,11 +208,32 @@ def test_unique_keys_are_hashed_together_as_one_by_one(
 
     hashed = KeyHasher().hash_unique_keys(joined)
 
-    assert hashed == hashed_keys(
+    times = [time for _, keys, time in groups for _ in keys]
+    one_by_one = hashed_keys(
         [index_key_hash(index_key(topic, key)) for topic, keys, _ in groups for key in keys],
         chain.from_iterable(offsets),
-        [time for _, keys, time in groups for _ in keys],
+        times,
     )
+    assert hashed == one_by_one
+    singles = SingleKeys(
+        [topic for topic, keys, _ in groups for _ in keys],
+        "".join(key for _, keys, _ in groups for key in keys).encode(),
+        [*chain.from_iterable(offsets)],
+        times,
+    )
+    assert KeyHasher().hash_single_keys(singles) == one_by_one
+
+
+@given(
+    begin=st.integers(-1, 10**13),
+    times=st.lists(st.integers(0, 10**13), min_size=1, max_size=20),
+    span=st.integers(0, 20),
+)
+def test_the_seconds_of_items_are_those_of_each(begin: int, times: list[int], span: int) -> None:
+    """Of all keys or of a part of them, whose bounds are those of the whole."""
+    keys = hashed_keys([0] * len(times), range(len(times)), times).part(0, span)
+
+    assert [*seconds_column(begin, keys)] == [seconds_after(begin, time) for time in times[:span]]
 
 
 @given(st.lists(KEYS.map(str.encode)))

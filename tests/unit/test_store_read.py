@@ -13,9 +13,11 @@ import pytest
 from halfmq.store import disk, index_file, key_indexing, log_reader, residence
 from halfmq.store.config import FlushMode
 from halfmq.store.errors import DiskFullError
+from halfmq.store.format.index import KeyedRecord, index_keys
 from halfmq.store.format.properties import tag_hash
 from halfmq.store.format.queue_entry import PRE_BLANK
 from halfmq.store.format.record import decode_records
+from halfmq.store.index_file import IndexService
 from halfmq.store.key_indexing import RECORDS_PER_PUT_MIN
 from halfmq.store.log_reader import GAP_MAX, spans
 from halfmq.store.mapped_file import reserve
@@ -681,6 +683,37 @@ def test_a_batch_is_indexed_like_as_many_messages(
     assert _ticks(store) == 5
     flush(store)
     assert len(store.query_index("T", keys[0], 64, 0, 1 << 60)) == 5 * 4
+
+
+@pytest.mark.parametrize("all_known", [True, False])
+def test_keys_that_are_known_are_indexed_as_if_they_were_looked_for(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch, *, all_known: bool
+) -> None:
+    """Which nobody does, unless something else of the slice has to be looked at."""
+    looked: list[int] = []
+    put_group = IndexService.put_group
+
+    def looking(index: IndexService, records: Sequence[KeyedRecord]) -> None:
+        looked.append(len(records))
+        put_group(index, records)
+
+    monkeypatch.setattr(IndexService, "put_group", looking)
+    keys = [f"{'AB'[number % 2]:0>24}{number:08X}" for number in range(5)]
+    group = [
+        draft(topic, properties={"UNIQ_KEY": key}, unique_key=key)
+        for topic, key in zip("TTUTU", keys, strict=True)
+    ]
+    group.insert(1, draft(properties={"A": "b"}, unique_key=""))
+    if not all_known:
+        group.insert(2, draft("U", properties={"KEYS": "k l"}))
+
+    done = append_durably(store, *group)
+
+    for one, appended in zip(group, done, strict=True):
+        for key in index_keys(one.properties):
+            found = store.query_index(one.topic, key.decode(), 9, 0, 1 << 60)
+            assert found == [appended.physical_offset]
+    assert looked == ([] if all_known else [len(group)])
 
 
 def test_more_is_indexed_at_once_where_that_is_quick(

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from halfmq.broker.transaction.half import (
     IMMUNITY_S_MAX,
@@ -25,6 +26,7 @@ from halfmq.broker.transaction.pending import ParkedReason
 from halfmq.store.draft import Draft
 from halfmq.store.format.flags import COMPRESSED, TransactionType, has_queue_entry, is_indexed
 from halfmq.store.format.ids import pack_host
+from halfmq.store.format.index import index_keys
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import (
     Record,
@@ -178,6 +180,18 @@ def test_the_final_message_links_to_its_half() -> None:
     assert (final.prepared_transaction_offset, final.sys_flag) == (73_400_320, 0x8)
     assert (final.flag, final.reconsume_times) == (7, 2)
     assert decode_properties(final.properties)["TRAN_MSG"] == "true"
+
+
+def test_what_is_known_of_the_keys_of_a_message_holds_for_its_half_and_final() -> None:
+    """They have the same ones; a rollback has none."""
+    original = replace(message(key=KEY), unique_key=KEY)
+    half = half_draft(original, KEY)
+    final = prepared_final(original, half, OFFSET)
+
+    assert half.unique_key == final.unique_key == committed(final).unique_key == KEY
+    assert rollback_draft(final).unique_key == ""
+    for draft in (half, final):
+        assert index_keys(draft.properties) == [KEY.encode()]
 
 
 def test_a_final_message_carries_the_id_of_its_half() -> None:
