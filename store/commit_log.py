@@ -73,6 +73,8 @@ class CommitLog:
         self.write_offset = 0  # physical offset behind the last record
         self.last_store_timestamp = 0  # ms, of the last record; never goes back
         self.wake_helper: Callable[[], None] = lambda: None  # called when prepare_ahead is due
+        # Tells whether senders wait for flushes, which are faster where zeros were written before.
+        self.flushes_matter: Callable[[], bool] = lambda: True
         # Called when a failed append could not be taken back: no other one may follow it.
         self.on_failure: Callable[[StoreError], None] = lambda error: None
         self._queues = queues
@@ -87,6 +89,7 @@ class CommitLog:
         self._active: LogFile | None = None  # None: the next append opens it
         self._limit = 0  # physical offset that a record may reach without a look-up
         self._spare: LogFile | None = None  # the next file, made by the helper
+        self._zeros = True  # whether space is made ready with zeros
         self._files_lock = Lock()  # held while a file is created, by either thread
 
     def start(self, write_offset: int, last_store_timestamp: int) -> None:
@@ -383,7 +386,7 @@ class CommitLog:
         active = self._active
         needed = end + BLANK_SIZE - active.base
         if active.ready_end < needed:
-            active.make_ready(needed)
+            active.make_ready(needed, zeros=self._zeros)
         self.wake_helper()
         self._limit = min(active.base + active.ready_end - BLANK_SIZE, end + LOOK_UP_EVERY)
         return self._limit
@@ -393,14 +396,15 @@ class CommitLog:
         with self._files_lock:
             if base not in self.files.bases:
                 return self._take_next(base)
-            return self._open(base, written_end=offset - base)
+            return self._open(base, written_end=offset - base, is_new=False)
 
-    def _open(self, base: int, *, written_end: int) -> LogFile:
+    def _open(self, base: int, *, written_end: int, is_new: bool) -> LogFile:
         return LogFile(
             self.files.path(base),
             base,
             self.files.file_size,
             written_end=written_end,
+            is_new=is_new,
         )
 
     def _roll(self, offset: int) -> int:
@@ -409,7 +413,7 @@ class CommitLog:
         following = self._file_end(offset)
         full = self._active or self._open_active(offset)
         position = offset - full.base
-        full.make_ready(position + BLANK_SIZE)
+        full.make_ready(position + BLANK_SIZE, zeros=self._zeros)
         with self._files_lock:
             self._active = self._take_next(following)
         try:
@@ -432,7 +436,7 @@ class CommitLog:
         disk.remove(path)  # what an attempt that failed may have left
         create_file(path, self.files.file_size)
         try:
-            return self._open(base, written_end=0)
+            return self._open(base, written_end=0, is_new=True)
         except BaseException:
             disk.unlink(path)
             raise
@@ -446,8 +450,9 @@ class CommitLog:
         active = self._active
         if active is None:
             return
+        zeros = self._zeros = self.flushes_matter()
         target = self.write_offset - active.base + READY_AHEAD
-        active.make_ready_ahead(min(target, active.size))
+        active.make_ready_ahead(min(target, active.size), zeros=zeros)
         if target <= active.size:
             return
         with self._files_lock:
@@ -456,7 +461,7 @@ class CommitLog:
             if self._spare is None:
                 self._spare = self._create_durably(active.base + active.size)
             spare = self._spare
-        spare.make_ready_ahead(min(target - active.size, spare.size))
+        spare.make_ready_ahead(min(target - active.size, spare.size), zeros=zeros)
 
     def _create_durably(self, base: int) -> LogFile:
         created = self._create(base)

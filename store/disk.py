@@ -246,8 +246,8 @@ def write_zeros(fd: int, start: int, end: int) -> None:
         start += pwrite(fd, bytes(min(end - start, _PIPE_SIZE)), start)
 
 
-def bring_in(fd: int, start: int, end: int) -> None:
-    """Have a part of an open file in memory, with one call that copies nothing.
+def bring_in(fd: int, start: int, end: int) -> bool:
+    """Have a part of an open file in memory, with one call that copies nothing; say if all is.
 
     Without ``sendfile`` nothing is done. What the system reads of a large part at once it reads in
     pieces of 64 KiB, and lets others have the processor in between.
@@ -255,6 +255,7 @@ def bring_in(fd: int, start: int, end: int) -> None:
     if sendfile is not None:
         while start < end and (sent := sendfile(_nowhere(), fd, start, end - start)):
             start += sent
+    return start >= end
 
 
 @cache

@@ -5,19 +5,22 @@ disk is full. So space is reserved, or written, before a store through a map can
 it is there that a full disk shows, as ``DiskFullError``. Queue and index files are mapped.
 
 Reserved but unwritten space is still slow: the first touch of each page goes through the file
-system, 2.8 us per 1 KiB record against 0.17 us on pages that hold written zeros. ``LogFile``
-therefore keeps a mark, ``ready_end``: up to it zeros were written, by pwrite, which releases the
-interpreter where ``mmap.flush`` or ``madvise`` would stop it. A helper thread moves the mark ahead
-of the appender; an appender that reaches it moves it itself. Records are written only below the
-mark, so the two never touch the same bytes.
+system, 2.8 us per 1 KiB record against 0.17 us where it was made ready. ``LogFile`` therefore keeps
+a mark, ``ready_end``. A helper thread moves it ahead of the appender; an appender that reaches it
+moves it itself. Records are written only below the mark, so the two never touch the same bytes.
+Two things make space ready. Neither holds the interpreter, as ``mmap.flush`` or ``madvise`` would:
 
-They do share the file's lock in the kernel: a record waits while zeros are written. And a virtual
-machine whose host gives memory as it is first touched waits for that, 8 to 30 us a page. So the
-helper first has the pages brought into memory, which needs no such lock, and then written by a call
-that gives the lock away after each sixteen of them. A mebibyte each: both calls cost the helper a
-wait for the interpreter, which an appender at full load gives away rarely. With two calls for
-256 KiB it fell behind at 150 MB/s, the appender zeroed a third of the log itself, and batches under
-ASYNC_FLUSH came to 87 % of the rate.
+* Its pages are brought into memory. A virtual machine whose host gives memory as it is first
+  touched waits 8 to 30 us for each. The helper does this, and needs no lock of the file.
+* Zeros are written to it, if senders wait for flushes. The first flush of space that was never
+  written goes through the journal of the file system; where zeros were written, that has been paid
+  for. Where nobody waits, as under ASYNC_FLUSH, zeros would only make the machine write everything
+  twice: batches came to 90 % of the rate. A new file reads as zeros without.
+
+Zeros share the file's lock with the records, so the call that writes them gives it away after each
+sixteen pages. Both calls take a mebibyte, because each costs the helper a wait for the interpreter,
+which an appender at full load gives away rarely. With 256 KiB it fell behind at 150 MB/s, and the
+appender made a third of the log ready itself.
 
 Records get into the log by pwrite and not through a map. A flush write-protects the pages of a
 map, and the fault of the next write costs more than pwrite does: durable producers gain a third
@@ -38,8 +41,8 @@ from typing import Final
 from . import disk
 from .errors import DiskFullError, UnusableFileError
 
-READY_PIECE: Final = 64 << 10  # bytes that the appender zeroes at once, new memory included
-AHEAD_PIECE: Final = 1 << 20  # bytes that the helper zeroes at once, in 200 us
+READY_PIECE: Final = 64 << 10  # bytes the appender makes ready at once, new memory included
+AHEAD_PIECE: Final = 1 << 20  # bytes that the helper makes ready at once, in 200 us
 # Bytes of a disk that the reservation of a whole file leaves to queues, tables and all others.
 ROOM_LEFT: Final = 64 << 20
 _BLOCK: Final = 512  # bytes; what st_blocks counts, on any file system
@@ -240,10 +243,16 @@ def _leaves_room(fd: int, size: int) -> bool:
 class LogFile:
     """One file of the commit log, open for appending."""
 
-    __slots__ = ("_fd", "_lock", "_urgent", "base", "path", "ready_end", "reserved_end", "size")
+    __slots__ = (
+        "_fd", "_is_new", "_lock", "_urgent", "base", "path", "ready_end", "reserved_end", "size"
+    )  # fmt: skip
 
-    def __init__(self, path: Path, base: int, size: int, *, written_end: int) -> None:
-        """Open an existing file; from ``written_end`` on it will be zeroed before it is used.
+    def __init__(
+        self, path: Path, base: int, size: int, *, written_end: int, is_new: bool = False
+    ) -> None:
+        """Open an existing file; from ``written_end`` on it holds zeros before it is used.
+
+        With ``is_new`` it certainly does, as nobody ever wrote to it.
 
         Its holes are filled at once, unless that would leave next to nothing to others. Then the
         file gets its blocks as it is zeroed, so that the last megabyte of a disk can be used.
@@ -257,6 +266,7 @@ class LogFile:
         self.ready_end = written_end
         self._lock = Lock()
         self._urgent = False
+        self._is_new = is_new
         self._fd = disk.open_file(path, disk.WRITE)
         self.reserved_end = 0  # up to where it has blocks, as far as that was asked for
         try:
@@ -276,17 +286,23 @@ class LogFile:
         if written < len(content):
             write_fully(self._fd, content[written:], position + written, self.path)
 
-    def make_ready(self, end: int) -> None:
-        """Let records be written up to byte ``end``; called by the appender."""
+    def make_ready(self, end: int, *, zeros: bool) -> None:
+        """Let records be written up to byte ``end``; called by the appender.
+
+        With ``zeros``, or where it is necessary, zeros are written first.
+        """
         self._urgent = True
         try:
             with self._lock:
-                while self.ready_end < end:
-                    self._zero_piece(READY_PIECE)
+                while (start := self.ready_end) < end:
+                    piece_end = self._piece_end(start, READY_PIECE)
+                    if zeros or not self._holds_zeros:
+                        write_zeros(self._fd, start, piece_end, self.path)
+                    self.ready_end = piece_end
         finally:
             self._urgent = False
 
-    def make_ready_ahead(self, end: int) -> None:
+    def make_ready_ahead(self, end: int, *, zeros: bool) -> None:
         """Do the same from the helper thread, never in the appender's way for long."""
         if self.ready_end >= end:
             return
@@ -294,8 +310,9 @@ class LogFile:
         with suppress(FileNotFoundError), disk.opened(self.path, disk.WRITE) as fd:
             disk.guess_nothing(fd)
             while (start := self.ready_end) < end:
+                is_there = False
                 with suppress(OSError):  # what cannot be read may still be written
-                    disk.bring_in(fd, start, self._piece_end(start, AHEAD_PIECE))
+                    is_there = disk.bring_in(fd, start, self._piece_end(start, AHEAD_PIECE))
                 while self._urgent:
                     time.sleep(_URGENT_PAUSE)
                 with self._lock:
@@ -304,14 +321,14 @@ class LogFile:
                     start = self.ready_end
                     if start < end:
                         piece_end = self._piece_end(start, AHEAD_PIECE)
-                        fill_with_zeros(fd, start, piece_end, self.path)
+                        if zeros or not is_there or not self._holds_zeros:
+                            fill_with_zeros(fd, start, piece_end, self.path)
                         self.ready_end = piece_end
 
-    def _zero_piece(self, size: int) -> None:
-        start = self.ready_end
-        end = self._piece_end(start, size)
-        write_zeros(self._fd, start, end, self.path)
-        self.ready_end = end
+    @property
+    def _holds_zeros(self) -> bool:
+        """Whether there are zeros behind ``ready_end``, with blocks of the disk under them."""
+        return self._is_new and self.reserved_end == self.size
 
     def _piece_end(self, start: int, size: int) -> int:
         """Return the next multiple of a piece's size, so that all but the first are whole pages."""

@@ -105,6 +105,7 @@ class MessageStore:
         )
         self._log = CommitLog(config, self._queues, now_ms)
         self._log.on_failure = self._fail
+        self._log.flushes_matter = self._flushes_matter
         self._reader = LogReader(self._log.files)
         self._flusher = Flusher(
             self._log,
@@ -124,6 +125,7 @@ class MessageStore:
             config.max_hash_slots,
         )
         self._worker = worker
+        self._flush_asked = False
         self._keys: KeyIndexing | None = None
         self._janitor: Janitor | None = None
         self._checkpoint = Checkpoint()
@@ -370,7 +372,13 @@ class MessageStore:
 
     def request_flush(self) -> None:
         """Ask for a flush of everything appended so far; any thread, never waits."""
+        self._flush_asked = True
         self._flusher.request()
+
+    def _flushes_matter(self) -> bool:
+        """Tell whether a flush was asked for since the last time; on the janitor's thread."""
+        asked, self._flush_asked = self._flush_asked, False
+        return asked or self._sync_mode
 
     def tick(self, budget_ms: float = 2.0) -> bool:
         """Do deferred work for about ``budget_ms``; return whether there is more.

@@ -28,6 +28,7 @@ from halfmq.store.mapped_file import (
 from halfmq.store.mapped_file_queue import MappedFileQueue
 from halfmq.store.message_store import MessageStore
 from halfmq.store.residence import Residence
+from tests.support.stepped_worker import SteppedWorker
 from tests.support.stores import (
     PATIENCE,
     Clock,
@@ -45,10 +46,10 @@ def no_space(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def opened(path: Path, *, size: int = SIZE, written_end: int = 0) -> LogFile:
+def opened(path: Path, *, size: int = SIZE, written_end: int = 0, is_new: bool = False) -> LogFile:
     if not path.exists():
         create_file(path, size)
-    return LogFile(path, 0, size, written_end=written_end)
+    return LogFile(path, 0, size, written_end=written_end, is_new=is_new)
 
 
 def test_preparing_ahead_never_touches_what_was_written(
@@ -59,11 +60,11 @@ def test_preparing_ahead_never_touches_what_was_written(
     monkeypatch.setattr(mapped_file, "AHEAD_PIECE", 4096)
     for number in range(5):
         file = opened(tmp_path / f"{number}")
-        helper = Thread(target=file.make_ready_ahead, args=(SIZE,))
+        helper = Thread(target=file.make_ready_ahead, args=(SIZE,), kwargs={"zeros": True})
         helper.start()
         record = bytes(range(1, 252))
         for position in range(0, SIZE - len(record), len(record)):
-            file.make_ready(position + len(record))
+            file.make_ready(position + len(record), zeros=True)
             file.write(position, record)
         helper.join()
         file.close()
@@ -79,9 +80,9 @@ def test_a_record_waits_for_no_memory(tmp_path: Path, monkeypatch: pytest.Monkey
     brought: list[tuple[int, int]] = []
     zeroed: list[tuple[int, int]] = []
 
-    def brings(fd: int, start: int, end: int) -> None:
+    def brings(fd: int, start: int, end: int) -> bool:
         brought.append((start, end))
-        bring_in(fd, start, end)
+        return bring_in(fd, start, end)
 
     def zeroes(fd: int, start: int, end: int) -> None:
         zeroed.append((start, end))
@@ -92,7 +93,7 @@ def test_a_record_waits_for_no_memory(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(disk, "write_zeros", zeroes)
     file = opened(tmp_path / "f", size=4 * SIZE, written_end=5000)
 
-    file.make_ready_ahead(3 * SIZE + 1)
+    file.make_ready_ahead(3 * SIZE + 1, zeros=True)
 
     file.close()
     assert zeroed == [
@@ -104,7 +105,7 @@ def test_what_the_helper_reads_is_no_more_than_it_zeroes(tmp_path: Path) -> None
     """The kernel would prepare 8 MiB for a disk that reads so much ahead, at 8 to 30 us a page."""
     file = opened(tmp_path / "f", size=2 * AHEAD_PIECE)
 
-    file.make_ready_ahead(1)
+    file.make_ready_ahead(1, zeros=True)
 
     with disk.opened(file.path) as fd:
         pages = Residence()
@@ -117,7 +118,7 @@ def test_what_the_helper_reads_is_no_more_than_it_zeroes(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("how", [LogFile.make_ready, LogFile.make_ready_ahead])
 def test_zeros_are_written_where_nothing_can_be_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[[LogFile, int], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[..., None]
 ) -> None:
     """A bad sector behind the end of the log takes no space from it."""
 
@@ -127,8 +128,33 @@ def test_zeros_are_written_where_nothing_can_be_read(
     monkeypatch.setattr(disk, "bring_in", bring_in)
     file = opened(tmp_path / "f")
 
-    how(file, SIZE)
+    how(file, SIZE, zeros=True)
 
+    assert file.ready_end == SIZE
+    file.close()
+
+
+@pytest.mark.parametrize("how", [LogFile.make_ready, LogFile.make_ready_ahead])
+@pytest.mark.parametrize("lacking", ["nothing", "a new file", "blocks", "memory"])
+def test_zeros_that_nobody_waits_for_are_written_only_where_they_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: Callable[..., None], lacking: str
+) -> None:
+    """A new file has them, and the space for records; the helper's pages must be in memory, too."""
+    if lacking == "blocks":
+        monkeypatch.setattr(mapped_file, "ROOM_LEFT", 1 << 62)
+    if lacking == "memory":
+        monkeypatch.setattr(disk, "sendfile", None)
+    file = opened(tmp_path / "f", is_new=lacking != "a new file")
+    written: list[int] = []
+    monkeypatch.setattr(mapped_file, "write_zeros", lambda *_: written.append(1))
+    monkeypatch.setattr(mapped_file, "fill_with_zeros", lambda *_: written.append(1))
+
+    how(file, SIZE, zeros=False)
+
+    needed = lacking in ("a new file", "blocks")
+    if how is LogFile.make_ready_ahead and disk.sendfile is None:
+        needed = True
+    assert bool(written) is needed
     assert file.ready_end == SIZE
     file.close()
 
@@ -139,7 +165,7 @@ def test_a_disk_that_is_full_ahead_says_so(tmp_path: Path, monkeypatch: pytest.M
     file = opened(tmp_path / "f")
 
     with pytest.raises(DiskFullError):
-        file.make_ready_ahead(SIZE)
+        file.make_ready_ahead(SIZE, zeros=True)
 
     assert file.ready_end == 0
     file.close()
@@ -150,9 +176,9 @@ def test_preparing_ahead_stops_when_the_file_is_closed(tmp_path: Path) -> None:
     file = opened(tmp_path / "f")
     file.close()
 
-    file.make_ready_ahead(SIZE)
+    file.make_ready_ahead(SIZE, zeros=True)
     (tmp_path / "f").unlink()
-    file.make_ready_ahead(SIZE)
+    file.make_ready_ahead(SIZE, zeros=True)
 
     assert file.ready_end == 0
 
@@ -163,7 +189,7 @@ def test_what_an_earlier_life_left_is_zeroed_before_use(tmp_path: Path) -> None:
     path.write_bytes(b"\xff" * SIZE)
     file = opened(path, written_end=5000)
 
-    file.make_ready(SIZE)
+    file.make_ready(SIZE, zeros=True)
 
     file.close()
     assert path.read_bytes() == b"\xff" * 5000 + bytes(SIZE - 5000)
@@ -441,6 +467,39 @@ def test_the_next_file_is_ready_before_it_is_needed(tmp_path: Path) -> None:
     assert {int(path.name) for path in (tmp_path / "commitlog").iterdir()} == {0, 16_384}
 
 
+@pytest.mark.skipif(disk.sendfile is None, reason="space is made ready with zeros alone here")
+@pytest.mark.parametrize("mode", FlushMode)
+def test_zeros_are_written_ahead_while_senders_wait_for_flushes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: FlushMode
+) -> None:
+    """As all do under SYNC_FLUSH, and transactions under ASYNC_FLUSH."""
+    zeroed: list[int] = []
+
+    def fill(_fd: int, start: int, _end: int, path: Path) -> None:
+        zeroed.append(int(path.name) + start)
+
+    monkeypatch.setattr(mapped_file, "fill_with_zeros", fill)
+    workers: dict[str, SteppedWorker] = {}
+    store = MessageStore(
+        small_config(tmp_path, flush_mode=mode),
+        now_ms=Clock(),
+        worker=lambda name, work, _pause: workers.setdefault(name, SteppedWorker(work)),
+    )
+    store.open()
+
+    def make_a_file_ready() -> bool:
+        zeroed.clear()
+        store.append([draft(body=bytes(8000)) for _ in range(2)])
+        workers["store-janitor"].step()
+        return bool(zeroed)
+
+    assert make_a_file_ready() is (mode is FlushMode.SYNC_FLUSH)
+    store.request_flush()
+    assert make_a_file_ready()
+    assert make_a_file_ready() is (mode is FlushMode.SYNC_FLUSH)
+    store.close()
+
+
 def test_upkeep_survives_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -538,10 +597,10 @@ def test_a_log_file_is_not_ready_where_the_disk_was_full(
 
     monkeypatch.setattr(disk, "pwrite", pwrite)
     with pytest.raises(DiskFullError):
-        file.make_ready(SIZE)
+        file.make_ready(SIZE, zeros=True)
     assert file.ready_end == 0
     monkeypatch.undo()
-    file.make_ready(SIZE)
+    file.make_ready(SIZE, zeros=True)
     assert file.ready_end == SIZE
     file.close()
 
@@ -555,7 +614,7 @@ def test_a_log_file_is_reserved_whole_only_if_that_leaves_others_room(
         sparse = opened(tmp_path / "sparse")
         assert (tmp_path / "sparse").stat().st_blocks == 0
         assert sparse.reserved_end == 0
-        sparse.make_ready(100)
+        sparse.make_ready(100, zeros=True)
         sparse.write(0, b"x" * 100)
     whole = opened(tmp_path / "whole")
     assert whole.reserved_end == SIZE
