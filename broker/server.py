@@ -58,8 +58,14 @@ REPLIES_JOINED_MAX: Final = 1 << 20
 one read can bring 800 pulls, whose answers together would have 200 MiB."""
 
 LOOK_AT_DISK_EVERY: Final = 32
-"""Requests of one read between two looks whether the disk is behind: a read may bring hundreds of
-decisions, each about a message of megabytes."""
+"""Requests between two looks whether the disk is behind, of one peer or several: a read may bring
+hundreds of decisions, each about a message of megabytes."""
+
+LOOK_AT_DISK_BYTES: Final = 256 << 10
+"""Bytes read from all peers between two such looks, one full read: a look takes a twentieth of the
+time of a small request."""
+
+_REQUEST_WEIGHT: Final = LOOK_AT_DISK_BYTES // LOOK_AT_DISK_EVERY  # bytes a request counts as more
 
 UNFINISHED_BYTES_MAX: Final = 256 << 20
 """Bytes of unfinished frames of all connections. A frame may have 16 MiB, so a few hundred peers
@@ -90,6 +96,7 @@ class Shared:
         self.connections: set[ClientConnection] = set()
         self.opaques = itertools.count(1)
         self.ask_expiry = AskExpiry()
+        self.unlooked_bytes = 0  # read since the last look whether the disk is behind
         self.unfinished_bytes = 0  # of frames of which only a part has come
         self.listen_port = 0  # known when the first listener is bound
         self.stopping = False
@@ -165,8 +172,16 @@ class ClientConnection(asyncio.Protocol):
         buffered = self._decoder.buffered
         if buffered != self._unfinished:
             self._count_unfinished(buffered)
+        shared = self._shared
+        shared.unlooked_bytes += len(data) + _REQUEST_WEIGHT * len(commands)
+        if shared.unlooked_bytes >= LOOK_AT_DISK_BYTES:
+            self._look_at_disk()
+
+    def _look_at_disk(self) -> None:
         if self._shared.release.over_limit():
-            self._stall()
+            self._stall()  # and the next peer looks as well
+        else:
+            self._shared.unlooked_bytes = 0
 
     def _stall(self) -> None:
         self._pause_reading()

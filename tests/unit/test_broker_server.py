@@ -568,6 +568,38 @@ def test_what_one_read_brings_is_served_as_the_disk_keeps_up(loop_factory: LoopF
     run_on(loop_factory, main())
 
 
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_a_peer_with_little_to_say_is_stopped_as_well(loop_factory: LoopFactory) -> None:
+    """Not every read is worth a look at the disk; a few are, however small."""
+    size = 4 << 20
+    log = Log()
+    served: list[int] = []
+
+    def store(request: RemotingCommand, connection: Connection) -> bytes | None:
+        served.append(request.opaque)
+        log.write_offset += size
+        connection.reply_when_durable(log.write_offset, encode_reply(request))
+        return None
+
+    async def main() -> None:
+        async with _serving(store, log) as (server, release), _peer(server) as peer:
+            sent = 0
+            while not release._stalled:
+                peer.writer.write(encode_request(105, opaque=sent, header=ROUTE))
+                sent += 1
+                while len(served) < sent:  # noqa: ASYNC110  # the handler fills the list
+                    await asyncio.sleep(0)
+                behind = log.write_offset - log.durable_offset
+                assert behind <= UNFLUSHED_BYTES_MAX + size * server_module.LOOK_AT_DISK_EVERY
+            log.durable_offset = log.write_offset
+            release.release()
+            for opaque in range(sent):
+                assert (await peer.answer()).opaque == opaque
+            assert not release._stalled
+
+    run_on(loop_factory, main())
+
+
 async def test_unfinished_frames_of_all_peers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers that announce large frames and never finish them cannot fill the memory."""
     monkeypatch.setattr(server_module, "UNFINISHED_BYTES_MAX", 100_000)
