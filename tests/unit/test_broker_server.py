@@ -7,7 +7,7 @@ import contextlib
 import errno
 import random
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -532,18 +532,27 @@ def test_nothing_is_written_to_a_peer_that_is_gone(loop_factory: LoopFactory) ->
     run_on(loop_factory, main())
 
 
-@pytest.mark.parametrize("loop_factory", LOOPS)
-def test_what_one_read_brings_is_served_as_the_disk_keeps_up(loop_factory: LoopFactory) -> None:
-    """Hundreds of decisions about large messages would keep the loop for seconds."""
-    requests, size = 200, 4 << 20
-    log = Log()
-    served: list[int] = []
+def _storing(
+    log: Log, served: list[int], size: int
+) -> Callable[[RemotingCommand, Connection], bytes | None]:
+    """Return a handler of requests that each add so many bytes to the log."""
 
     def store(request: RemotingCommand, connection: Connection) -> bytes | None:
         served.append(request.opaque)
         log.write_offset += size
         connection.reply_when_durable(log.write_offset, encode_reply(request))
         return None
+
+    return store
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_what_one_read_brings_is_served_as_the_disk_keeps_up(loop_factory: LoopFactory) -> None:
+    """Hundreds of decisions about large messages would keep the loop for seconds."""
+    requests, size = 200, 4 << 20
+    log = Log()
+    served: list[int] = []
+    store = _storing(log, served, size)
 
     async def main() -> None:
         async with _serving(store, log) as (server, release), _peer(server) as peer:
@@ -574,12 +583,7 @@ def test_a_peer_with_little_to_say_is_stopped_as_well(loop_factory: LoopFactory)
     size = 4 << 20
     log = Log()
     served: list[int] = []
-
-    def store(request: RemotingCommand, connection: Connection) -> bytes | None:
-        served.append(request.opaque)
-        log.write_offset += size
-        connection.reply_when_durable(log.write_offset, encode_reply(request))
-        return None
+    store = _storing(log, served, size)
 
     async def main() -> None:
         async with _serving(store, log) as (server, release), _peer(server) as peer:

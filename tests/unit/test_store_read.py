@@ -12,6 +12,7 @@ import pytest
 
 from halfmq.store import disk, index_file, key_indexing, log_reader, residence
 from halfmq.store.config import FlushMode
+from halfmq.store.draft import Appended
 from halfmq.store.errors import DiskFullError
 from halfmq.store.format.index import KeyedRecord, index_keys
 from halfmq.store.format.properties import tag_hash
@@ -687,9 +688,12 @@ def test_a_batch_is_indexed_like_as_many_messages(
 
 @pytest.mark.parametrize("all_known", [True, False])
 def test_keys_that_are_known_are_indexed_as_if_they_were_looked_for(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch, *, all_known: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, all_known: bool
 ) -> None:
     """Which nobody does, unless something else of the slice has to be looked at."""
+    clock = Clock()
+    store = MessageStore(small_config(tmp_path), now_ms=clock)
+    store.open()
     looked: list[int] = []
     put_group = IndexService.put_group
 
@@ -707,13 +711,19 @@ def test_keys_that_are_known_are_indexed_as_if_they_were_looked_for(
     if not all_known:
         group.insert(2, draft("U", properties={"KEYS": "k l"}))
 
-    done = append_durably(store, *group)
+    done: list[Appended] = []
+    for one in group:
+        clock.now += 10_000
+        done += store.append([one])
+    flush(store)
 
     for one, appended in zip(group, done, strict=True):
+        time = appended.store_timestamp
         for key in index_keys(one.properties):
-            found = store.query_index(one.topic, key.decode(), 9, 0, 1 << 60)
+            found = store.query_index(one.topic, key.decode(), 9, time - 999, time + 999)
             assert found == [appended.physical_offset]
     assert looked == ([] if all_known else [len(group)])
+    store.close()
 
 
 def test_more_is_indexed_at_once_where_that_is_quick(
