@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -401,8 +402,18 @@ def cached(log: MappedFileQueue) -> list[int]:
 def test_scouts_leave_memory_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: dict[str, Any], *, is_read: bool
 ) -> None:
-    """But for what the recovery reads itself, and for the files in which the log ends."""
+    """But for what the recovery reads itself, and for the files in which the log ends.
+
+    What is kept is told by what nobody gave away: a machine that is short of memory takes pages.
+    """
     monkeypatch.setattr(scouts, "FORGOTTEN_AT_ONCE", 1 << 20)
+    need_no_more = disk.need_no_more
+    given_away: Counter[int] = Counter()  # bytes by the number of the file
+
+    def gives_away(fd: int, position: int, length: int) -> None:
+        given_away[os.fstat(fd).st_ino] += length
+        need_no_more(fd, position, length)
+
     size = 3 << 20
     log = written(tmp_path / "log", 7, 4, 0, file_size=size, body_size=4200, **kind)
     for base in log.bases:
@@ -410,7 +421,8 @@ def test_scouts_leave_memory_as_it_was(
             os.fsync(fd)
             if base:
                 disk.need_no_more(fd, 0, size)
-    assert cached(log) == [size, 0, 0, 0]
+    assert cached(log)[1:] == [0, 0, 0]
+    monkeypatch.setattr(disk, "need_no_more", gives_away)
     job = {
         "directory": str(log.directory),
         "file_size": size,
@@ -423,12 +435,13 @@ def test_scouts_leave_memory_as_it_was(
         monkeypatch.setattr(sys, "stdout", frames)
         scouts.main(json.dumps(job))
 
-    warm, cold, *kept = cached(log)
-    assert [warm, *kept] == [size] * 3
+    warm, cold, *kept = [given_away[log.path(base).stat().st_ino] for base in log.bases]
+    assert [warm, *kept] == [0] * 3
     if is_read:
-        assert cold == size, "all of it is read again"
+        assert cold == 0, "all of it is read again"
     else:
-        assert cold <= 2 * SCAN_CHUNK, "less than is forgotten at once, and the last chunk"
+        assert cold >= size - 2 * SCAN_CHUNK, "less than is forgotten at once, and the last chunk"
+        assert cached(log)[1] <= 2 * SCAN_CHUNK
 
 
 @pytest.fixture
