@@ -250,9 +250,9 @@ class LogFile:
     def __init__(
         self, path: Path, base: int, size: int, *, written_end: int, is_new: bool = False
     ) -> None:
-        """Open an existing file; from ``written_end`` on it holds zeros before it is used.
+        """Open an existing file; from ``written_end`` on it will be zeroed before it is used.
 
-        With ``is_new`` it certainly does, as nobody ever wrote to it.
+        A file that ``is_new`` was never written to, and reads as zeros without.
 
         Its holes are filled at once, unless that would leave next to nothing to others. Then the
         file gets its blocks as it is zeroed, so that the last megabyte of a disk can be used.
