@@ -14,21 +14,21 @@ from typing import Final
 
 from . import disk
 
-_CACHESTAT: Final = 451  # number of the system call
+_CACHESTAT: Final = ctypes.c_long(451)  # number of the system call
+_NO_FLAGS: Final = ctypes.c_uint(0)
 
 
-class _Range(ctypes.Structure):
-    _fields_ = (("offset", ctypes.c_uint64), ("length", ctypes.c_uint64))
+# What a call asks, `struct cachestat_range`, and what it is told, `struct cachestat`, in words of
+# eight bytes. Of the second the first is looked at, the pages that are cached.
+_RANGE_WORDS: Final = 2  # offset and length
+_PAGES_WORDS: Final = 5
 
 
-class _Pages(ctypes.Structure):
-    _fields_ = (
-        ("cached", ctypes.c_uint64),
-        ("dirty", ctypes.c_uint64),
-        ("written_back", ctypes.c_uint64),
-        ("evicted", ctypes.c_uint64),
-        ("recently_evicted", ctypes.c_uint64),
-    )
+def _words(count: int) -> tuple[memoryview, ctypes.c_void_p]:
+    """Return memory for a call, and its address."""
+    memory = bytearray(8 * count)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return memoryview(memory).cast("Q"), ctypes.c_void_p(address)
 
 
 class Residence:
@@ -38,37 +38,33 @@ class Residence:
     """Whether the kernel answers, as far as it has been asked."""
 
     def __init__(self) -> None:
-        self._range = _Range()
-        self._pages = _Pages()
+        self._range, self._range_at = _words(_RANGE_WORDS)
+        self._pages, self._pages_at = _words(_PAGES_WORDS)
         self.is_known = sys.platform == "linux"
         if self.is_known:
-            # One that keeps the interpreter: to give it up would take longer than the answer.
+            # One that keeps the interpreter: to give it up would take longer than the answer. The
+            # arguments are of C's own types, so that nothing is converted: half of the time.
             self._syscall = ctypes.PyDLL(None).syscall
-            self._syscall.argtypes = (
-                *(ctypes.c_long, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint),
-            )
             self._syscall.restype = ctypes.c_long
-            self._where = ctypes.addressof(self._range)
-            self._answer = ctypes.addressof(self._pages)
 
     def lacks(self, fd: int, position: int, length: int) -> bool:
         """Tell whether some of a file's range is known not to be there."""
         page = disk.PAGE_SIZE
         pages = (position + length - 1) // page - position // page + 1
-        return self._ask(fd, position, length) and bool(self._pages.cached < pages)
+        return self._ask(fd, position, length) and self._pages[0] < pages
 
     def cached(self, fd: int, position: int, length: int) -> int | None:
         """Return how many bytes of a file's range are there, in whole pages; None: not known."""
         if not self._ask(fd, position, length):
             return None
-        return int(self._pages.cached) * disk.PAGE_SIZE
+        return self._pages[0] * disk.PAGE_SIZE
 
     def _ask(self, fd: int, position: int, length: int) -> bool:
         """Have the kernel fill in its answer; say whether it could."""
         if not self.is_known:
             return False
         asked = self._range
-        asked.offset, asked.length = position, length
-        if self._syscall(_CACHESTAT, fd, self._where, self._answer, 0):
+        asked[0], asked[1] = position, length
+        if self._syscall(_CACHESTAT, fd, self._range_at, self._pages_at, _NO_FLAGS):
             self.is_known = False  # an older kernel, or a file system that cannot tell
         return self.is_known
