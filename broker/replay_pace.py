@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, Protocol
 
 FAR_BEHIND: Final = 64 << 20
@@ -59,10 +60,11 @@ class ReplayPace:
         self._asked_at = self._stored_at = -QUIET_S  # when somebody did last, by the same counter
         self._stores = False  # messages are being stored
 
-    def admits(self, physical_offset: int, serve: Callable[[], None]) -> bool:
-        """Tell whether the pull of a message may be answered now; else ``serve`` is called later.
+    def admits(self, physical_offset: int, serve: Callable[..., None], *arguments: object) -> bool:
+        """Tell whether the pull of a message may be answered now.
 
-        Nothing is called for pulls that wait when the loop ends.
+        Otherwise ``serve`` is called later, with those arguments. Nothing is called for pulls that
+        wait when the loop ends.
         """
         if self._log.write_offset - physical_offset < FAR_BEHIND:
             return True
@@ -72,7 +74,7 @@ class ReplayPace:
             self._begin(self._asked_at)
         if not self._stores or len(self._waiting) >= WAITING_MAX:
             return True
-        self._waiting.append(serve)
+        self._waiting.append(partial(serve, *arguments))
         return False
 
     def spend(self, work: Callable[[], None]) -> None:

@@ -190,6 +190,11 @@ class ClientConnection(asyncio.Protocol):
     def _serve(self, commands: list[RemotingCommand]) -> None:
         """Answer commands in order; what is left when peer or disk become slow waits for them."""
         dispatch = self._dispatch
+        if len(commands) == 1:  # as nearly always where the peer waits for each answer
+            reply = dispatch(commands[0], self)
+            if reply is not None:
+                self.write(reply)
+            return
         replies: list[bytes] = []
         size = 0
         for number, command in enumerate(commands, 1):

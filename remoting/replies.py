@@ -8,6 +8,7 @@ fails a frame, the C++ client skips a field otherwise) and there is no white spa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -180,7 +181,7 @@ def encode_pull_reply(
             min_offset,
             max_offset,
             request.opaque,
-            b"" if remark is None else b'"remark":%b,' % _encode_json(remark),
+            _json_remark(remark),
         )
     elif request.header_type == _MSGPACK:
         fields = (0, next_begin_offset, min_offset, max_offset, None, 0, 0)
@@ -199,6 +200,12 @@ def encode_pull_reply(
         header = _reply_header(request, code, offsets, remark)
     size = len(header)
     return _pack_head(4 + size + body_size, request.header_type << 24 | size) + header
+
+
+@lru_cache(maxsize=64)
+def _json_remark(remark: str | None) -> bytes:
+    """Return the field; those of pulls are names of what was found."""
+    return b"" if remark is None else b'"remark":%b,' % _encode_json(remark)
 
 
 def _reply_header(

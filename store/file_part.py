@@ -7,12 +7,12 @@ Until the peer has taken it, what was sent is the page of the file itself: nothi
 over it, not even when the file is deleted (``leaving``).
 """
 
-from typing import NamedTuple
+import msgspec
 
 from . import disk
 
 
-class FilePart(NamedTuple):
+class FilePart(msgspec.Struct, frozen=True, gc=False):
     """Where it lies; of use until the store is called again, which may close the file."""
 
     fd: int

@@ -57,7 +57,7 @@ class LogReader:
         self._scratch = memoryview(bytearray(SCRATCH_SIZE))
         self._viewed = 0  # bytes of it that views have
         self._unwanted = memoryview(bytearray(GAP_MAX))  # what is read and nobody looks at
-        self._last_byte = bytearray(1)
+        self._last_byte = (bytearray(1),)
         self._cached = CachedReads()
         self._residence = Residence()
         self._wary_until = 0.0  # by the monotonic clock; 0: no read has found too little lately
@@ -101,7 +101,7 @@ class LogReader:
         if (
             self._residence.lacks(fd, position, length)
             or not self._residence.is_known
-            or self._cached.read_into(fd, (self._last_byte,), last) < 1
+            or self._cached.read_into(fd, self._last_byte, last) < 1
         ):
             return None
         return FilePart(fd, position, length)

@@ -35,6 +35,7 @@ from ..topics import TopicConfig
 logger = logging.getLogger(__name__)
 
 _Read = TypeVar("_Read")
+_Call = tuple[Callable[..., None], tuple[object, ...]]  # costs a third of a `partial`
 
 COMMIT_OFFSET_FLAG: Final = 1
 SUSPEND_FLAG: Final = 2
@@ -188,7 +189,7 @@ class PullHandler:
         self._long_polling = long_polling
         self._cold_readers = ThreadPoolExecutor(COLD_READ_THREADS, thread_name_prefix="cold-read")
         self._cold_reads = 0
-        self._staged: list[Callable[[], None]] = []  # each sends an answer of this pass of the loop
+        self._staged: list[_Call] = []  # each sends an answer of this pass of the loop
         self._staged_bytes = 0
         self._pace = ReplayPace(store)
         long_polling.answer_by(self._answer_held, store)
@@ -239,7 +240,7 @@ class PullHandler:
         )
         if result.status is _FOUND:
             if not paced and not self._pace.admits(
-                result.ranges[0][0], partial(self._look_later, request, connection, tag_codes)
+                result.ranges[0][0], self._look_later, request, connection, tag_codes
             ):
                 return None
             return self._found(request, connection, result, at_once=paced)
@@ -282,16 +283,16 @@ class PullHandler:
             if reply is not None:
                 return reply
         elif len(result.ranges) == 1 and self._store.gives_parts:
-            send = partial(self._send_part, request, connection, result, head)
+            send = self._send_part, (request, connection, result, head)
             self._stage(send, result.size, at_once=at_once)
             return None
         elif (view := self._store.view(result.ranges, behind=head)) is not None:
-            self._stage(partial(connection.write, view), len(view), at_once=at_once)
+            self._stage((connection.write, (view,)), len(view), at_once=at_once)
             return None
         self._find_on_disk(request, connection, result=result)
         return None
 
-    def _stage(self, send: Callable[[], None], size: int, *, at_once: bool) -> None:
+    def _stage(self, send: _Call, size: int, *, at_once: bool) -> None:
         self._staged.append(send)
         self._staged_bytes += size
         if at_once or self._staged_bytes >= STAGED_BYTES_MAX:
@@ -306,8 +307,8 @@ class PullHandler:
         as long as a tenth of a pull; one that has just got an answer is still awake.
         """
         staged, self._staged, self._staged_bytes = self._staged, [], 0
-        for send in staged:
-            send()
+        for send, arguments in staged:
+            send(*arguments)
         self._store.forget_views()
 
     def _send_part(
