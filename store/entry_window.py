@@ -8,6 +8,7 @@ Only what is complete is kept. Entries are not changed but by who repairs a queu
 """
 
 from collections import deque
+from itertools import accumulate
 from struct import Struct
 from typing import Final, NamedTuple, Self
 
@@ -16,9 +17,8 @@ from .format.queue_entry import ENTRY_SIZE
 
 WINDOW_ENTRIES: Final = 256
 WINDOW_BYTES: Final = WINDOW_ENTRIES * ENTRY_SIZE
-WINDOWS_MAX: Final = 512  # kept for all queues together, 25 KiB each
+WINDOWS_MAX: Final = 512  # kept for all queues together, 15 KiB each
 
-_STARTS: Final = Struct(">" + "q12x" * WINDOW_ENTRIES)
 _SIZES: Final = Struct(">" + "8xi8x" * WINDOW_ENTRIES)
 # Tells a filler at its place; elsewhere it may come about by chance, which only costs time.
 FILLER_MARK: Final = FILLER_TAGS_CODE.to_bytes(8, "big")
@@ -28,8 +28,7 @@ class EntryWindow(NamedTuple):
     """A queue's entries from a multiple of ``WINDOW_ENTRIES`` on."""
 
     entries: bytes
-    starts: tuple[int, ...]  # physical offsets
-    sizes: tuple[int, ...]
+    sizes_until: tuple[int, ...]  # of all messages before one of them, and of all
     is_plain: bool  # each entry is that of a message, as nearly always
 
     @classmethod
@@ -37,7 +36,7 @@ class EntryWindow(NamedTuple):
         """Take ``WINDOW_BYTES`` of a queue apart."""
         sizes = _SIZES.unpack(entries)
         is_plain = min(sizes) > 0 and FILLER_MARK not in entries
-        return cls(entries, _STARTS.unpack(entries), sizes, is_plain)
+        return cls(entries, tuple(accumulate(sizes, initial=0)), is_plain)
 
 
 class WindowPool:

@@ -28,6 +28,7 @@ _FAST_COUNT_MAX: Final = 64  # entries unpacked in one step; twice what clients 
 _ENTRY: Final = Struct(">qi4xi")
 assert _ENTRY.size == ENTRY_SIZE
 _OFFSET: Final = Struct(">q")
+_PLACE: Final = Struct(">qi")  # physical offset and size
 
 
 class GetStatus(Enum):
@@ -154,17 +155,20 @@ def _of_window(
     end = first + count
     if end > WINDOW_ENTRIES:
         return None
-    sizes, starts = window.sizes[first:end], window.starts
-    size, start = sum(sizes), starts[first]
+    entries, sizes_until = window.entries, window.sizes_until
+    size = sizes_until[end] - sizes_until[first]
+    (start,) = _OFFSET.unpack_from(entries, first * ENTRY_SIZE)
     if size > max_bytes or start < log_start:
         return None
     if tag_codes is not None:
-        found = window.entries[first * ENTRY_SIZE : end * ENTRY_SIZE]
+        found = entries[first * ENTRY_SIZE : end * ENTRY_SIZE]
         if not tag_codes.issuperset(_codes(count).unpack(found)):
             return None
-    if starts[end - 1] + sizes[-1] - start == size:
+    last, last_size = _PLACE.unpack_from(entries, (end - 1) * ENTRY_SIZE)
+    if last + last_size - start == size:
         return [(start, size)], size  # they fill their span, so they are all neighbours
-    return _merged(starts[first:end], sizes), size
+    found = entries[first * ENTRY_SIZE : end * ENTRY_SIZE]
+    return _merged(_offsets(count).unpack(found), _sizes(count).unpack(found)), size
 
 
 def _merged(starts: Sequence[int], sizes: Sequence[int]) -> list[Range]:
