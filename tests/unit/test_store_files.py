@@ -27,7 +27,6 @@ from halfmq.store.mapped_file import (
 )
 from halfmq.store.mapped_file_queue import MappedFileQueue
 from halfmq.store.message_store import MessageStore
-from halfmq.store.residence import Residence
 from tests.support.stepped_worker import SteppedWorker
 from tests.support.stores import (
     PATIENCE,
@@ -101,19 +100,52 @@ def test_a_record_waits_for_no_memory(tmp_path: Path, monkeypatch: pytest.Monkey
     ]  # fmt: skip
 
 
-def test_what_the_helper_reads_is_no_more_than_it_zeroes(tmp_path: Path) -> None:
-    """The kernel would prepare 8 MiB for a disk that reads so much ahead, at 8 to 30 us a page."""
-    file = opened(tmp_path / "f", size=2 * AHEAD_PIECE)
+def test_the_helper_reads_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system has to see that, or it brings in small pages, of which each costs time later."""
+    guesses: list[int] = []
+    monkeypatch.setattr(disk, "guess_nothing", guesses.append)
+    bring_in = disk.bring_in
+    read: list[tuple[int, int]] = []
 
-    file.make_ready_ahead(1, zeros=True)
+    def brings(fd: int, start: int, end: int) -> bool:
+        read.append((fd, start))
+        return bring_in(fd, start, end)
 
-    with disk.opened(file.path) as fd:
-        pages = Residence()
-        assert not pages.lacks(fd, 0, AHEAD_PIECE)
-        if not pages.is_known:
-            pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
-        assert pages.lacks(fd, AHEAD_PIECE, 4096)
+    monkeypatch.setattr(disk, "bring_in", brings)
+    file = opened(tmp_path / "f", size=4 * AHEAD_PIECE)
+
+    file.make_ready_ahead(2 * AHEAD_PIECE, zeros=True)
+    file.make_ready_ahead(3 * AHEAD_PIECE, zeros=True)
+
+    assert [start for _, start in read] == [0, AHEAD_PIECE, 2 * AHEAD_PIECE]
+    assert len({fd for fd, _ in read}) == 1
+    assert guesses == []
     file.close()
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        os.fstat(read[0][0])
+
+
+def test_a_file_may_be_closed_while_the_helper_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its descriptor stays until then: another file may get its number."""
+    file = opened(tmp_path / "f", size=4 * AHEAD_PIECE)
+    descriptors: list[int] = []
+
+    def brings(fd: int, _start: int, _end: int) -> bool:
+        file.close()
+        os.fstat(fd)
+        descriptors.append(fd)
+        return True
+
+    monkeypatch.setattr(disk, "bring_in", brings)
+
+    file.make_ready_ahead(2 * AHEAD_PIECE, zeros=True)
+
+    assert file.ready_end == 0
+    assert len(descriptors) == 1
+    with pytest.raises(OSError, match=os.strerror(errno.EBADF)):
+        os.fstat(descriptors[0])
 
 
 @pytest.mark.parametrize("how", [LogFile.make_ready, LogFile.make_ready_ahead])
@@ -181,6 +213,18 @@ def test_preparing_ahead_stops_when_the_file_is_closed(tmp_path: Path) -> None:
     file.make_ready_ahead(SIZE, zeros=True)
 
     assert file.ready_end == 0
+
+
+def test_preparing_ahead_does_not_mind_a_file_that_was_deleted(tmp_path: Path) -> None:
+    """Who appends to it still can, as the system sees it."""
+    file = opened(tmp_path / "f")
+    (tmp_path / "f").unlink()
+
+    file.make_ready_ahead(SIZE, zeros=True)
+    assert file.ready_end == 0
+    file.make_ready(SIZE, zeros=True)
+    assert file.ready_end == SIZE
+    file.close()
 
 
 def test_what_an_earlier_life_left_is_zeroed_before_use(tmp_path: Path) -> None:
