@@ -14,7 +14,7 @@ Two things make space ready. Neither holds the interpreter, as ``mmap.flush`` or
   touched waits 8 to 30 us for each. The helper does this, and needs no lock of the file. It reads
   on in order, with one descriptor, so that the system reads ahead of it, in large pages where the
   file system has them (ext4 as of Linux 6.16, xfs): to write 38 KB takes 7 us then instead of 15,
-  and large answers to pulls come 7 % faster.
+  and large answers to pulls come 6 % faster.
 * Zeros are written to it, if senders wait for flushes. The first flush of space that was never
   written goes through the journal of the file system; where zeros were written, that has been paid
   for. Where nobody waits, as under ASYNC_FLUSH, zeros would only make the machine write everything
