@@ -8,8 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from halfmq.store.format import properties as names
+from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.flags import COMPRESSED, TransactionType
-from halfmq.store.format.properties import PROPERTIES_SIZE_MAX, BatchUnit, encode_batch
+from halfmq.store.format.properties import PROPERTIES_SIZE_MAX
 
 from .config import ClientConfig
 from .errors import ConfigurationError, InvalidMessageError, MessageTooLargeError

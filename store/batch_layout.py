@@ -1,46 +1,44 @@
 """The records of a batch and their queue entries, made together.
 
-Nearly all batches have messages of one size, whose records then differ in CRC, offsets, body and
-properties alone. Those are laid out column by column, in a third less time than one by one.
+The records of messages that are alike differ in CRC, offsets, body and one piece of the properties.
+Only that is made for each of them; what lies between is the same bytes each time.
 """
 
 import struct
 from array import array
-from itertools import chain
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from .consume_queue import ConsumeQueue
-from .draft import Batch
-from .format.columns import column, halves, packed, repeated
+from .draft import AlikeUnits, Batch, Units
+from .format.columns import packed, progression
 from .format.crc import crc32
 from .format.queue_entry import LAYOUT
 from .format.record import BATCH_HEAD_V4, CRC_MASK, HEAD_V4, SHARED_V4
 
 _LENGTH: Final = struct.Struct(">h")  # of the properties
-_HEAD: Final = struct.Struct(f"{HEAD_V4.size}s")
-_HEAD_WORDS: Final = HEAD_V4.size // 4
-_CRC: Final = 2  # its word in a head
-_QUEUE_OFFSET: Final = 5  # its first word; the physical offset follows
+# What differs in the heads of a batch, from the CRC to the physical offset, in words of 4 bytes.
+_DIFFERENT: Final = slice(8, 36)
+_DIFFERENT_SIZE: Final = _DIFFERENT.stop - _DIFFERENT.start
+_DIFFERENT_WORDS: Final = _DIFFERENT_SIZE // 4
+_QUEUE_OFFSET, _PHYSICAL_OFFSET = 3, 5  # their first words; the CRC comes first of all
 _ENTRY_WORDS: Final = LAYOUT.size // 4
+_LAYOUTS_CACHED_MAX: Final = 64  # 2 MiB of the largest
 
 
 class Sizes(NamedTuple):
-    """How long the parts of a batch's messages are, in bytes."""
+    """How long the parts of messages are, in bytes."""
 
     bodies: list[int]
     properties: list[int]
-
-    @property
-    def are_one(self) -> bool:
-        """Whether all messages are of one size."""
-        bodies, properties = self
-        count = len(bodies)
-        return bodies.count(bodies[0]) == count and properties.count(properties[0]) == count
+    times: int  # how often there are such messages
 
 
-def sizes_of(batch: Batch) -> Sizes:
-    """Measure the messages."""
-    return Sizes([*map(len, batch.bodies)], [*map(len, batch.properties)])
+def sizes_of(units: Units | AlikeUnits) -> Sizes:
+    """Measure the messages of a batch."""
+    if isinstance(units, AlikeUnits):
+        return Sizes([len(units.bodies[0])], [units.properties_size], len(units.bodies))
+    return Sizes([*map(len, units.bodies)], [*map(len, units.properties)], 1)
 
 
 class Layout(NamedTuple):
@@ -57,44 +55,68 @@ def lay_out(batch: Batch, sizes: Sizes, queue: ConsumeQueue, start: int, now: in
 
     Hosts are IPv4 addresses, and neither batch nor queue asks for anything unusual.
     """
-    flags, tags_codes = batch.flags, batch.tags_codes
-    if (
-        sizes.are_one
-        and flags.count(flags[0]) == len(flags)
-        and tags_codes.count(tags_codes[0]) == len(flags)
-    ):
-        return _by_columns(batch, sizes, queue, start, now)
-    return _one_by_one(batch, sizes, queue, start, now)
+    if isinstance(batch.units, AlikeUnits):
+        return _by_columns(batch, batch.units, queue, start, now)
+    return _one_by_one(batch, batch.units, sizes, queue, start, now)
 
 
-def _by_columns(batch: Batch, sizes: Sizes, queue: ConsumeQueue, start: int, now: int) -> Layout:
-    count = len(batch.bodies)
-    body_size, properties_size = sizes.bodies[0], sizes.properties[0]
+def _by_columns(
+    batch: Batch, units: AlikeUnits, queue: ConsumeQueue, start: int, now: int
+) -> Layout:
+    count, body_size, properties_size = (
+        len(units.bodies),
+        len(units.bodies[0]),
+        units.properties_size,
+    )
     size = queue.overhead + body_size + properties_size
-    end = start + size * count
-    offsets = array("q", [*range(start, end, size)])
-    high, low = halves(offsets)
+    offsets = progression(start, size, count)
+    offset_words = array("i", offsets)
     head = HEAD_V4.pack(
-        size, queue.magic, 0, batch.queue_id, batch.flags[0], 0, 0, batch.sys_flag,
+        size, queue.magic, 0, batch.queue_id, units.flag, 0, 0, batch.sys_flag,
         batch.born_timestamp, batch.born_host, now, batch.store_host, batch.reconsume_times, 0,
         body_size,
     )  # fmt: skip
-    heads = repeated(head, count)
-    heads[_CRC::_HEAD_WORDS] = column([crc & CRC_MASK for crc in map(crc32, batch.bodies)])
-    queue_offsets = halves([*range(queue.next_offset, queue.next_offset + count)])
-    for place, words in enumerate((*queue_offsets, high, low), _QUEUE_OFFSET):
-        heads[place::_HEAD_WORDS] = words
-    parts = [b""] * (4 * count)
-    parts[0::4] = chain.from_iterable(_HEAD.iter_unpack(packed(heads)))
-    parts[1::4] = batch.bodies
-    parts[2::4] = [queue.topic_field + _LENGTH.pack(properties_size)] * count
-    parts[3::4] = batch.properties
-    entries = repeated(LAYOUT.pack(0, size, batch.tags_codes[0]), count)
-    entries[0::_ENTRY_WORDS], entries[1::_ENTRY_WORDS] = high, low
-    return Layout(parts, packed(entries), offsets, end)
+    before_body = head[_DIFFERENT.stop :]
+    behind_body = queue.topic_field + _LENGTH.pack(properties_size) + units.head
+    between = units.tail + head[: _DIFFERENT.start]
+    parts = [between, b"", before_body, b"", behind_body, b""] * count
+    parts[0] = head[: _DIFFERENT.start]
+    parts[1::6] = _different(head, units, offset_words, queue.next_offset)
+    parts[3::6] = units.bodies
+    parts[5::6] = units.middles
+    parts.append(units.tail)
+    entries = array("i", LAYOUT.pack(0, size, units.tags_code)) * count
+    entries[0::_ENTRY_WORDS], entries[1::_ENTRY_WORDS] = offset_words[0::2], offset_words[1::2]
+    numbers = array("q", packed(array("q", offsets)))
+    return Layout(parts, entries.tobytes(), numbers, start + size * count)
 
 
-def _one_by_one(batch: Batch, sizes: Sizes, queue: ConsumeQueue, start: int, now: int) -> Layout:
+def _different(
+    head: bytes, units: AlikeUnits, offsets: "array[int]", queue_offset: int
+) -> tuple[bytes, ...]:
+    """Return what differs in the heads of records, which lie at the physical ``offsets``.
+
+    These are in words of 4 bytes in the order of the file, as all words here.
+    """
+    count = len(units.bodies)
+    words = array("i", head[_DIFFERENT]) * count
+    crcs = packed(array("i", [crc & CRC_MASK for crc in map(crc32, units.bodies)]))
+    words[0::_DIFFERENT_WORDS] = array("i", crcs)
+    queue_offsets = array("i", progression(queue_offset, 1, count))
+    for place, column in ((_QUEUE_OFFSET, queue_offsets), (_PHYSICAL_OFFSET, offsets)):
+        words[place::_DIFFERENT_WORDS] = column[0::2]
+        words[place + 1 :: _DIFFERENT_WORDS] = column[1::2]
+    return _pieces(count).unpack(words)
+
+
+@lru_cache(maxsize=_LAYOUTS_CACHED_MAX)
+def _pieces(count: int) -> struct.Struct:
+    return struct.Struct(f"{_DIFFERENT_SIZE}s" * count)
+
+
+def _one_by_one(
+    batch: Batch, units: Units, sizes: Sizes, queue: ConsumeQueue, start: int, now: int
+) -> Layout:
     overhead, topic_field, magic = queue.overhead, queue.topic_field, queue.magic
     queue_id, queue_offset, offset = batch.queue_id, queue.next_offset, start
     shared = SHARED_V4.pack(
@@ -106,7 +128,13 @@ def _one_by_one(batch: Batch, sizes: Sizes, queue: ConsumeQueue, start: int, now
     offsets: list[int] = []
     entries: list[int] = []
     columns = zip(
-        batch.flags, batch.bodies, batch.properties, batch.tags_codes, *sizes, strict=True
+        units.flags,
+        units.bodies,
+        units.properties,
+        units.tags_codes,
+        sizes.bodies,
+        sizes.properties,
+        strict=True,
     )
     for flag, body, properties, tags_code, body_size, properties_size in columns:
         size = overhead + body_size + properties_size

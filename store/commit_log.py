@@ -220,19 +220,19 @@ class CommitLog:
             WriteFailedError: The system refused to write for another reason.
         """
         queue = self._queues[batch.topic, batch.queue_id]
-        count = len(batch.bodies)
+        count = len(batch.units.bodies)
         if (
             batch.sys_flag & _UNUSUAL
             or queue.special
             or len(batch.born_host) + len(batch.store_host) != 2 * HOST_V4_SIZE
-            or queue.position + count * ENTRY_SIZE > queue.limit  # the entries need another file
+            or not _has_room(queue, count * ENTRY_SIZE)
         ):
             done = self.append(batch.drafts(), contiguous=True)
             offsets = array("q", [one.physical_offset for one in done])
             first, last = done[0], done[-1]
             return AppendedBatch(offsets, last.end, first.queue_offset, first.store_timestamp)
-        sizes = sizes_of(batch)
-        self._check_sizes(batch, sizes, queue)
+        sizes = sizes_of(batch.units)
+        self._check_sizes(sizes, queue)
         now = max(self._now_ms(), self.last_store_timestamp)
         start = self.write_offset
         try:
@@ -247,7 +247,7 @@ class CommitLog:
         self.last_store_timestamp = now
         return AppendedBatch(offsets, end, queue_offset, now)
 
-    def _check_sizes(self, batch: Batch, sizes: Sizes, queue: ConsumeQueue) -> None:
+    def _check_sizes(self, sizes: Sizes, queue: ConsumeQueue) -> None:
         body_size, properties_size = max(sizes.bodies), max(sizes.properties)
         if body_size > self._body_max:
             raise RecordTooLargeError("a body", body_size, self._body_max)
@@ -255,7 +255,7 @@ class CommitLog:
             raise PropertiesTooLongError(properties_size, PROPERTIES_SIZE_MAX)
         size = queue.overhead + body_size + properties_size  # of none, perhaps; then look closer
         if size > self._record_max:
-            size = queue.overhead + max(map(sum, zip(*sizes, strict=True)))
+            size = queue.overhead + max(map(sum, zip(sizes.bodies, sizes.properties, strict=True)))
             if size > self._record_max:
                 raise RecordTooLargeError("a record", size, self._record_max)
 
@@ -263,8 +263,8 @@ class CommitLog:
         self, batch: Batch, sizes: Sizes, queue: ConsumeQueue, now: int
     ) -> tuple["array[int]", int]:
         """Write records and queue entries of a batch; nothing counts yet."""
-        count = len(batch.bodies)
-        total = queue.overhead * count + sum(sizes.bodies) + sum(sizes.properties)
+        total = queue.overhead * len(batch.units.bodies)
+        total += (sum(sizes.bodies) + sum(sizes.properties)) * sizes.times
         offset = self.write_offset
         if offset + total > self._limit:
             if total > self.files.file_size - BLANK_SIZE:
@@ -484,3 +484,13 @@ class CommitLog:
             self._active.close()
             self._active = None
         self._limit = 0
+
+
+def _has_room(queue: ConsumeQueue, size: int) -> bool:
+    """Tell whether so many bytes of entries fit into the queue's file, which may grow for them."""
+    if queue.position + size > queue.limit:
+        try:
+            queue.grow(size)
+        except (OSError, StoreError):
+            return False  # whoever appends one by one meets it again, and puts it right
+    return queue.position + size <= queue.limit

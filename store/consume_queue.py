@@ -173,8 +173,10 @@ class ConsumeQueue:
 
     # Writing -------------------------------------------------------------------------------
 
-    def grow(self) -> None:
-        """Make room for at least one more entry at ``position``.
+    def grow(self, size: int = ENTRY_SIZE) -> None:
+        """Make room for so many bytes of entries at ``position``, or up to the end of its file.
+
+        For one more entry there is room in any case, if need be in the next file.
 
         Raises:
             DiskFullError: There is none; nothing has changed.
@@ -185,7 +187,7 @@ class ConsumeQueue:
             base, position = base + files.file_size, 0
         if base not in files.bases[-2:]:
             self._create(base)
-        self._reserved_end = self._map_active(base, position)
+        self._reserved_end = self._map_active(base, position, size)
         self._active_base, self.position = base, position
         self.limit = self._reserved_end // ENTRY_SIZE * ENTRY_SIZE
 
@@ -197,15 +199,15 @@ class ConsumeQueue:
         self._files.create(base)
         self._names_durable = False
 
-    def _map_active(self, base: int, position: int) -> int:
+    def _map_active(self, base: int, position: int, room: int) -> int:
         """Map the file for writing and reserve space from ``position`` on; return its end."""
         size = self._files.file_size
         reserved_end = self._reserved_end if base == self._active_base else 0
         path = self._files.path(base)
         fd = disk.open_file(path, disk.WRITE)
         try:
-            if reserved_end < position + ENTRY_SIZE:
-                reserved_end = self._reserve(fd, position, path)
+            if reserved_end < min(position + room, size):
+                reserved_end = self._reserve(fd, position, room, path)
             if self.map is _CLOSED or base != self._active_base:
                 _unmap(self.map)
                 self.map = disk.Map(fd, size)
@@ -215,9 +217,9 @@ class ConsumeQueue:
             disk.close(fd)
         return reserved_end
 
-    def _reserve(self, fd: int, position: int, path: Path) -> int:
+    def _reserve(self, fd: int, position: int, room: int, path: Path) -> int:
         """Reserve space from ``position`` on, the more the longer the file; return its end."""
-        step = min(max(position, _PAGE), RESERVE_STEP)
+        step = max(min(max(position, _PAGE), RESERVE_STEP), room)
         end = min((position + step + _PAGE) // _PAGE * _PAGE, self._files.file_size)
         try_reserve(fd, position - position % _PAGE, end, path)
         # A first touch through the map would read ahead, megabytes where the system is set up

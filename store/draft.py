@@ -45,14 +45,9 @@ class Appended(msgspec.Struct, gc=False):
         return self.physical_offset + self.size
 
 
-class Batch(msgspec.Struct, gc=False, kw_only=True):
-    """Messages for one queue that have everything in common but their content, in columns.
+class Units(msgspec.Struct, gc=False):
+    """The messages of a batch, in columns of one length."""
 
-    What holds for a draft holds for it; the columns have one length, which is not 0.
-    """
-
-    topic: str
-    queue_id: int
     flags: Sequence[int]
     bodies: Sequence[bytes]
     properties: Sequence[bytes]
@@ -60,6 +55,61 @@ class Batch(msgspec.Struct, gc=False, kw_only=True):
     unique_keys: bytes | None = None
     """Of each message, if that is all there is to index, as ``format.index.joined_if_usual`` has
     them; spares the index to look for them."""
+
+    def longest_properties(self) -> tuple[int, int]:
+        """Return which message has the longest properties, and their size in bytes."""
+        sizes = [*map(len, self.properties)]
+        return sizes.index(max(sizes)), max(sizes)
+
+    def in_columns(self) -> "Units":
+        """Return itself."""
+        return self
+
+
+class AlikeUnits(msgspec.Struct, gc=False):
+    """The messages of a batch if bodies and properties are of one size, and little differs.
+
+    As of nearly all batches: what all have in common need not be made for each.
+    """
+
+    flag: int
+    bodies: Sequence[bytes]
+    head: bytes  # of the properties; each message's middle follows, and then the tail
+    middles: Sequence[bytes]
+    tail: bytes
+    tags_code: int
+    unique_keys: bytes | None = None  # as above
+
+    @property
+    def properties_size(self) -> int:
+        """Bytes of the properties of each."""
+        return len(self.head) + len(self.middles[0]) + len(self.tail)
+
+    def longest_properties(self) -> tuple[int, int]:
+        """Return a message and the size of its properties, as ``Units`` does."""
+        return 0, self.properties_size
+
+    def in_columns(self) -> Units:
+        """Return the messages as if they had nothing in common."""
+        count, head, tail = len(self.bodies), self.head, self.tail
+        return Units(
+            [self.flag] * count,
+            self.bodies,
+            [head + middle + tail for middle in self.middles],
+            [self.tags_code] * count,
+            self.unique_keys,
+        )
+
+
+class Batch(msgspec.Struct, gc=False, kw_only=True):
+    """Messages for one queue that have everything in common but their content.
+
+    What holds for a draft holds for it; there is at least one message.
+    """
+
+    topic: str
+    queue_id: int
+    units: Units | AlikeUnits
     sys_flag: int
     born_timestamp: int
     born_host: bytes
@@ -68,7 +118,8 @@ class Batch(msgspec.Struct, gc=False, kw_only=True):
 
     def drafts(self) -> list[Draft]:
         """Return the messages one by one."""
-        columns = zip(self.flags, self.bodies, self.properties, self.tags_codes, strict=True)
+        units = self.units.in_columns()
+        columns = zip(units.flags, units.bodies, units.properties, units.tags_codes, strict=True)
         return [
             Draft(
                 topic=self.topic,

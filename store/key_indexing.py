@@ -131,8 +131,8 @@ class KeyIndexing:
     def add_batch(self, batch: Batch, done: AppendedBatch) -> None:
         """Note an appended batch."""
         offsets, time_ms = done.physical_offsets, done.store_timestamp
-        if batch.unique_keys is not None:
-            self._add((done.end, UniqueKeys(batch.topic, batch.unique_keys, offsets, time_ms)))
+        if (keys := batch.units.unique_keys) is not None:
+            self._add((done.end, UniqueKeys(batch.topic, keys, offsets, time_ms)))
         else:
             places = [Appended(offset, 0, 0, time_ms) for offset in offsets]
             self._add((done.end, batch.drafts(), places))

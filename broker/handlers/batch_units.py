@@ -1,31 +1,22 @@
 """The units of a batch send, as the store takes them.
 
 Nearly all units of a batch have the same properties but for the unique key. So what the properties
-mean is worked out once, for the first, and every unit that looks like the one before it around its
-unique key means the same.
+mean is worked out once, for all that look alike around their unique keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
+from halfmq.store.draft import AlikeUnits, Units
+from halfmq.store.format.batch import ALIKE_MAX, split_alike, split_batch
 from halfmq.store.format.index import UNIQUE_KEY_SIZE, joined_if_usual
-from halfmq.store.format.properties import split_batch, tags_code
+from halfmq.store.format.properties import tags_code
 
 _UNIQUE_KEY: Final = b"UNIQ_KEY\x01"
-_SEPARATOR: Final = 2  # 0x02, behind a property
-
-
-class Units(NamedTuple):
-    """The messages of a batch, in columns."""
-
-    flags: Sequence[int]
-    bodies: Sequence[bytes]
-    properties: Sequence[bytes]  # as they are to be stored
-    tags_codes: Sequence[int]
-    unique_keys: bytes | None
-    """One after the other, if each has a usual one, and no other keys beside it."""
+_SEPARATOR: Final = b"\x02"  # behind a property
+_SHAPES_CACHED_MAX: Final = 32  # of up to 128 KiB each
 
 
 class _Shape(NamedTuple):
@@ -33,29 +24,29 @@ class _Shape(NamedTuple):
 
     head: bytes  # up to the unique key
     tail: bytes  # behind it
-    key_at: int
-    key_end: int
+    has_key: bool
     added: bytes  # what the broker adds
     tags_code: int
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is a unique key, and no other keys."""
-        return self.key_at < self.key_end and not (
-            b"KEYS\x01" in self.head or b"KEYS\x01" in self.tail or b"KEYS\x01" in self.added
-        )
+    is_plain: bool  # there is a unique key, and no other keys
 
     def fits(self, raw: bytes) -> bool:
         """Whether properties mean the same but for their unique key."""
-        key_at, key_end = self.key_at, self.key_end
+        if not self.has_key:
+            return raw == self.head + self.tail
+        start, end = len(self.head), len(raw) - len(self.tail)
         return (
-            raw[:key_at] == self.head
-            and raw[key_end:] == self.tail
-            and raw.find(_SEPARATOR, key_at, key_end) < 0
+            start < end
+            and raw.startswith(self.head)
+            and raw.endswith(self.tail)
+            and raw.find(_SEPARATOR, start, end) < 0
         )
 
+    def key_of(self, raw: bytes) -> bytes:
+        """Return the unique key in properties that fit."""
+        return raw[len(self.head) : len(raw) - len(self.tail)]
 
-def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units:
+
+def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units | AlikeUnits:
     """Take a batch's body apart.
 
     Args:
@@ -66,64 +57,86 @@ def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units:
     Raises:
         ValueError: The body does not end with a whole unit.
     """
+    alike = split_alike(batch, _place_of_key)
+    if alike is None:
+        return _read_different(batch, missing_wait, suffix)
+    flag, bodies, head, keys, tail = alike
+    joined = b"".join(keys)
+    if _SEPARATOR in joined:
+        return _read_different(batch, missing_wait, suffix)
+    shape = _shape(head, tail, bool(keys[0]), missing_wait, suffix)
+    are_usual = shape.is_plain and len(keys[0]) == UNIQUE_KEY_SIZE and joined.isascii()
+    return AlikeUnits(
+        flag,
+        bodies,
+        head,
+        keys,
+        tail + shape.added,
+        shape.tags_code,
+        joined if are_usual else None,
+    )
+
+
+def _read_different(batch: bytes, missing_wait: bytes, suffix: bytes) -> Units | AlikeUnits:
     flags, bodies, sent = split_batch(batch)
     if not flags:
-        return Units((), (), (), (), None)
+        return Units((), (), (), ())
     shape = _shape_of(sent[0], missing_wait, suffix)
-    keys = _keys_alike(sent, shape)
-    if keys is not None:
-        added = shape.added
-        stored = [raw + added for raw in sent]
-        codes = [shape.tags_code] * len(stored)
-        is_usual = len(keys) == UNIQUE_KEY_SIZE * len(sent) and keys.isascii()
-        return Units(flags, bodies, stored, codes, keys if is_usual and shape.is_plain else None)
     shapes: list[_Shape] = []
     for raw in sent:
         if not shape.fits(raw):
             shape = _shape_of(raw, missing_wait, suffix)
         shapes.append(shape)
     units = list(zip(sent, shapes, strict=True))
-    return Units(
+    found = Units(
         flags,
         bodies,
         [raw + shape.added for raw, shape in units],
         [shape.tags_code for shape in shapes],
-        joined_if_usual([raw[shape.key_at : shape.key_end] for raw, shape in units])
+        joined_if_usual([shape.key_of(raw) for raw, shape in units])
         if all(shape.is_plain for shape in shapes)
         else None,
     )
+    return _as_alike(found) or found
 
 
-def _keys_alike(sent: Sequence[bytes], shape: _Shape) -> bytes | None:
-    """Return the unique keys, joined, if all properties have this shape and keys of one length."""
-    head, tail = shape.head, shape.tail
-    key_size = shape.key_end - shape.key_at
-    size = len(head) + key_size + len(tail)
-    joined = b"".join(sent)
-    if not key_size or not tail or [*map(len, sent)].count(size) != len(sent):
+def _as_alike(units: Units) -> AlikeUnits | None:
+    """Return units that differ in body and properties only, though in more than the unique key."""
+    flags, bodies, properties, codes, unique_keys = (
+        units.flags,
+        units.bodies,
+        units.properties,
+        units.tags_codes,
+        units.unique_keys,
+    )
+    count = len(flags)
+    sizes, properties_sizes = [*map(len, bodies)], [*map(len, properties)]
+    if count > ALIKE_MAX or any(
+        column.count(column[0]) < count for column in (flags, sizes, properties_sizes, codes)
+    ):
         return None
-    if not (joined.startswith(head) and joined.endswith(tail)):
-        return None
-    # Where the pieces have the length of keys, what separates them stands where it should.
-    keys = joined[len(head) : -len(tail)].split(tail + head)
-    if [*map(len, keys)].count(key_size) != len(sent) or len(keys) != len(sent):
-        return None
-    joined = b"".join(keys)
-    return None if b"\x02" in joined else joined
+    return AlikeUnits(flags[0], bodies, b"", properties, b"", codes[0], unique_keys)
 
 
 def _shape_of(raw: bytes, missing_wait: bytes, suffix: bytes) -> _Shape:
-    key_at, key_end = _unique_key_of(raw)
-    closing = b"" if not raw or raw[-1] == _SEPARATOR else b"\x02"
+    start, end = _place_of_key(raw)
+    return _shape(raw[:start], raw[end:], start < end, missing_wait, suffix)
+
+
+@lru_cache(maxsize=_SHAPES_CACHED_MAX)
+def _shape(head: bytes, tail: bytes, has_key: bool, missing_wait: bytes, suffix: bytes) -> _Shape:
+    raw = head + b"k" * has_key + tail
+    closing = b"" if not raw or raw.endswith(_SEPARATOR) else _SEPARATOR
     added = closing + (b"" if b"WAIT\x01" in raw else missing_wait) + suffix
-    code = tags_code(raw + added)
-    return _Shape(raw[:key_at], raw[key_end:], key_at, key_end, added, code)
+    stored = raw + added
+    is_plain = has_key and b"KEYS\x01" not in stored
+    return _Shape(head, tail, has_key, added, tags_code(stored), is_plain)
 
 
-def _unique_key_of(raw: bytes) -> tuple[int, int]:
+def _place_of_key(raw: bytes) -> tuple[int, int]:
     """Return where the unique key begins and ends; both are the end when there is none."""
     name_at = raw.find(_UNIQUE_KEY)
-    if name_at < 0 or (name_at > 0 and raw[name_at - 1] != _SEPARATOR):
+    if name_at < 0 or (name_at > 0 and not raw.startswith(_SEPARATOR, name_at - 1)):
         return len(raw), len(raw)
     start = name_at + len(_UNIQUE_KEY)
     end = raw.find(_SEPARATOR, start)

@@ -16,7 +16,7 @@ from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.remoting.replies import encode_send_reply
-from halfmq.store.draft import Appended, AppendedBatch, Batch, Draft
+from halfmq.store.draft import AlikeUnits, Appended, AppendedBatch, Batch, Draft, Units
 from halfmq.store.format import topics as topic_names
 from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK
 from halfmq.store.format.ids import UniqueKeyFactory, offset_message_id, offset_message_ids
@@ -36,7 +36,7 @@ from ..topics import TopicConfig
 from ..transaction.admission import REFUSAL_FIELDS
 from ..transaction.twins import FirstHalf
 from . import plain_send
-from .batch_units import Units, read_units
+from .batch_units import read_units
 from .plain_send import PROPERTIES_SIZE_MAX, PlainSends
 
 
@@ -352,11 +352,7 @@ class SendHandler:
         batch = Batch(
             topic=header.topic,
             queue_id=queue_id,
-            flags=units.flags,
-            bodies=units.bodies,
-            properties=units.properties,
-            tags_codes=units.tags_codes,
-            unique_keys=units.unique_keys,
+            units=units,
             sys_flag=header.sys_flag & ~HOSTS_MASK,
             born_timestamp=header.born_timestamp,
             born_host=connection.remote_host,
@@ -379,19 +375,18 @@ class SendHandler:
         self._group.reply_after_pass(connection, reply)
         return None
 
-    def _units(self, body: bytes, missing_wait: bytes, suffix: bytes) -> Units:
+    def _units(self, body: bytes, missing_wait: bytes, suffix: bytes) -> Units | AlikeUnits:
         try:
             units = read_units(body, missing_wait=missing_wait, suffix=suffix)
         except ValueError as error:
             raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
-        if not units.flags:
+        if not units.bodies:
             raise RequestRefusedError(
                 ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message", REFUSAL_FIELDS
             )
-        if max(map(len, units.properties)) > PROPERTIES_SIZE_MAX:
-            sizes = [len(properties) for properties in units.properties]
-            worst = sizes.index(max(sizes))
-            raise self._illegal(len(units.bodies[worst]), sizes[worst])
+        worst, size = units.longest_properties()
+        if size > PROPERTIES_SIZE_MAX:
+            raise self._illegal(len(units.bodies[worst]), size)
         return units
 
     # --- admission

@@ -14,7 +14,7 @@ Source: RocketMQ ``IndexFile.java``, ``IndexHeader.java``, ``IndexService.java``
 import sys
 import time
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -361,22 +361,30 @@ class KeyHasher:
     def hash_unique_keys(self, groups: Sequence[UniqueKeys]) -> HashedKeys:
         """Return the hashed keys of groups whose keys need not be looked for."""
         physical_offsets, store_timestamps = array("q"), array("q")
-        beginnings, tails = array("Q"), array("Q")
-        for topic, keys, offsets, store_timestamp in groups:
-            count = len(offsets)
-            physical_offsets += offsets
-            store_timestamps += array("q", [store_timestamp]) * count
-            words = array("Q", keys)
-            tails += words[_CLIENT_WORDS::_KEY_WORDS]
-            if _have_one_client(words):
-                beginnings += array("Q", [self._beginning(topic, keys[:_CLIENT_SIZE])]) * count
-            else:
-                clients = _CLIENT.iter_unpack(keys)
-                beginnings.extend([self._beginning(topic, client) for (client,) in clients])
-        hashes = _sums_of_hashes(tails.tobytes(), beginnings)
-        times = [group.store_timestamp for group in groups]
-        earliest, latest = min(times, default=0), max(times, default=0)
+        for group in groups:
+            physical_offsets += group.physical_offsets
+            times = array("q", [group.store_timestamp])
+            store_timestamps += times * len(group.physical_offsets)
+        keys = b"".join([group.keys for group in groups])
+        words = array("Q", keys)
+        if _have_one_client(words):
+            client = keys[:_CLIENT_SIZE]
+            beginnings = array("Q")
+            for group in groups:
+                beginning = array("Q", [self._beginning(group.topic, client)])
+                beginnings += beginning * len(group.physical_offsets)
+        else:
+            beginnings = array("Q", self._beginnings(groups))
+        hashes = _sums_of_hashes(words[_CLIENT_WORDS::_KEY_WORDS].tobytes(), beginnings)
+        timestamps = [group.store_timestamp for group in groups]
+        earliest, latest = min(timestamps, default=0), max(timestamps, default=0)
         return HashedKeys(hashes, physical_offsets, store_timestamps, earliest, latest)
+
+    def _beginnings(self, groups: Iterable[UniqueKeys]) -> Iterator[int]:
+        """Give for each key of groups what its hash begins with."""
+        for group in groups:
+            for (client,) in _CLIENT.iter_unpack(group.keys):
+                yield self._beginning(group.topic, client)
 
     def _beginning(self, topic: str, client: bytes) -> int:
         part = self._clients.get(client)

@@ -9,11 +9,9 @@ them as they came: a round trip through a map would reorder them and cost more t
 Source: RocketMQ ``MessageDecoder.java`` (``string2messageProperties``), ``MessageConst.java``.
 """
 
-import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 from .ids import java_string_hash
 
@@ -77,11 +75,6 @@ PROPERTY_TIMER_ROLL_TIMES: Final = "TIMER_ROLL_TIMES"
 PROPERTY_TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
 
 _TAGS_CACHED_MAX: Final = 4096  # distinct TAGS values whose hash is kept, about 200 bytes each
-_LAYOUTS_CACHED_MAX: Final = 1024  # sizes of messages, 200 bytes each
-_UNIT_HEAD: Final = Struct(">iiiii")
-_LENGTH: Final = Struct(">h")
-_UNIT_CONTENT: Final = Struct(">12xii")  # without size, magic and CRC, which are not trusted
-assert _UNIT_HEAD.size == _UNIT_CONTENT.size == 20
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:
@@ -193,106 +186,3 @@ class TagsCodes:
 def tag_hash(tag: str) -> int:
     """Return the code that ``tags_code`` gives to messages with this tag."""
     return _tag_hash(tag.encode(errors="replace")) if tag else 0
-
-
-class BatchUnit(NamedTuple):
-    """One message inside the body of a batch send. Source: RocketMQ ``MessageDecoder.java``."""
-
-    flag: int
-    body: bytes
-    properties: bytes  # stored verbatim
-
-
-def encode_batch(units: Iterable[BatchUnit]) -> bytes:
-    """Return the body of a batch send.
-
-    Raises:
-        ValueError: The properties of a unit are longer than an int16 can say.
-    """
-    parts: list[bytes] = []
-    for flag, body, properties in units:
-        if len(properties) > PROPERTIES_SIZE_MAX:
-            raise ValueError(f"properties of {len(properties)} bytes exceed {PROPERTIES_SIZE_MAX}")
-        size = _UNIT_HEAD.size + len(body) + _LENGTH.size + len(properties)
-        parts += (
-            _UNIT_HEAD.pack(size, 0, 0, flag, len(body)),  # magic and CRC are read by nobody
-            body,
-            _LENGTH.pack(len(properties)),
-            properties,
-        )
-    return b"".join(parts)
-
-
-def decode_batch(batch: bytes) -> list[BatchUnit]:
-    """Return the messages of a batch body; sizes, magic and CRC of the units are not trusted.
-
-    Raises:
-        ValueError: The body does not end with a whole unit; the sender's fault.
-    """
-    return list(map(BatchUnit, *split_batch(batch)))
-
-
-Columns = tuple[Sequence[int], Sequence[bytes], Sequence[bytes]]
-
-
-def split_batch(batch: bytes) -> Columns:
-    """Return flags, bodies and properties: ``decode_batch`` in columns, for the hot path.
-
-    Raises:
-        ValueError: As ``decode_batch``.
-    """
-    return _split_alike(batch) or _split(batch)
-
-
-@lru_cache(maxsize=_LAYOUTS_CACHED_MAX)
-def _unit_layout(body_size: int, properties_size: int) -> Struct:
-    return Struct(f">12xii{body_size}sh{properties_size}s")
-
-
-def _split_alike(batch: bytes) -> Columns | None:
-    """Take messages of one size apart, in one call for all of them; None when sizes differ."""
-    room = len(batch) - _UNIT_HEAD.size - _LENGTH.size
-    if room < 0:
-        return None
-    _, body_size = _UNIT_CONTENT.unpack_from(batch)
-    if not 0 <= body_size <= room:
-        return None
-    (properties_size,) = _LENGTH.unpack_from(batch, _UNIT_HEAD.size + body_size)
-    if properties_size < 0:
-        return None
-    layout = _unit_layout(body_size, properties_size)
-    count, rest = divmod(len(batch), layout.size)
-    if rest:
-        return None
-    flags, body_sizes, bodies, properties_sizes, properties = zip(
-        *layout.iter_unpack(batch), strict=True
-    )
-    if body_sizes.count(body_size) != count or properties_sizes.count(properties_size) != count:
-        return None
-    return flags, bodies, properties
-
-
-def _split(batch: bytes) -> Columns:
-    flags: list[int] = []
-    bodies: list[bytes] = []
-    properties: list[bytes] = []
-    content, length = _UNIT_CONTENT.unpack_from, _LENGTH.unpack_from
-    position = 0
-    end = len(batch)
-    try:
-        while position < end:
-            flag, body_size = content(batch, position)
-            body_start = position + _UNIT_CONTENT.size
-            body_end = body_start + body_size
-            (properties_size,) = length(batch, body_end)
-            properties_start = body_end + _LENGTH.size
-            next_unit = properties_start + properties_size
-            if body_size < 0 or properties_size < 0 or next_unit > end:
-                raise ValueError(f"batch unit at byte {position} has a length that does not fit")
-            flags.append(flag)
-            bodies.append(batch[body_start:body_end])
-            properties.append(batch[properties_start:next_unit])
-            position = next_unit
-    except struct.error as error:
-        raise ValueError(f"batch unit at byte {position} is cut short") from error
-    return flags, bodies, properties

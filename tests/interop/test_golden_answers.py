@@ -31,8 +31,9 @@ from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import texts_of
 from halfmq.remoting.fastjson import parse
+from halfmq.store.format.batch import decode_batch
 from halfmq.store.format.flags import TRANSACTION_MASK
-from halfmq.store.format.properties import PROPERTY_TRANSACTION_HALF_ID, decode_batch
+from halfmq.store.format.properties import PROPERTY_TRANSACTION_HALF_ID
 from halfmq.store.format.record import Record, decode_records
 from tests.support.frames import FILES
 from tests.support.recording import PULLS, SENDS, WITH_RECORDS, Step, steps_of

@@ -7,21 +7,31 @@ from pathlib import Path
 import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
+from halfmq.broker.handlers.batch_units import read_units
 from halfmq.store.draft import Batch
+from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.flags import COMPRESSED
+from halfmq.store.format.properties import encode_properties
 from halfmq.store.message_store import MessageStore
-from tests.support.stores import BORN, batch_of, draft, flush, small_config
+from tests.support.stores import BORN, draft, flush, small_config
 
 Message = tuple[bytes, dict[str, str], int]  # body, properties, flag
 
 
 def batch(messages: Sequence[Message], queue_id: int = 0, sys_flag: int = 0) -> Batch:
-    """Return a batch with these messages."""
-    return batch_of(
-        [
-            draft("T", queue_id, body, properties=properties, flag=flag, sys_flag=sys_flag)
-            for body, properties, flag in messages
-        ]
+    """Return a batch with these messages, as the broker reads it: those that are alike together."""
+    units = [
+        BatchUnit(flag, body, encode_properties(properties)) for body, properties, flag in messages
+    ]
+    given = draft("T", queue_id, sys_flag=sys_flag)
+    return Batch(
+        topic=given.topic,
+        queue_id=queue_id,
+        units=read_units(encode_batch(units), missing_wait=b"", suffix=b"CLUSTER\x01c\x02"),
+        sys_flag=sys_flag,
+        born_timestamp=given.born_timestamp,
+        born_host=given.born_host,
+        store_host=given.store_host,
     )
 
 
@@ -31,18 +41,20 @@ maps = st.sampled_from([NO_TAG, X, Y, X_AND_MORE])
 flags = st.sampled_from([0, 1, -1])
 messages = st.one_of(
     st.builds(
-        lambda body, count, properties, flag: [
-            (bytes([number]) + body, properties, flag) for number in range(count)
+        lambda body, count, properties, flag, name: [
+            (bytes([number]) + body, properties | {name: f"{number:02}"}, flag)
+            for number in range(count)
         ],
         st.binary(max_size=300),
         st.integers(1, 20),
         maps,
         flags,
+        st.sampled_from(["UNIQ_KEY", "KEYS"]),
     ),
     st.lists(st.tuples(st.binary(max_size=300), maps, flags), min_size=1, max_size=20),
 )
 batches = st.builds(batch, messages, st.integers(0, 1), st.sampled_from([0, COMPRESSED]))
-FIRST = batch([(b"", NO_TAG, 0)])  # the first of a queue needs a file, and is no usual one
+FIRST = batch([(b"", NO_TAG, 0)])  # the first of a queue needs a file
 DIFFERENT = [
     batch([(b"a", X, 0), (b"b", Y, 0), (b"c", X, 0)]),
     batch([(b"a", X, 0), (b"b", X, 1), (b"c", X, 0)]),

@@ -1,11 +1,14 @@
 """What the units of a batch mean is worked out once, and comes out as if it were for each."""
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
 from halfmq.broker.handlers.batch_units import read_units
+from halfmq.store.draft import AlikeUnits
+from halfmq.store.format.batch import ALIKE_MAX, BatchUnit, encode_batch
 from halfmq.store.format.index import index_keys
-from halfmq.store.format.properties import BatchUnit, encode_batch, get_property, tags_code
+from halfmq.store.format.properties import get_property, tags_code
 
 WAIT = b"WAIT\x01true\x02"
 SUFFIX = b"CLUSTER\x01c\x02"
@@ -41,7 +44,7 @@ units = st.lists(
 @given(units)
 def test_units_mean_the_same_together_as_each_alone(batch: list[BatchUnit]) -> None:
     """Stored properties, tag codes and keys, whatever came before."""
-    read = read_units(encode_batch(batch), missing_wait=WAIT, suffix=SUFFIX)
+    read = read_units(encode_batch(batch), missing_wait=WAIT, suffix=SUFFIX).in_columns()
 
     assert list(zip(read.flags, read.bodies, strict=True)) == [unit[:2] for unit in batch]
     for unit, stored, code in zip(batch, read.properties, read.tags_codes, strict=True):
@@ -64,5 +67,34 @@ def test_the_keys_of_a_usual_batch_need_not_be_looked_for(counters: list[int]) -
 
     read = read_units(encode_batch(batch), missing_wait=WAIT, suffix=SUFFIX)
 
+    assert isinstance(read, AlikeUnits)
     keys = [get_property(unit.properties, b"UNIQ_KEY") or b"" for unit in batch]
     assert read.unique_keys == b"".join(keys)
+
+
+USUAL = b"UNIQ_KEY\x01%032d\x02TAGS\x01t\x02"
+
+
+@pytest.mark.parametrize(
+    ("batch", "alike"),
+    [
+        ([BatchUnit(0, b"b", USUAL % number) for number in range(ALIKE_MAX)], True),
+        ([BatchUnit(0, b"b", USUAL % number) for number in range(ALIKE_MAX + 1)], False),
+        ([BatchUnit(0, b"b", USUAL % 1 + b"KEYS\x01%02d" % number) for number in range(9)], True),
+        ([BatchUnit(0, b"b", USUAL % 1), BatchUnit(0, b"b", USUAL.replace(b"t", b"u") % 2)], False),
+        ([BatchUnit(0, b"b", USUAL % 1), BatchUnit(1, b"b", USUAL % 2)], False),
+        ([BatchUnit(0, b"b", USUAL % 1), BatchUnit(0, b"bb", USUAL % 2)], False),
+    ],
+    ids=["many", "too many", "other keys", "another tag", "another flag", "another size"],
+)
+def test_what_is_alike_is_told_once(batch: list[BatchUnit], *, alike: bool) -> None:
+    """And what is not, or is so much that its layout would fill memory, message by message."""
+    read = read_units(encode_batch(batch), missing_wait=WAIT, suffix=SUFFIX)
+
+    assert isinstance(read, AlikeUnits) is alike
+    stored = [unit.properties for unit in batch]
+    columns = read.in_columns()
+    assert columns.flags == [unit.flag for unit in batch]
+    assert [*columns.bodies] == [unit.body for unit in batch]
+    for raw, whole in zip(stored, columns.properties, strict=True):
+        assert whole == raw + b"\x02" * (not raw.endswith(b"\x02")) + WAIT + SUFFIX

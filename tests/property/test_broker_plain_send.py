@@ -24,9 +24,9 @@ from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import SendMessageRequestHeaderV2
 from halfmq.store.draft import Appended, AppendedBatch, Batch, Draft
 from halfmq.store.errors import RecordTooLargeError
+from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.ids import UniqueKeyFactory
 from halfmq.store.format.index import index_keys, is_usual
-from halfmq.store.format.properties import BatchUnit, encode_batch
 from tests.support.broker_doubles import FakeConnection
 from tests.support.prepares import Idle
 

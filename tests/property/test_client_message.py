@@ -8,7 +8,8 @@ from hypothesis import given
 from halfmq.client import ClientConfig, Message
 from halfmq.client.encoding import draft_batch, draft_message
 from halfmq.client.message import RESERVED_NAMES, unpack_body
-from halfmq.store.format.properties import decode_batch, decode_properties
+from halfmq.store.format.batch import decode_batch
+from halfmq.store.format.properties import decode_properties
 
 CONFIG = ClientConfig(compress_over=64)
 

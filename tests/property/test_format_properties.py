@@ -6,6 +6,7 @@ from itertools import accumulate, chain
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from halfmq.store.format.batch import BatchUnit, decode_batch, encode_batch
 from halfmq.store.format.ids import (
     OffsetMessageId,
     java_string_hash,
@@ -28,11 +29,8 @@ from halfmq.store.format.index import (
     seconds_column,
 )
 from halfmq.store.format.properties import (
-    BatchUnit,
     TagsCodes,
-    decode_batch,
     decode_properties,
-    encode_batch,
     encode_properties,
     get_property,
     tags_code,

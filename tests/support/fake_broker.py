@@ -52,7 +52,8 @@ from halfmq.remoting.replies import (
     encode_request,
     encode_send_reply,
 )
-from halfmq.store.format.properties import decode_batch, tags_code
+from halfmq.store.format.batch import decode_batch
+from halfmq.store.format.properties import tags_code
 from halfmq.store.format.record import Record, encode_record, new_record
 from halfmq.store.format.topics import DEFAULT_TOPIC, RETRY_PREFIX, retry_topic
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from halfmq.store.config import StoreConfig
-from halfmq.store.draft import Appended, Batch, Draft
+from halfmq.store.draft import Appended, Batch, Draft, Units
 from halfmq.store.format.flags import TRANSACTION_MASK
 from halfmq.store.format.index import index_keys, joined_if_usual
 from halfmq.store.format.properties import encode_properties, tags_code
@@ -83,11 +83,13 @@ def batch_of(messages: Sequence[Draft]) -> Batch:
     return Batch(
         topic=first.topic,
         queue_id=first.queue_id,
-        flags=[one.flag for one in messages],
-        bodies=[one.body for one in messages],
-        properties=[one.properties for one in messages],
-        tags_codes=[one.tags_code for one in messages],
-        unique_keys=joined_if_usual([each[0] for each in keys]) if alone else None,
+        units=Units(
+            flags=[one.flag for one in messages],
+            bodies=[one.body for one in messages],
+            properties=[one.properties for one in messages],
+            tags_codes=[one.tags_code for one in messages],
+            unique_keys=joined_if_usual([each[0] for each in keys]) if alone else None,
+        ),
         sys_flag=first.sys_flag & ~TRANSACTION_MASK,
         born_timestamp=first.born_timestamp,
         born_host=first.born_host,

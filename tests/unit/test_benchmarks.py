@@ -36,7 +36,8 @@ from halfmq.remoting.headers import (
     SendMessageRequestHeaderV2,
 )
 from halfmq.remoting.replies import encode_reply, encode_send_reply
-from halfmq.store.format.properties import decode_batch, decode_properties
+from halfmq.store.format.batch import decode_batch
+from halfmq.store.format.properties import decode_properties
 from tests.support.benchmarks import compiling, recording_server
 
 MSG_ID = "7F00000100002A9F0000000000001000"

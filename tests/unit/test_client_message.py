@@ -20,8 +20,9 @@ from halfmq.client import (
 )
 from halfmq.client.encoding import draft_batch, draft_half, draft_message
 from halfmq.client.message import INFLATED_SIZE_MAX
+from halfmq.store.format.batch import decode_batch
 from halfmq.store.format.ids import pack_host
-from halfmq.store.format.properties import decode_batch, decode_properties
+from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record, new_record
 
 CONFIG = ClientConfig()

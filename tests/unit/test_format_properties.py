@@ -2,11 +2,9 @@
 
 import pytest
 
+from halfmq.store.format.batch import BatchUnit, decode_batch, encode_batch
 from halfmq.store.format.properties import (
-    BatchUnit,
-    decode_batch,
     decode_properties,
-    encode_batch,
     encode_properties,
     get_property,
     tag_hash,
