@@ -1,7 +1,8 @@
 """A part of an open file that the system sends from the page cache to a socket, without a copy.
 
 What ``sendfile(2)`` does not find in memory it reads from the disk, and whoever calls it waits. So
-nobody gets a part of which ``LogReader.part`` has not just seen that it is there.
+nobody gets a part of which ``LogReader.part`` has not seen that it is there, just now or a moment
+ago (``warm_blocks``).
 
 Until the peer has taken it, what was sent is the page of the file itself: nothing may be written
 over it, not even when the file is deleted (``leaving``).

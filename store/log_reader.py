@@ -29,6 +29,7 @@ from .mapped_file_queue import MappedFileQueue
 from .page_cache import CachedReads, read
 from .quiet import is_about_transactions
 from .residence import Residence
+from .warm_blocks import WarmBlocks
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class LogReader:
         self._last_byte = (bytearray(1),)
         self._cached = CachedReads()
         self._residence = Residence()
+        self._warm = WarmBlocks(self._is_there, files.file_size)
         self._wary_until = 0.0  # by the monotonic clock; 0: no read has found too little lately
 
     def read(self, ranges: Sequence[Range], *, behind: bytes = b"") -> bytes | None:
@@ -89,22 +91,31 @@ class LogReader:
     def part(self, physical_offset: int, length: int) -> FilePart | None:
         """Return where bytes of one file lie, for who has them sent from there at once.
 
-        None if some are not in the page cache, or nobody knows. To the kernel a page that is being
-        read counts as there; it reads in order, so when the last one can be had, the others can.
+        None if some are not in the page cache, or nobody knows.
 
         Raises:
             OSError: The file is gone, or cannot be read.
         """
         position = physical_offset % self._files.file_size
-        fd = self._descriptor(physical_offset - position)
-        last = position + length - 1
-        if (
-            self._residence.lacks(fd, position, length)
-            or not self._residence.is_known
-            or self._cached.read_into(fd, self._last_byte, last) < 1
-        ):
-            return None
+        base = physical_offset - position
+        fd = self._descriptor(base)
+        if not self._warm.has(base, position, length):
+            if not self._is_there(fd, position, length):
+                return None
+            self._warm.note(fd, base, position)
         return FilePart(fd, position, length)
+
+    def _is_there(self, fd: int, position: int, length: int) -> bool:
+        """Ask whether a file's range is known to be in the page cache.
+
+        To the kernel a page that is being read counts as there; it reads in order, so when the last
+        one can be had, the others can.
+        """
+        return (
+            not self._residence.lacks(fd, position, length)
+            and self._residence.is_known
+            and self._cached.read_into(fd, self._last_byte, position + length - 1) == 1
+        )
 
     def _joined(self, ranges: Sequence[Range], behind: bytes) -> memoryview | None:
         at, start = len(behind), self._viewed

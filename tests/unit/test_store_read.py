@@ -25,6 +25,7 @@ from halfmq.store.log_reader import GAP_MAX, spans
 from halfmq.store.mapped_file import reserve
 from halfmq.store.message_store import GetStatus, MessageStore
 from halfmq.store.selection import _merged
+from halfmq.store.warm_blocks import BELIEVED_S
 from tests.support.stores import (
     Clock,
     append_durably,
@@ -544,6 +545,26 @@ def test_a_part_is_of_what_is_in_memory_for_certain(
     monkeypatch.setattr(residence, "_CACHESTAT", 100_000)  # as before Linux 6.5
     assert store.part(*where) is None
     assert not store.gives_parts
+
+
+def test_of_what_many_ask_for_the_kernel_is_not_asked_each_time(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor believed for long: what is evicted meanwhile is noticed."""
+    append_durably(store, draft(body=bytes(8000)))
+    (where,) = store.get("T", 0, 0).ranges
+    now = 100.0
+    monkeypatch.setattr(store._reader._warm, "_clock", lambda: now)
+    asked: list[int] = []
+    monkeypatch.setattr(store._reader._residence, "lacks", lambda _fd, at, _size: asked.append(at))
+    for _ in range(20):
+        assert store.part(*where) is not None
+    assert len(asked) == 3  # two of the part, one of all around it
+
+    monkeypatch.setattr(residence.Residence, "lacks", lambda *_: True)
+    monkeypatch.delattr(store._reader._residence, "lacks")
+    now += BELIEVED_S
+    assert store.part(*where) is None
 
 
 def test_who_found_nothing_looks_first_for_a_while_only(
