@@ -80,7 +80,10 @@ class Router:
         elif command.header_error is not None:
             reply = _refuse(command, ResponseCode.SYSTEM_ERROR, command.header_error)
         else:
-            reply = answer(handler, command, connection)
+            try:
+                reply = handler(command, connection)
+            except Exception as error:  # noqa: BLE001  # whatever it is, the peer is owed an answer
+                reply = _answer_error(error, handler, command, connection)
         return None if command.flag & FLAG_ONE_WAY else reply
 
 
@@ -88,23 +91,32 @@ def answer(handler: Handler, command: RemotingCommand, connection: Connection) -
     """Serve a command by its handler; whatever the handler raises becomes the answer."""
     try:
         return handler(command, connection)
-    except NotYetError as not_yet:
-        not_yet.wait(partial(_serve_later, handler, command, connection), len(command.body))
-        return None
-    except RequestRefusedError as refusal:
-        return encode_reply(command, refusal.code, header=refusal.ext_fields, remark=refusal.remark)
-    except RemotingError as error:  # a body or an expression that cannot be understood
-        return _refuse(command, ResponseCode.SYSTEM_ERROR, str(error))
-    except StoreError as error:
-        return _answer_store_error(command, connection, error)
-    except Exception:
-        logger.exception(
-            "event=request_failed code=%d peer=%s opaque=%d",
-            command.code,
-            connection.name,
-            command.opaque,
-        )
-        return _refuse(command, ResponseCode.SYSTEM_ERROR, "internal error, see the broker's log")
+    except Exception as error:  # noqa: BLE001  # whatever it is, the peer is owed an answer
+        return _answer_error(error, handler, command, connection)
+
+
+def _answer_error(
+    error: Exception, handler: Handler, command: RemotingCommand, connection: Connection
+) -> bytes | None:
+    """Return what the peer is told of an error of a handler; None if it is answered later."""
+    match error:
+        case NotYetError():
+            error.wait(partial(_serve_later, handler, command, connection), len(command.body))
+            return None
+        case RequestRefusedError():
+            return encode_reply(command, error.code, header=error.ext_fields, remark=error.remark)
+        case RemotingError():  # a body or an expression that cannot be understood
+            return _refuse(command, ResponseCode.SYSTEM_ERROR, str(error))
+        case StoreError():
+            return _answer_store_error(command, connection, error)
+    logger.error(
+        "event=request_failed code=%d peer=%s opaque=%d",
+        command.code,
+        connection.name,
+        command.opaque,
+        exc_info=error,
+    )
+    return _refuse(command, ResponseCode.SYSTEM_ERROR, "internal error, see the broker's log")
 
 
 def _serve_later(

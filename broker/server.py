@@ -114,6 +114,7 @@ class ClientConnection(asyncio.Protocol):
         self._reading_paused = 0  # reasons for which the socket is not read
         self._backlog: list[RemotingCommand] = []  # read, and not served: peer or disk is slow
         self._unfinished = 0  # bytes of this connection in `Shared.unfinished_bytes`
+        self._header_type = -1  # of the last request; none has come
         self._request_header_type = HeaderType.JSON
         self._asks: Asks | None = None  # most peers are never asked
         self.acknowledges = False
@@ -124,6 +125,7 @@ class ClientConnection(asyncio.Protocol):
         self.broker_address = ""
         self.language = self.version = 0
         self.last_seen = self._loop.time()
+        self._heard = False  # since the last look at when
         self._socket: socket.socket | None = None  # the transport's, once much was written
         self._unsent = 0  # bytes that waited for the peer to read them at the last look
 
@@ -155,23 +157,33 @@ class ClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Serve every request that `data` completes and write their replies at once."""
-        self.last_seen = self._loop.time()
+        self._heard = True
         broken: ProtocolError | None = None
         try:
             commands = self._decoder.receive_data(data)
         except ProtocolError as error:
             commands, broken = error.commands, error
         if commands:
-            self._remember_peer(commands[-1])
-            self._serve(commands)
+            last = commands[-1]
+            if (
+                last.version != self.version
+                or last.language != self.language
+                or last.header_type != self._header_type
+            ):
+                self._remember_peer(last)
+            if len(commands) == 1:  # as nearly always where the peer waits for each answer
+                reply = self._dispatch(last, self)
+                if reply is not None:
+                    self.write(reply)
+            else:
+                self._serve(commands)
         if broken is not None:
             # RocketMQ closes at once and answers nothing: after a bad frame no boundary is known.
             logger.warning("event=protocol_error peer=%s error=%r", self.name, str(broken))
             self.close()
             return
-        buffered = self._decoder.buffered
-        if buffered != self._unfinished:
-            self._count_unfinished(buffered)
+        if self._decoder.buffered != self._unfinished:
+            self._count_unfinished(self._decoder.buffered)
         shared = self._shared
         shared.unlooked_bytes += len(data) + _REQUEST_WEIGHT * len(commands)
         if shared.unlooked_bytes >= LOOK_AT_DISK_BYTES:
@@ -190,11 +202,6 @@ class ClientConnection(asyncio.Protocol):
     def _serve(self, commands: list[RemotingCommand]) -> None:
         """Answer commands in order; what is left when peer or disk become slow waits for them."""
         dispatch = self._dispatch
-        if len(commands) == 1:  # as nearly always where the peer waits for each answer
-            reply = dispatch(commands[0], self)
-            if reply is not None:
-                self.write(reply)
-            return
         replies: list[bytes] = []
         size = 0
         for number, command in enumerate(commands, 1):
@@ -338,8 +345,11 @@ class ClientConnection(asyncio.Protocol):
         transport = self._transport
         if self.closed or transport is None:
             return
+        if len(data) < STRAIGHT_MIN:
+            transport.write(bytes(data))
+            return
         sent = 0
-        if len(data) >= STRAIGHT_MIN and (connected := self._straight(transport)) is not None:
+        if (connected := self._straight(transport)) is not None:
             try:
                 sent = connected.send(data)
             except OSError:
@@ -422,14 +432,14 @@ class ClientConnection(asyncio.Protocol):
         """
         transport = self._transport
         unsent = 0 if transport is None else transport.get_write_buffer_size()
-        if unsent != self._unsent:
-            self._unsent = unsent
+        if unsent != self._unsent or self._heard:
+            self._unsent, self._heard = unsent, False
             self.last_seen = self._loop.time()
         return self.last_seen < since
 
     def _remember_peer(self, command: RemotingCommand) -> None:
-        if command.version != self.version or command.language != self.language:
-            self.version, self.language = command.version, command.language
+        self.version, self.language = command.version, command.language
+        self._header_type = command.header_type
         if command.header_type == _MSGPACK:
             self._request_header_type = HeaderType.MSGPACK
             self.acknowledges = True

@@ -28,6 +28,7 @@ FRAME_SIZE_MAX: Final = 16_777_216
 
 _LENGTH: Final = Struct(">i")
 _unpack_head: Final = FRAME_HEAD.unpack_from
+_HEAD_SIZE: Final = FRAME_HEAD.size
 
 
 class FrameDecoder:
@@ -51,11 +52,8 @@ class FrameDecoder:
         self._buffer = bytearray()
         self._needed = 0  # bytes that the buffer must hold before it is worth a look
         self._error: ProtocolError | None = None
-
-    @property
-    def buffered(self) -> int:
+        self.buffered = 0
         """Bytes of an unfinished frame; below ``frame_size_max`` between calls."""
-        return len(self._buffer)
 
     def receive_data(self, data: bytes) -> list[RemotingCommand]:
         """Take what the transport read; return the commands it completed, perhaps none.
@@ -68,49 +66,45 @@ class FrameDecoder:
             if self._error is not None:
                 raise ProtocolError(f"more bytes after: {self._error}")
             self._buffer += data
-            if len(self._buffer) < self._needed:
+            self.buffered = len(self._buffer)
+            if self.buffered < self._needed:
                 return []
             data = bytes(self._buffer)
             self._buffer = bytearray()
-            self._needed = 0
+            self._needed = self.buffered = 0
         commands: list[RemotingCommand] = []
+        size = len(data)
+        start = 0
+        readers, length_max = self._readers, self._length_max  # looked up once, not per frame
         try:
-            rest = self._cut(data, commands)
+            while size - start >= _HEAD_SIZE:
+                length, word = _unpack_head(data, start)
+                end = start + 4 + length
+                if not 4 <= length <= length_max:
+                    raise FrameTooLargeError(4 + length, self._frame_size_max)
+                if end > size:
+                    break
+                body_start = start + 8 + (word & HEADER_SIZE_MAX)
+                if body_start > end:
+                    raise HeaderError("header is longer than its frame")
+                read = readers.get(word >> 24)
+                if read is None:
+                    raise HeaderError(f"header type {word >> 24}")
+                commands.append(read(data[start + 8 : body_start], data[body_start:end]))
+                start = end
+            if start < size:
+                self._needed = self._frame_size(data, start)
         except ProtocolError as error:
             error.commands = commands
             self._error, self._needed = error, 1
             raise
-        if rest < len(data):
-            self._buffer += memoryview(data)[rest:]
+        if start < size:
+            self._buffer += memoryview(data)[start:]
+            self.buffered = size - start
         return commands
 
-    def _cut(self, data: bytes, commands: list[RemotingCommand]) -> int:
-        """Append the whole frames of ``data``; return where the unfinished one starts."""
-        size = len(data)
-        start = 0
-        readers, length_max = self._readers, self._length_max  # looked up once, not per frame
-        while size - start >= FRAME_HEAD.size:
-            length, word = _unpack_head(data, start)
-            end = start + 4 + length
-            if not 4 <= length <= length_max:
-                raise FrameTooLargeError(4 + length, self._frame_size_max)
-            if end > size:
-                self._needed = 4 + length
-                return start
-            body_start = start + 8 + (word & HEADER_SIZE_MAX)
-            if body_start > end:
-                raise HeaderError("header is longer than its frame")
-            read = readers.get(word >> 24)
-            if read is None:
-                raise HeaderError(f"header type {word >> 24}")
-            commands.append(read(data[start + 8 : body_start], data[body_start:end]))
-            start = end
-        if start < size:
-            self._needed = self._frame_size(data, start)
-        return start
-
     def _frame_size(self, data: bytes, start: int) -> int:
-        """Return how many bytes a frame of which less than 8 are here needs to be looked at."""
+        """Return how many bytes an unfinished frame needs to be looked at."""
         if len(data) - start < _LENGTH.size:
             return FRAME_HEAD.size
         (length,) = _LENGTH.unpack_from(data, start)

@@ -162,7 +162,8 @@ class CommitLog:
             body, properties, sys_flag = draft.body, draft.properties, draft.sys_flag
             born_host, store_host = draft.born_host, draft.store_host
             tags_code = draft.tags_code
-            size = queue.overhead + len(body) + len(properties)
+            body_size, properties_size = len(body), len(properties)
+            size = queue.overhead + body_size + properties_size
             special = (
                 sys_flag & _UNUSUAL
                 or queue.special
@@ -173,7 +174,7 @@ class CommitLog:
                 size = len(encoded)
                 if queue.topic == SCHEDULE_TOPIC:
                     tags_code = delivery_time(properties, now, self._delay_levels_ms)
-            if size > record_max or len(body) > body_max or len(properties) > PROPERTIES_SIZE_MAX:
+            if size > record_max or body_size > body_max or properties_size > PROPERTIES_SIZE_MAX:
                 self._refuse(draft, size)
             if offset + size > limit:
                 if roll or offset + size + BLANK_SIZE > self._file_end(offset):
@@ -193,9 +194,9 @@ class CommitLog:
                 head = pack_head(
                     size, queue.magic, crc32(body) & CRC_MASK, draft.queue_id, draft.flag,
                     queue_offset, offset, sys_flag, draft.born_timestamp, born_host, now,
-                    store_host, draft.reconsume_times, draft.prepared_transaction_offset, len(body),
+                    store_host, draft.reconsume_times, draft.prepared_transaction_offset, body_size,
                 )  # fmt: skip
-                parts += (head, body, queue.topic_field, pack_length(len(properties)), properties)
+                parts += (head, body, queue.topic_field, pack_length(properties_size), properties)
             if in_queue:
                 position = queue.position
                 if position >= queue.limit:

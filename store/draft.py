@@ -27,8 +27,8 @@ class Draft(msgspec.Struct, gc=False, kw_only=True):
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
     unique_key: str | None = None
-    """If that is all there is to index, and usual as ``format.index.is_usual`` says; spares the
-    index to look for it. Empty: there is nothing to index. None: nobody has looked."""
+    """If that is all there is to index, and usual: of 32 ASCII characters. It spares the index to
+    look for it. Empty: there is nothing to index. None: nobody has looked."""
 
 
 class Appended(msgspec.Struct, gc=False):

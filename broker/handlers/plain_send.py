@@ -20,7 +20,7 @@ from halfmq.remoting.replies import encode_send_reply
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK
 from halfmq.store.format.ids import offset_message_id
-from halfmq.store.format.index import is_usual
+from halfmq.store.format.index import UNIQUE_KEY_SIZE
 from halfmq.store.format.properties import get_property, tags_code
 from halfmq.store.format.topics import CLIENTS_MAY_NOT_SEND
 
@@ -179,20 +179,10 @@ class PlainSends:
 
     def take(self, request: RemotingCommand, connection: Connection) -> bool:
         """Stage the message if it is a plain one; it is answered when it has been appended."""
-        staged = self._stage(request, connection)
-        if staged is None:
-            return False
-        self._group.stage(staged, self._send_alone)
-        return True
-
-    def _stage(
-        self, request: RemotingCommand, connection: Connection
-    ) -> StagedMessage | StagedHalf | None:
-        """Return what is to be appended; None when the message is not a plain one."""
         header = request.header
         # The header is the plain dict when it did not fit its class.
         if not isinstance(header, SendMessageRequestHeader):
-            return None
+            return False
         name = header.topic
         topic = self._get_topic(name)
         body = request.body
@@ -207,11 +197,11 @@ class PlainSends:
             or len(body) > self._max_message_size
             or not text
         ):
-            return None
+            return False
         head, _, behind = text.partition(_UNIQUE_KEY)
         unique_key, ended, tail = behind.partition("\x02")
         if not ended or not unique_key or (head and head[-1] != "\x02"):
-            return None
+            return False
         shape = self._shapes.get((head, tail)) or self._learn(head, tail)
         raw = text.encode() + shape.suffix
         transactional = header.sys_flag & TRANSACTION_MASK or shape.producer_group
@@ -220,7 +210,8 @@ class PlainSends:
             or len(raw) > PROPERTIES_SIZE_MAX
             or (transactional and not self._may_prepare(header, shape, unique_key, len(raw)))
         ):
-            return None
+            return False
+        has_usual_key = len(unique_key) == UNIQUE_KEY_SIZE and unique_key.isascii()
         draft = Draft(
             topic=name,
             queue_id=header.queue_id,
@@ -233,15 +224,17 @@ class PlainSends:
             born_host=connection.remote_host,
             store_host=connection.store_host,
             reconsume_times=header.reconsume_times or 0,
-            unique_key=None if shape.has_keys or not is_usual(unique_key) else unique_key,
+            unique_key=unique_key if has_usual_key and not shape.has_keys else None,
         )
         if not transactional:
             waits = shape.waits and self._sync_flush
-            return StagedMessage(draft, request, connection, unique_key, waits)
+            staged = StagedMessage(draft, request, connection, unique_key, waits)
+            self._group.stage(staged, self._send_alone)
+            return True
         key = self._twins.expect(shape.producer_group, unique_key)
         if key == 0:
-            return None
-        return StagedHalf(
+            return False
+        half = StagedHalf(
             half_draft(draft, unique_key),
             request,
             connection,
@@ -252,6 +245,8 @@ class PlainSends:
             self._transactions,
             name not in self._unflushed_topics,
         )
+        self._group.stage(half, self._send_alone)
+        return True
 
     def _may_prepare(
         self,

@@ -230,18 +230,16 @@ class SingleKeys(NamedTuple):
     """Records with a usual unique key each, and nothing else to index; columns of equal length."""
 
     topics: Sequence[str]
-    keys: bytes  # one after the other; see ``is_usual``
+    keys: bytes  # one after the other; see ``joined_if_usual``
     physical_offsets: Sequence[int]  # rising
     store_timestamps: Sequence[int]  # ms
 
 
-def is_usual(unique_key: str) -> bool:
-    """Tell whether a key is as clients with IPv4 addresses make them: 32 ASCII characters."""
-    return len(unique_key) == UNIQUE_KEY_SIZE and unique_key.isascii()
-
-
 def joined_if_usual(keys: Sequence[bytes]) -> bytes | None:
-    """Return unique keys one after the other, if all are usual as ``is_usual`` says."""
+    """Return unique keys one after the other, if all are usual: of 32 ASCII characters.
+
+    So clients with IPv4 addresses make them.
+    """
     joined = b"".join(keys)
     sizes = [*map(len, keys)]
     return joined if sizes.count(UNIQUE_KEY_SIZE) == len(sizes) and joined.isascii() else None
