@@ -63,11 +63,8 @@ def lay_out(batch: Batch, sizes: Sizes, queue: ConsumeQueue, start: int, now: in
 def _by_columns(
     batch: Batch, units: AlikeUnits, queue: ConsumeQueue, start: int, now: int
 ) -> Layout:
-    count, body_size, properties_size = (
-        len(units.bodies),
-        len(units.bodies[0]),
-        units.properties_size,
-    )
+    count, body_size = len(units.bodies), len(units.bodies[0])
+    properties_size = units.properties_size
     size = queue.overhead + body_size + properties_size
     offsets = progression(start, size, count)
     offset_words = array("i", offsets)
@@ -76,11 +73,10 @@ def _by_columns(
         batch.born_timestamp, batch.born_host, now, batch.store_host, batch.reconsume_times, 0,
         body_size,
     )  # fmt: skip
-    before_body = head[_DIFFERENT.stop :]
+    beginning, before_body = head[: _DIFFERENT.start], head[_DIFFERENT.stop :]
     behind_body = queue.topic_field + _LENGTH.pack(properties_size) + units.head
-    between = units.tail + head[: _DIFFERENT.start]
-    parts = [between, b"", before_body, b"", behind_body, b""] * count
-    parts[0] = head[: _DIFFERENT.start]
+    parts = [units.tail + beginning, b"", before_body, b"", behind_body, b""] * count
+    parts[0] = beginning  # of the first record no other one is before
     parts[1::6] = _different(head, units, offset_words, queue.next_offset)
     parts[3::6] = units.bodies
     parts[5::6] = units.middles
