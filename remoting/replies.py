@@ -85,6 +85,13 @@ def encode_reply(
     Where the official answer has a header class the ext fields are there even if empty: Java
     clients read them without asking whether they exist.
     """
+    if header is None and request.code in _HAVE_EXT_FIELDS:
+        header = _EMPTY
+    if not header and remark is None and request.header_type == _JSON:  # as most are
+        ext = b"" if header is None else b'"extFields":{},'
+        head = _EMPTY_TEMPLATE % (code, ext, request.opaque)
+        size = len(head)
+        return _pack_head(4 + size + len(body), size) + head + body
     head = _reply_header(request, code, header, remark)
     return join_frame(request.header_type, head, body)
 
@@ -214,15 +221,9 @@ def _reply_header(
     header: Header | Mapping[str, str] | None,
     remark: str | None,
 ) -> bytes:
-    if header is None and request.code in _HAVE_EXT_FIELDS:
-        header = _EMPTY
-    if not header and remark is None:
-        if request.header_type == _JSON:
-            ext = b"" if header is None else b'"extFields":{},'
-            return _EMPTY_TEMPLATE % (code, ext, request.opaque)
-        if request.header_type == _MSGPACK:
-            reply = (code, request.opaque, FLAG_RESPONSE, _PYTHON, VERSION, None, None)
-            return _encode_msgpack(reply)
+    if not header and remark is None and request.header_type == _MSGPACK:
+        reply = (code, request.opaque, FLAG_RESPONSE, _PYTHON, VERSION, None, None)
+        return _encode_msgpack(reply)
     return encode_header(
         request.header_type,
         code,
