@@ -5,6 +5,7 @@ import itertools
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +335,21 @@ def test_a_draft_that_cannot_be_encoded_leaves_nothing(
     assert len(everything(store)) == 4
 
 
+@contextmanager
+def space_for(calls: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Have so many reservations of space succeed, and no more."""
+    real, left = os.posix_fallocate, iter(range(calls))
+
+    def limited(fd: int, offset: int, length: int) -> None:
+        if next(left, None) is None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(fd, offset, length)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(disk, "posix_fallocate", limited)
+        yield
+
+
 @pytest.mark.parametrize("allowed", range(6))
 def test_a_full_disk_is_an_error_and_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
@@ -343,18 +359,9 @@ def test_a_full_disk_is_an_error_and_no_fault(
     store.open()
     append_durably(store, draft())
     store._janitor.stop()  # type: ignore[union-attr]
-    real, calls = os.posix_fallocate, iter(range(1000))
-
-    def limited(fd: int, offset: int, length: int) -> None:
-        if next(calls) >= allowed:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(fd, offset, length)
-
-    monkeypatch.setattr(disk, "posix_fallocate", limited)
     group = [draft(queue_id=number % 3, body=bytes(2000)) for number in range(40)]
-    with pytest.raises(DiskFullError, match="No space left"):
+    with space_for(allowed, monkeypatch), pytest.raises(DiskFullError, match="No space left"):
         store.append(group)
-    monkeypatch.setattr(disk, "posix_fallocate", real)
 
     assert store.write_offset == store.durable_offset
     assert {key: end for key, end in bounds(store).items() if end != (0, 0)} == {("T", 0): (0, 1)}
@@ -376,19 +383,10 @@ def test_a_full_disk_takes_nothing_of_a_batch(
     store.open()
     append_durably(store, draft())
     store._janitor.stop()  # type: ignore[union-attr]
-    real, calls = os.posix_fallocate, iter(range(1000))
-
-    def limited(fd: int, offset: int, length: int) -> None:
-        if next(calls) >= allowed:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(fd, offset, length)
-
-    monkeypatch.setattr(disk, "posix_fallocate", limited)
     batch = batch_of([draft(queue_id=1, body=bytes(2000)) for _ in range(6)])
     ends = [store.write_offset]
-    with pytest.raises(DiskFullError, match="No space left"):
+    with space_for(allowed, monkeypatch), pytest.raises(DiskFullError, match="No space left"):
         ends += (store.append_batch(batch).end for _ in range(9))
-    monkeypatch.setattr(disk, "posix_fallocate", real)
 
     flush(store)
     assert store.write_offset == ends[-1]
