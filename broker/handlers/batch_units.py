@@ -35,8 +35,7 @@ class _Shape(NamedTuple):
             return raw == self.head + self.tail
         start, end = len(self.head), len(raw) - len(self.tail)
         return (
-            start < end
-            and raw.startswith(self.head)
+            raw.startswith(self.head)
             and raw.endswith(self.tail)
             and raw.find(_SEPARATOR, start, end) < 0
         )

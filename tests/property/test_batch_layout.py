@@ -61,11 +61,13 @@ DIFFERENT = [
     batch([(b"a", X, 0), (b"b", X_AND_MORE, 0), (b"c", X, 0)]),
     batch([(b"a", X, 0), (b"bb", X, 0), (b"c", X, 0)]),
 ]
+LARGE = batch([(bytes([number]) * 300, {"UNIQ_KEY": f"{number:02}"}, 0) for number in range(20)])
 
 
 @settings(max_examples=60)
 @given(st.lists(batches, min_size=1, max_size=12))
 @example([FIRST, *DIFFERENT])
+@example([LARGE] * 5)  # more than one file of the log
 def test_a_batch_lies_as_its_messages_would(sent: list[Batch]) -> None:
     """The bytes of log and queues, and what the append returns; also at the ends of files."""
     with tempfile.TemporaryDirectory() as directory:

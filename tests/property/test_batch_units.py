@@ -2,7 +2,7 @@
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from halfmq.broker.handlers.batch_units import read_units
 from halfmq.store.draft import AlikeUnits
@@ -41,7 +41,19 @@ units = st.lists(
 )
 
 
+KEYED = b"UNIQ_KEY\x01%b\x02TAGS\x01t\x02"
+
+
+def plain(*all_properties: bytes) -> list[BatchUnit]:
+    """Return units with these properties."""
+    return [BatchUnit(0, b"b", one) for one in all_properties]
+
+
 @given(units)
+@example(plain(KEYED % (b"a" * 32), KEYED % (b"b" * 10 + b"\x02" + b"c" * 21)))
+@example(plain(KEYED % (b"a" * 32) + b"KEYS\x01k", KEYED % (b"b" * 32) + b"KEYS\x01k"))
+@example(plain(KEYED % ("é" * 16).encode(), KEYED % ("ü" * 16).encode()))
+@example(plain(b"TAGS\x01x\x02" + KEYED % (b"a" * 32), b"TAGS\x01y\x02" + KEYED % (b"b" * 32)))
 def test_units_mean_the_same_together_as_each_alone(batch: list[BatchUnit]) -> None:
     """Stored properties, tag codes and keys, whatever came before."""
     read = read_units(encode_batch(batch), missing_wait=WAIT, suffix=SUFFIX).in_columns()
@@ -53,6 +65,7 @@ def test_units_mean_the_same_together_as_each_alone(batch: list[BatchUnit]) -> N
         assert stored == raw + closing + (b"" if b"WAIT\x01" in raw else WAIT) + SUFFIX
         assert code == tags_code(stored)
     if read.unique_keys is not None:
+        assert read.unique_keys.isascii()
         keys = [read.unique_keys[at : at + 32] for at in range(0, len(read.unique_keys), 32)]
         assert [[key] for key in keys] == [index_keys(raw) for raw in read.properties]
 
@@ -70,6 +83,30 @@ def test_the_keys_of_a_usual_batch_need_not_be_looked_for(counters: list[int]) -
     assert isinstance(read, AlikeUnits)
     keys = [get_property(unit.properties, b"UNIQ_KEY") or b"" for unit in batch]
     assert read.unique_keys == b"".join(keys)
+
+
+@pytest.mark.parametrize(
+    ("at", "length"),
+    [(16, -1), (16, -(2**31)), (16, 2**31 - 1), (16, 3)],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_body_of_impossible_length_is_refused(at: int, length: int, count: int) -> None:
+    """It comes from the network."""
+    batch = bytearray(encode_batch([BatchUnit(0, b"b", KEYED % (b"a" * 32))] * count))
+    batch[at : at + 4] = length.to_bytes(4, "big", signed=True)
+
+    with pytest.raises(ValueError, match="batch unit at byte"):
+        read_units(bytes(batch), missing_wait=WAIT, suffix=SUFFIX)
+
+
+@pytest.mark.parametrize("length", [-1, -22, -23, -(2**15), 2**15 - 1])
+def test_properties_of_impossible_length_are_refused(length: int) -> None:
+    """Also where it comes out as a unit without any bytes."""
+    batch = bytearray(encode_batch([BatchUnit(0, b"b", b"P\x01v\x02")]))
+    batch[21:23] = length.to_bytes(2, "big", signed=True)
+
+    with pytest.raises(ValueError, match="batch unit at byte 0"):
+        read_units(bytes(batch), missing_wait=WAIT, suffix=SUFFIX)
 
 
 USUAL = b"UNIQ_KEY\x01%032d\x02TAGS\x01t\x02"

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -23,7 +23,7 @@ from halfmq.broker.errors import AddressTakenError, RequestRefusedError
 from halfmq.broker.release import UNFLUSHED_BYTES_MAX, ReplyRelease
 from halfmq.broker.router import Router
 from halfmq.broker.server import STRAIGHT_MIN, ClientConnection, Server
-from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
+from halfmq.remoting.codes import HeaderType, LanguageCode, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
@@ -644,6 +644,44 @@ async def test_a_peer_that_reads_slowly_is_not_silent() -> None:
         idle.append(connection.is_idle(connection.last_seen + 5))
 
     assert idle == [False, False, True]
+
+
+async def test_a_peer_that_writes_is_not_silent() -> None:
+    """Until it writes nothing more, for as long as it takes to be."""
+    connection = server_module.ClientConnection(
+        server_module.Shared(Router(), ReplyRelease(Log()), lambda _connection: None)
+    )
+    connection._transport = Mock(get_write_buffer_size=Mock(return_value=0))
+    idle = []
+    for piece in (b"\0", b"", b"\0"):
+        if piece:
+            connection.data_received(piece)
+        connection.last_seen -= 10
+        idle.append(connection.is_idle(asyncio.get_running_loop().time() - 5))
+
+    assert idle == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("change", "known"),
+    [
+        ({"version": 400}, (400, LanguageCode.PYTHON, False)),
+        ({"language": LanguageCode.GO}, (401, LanguageCode.GO, False)),
+        ({"header_type": HeaderType.MSGPACK}, (401, LanguageCode.PYTHON, True)),
+    ],
+)
+async def test_what_a_peer_is_follows_its_latest_request(
+    change: dict[str, int], known: tuple[int, LanguageCode, bool]
+) -> None:
+    """Version, language, and whether it is one of ours; any of them may change alone."""
+    connection = server_module.ClientConnection(
+        server_module.Shared(Router(), ReplyRelease(Log()), lambda _connection: None)
+    )
+    first: dict[str, Any] = {"version": 401, "language": LanguageCode.PYTHON}
+    for settings in (first, first | change):
+        connection.data_received(encode_request(1, opaque=1, one_way=True, **settings))
+
+    assert (connection.version, connection.language, connection.acknowledges) == known
 
 
 class Asked:
