@@ -42,7 +42,8 @@ IDLE_TIMEOUT_S: Final = 120.0
 Source: `NettyServerConfig.serverChannelMaxIdleTimeSeconds`."""
 
 IDLE_SCAN_S: Final = 10.0
-"""Seconds between two looks for idle connections."""
+"""Seconds between two looks for idle connections. Each notes who was heard since the one before, so
+a silent peer is closed up to two of them later than its time."""
 
 CONNECTIONS_MAX: Final = 20_000
 """Open connections; each costs about 5 KiB and a file descriptor. One more is closed at once."""

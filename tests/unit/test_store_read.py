@@ -555,6 +555,7 @@ def test_of_what_many_ask_for_the_kernel_is_not_asked_each_time(
     (where,) = store.get("T", 0, 0).ranges
     now = 100.0
     monkeypatch.setattr(store._reader._warm, "_clock", lambda: now)
+    monkeypatch.setattr(store._reader._residence, "is_known", True)  # also before Linux 6.5
     asked: list[int] = []
     monkeypatch.setattr(store._reader._residence, "lacks", lambda _fd, at, _size: asked.append(at))
     for _ in range(20):
