@@ -37,7 +37,7 @@ from halfmq.remoting.bodies import (
 )
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.errors import ProtocolError, SubscriptionError
+from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.headers import (
     ConsumerSendMsgBackRequestHeader,
     GetConsumerListByGroupRequestHeader,
@@ -47,7 +47,14 @@ from halfmq.store.format.topics import RETRY_PREFIX, retry_topic
 from .config import ClientConfig
 from .connection import Connection
 from .delivery import Delivery, DeliveryBuffer
-from .errors import BadAnswerError, ClientClosedError, ClientError, ConfigurationError
+from .errors import (
+    FILTER_EXPECTED,
+    BadAnswerError,
+    ClientClosedError,
+    ClientError,
+    ConfigurationError,
+)
+from .filters import normalised_filter
 from .lifecycle import Client
 from .message import MessageQueue, MessageView, topic_fault
 from .offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, broker_address
@@ -95,7 +102,8 @@ class Consumer(Client):
 
         Args:
             group: The consumer group.
-            subscriptions: Topic to tags: ``"created || paid"``, or ``"*"`` for all messages.
+            subscriptions: Topic to filter: tags as in ``"created || paid"``, or ``"*"`` for all
+                messages.
             start_from: Where the group starts in a queue it has no offset for. With ``"last"``,
                 RocketMQ's default, brokers still begin at the first message of a topic so young
                 that nothing of it has been deleted or paged out.
@@ -110,7 +118,8 @@ class Consumer(Client):
             config: Everything else.
 
         Raises:
-            ConfigurationError: An argument cannot be used; says which.
+            FilterError: A filter cannot be read; says at which character.
+            ConfigurationError: Another argument cannot be used; says which.
         """
         super().__init__(group, namesrv, config)
         self._start_from = start_from
@@ -360,10 +369,10 @@ def _subscribe(subscriptions: Mapping[str, str]) -> dict[str, SubscriptionData]:
         reason = topic_fault(topic)
         if reason is not None:
             raise ConfigurationError("subscriptions", topic, f"a topic ({reason})")
-        try:
-            made[topic] = subscription_data(topic, expression, sub_version=version)
-        except SubscriptionError as error:
-            raise ConfigurationError("subscriptions", expression, 'tags or "*"') from error
+        if not isinstance(expression, str):
+            raise ConfigurationError("subscriptions", expression, f"text, {FILTER_EXPECTED}")
+        wanted = normalised_filter(topic, expression)
+        made[topic] = subscription_data(topic, wanted, sub_version=version)
     return made
 
 

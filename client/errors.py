@@ -4,6 +4,7 @@
 
     ClientError
     ├── ConfigurationError         a setting or argument is wrong (also a ValueError)
+    │   └── FilterError            a consumer's filter expression, with the place of the mistake
     ├── InvalidMessageError        the message breaks a rule of the format (also a ValueError)
     │   └── MessageTooLargeError   body or properties above their limit
     ├── ClientClosedError          used before it was started, or after it was closed
@@ -49,6 +50,10 @@ RETRIABLE_CODES: Final = frozenset(
     }
 )
 
+FILTER_EXPECTED: Final = '"*", or tags separated by || such as "created || paid"'
+FILTER_SHOWN: Final = 80
+"""Characters of a filter expression shown around the mistake: one line of a terminal."""
+
 
 class ClientError(Exception):
     """Root of everything the client raises on its own account."""
@@ -65,6 +70,30 @@ class ConfigurationError(ClientError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.name} is {self.value!r}, expected {self.expected}"
+
+
+class FilterError(ConfigurationError):
+    """The filter expression for ``topic`` is neither ``*`` nor tags separated by ``||``.
+
+    ``position`` counts characters from 0: ``expression[position]`` is where reading stopped. It is
+    ``len(expression)`` when something is missing at the end.
+    """
+
+    def __init__(self, topic: str, expression: str, position: int, reason: str) -> None:
+        super().__init__("subscriptions", expression, FILTER_EXPECTED)
+        self.args = (topic, expression, position, reason)
+        self.topic, self.expression = topic, expression
+        self.position, self.reason = position, reason
+
+    def __str__(self) -> str:
+        begin = max(self.position - FILTER_SHOWN // 2, 0)
+        shown = self.expression[begin : begin + FILTER_SHOWN]
+        line = "".join(c if c.isprintable() else "?" for c in shown)
+        caret = " " * (self.position - begin) + "^"
+        return (
+            f"filter of topic {self.topic}, position {self.position} (the first is 0): "
+            f"{self.reason}; expected {FILTER_EXPECTED}\n    {line}\n    {caret}"
+        )
 
 
 class InvalidMessageError(ClientError, ValueError):

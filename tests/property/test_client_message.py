@@ -7,6 +7,7 @@ from hypothesis import given
 
 from halfmq.client import ClientConfig, Message
 from halfmq.client.encoding import draft_batch, draft_message
+from halfmq.client.filters import is_tag
 from halfmq.client.message import RESERVED_NAMES, unpack_body
 from halfmq.store.format.batch import decode_batch
 from halfmq.store.format.properties import decode_properties
@@ -21,7 +22,7 @@ messages = st.builds(
     Message,
     st.just("orders"),
     st.binary(min_size=1, max_size=300),
-    tags=st.none() | texts.filter(lambda tag: tag == tag.strip() and "||" not in tag),
+    tags=st.none() | texts.filter(is_tag),
     properties=st.dictionaries(names, texts, max_size=5),
 )
 

@@ -56,6 +56,10 @@ def record(
         lambda: Message("orders", b"x", tags=""),
         lambda: Message("orders", b"x", tags=" a"),
         lambda: Message("orders", b"x", tags="a||b"),
+        lambda: Message("orders", b"x", tags="a b"),
+        lambda: Message("orders", b"x", tags="a,b"),
+        lambda: Message("orders", b"x", tags="*"),
+        lambda: Message("orders", b"x", tags=7),  # type: ignore[arg-type]
         lambda: Message("orders", b"x", keys=["a b"]),
         lambda: Message("orders", b"x", keys="a\x01b"),
         lambda: Message("orders", b"x", delay_level=19),

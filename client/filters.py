@@ -1,0 +1,63 @@
+"""Filter expressions: which messages of a topic a consumer wants, by their tag.
+
+An expression is ``*`` (all messages), or tags separated by ``||``. A message has at most one tag
+and passes when it is one of them. Brokers take any text for a tag, so ``a > 5`` or ``a,b`` would
+subscribe to a tag that no message has, and nothing would ever be delivered. This client refuses
+such text on both sides: when a consumer subscribes, and when a message is given a tag.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from halfmq.remoting.bodies import SUBSCRIBE_ALL
+
+from .errors import FilterError
+
+_BLANKS: Final = " \t\r\n"  # allowed around tags; official clients trim these too
+# Separators and operators of other languages, wildcards, quotes, and what cannot be encoded.
+_FOREIGN: Final = r"|&!<>=(),;'\"`*?\x00-\x1f\x7f\ud800-\udfff"
+_TAG: Final = re.compile(rf"[^\s{_FOREIGN}]+")
+# The first character that cannot follow: a foreign one, an odd blank, or a second word.
+_MISTAKE: Final = re.compile(rf"(?![{_BLANKS}])[\s{_FOREIGN}]|(?<=[{_BLANKS}])\S")
+
+is_tag = _TAG.fullmatch
+"""Whether a text can be a message's tag: no blanks, none of ``|&!<>=(),;*?`` and no quotes."""
+
+
+def normalised_filter(topic: str, expression: str) -> str:
+    """The expression as brokers get it: ``*``, or each tag once, separated by `` || ``.
+
+    Raises:
+        FilterError: It is neither; says at which character, and what is expected.
+    """
+    if expression.strip(_BLANKS) == SUBSCRIBE_ALL:
+        return SUBSCRIBE_ALL
+    tags: dict[str, None] = {}
+    start = 0  # of the part, in the expression
+    for part in expression.split("||"):
+        tag = part.strip(_BLANKS)
+        first = start + len(part) - len(part.lstrip(_BLANKS))
+        if not tag:
+            raise FilterError(topic, expression, first, "a tag is missing here")
+        mistake = _MISTAKE.search(tag)
+        if mistake is not None:
+            position = first + mistake.start()
+            raise FilterError(topic, expression, position, _reason(tag, mistake.start()))
+        tags[tag] = None
+        start += len(part) + len("||")
+    return " || ".join(tags)
+
+
+def _reason(tag: str, position: int) -> str:
+    character = tag[position]
+    if character in "|,;":
+        return f"tags are separated by ||, not by {character}"
+    if character == "*":
+        return "* stands alone and means all messages; it is no wildcard"
+    if character in "<>=!()&'":
+        return f"{character} cannot be part of a tag; SQL92 filters are not supported"
+    if position and tag[position - 1] in _BLANKS:
+        return "a tag has no blanks, and tags are separated by ||"
+    return f"{character!r} cannot be part of a tag"
