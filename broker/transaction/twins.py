@@ -30,16 +30,18 @@ from .pending import State
 logger = logging.getLogger(__name__)
 
 TWINS_REMEMBERED: Final = 100_000
-"""Prepares kept per generation, of which there are two, at about 150 bytes each. Official clients
-repeat a send for 9 s at most (3 attempts of 3 s), in which the fastest machine takes fewer."""
+"""Prepares kept per generation, of which there are two, at about 150 bytes each. So the newest
+100,000 are known. Official clients repeat a send for 9 s at most (3 attempts of 3 s), in which the
+fastest machine takes fewer."""
 
 REFILL_COUNT_MAX: Final = 20_000
-"""Halves looked at when the broker starts: those of the last seconds before it ended."""
+"""Halves read when the broker starts: those of the last seconds before it ended."""
 
 REFILL_BYTES_MAX: Final = 64 << 20
-"""Bytes of them that are read for it: half a second of a slow disk."""
+"""Bytes of halves read when the broker starts: half a second of a slow disk. The newest half is
+read whatever its size."""
 
-_REFILL_STEP: Final = 256  # queue entries looked at at once
+_REFILL_STEP: Final = 256  # halves read at once, while that many fit
 _STAGED: Final = -1  # in place of a position: the half is about to be appended
 
 
@@ -130,23 +132,29 @@ class Twins:
         count_max: int = REFILL_COUNT_MAX,
         bytes_max: int = REFILL_BYTES_MAX,
     ) -> None:
-        """Fill an empty memory with the newest halves of the log.
+        """Fill an empty memory with the newest halves of the log, as many as the limits allow.
 
         A client that got no answer because the broker was killed sends again to the broker that
         was started in its place.
         """
         found: list[tuple[int, int]] = []  # newest first
         first, end = log.queue_bounds(HALF_TOPIC, 0)
-        first = max(first, end - count_max)
-        while end > first and bytes_max > 0:
-            start = max(first, end - _REFILL_STEP)
+        newest, first = end, max(first, end - count_max)
+        step = _REFILL_STEP
+        while end > first:
+            start = max(first, end - step)
+            halves = log.get(HALF_TOPIC, 0, start, max_count=end - start, max_bytes=1 << 62)
+            if halves.size > bytes_max and end - start > 1:
+                step = (end - start) // 2  # of these only the newer ones may fit
+                continue
+            if halves.size > bytes_max and end < newest:
+                break
             try:
-                halves, size = _halves_between(log, start, end, bytes_max)
+                found += _newest_first(log, halves)
             except OSError:
                 logger.exception("event=halves_unreadable queue_offset=%d", start)
                 break
-            found += halves
-            bytes_max -= size
+            bytes_max -= halves.size
             end = start
         for key, position in reversed(found):
             self.note(key, position)
@@ -222,21 +230,13 @@ def _repeats(
     )
 
 
-def _halves_between(
-    log: HalfLog, start: int, end: int, bytes_max: int
-) -> tuple[list[tuple[int, int]], int]:
-    """Return the halves of some queue entries, newest first, and the bytes that were read.
-
-    All or none are read: of a part, the newest would be missing.
-    """
-    wanted = log.get(HALF_TOPIC, 0, start, max_count=end - start, max_bytes=1 << 62)
-    if wanted.size > bytes_max:
-        return [], wanted.size
+def _newest_first(log: HalfLog, halves: Found) -> list[tuple[int, int]]:
+    """Return key and position of each half, the newest first."""
     found: list[tuple[int, int]] = []
-    for one in wanted.ranges:  # each by itself: what is damaged in one hides nothing of the next
+    for one in halves.ranges:  # each by itself: what is damaged in one hides nothing of the next
         found += _halves_of(log.read_cold([one]))
     found.reverse()
-    return found, wanted.size
+    return found
 
 
 def _halves_of(data: bytes) -> list[tuple[int, int]]:

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from halfmq.broker.transaction.twins import REFILL_BYTES_MAX
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.remoting.codes import HeaderType, RequestCode
 from halfmq.remoting.command import RemotingCommand
@@ -29,7 +30,11 @@ ROUNDS = 4
 BURST = 40  # halves on their way at each kill
 
 
-def _single(key: str, opaque: int) -> bytes:
+LARGE_BODY = bytes(300_000)
+LARGE_HALVES = 260  # more of them than a start reads
+
+
+def _single(key: str, opaque: int, body: bytes = b"") -> bytes:
     marks = {"TRAN_MSG": "true", "PGROUP": "pg", "UNIQ_KEY": key}
     header = SendMessageRequestHeaderV2(
         producer_group="pg",
@@ -43,7 +48,7 @@ def _single(key: str, opaque: int) -> bytes:
         properties=encode_properties(marks).decode(),
     )
     return encode_request(
-        RequestCode.SEND_MESSAGE_V2, opaque=opaque, header=header, body=key.encode()
+        RequestCode.SEND_MESSAGE_V2, opaque=opaque, header=header, body=body or key.encode()
     )
 
 
@@ -109,3 +114,31 @@ def test_a_half_sent_again_after_a_kill_is_in_the_log_once(tmp_path: Path) -> No
     assert {key for key, count in undecided.items() if count > 1} == set()
     assert len(undecided) == 1 + ROUNDS // 2 * BURST * 4
     assert twins > 0
+
+
+def test_of_large_halves_the_newest_are_known_after_a_kill(tmp_path: Path) -> None:
+    """The newest halves that a start reads within its bytes keep their ids when sent again."""
+    keys = [f"K{number}" for number in range(LARGE_HALVES)]
+    frames = [_single(key, opaque, LARGE_BODY) for opaque, key in enumerate(keys)]
+    with broker_process(tmp_path, transactionTimeOut=3_600_000) as broker:
+        with _connect(broker) as connection:
+            first = []
+            for frame in frames:
+                connection.sendall(frame)
+                first += _answers(connection, 1)
+        broker.kill()
+        broker.start()
+        with _connect(broker) as connection:
+            again = []
+            for frame in frames:
+                connection.sendall(frame)
+                again += _answers(connection, 1)
+        broker.stop()
+
+    recognised = [one.header == other.header for one, other in zip(first, again, strict=True)]
+    record_size = len(LARGE_BODY) + 400  # with its head, topic and properties
+    expected = REFILL_BYTES_MAX // record_size
+    print(f"recognised={sum(recognised)} expected={expected}")
+    assert {answer.code for answer in first + again} == {0}
+    assert sum(recognised) >= expected
+    assert recognised == sorted(recognised), "an older half is known and a newer one is not"

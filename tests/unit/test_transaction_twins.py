@@ -212,12 +212,32 @@ def test_a_start_reads_the_newest_halves_within_its_limits(sends: Prepares) -> N
     for number in range(600):
         sends.prepare(f"K{number}", b"x" * 10)
     log = sends.broker.log
-    size = log.records()[0].total_size
+    size = log.records()[-1].total_size
 
     by_count, by_bytes, all_of_them = Twins(), Twins(), Twins()
     by_count.refill(log, count_max=300)
     by_bytes.refill(log, bytes_max=300 * size)
     all_of_them.refill(log)
 
-    assert (len(by_count), len(by_bytes), len(all_of_them)) == (300, 256, 600)
+    assert (len(by_count), len(by_bytes), len(all_of_them)) == (300, 300, 600)
     assert by_bytes.find(twin_key("pg", "K599")) == log.records()[-1].physical_offset
+    assert by_bytes.find(twin_key("pg", "K300")) is not None
+
+
+@pytest.mark.parametrize("bytes_max", [0, 1, 4_000, 9_000, 30_000, 100_000, 1_000_000])
+def test_a_start_knows_exactly_the_newest_halves_that_fit(sends: Prepares, bytes_max: int) -> None:
+    """Whatever their sizes: at least one, no gap, and none that is older than one left out."""
+    for number in range(40):
+        sends.prepare(f"K{number}", b"x" * (100 if number % 3 else 9_000))
+    log = sends.broker.log
+    expected, left = 0, bytes_max
+    for record in reversed(log.records()):
+        left -= record.total_size
+        if left < 0 and expected:
+            break
+        expected += 1
+    memory = Twins()
+    memory.refill(log, bytes_max=bytes_max)
+
+    known = [memory.find(twin_key("pg", f"K{number}")) is not None for number in range(40)]
+    assert known == [False] * (40 - expected) + [True] * expected
