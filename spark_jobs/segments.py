@@ -50,8 +50,8 @@ BATCH_BYTES: Final = 32 << 20  # and at most so many bytes: bounds a worker's me
 _REACH_GROWTH: Final = 4  # times as far as the last walk came, the next one may come
 STALE_STEP_MIN: Final = 1_000  # ms; a restart takes longer, a clock correction is mostly smaller
 APPEND_SIZE_MAX: Final = 16 << 20  # bytes that a broker may be copying into the log in one go
-SETTLE_TIME: Final = 1.0  # seconds that it may take, not running for most of them
 SETTLE_PAUSE: Final = 0.02  # seconds
+SETTLE_PAUSES: Final = 50  # a second in all, in which the broker gets its turn on a busy machine
 RECORD_SIZE_MAX: Final = (4 << 20) + (64 << 10)  # bytes; RocketMQ's default limit for a record
 
 _SEGMENT_NAME: Final = re.compile(r"\d{20}")
@@ -383,10 +383,11 @@ def find_end(
     if may_be_live is None:
         folder = parent(reader.segment.path)
         may_be_live = exists(child(parent(folder), "abort"))
-    deadline = time.monotonic() + SETTLE_TIME
     chunks, holes = _read_from(reader, known.position)
-    while may_be_live and _is_unsettled(chunks, holes) and time.monotonic() < deadline:
+    pauses = SETTLE_PAUSES if may_be_live else 0  # counted: the reads may take longer than a second
+    while pauses and _is_unsettled(chunks, holes):
         time.sleep(SETTLE_PAUSE)
+        pauses -= 1
         chunks, holes = _read_from(reader, known.position)
     return _end_of(reader, chunks, holes, known)
 
