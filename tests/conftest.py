@@ -1,4 +1,7 @@
-"""How tests are shared out among processes, and the dose of campaigns."""
+"""How tests are shared out among processes, the dose of campaigns, and Hypothesis' profile.
+
+No test depends on how fast the machine is: see `tests.support.patience`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import random
 from collections import defaultdict
 
 import pytest
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 
@@ -20,6 +24,16 @@ SPARK = "tests/spark/"
 
 WORKERS_MAX = 4
 """Processes of a parallel run."""
+
+
+settings.register_profile(
+    "halfmq",
+    deadline=None,  # a busy machine stops any process for a second
+    derandomize=False,  # other examples in every run, also where the variable CI is set
+    print_blob=True,  # a failure says how to see the same example again
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("halfmq")  # before test modules derive their own settings from it
 
 
 def pytest_configure() -> None:

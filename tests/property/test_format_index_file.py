@@ -149,11 +149,11 @@ def mixed(old: bytes, new: bytes, choose: Callable[[tuple[bytes, bytes]], bytes]
     return b"".join(choose((old[at : at + PAGE], new[at : at + PAGE])) for at in pages)
 
 
-IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=15, deadline=None)
+IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=15)
 TestIndexMachine = IndexMachine.TestCase
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     damage=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=30),
     clean=st.booleans(),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.record import MAGIC_BLANK, PREFIX, Record, decode_record
@@ -206,7 +206,7 @@ def check(
         (root / "abort").write_text("1")
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES)
 @given(
     seed=st.integers(0, SEEDS - 1),
     number=st.integers(0, COUNT - 1),
@@ -250,7 +250,7 @@ def test_a_flipped_bit_costs_one_message_at_most(
         )
 
 
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=EXAMPLES)
 @given(
     seed=st.integers(0, SEEDS - 1),
     places=st.sets(st.floats(0, 1, exclude_max=True), min_size=1, max_size=3),

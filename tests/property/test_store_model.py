@@ -340,8 +340,7 @@ def test_no_sequence_of_steps_makes_store_and_model_differ() -> None:
         settings=settings(
             max_examples=20,
             stateful_step_count=20,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+            suppress_health_check=[HealthCheck.data_too_large],
         ),
     )
 
@@ -354,7 +353,6 @@ def test_no_long_sequence_does() -> None:
         settings=settings(
             max_examples=2 * int(os.environ.get("HALFMQ_CAMPAIGN_SECONDS", "150")),
             stateful_step_count=50,
-            deadline=None,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+            suppress_health_check=[HealthCheck.data_too_large],
         ),
     )

@@ -82,7 +82,7 @@ def pulled(
         offset = found.next_offset
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 2**32),
     tag_codes=st.none() | st.frozensets(st.sampled_from(TAGS)),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from halfmq.store.format.index import HEADER_SIZE, SLOT_SIZE, item_position, unpack_header
 from halfmq.store.format.record import BLANK_SIZE, Record
@@ -134,7 +134,7 @@ def is_indexed(store: MessageStore, record: Record) -> bool:
     return record.physical_offset in store.query_index(record.topic, key, 64, 0, 1 << 60)
 
 
-common = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+common = settings(max_examples=EXAMPLES)
 
 
 @common

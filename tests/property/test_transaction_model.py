@@ -365,7 +365,5 @@ class TransactionMachine(RuleBasedStateMachine):
         assert set(fold.unmirrored) == set(self.broker.service._ops.waiting)
 
 
-TransactionMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=50, deadline=None
-)
+TransactionMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
 test_transactions_against_a_model = TransactionMachine.TestCase

@@ -452,7 +452,7 @@ def test_levels_need_not_ascend() -> None:
     assert levels.waiting(draft(), 10).queue_id == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     delays_ms=st.lists(
         st.one_of(st.integers(1, 20_000), st.integers(1, 50_000_000)), min_size=1, max_size=4
@@ -551,7 +551,7 @@ def test_a_clock_set_back_by_more_than_any_delay_delivers(tmp_path: Path) -> Non
     assert len(log.queue("orders", 3)) == 1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     steps=st.lists(
         st.one_of(

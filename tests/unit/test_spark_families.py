@@ -72,7 +72,7 @@ def packed(histories: list[list[Event]]) -> Records:
     return np.array(rows, dtype=EVENT)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(histories=st.lists(families(), min_size=1, max_size=6))
 def test_what_is_settled_at_once_is_what_judge_would_say(histories: list[list[Event]]) -> None:
     """State, place, time, decision and findings of every family, and how long each took."""

@@ -1,0 +1,11 @@
+"""How tests wait, and for how long at most.
+
+A test states what happens, and in which order; never how long it took. A busy machine stops any
+process for seconds, so a test waits for what shall happen, with this guard against waiting for
+ever, and hands in the clock, or a time limit that cannot pass, where time is what it is about.
+"""
+
+from typing import Final
+
+PATIENCE_S: Final = 120.0
+"""Seconds until a test gives up. Nothing takes as long; faulthandler's dump comes later still."""
