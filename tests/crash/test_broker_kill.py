@@ -28,6 +28,7 @@ from halfmq.client import (
 from halfmq.client.testing import BrokerProcess, broker_process
 from tests.support import crash_producer
 from tests.support.ledger import Ledger, consume_all, send_until
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 SENDERS = 8
@@ -64,7 +65,9 @@ def _check_kills(tmp_path: Path, rounds: int, chance: random.Random) -> Ledger:
     with broker_process(tmp_path, **SMALL_FILES) as broker:
         pauses = [chance.uniform(0.05, 0.6) for _ in range(rounds)]
         asyncio.run(_kill_under_load(broker, ledger, pauses))
-        asyncio.run(asyncio.wait_for(consume_all(ledger, _config(broker), ledger.acknowledged), 60))
+        asyncio.run(
+            asyncio.wait_for(consume_all(ledger, _config(broker), ledger.acknowledged), PATIENCE_S)
+        )
     assert ledger.acknowledged
     assert ledger.acknowledged <= ledger.consumed.keys()
     assert ledger.consumed.keys() <= ledger.sent  # nothing is delivered that nobody sent
@@ -94,7 +97,7 @@ def test_many_kills_lose_nothing(tmp_path: Path) -> None:
 
 async def _next_body(broker: BrokerProcess, group: str, topic: str) -> bytes:
     consumer = Consumer(group, {topic: "*"}, start_from="first", config=_config(broker))
-    async with consumer, asyncio.timeout(30):
+    async with consumer, asyncio.timeout(PATIENCE_S):
         async for message in consumer:
             await message.ack()
             return message.body
@@ -118,7 +121,7 @@ def _die_before_the_decision(broker: BrokerProcess, group: str, ledger: Path, *k
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == -9, done.stderr
@@ -211,7 +214,7 @@ def test_what_was_decided_is_not_asked_again_after_a_kill(tmp_path: Path) -> Non
         config = _config(broker)
         producer = TransactionProducer("deciders", checker=checker, config=config)
         consumer = Consumer("readers", {"decided": "*"}, start_from="first", config=config)
-        async with producer, consumer, asyncio.timeout(30):
+        async with producer, consumer, asyncio.timeout(PATIENCE_S):
             async with producer.transaction(Message("decided", b"late", keys="late")) as tx:
                 tx.decide(Decision.UNKNOWN)
             await undecided.wait()

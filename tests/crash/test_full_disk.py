@@ -35,6 +35,7 @@ from halfmq.client import (
 )
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.remoting.codes import ResponseCode
+from tests.support.patience import PATIENCE_S
 from tests.support.small_disk import KINDS, fill, small_disk
 
 MIB = 1 << 20
@@ -43,7 +44,6 @@ BALLAST = 24 * MIB  # somebody else's file, whose removal makes room
 SENDERS = 4
 OPEN = 60  # transactions undecided while the disk fills
 HALF = 200_000  # bytes of each: more are decided on the full disk than the log has made ready
-PATIENCE = 60.0  # seconds
 SETTINGS = {
     "mappedFileSizeCommitLog": MIB,
     "mappedFileSizeConsumeQueue": 20_000,
@@ -135,7 +135,7 @@ class Load:
             transaction, body = self.open.pop(0)
             decision = Decision.ROLLBACK if number % 3 == 2 else Decision.COMMIT
             transaction.decide(decision)
-            await asyncio.wait_for(transaction.__aexit__(None, None, None), PATIENCE)
+            await asyncio.wait_for(transaction.__aexit__(None, None, None), PATIENCE_S)
             (self.rolled_back if decision is Decision.ROLLBACK else self.committed).add(body)
 
     async def metrics(self) -> dict[str, int]:
@@ -150,7 +150,7 @@ class Load:
 
     async def stage(self, wanted: Callable[[int], bool]) -> dict[str, int]:
         """Wait for a stage."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             found = await self.metrics()
             if wanted(found["stage"]):
@@ -160,7 +160,7 @@ class Load:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until something is so."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():  # it is others who work
             assert time.monotonic() < deadline, "nothing happened"
             await asyncio.sleep(0.02)
@@ -259,7 +259,7 @@ async def _check(load: Load) -> None:
         config=load.config,
     ) as consumer:
         while not wanted <= seen:
-            message = await consumer.receive(timeout=PATIENCE)
+            message = await consumer.receive(timeout=PATIENCE_S)
             assert message is not None, f"{len(wanted - seen)} of {len(wanted)} are lost"
             assert message.body not in seen, "delivered twice"
             seen.add(message.body)

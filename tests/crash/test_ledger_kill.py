@@ -28,12 +28,12 @@ from tests.support import ledger_producer
 from tests.support.ledger_database import LedgerDatabase
 from tests.support.ledger_log import LogTruth, read_log
 from tests.support.ledger_producer import GROUP, TOPICS, client_config
+from tests.support.patience import PATIENCE_S
 
 ROOT: Final = Path(__file__).parents[2]
 PRODUCERS: Final = 3
 ROUND_SECONDS: Final = (0.1, 1.0)
 """Time between two rounds of kills: from before a producer is up until after many checks."""
-END_SECONDS: Final = 60.0
 """How long the last questions and deliveries may take on a busy machine."""
 CAMPAIGN_ROUNDS: Final = 20
 """Rounds on one store, so that a campaign needs little disk."""
@@ -158,7 +158,7 @@ async def _kill_in_rounds(
 
 
 async def _until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + END_SECONDS
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(0.1)

@@ -24,6 +24,7 @@ from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
 from halfmq.remoting.transactions import encode_entries
 from halfmq.store.format.properties import encode_properties
 from tests.support.ledger_log import read_log
+from tests.support.patience import PATIENCE_S
 from tests.support.prepares import part
 
 ROUNDS = 4
@@ -65,7 +66,7 @@ def _several(key: str, opaque: int) -> bytes:
 
 def _connect(broker: BrokerProcess) -> socket.socket:
     host, _, port = broker.ready["listen"].rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=30)
+    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
 
 
 def _answers(connection: socket.socket, count: int) -> list[RemotingCommand]:

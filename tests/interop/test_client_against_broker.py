@@ -33,6 +33,7 @@ from halfmq.client import (
 from halfmq.client.testing import BrokerProcess, BrokerStartError, broker_process
 from tests.support.client_loops import on_both_loops
 from tests.support.fake_broker import until
+from tests.support.patience import PATIENCE_S
 
 SMALL_FILES = {"mappedFileSizeCommitLog": 16 << 20}
 """For tests that start a broker twice: looking for the log's end takes time by the file size."""
@@ -40,7 +41,6 @@ SMALL_FILES = {"mappedFileSizeCommitLog": 16 << 20}
 T = TypeVar("T")
 
 _numbers = itertools.count()
-WAIT = 20.0
 """Seconds after which a message that has not come will not come; the machine may be busy."""
 
 
@@ -65,7 +65,7 @@ class LocalError(Exception):
 async def take(consumer: Consumer, count: int) -> list[MessageView]:
     messages: list[MessageView] = []
     for _ in range(count):
-        message = await consumer.receive(timeout=WAIT)
+        message = await consumer.receive(timeout=PATIENCE_S)
         assert message is not None, f"only {len(messages)} of {count} came"
         await message.ack()
         messages.append(message)
@@ -79,7 +79,7 @@ async def unknown(_message: MessageView) -> Decision:
 
 async def settled(ask: Callable[[], Awaitable[T]], condition: Callable[[T], bool]) -> T:
     """The first answer that fulfils a condition."""
-    async with asyncio.timeout(WAIT):
+    async with asyncio.timeout(PATIENCE_S):
         while not condition(answer := await ask()):  # noqa: ASYNC110 -- the broker tells when asked
             await asyncio.sleep(0.05)
         return answer
@@ -131,7 +131,7 @@ async def test_a_group_goes_on_where_it_stopped(served: BrokerProcess, topic: st
     group = f"billing-{topic}"
     async with Consumer(group, {topic: "*"}, namesrv=served.address) as consumer:
         await take(consumer, 3)
-        assert await consumer.receive(timeout=WAIT) is not None  # taken, and not acked
+        assert await consumer.receive(timeout=PATIENCE_S) is not None  # taken, and not acked
     async with Consumer(group, {topic: "*"}, namesrv=served.address) as consumer:
         bodies = [message.body for message in await take(consumer, 3)]
 
@@ -172,7 +172,8 @@ async def test_members_of_a_group_share_the_queues(served: BrokerProcess, topic:
                 return [q for member in members for q in member.assignment if q.topic == topic]
 
             await until(
-                lambda: len(owned()) == 4 and all(member.assignment for member in members), WAIT
+                lambda: len(owned()) == 4 and all(member.assignment for member in members),
+                PATIENCE_S,
             )
             assert len(set(owned())) == 4
             for n in range(40):
@@ -202,10 +203,10 @@ async def test_a_message_not_acked_comes_again(served: BrokerProcess, topic: str
     async with Consumer(
         f"g-{topic}", {topic: "*"}, namesrv=served.address, config=config
     ) as consumer:
-        message = await consumer.receive(timeout=WAIT)
+        message = await consumer.receive(timeout=PATIENCE_S)
         assert message is not None
         await message.retry(delay_level=1)  # one second
-        again = await consumer.receive(timeout=WAIT)
+        again = await consumer.receive(timeout=PATIENCE_S)
 
     assert again is not None
     assert (again.body, again.topic, again.delivery_attempt) == (b"again", topic, 2)
@@ -264,7 +265,7 @@ async def test_another_producer_of_the_group_settles_what_one_left_open(
         TransactionProducer(group, checker=checker, namesrv=served.address),
         Consumer(f"g-{topic}", {topic: "*"}, namesrv=served.address) as consumer,
     ):
-        await asyncio.wait_for(asked.wait(), WAIT)
+        await asyncio.wait_for(asked.wait(), PATIENCE_S)
         bodies = [b"open"] if decision is Decision.COMMIT else []
         assert [message.body for message in await take(consumer, len(bodies))] == bodies
         await nothing_more(consumer)
@@ -489,7 +490,7 @@ async def test_everything_goes_on_after_the_broker_was_killed(tmp_path: Path) ->
                     sent.append(body)
 
             sending = asyncio.ensure_future(send())
-            await until(lambda: len(sent) >= 20, WAIT)
+            await until(lambda: len(sent) >= 20, PATIENCE_S)
             broker.kill()
             await asyncio.to_thread(broker.start)
             await sending

@@ -35,10 +35,10 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_request
 from tests.support.fake_broker import until
+from tests.support.patience import PATIENCE_S
 
 pytestmark = pytest.mark.campaign
 
-WAIT = 30.0
 """Seconds after which a message that has not come will not come."""
 CHECK_WAIT = 70.0
 """The broker looks for undecided transactions 30 s after its start for the first time."""
@@ -82,7 +82,7 @@ class LocalError(Exception):
 def ask(port: int, code: int, body: str) -> int:
     """The code of the answer to an administrator's request."""
     decoder = FrameDecoder()
-    with socket.create_connection(("127.0.0.1", port), WAIT) as connection:
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
         connection.sendall(encode_request(code, opaque=1, body=body.encode()))
         while True:
             for answer in decoder.receive_data(connection.recv(1 << 16)):
@@ -91,7 +91,7 @@ def ask(port: int, code: int, body: str) -> int:
 
 def wait_until_registered(namesrv: str) -> None:
     """The broker listens before its name server knows that it creates topics."""
-    deadline = time.monotonic() + WAIT
+    deadline = time.monotonic() + PATIENCE_S
     with blocking.Producer("g", namesrv=namesrv) as producer:
         while True:
             try:
@@ -103,7 +103,7 @@ def wait_until_registered(namesrv: str) -> None:
                 return
 
 
-async def take(consumer: Consumer, count: int, *, seconds: float = WAIT) -> list[MessageView]:
+async def take(consumer: Consumer, count: int, *, seconds: float = PATIENCE_S) -> list[MessageView]:
     messages: list[MessageView] = []
     for _ in range(count):
         message = await consumer.receive(timeout=seconds)
@@ -194,7 +194,7 @@ async def test_what_is_not_acked_comes_again(namesrv: str, topic: str) -> None:
         sent = await producer.send(Message(topic, b"forgotten"), order_key="k")
     async with Consumer(f"g-{topic}", {topic: "*"}, namesrv=namesrv, ack_timeout=0.5) as consumer:
         for _ in range(2):
-            message = await consumer.receive(timeout=WAIT)
+            message = await consumer.receive(timeout=PATIENCE_S)
             assert message is not None
             if message.body == b"given back":
                 await message.retry(delay_level=1)

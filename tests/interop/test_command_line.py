@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from halfmq.client.testing import broker_process
+from tests.support.patience import PATIENCE_S
 
-WAIT_S = 60
 READY = re.compile(
     r"ready listen=127\.0\.0\.1:\d+ namesrv=127\.0\.0\.1:\d+ store=\S+"
     r" flush=(SYNC|ASYNC)_FLUSH recovery_ms=\d+ start_ms=\d+\n"
@@ -41,7 +41,7 @@ def _settings(root: Path, **settings: object) -> list[str]:
 def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a broker that is expected to end by itself."""
     return subprocess.run(
-        _command(*arguments), capture_output=True, text=True, timeout=WAIT_S, check=False
+        _command(*arguments), capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
 
 
@@ -69,7 +69,7 @@ def test_a_signal_stops_it_in_order(tmp_path: Path, number: signal.Signals) -> N
         assert (tmp_path / "abort").exists()
         process.send_signal(number)
 
-        assert process.wait(WAIT_S) == 0
+        assert process.wait(PATIENCE_S) == 0
 
     assert READY.fullmatch(ready)
     assert not (tmp_path / "abort").exists()
@@ -167,7 +167,7 @@ def test_without_arguments_it_runs_on_defaults(tmp_path: Path) -> None:
         for port in (9_876, 10_909, 10_911):
             socket.create_connection(("127.0.0.1", port)).close()
         process.terminate()
-        assert process.wait(WAIT_S) == 0
+        assert process.wait(PATIENCE_S) == 0
 
     assert ready.startswith("ready listen=127.0.0.1:10911 namesrv=127.0.0.1:9876 store=")
     assert f"store={tmp_path}/.halfmq/store flush=SYNC_FLUSH" in ready

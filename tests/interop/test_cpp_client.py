@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +39,7 @@ def _run(broker: BrokerProcess, scenario: str, home: Path) -> list[dict[str, Any
         env={**os.environ, "HOME": str(home), "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr + broker.log

@@ -20,6 +20,7 @@ from halfmq.client import (
 )
 from halfmq.store import disk
 from tests.support.client_loops import on_both_loops
+from tests.support.patience import PATIENCE_S
 
 
 def _broker(root: Path) -> Broker:
@@ -63,7 +64,7 @@ async def test_after_a_failed_flush_nothing_is_acknowledged(
     bodies: set[bytes] = set()
     async with Consumer("c", {"orders": "*"}, start_from="first", config=config) as consumer:
         while not {b"before", b"after"} <= bodies:
-            message = await consumer.receive(timeout=20.0)
+            message = await consumer.receive(timeout=PATIENCE_S)
             assert message is not None
             bodies.add(message.body)
             await message.ack()

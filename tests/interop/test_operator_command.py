@@ -26,8 +26,8 @@ from halfmq.client import (
     TransactionProducer,
 )
 from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.patience import PATIENCE_S
 
-WAIT_S = 30
 GROUP = "orders-tx"
 
 
@@ -57,7 +57,7 @@ class Shell:
             env=self._environment,
             capture_output=True,
             text=True,
-            timeout=WAIT_S,
+            timeout=PATIENCE_S,
             check=False,
         )
         return Outcome(done.returncode, done.stdout, done.stderr)
@@ -79,7 +79,7 @@ class Shell:
             stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=WAIT_S,
+            timeout=PATIENCE_S,
             check=False,
         )
         return Outcome(done.returncode, done.stdout, done.stderr)
@@ -136,7 +136,7 @@ async def test_a_transaction_is_seen_and_committed(broker: BrokerProcess, halfmq
 
     assert (committed.code, rolled_back.code) == (0, 0), committed.err + rolled_back.err
     async with Consumer("seen-group", {"seen": "*"}, namesrv=broker.address) as consumer:
-        message = await consumer.receive(timeout=WAIT_S)
+        message = await consumer.receive(timeout=PATIENCE_S)
         assert message is not None
         assert message.offset_message_id == committed.json["message_id"]
         assert message.keys == "o-0"
@@ -181,7 +181,7 @@ async def test_decisions_of_operators_survive_a_kill(tmp_path: Path) -> None:
 
 async def _parked(admin: Admin) -> PendingTransaction:
     """Wait until a transaction is parked."""
-    async with asyncio.timeout(WAIT_S):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             found = [one async for one in admin.transactions(state="parked")]
             if found:
@@ -193,7 +193,7 @@ async def _copy(broker: BrokerProcess) -> str:
     """Return the offset id of the parked copy."""
     topics = {"TRANS_CHECK_MAX_TIME_TOPIC": "*"}
     async with Consumer("operators", topics, namesrv=broker.address) as consumer:
-        message = await consumer.receive(timeout=WAIT_S)
+        message = await consumer.receive(timeout=PATIENCE_S)
         assert message is not None
         return message.offset_message_id
 
@@ -226,7 +226,7 @@ async def test_a_parked_transaction_is_resumed(tmp_path: Path, named_by: str) ->
             chosen = parked.half_message_id if named_by == "half" else await _copy(broker)
             resumed = await halfmq("tx", "resume", chosen)
             async with Consumer("later", {"later": "*"}, namesrv=broker.address) as consumer:
-                assert await consumer.receive(timeout=WAIT_S) is not None
+                assert await consumer.receive(timeout=PATIENCE_S) is not None
 
     assert (resumed.code, resumed.out) == (0, f"resumed {chosen}\n"), resumed.err
     assert parked.transaction_id == transaction.id

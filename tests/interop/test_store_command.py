@@ -16,8 +16,8 @@ import pytest
 from halfmq.client.blocking import Message, Producer, TransactionProducer
 from halfmq.client.message import Decision
 from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.patience import PATIENCE_S
 
-WAIT_S = 60
 SETTINGS = {"mappedFileSizeCommitLog": 65_536, "maxHashSlotNum": 1000, "maxIndexNum": 4000}
 
 
@@ -27,7 +27,7 @@ def halfmq(*words: object, code: int = 0) -> str:
         [sys.executable, "-m", "halfmq.command", "store", *map(str, words)],
         capture_output=True,
         text=True,
-        timeout=WAIT_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == code, done.stdout + done.stderr
@@ -86,7 +86,7 @@ class Load:
     def reach(self, count: int) -> None:
         """Return when so many messages were sent."""
         with self._progress:
-            assert self._progress.wait_for(lambda: self.sent >= count or self.failure, WAIT_S)
+            assert self._progress.wait_for(lambda: self.sent >= count or self.failure, PATIENCE_S)
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_a_dump_ends_quietly_when_nobody_reads(broker: BrokerProcess) -> None:
             [sys.executable, "-m", "halfmq.command", "store", "dump", str(root_of(broker))],
             stdout=writer,
             stderr=subprocess.PIPE,
-            timeout=WAIT_S,
+            timeout=PATIENCE_S,
             check=False,
         )
     finally:

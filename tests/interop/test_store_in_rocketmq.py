@@ -15,6 +15,7 @@ from halfmq.client import ClientConfig, Decision, Message, MessageView, blocking
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC
+from tests.support.patience import PATIENCE_S
 from tests.support.rocketmq_broker import OfficialBroker, Wire, rocketmq_broker
 
 pytestmark = [
@@ -46,7 +47,6 @@ GROUP = "store-producer"
 READER = "store-reader"
 UNDECIDED = ["undecided-rollback", "undecided-commit"]
 TRANSACTIONS = 3 + 3 + len(UNDECIDED)
-WAIT_SECONDS = 60.0
 
 Content = dict[tuple[str, int], list[Record]]
 
@@ -74,7 +74,7 @@ class Asked:
         """Wait until it was asked about all of these; return what it was asked about."""
         asked: set[str] = set()
         while not bodies <= asked:
-            asked.add(self._bodies.get(timeout=WAIT_SECONDS))
+            asked.add(self._bodies.get(timeout=PATIENCE_S))
         while not self._bodies.empty():
             asked.add(self._bodies.get())
         return asked
@@ -116,7 +116,7 @@ def _read_some(broker: BrokerProcess) -> None:
     consumer = blocking.Consumer(READER, {"batched": "*"}, start_from="first", config=config)
     with consumer:
         for _ in range(20):
-            message = consumer.receive(WAIT_SECONDS)
+            message = consumer.receive(PATIENCE_S)
             assert message is not None
             message.ack()
 
@@ -155,7 +155,7 @@ def _committed(wire: Wire) -> list[int]:
 
 
 def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.1)

@@ -27,8 +27,9 @@ from benchmarks.rocketmq_peer import PeerMissingError, fetch_jars
 from halfmq.client import ClientConfig, Decision, Message, MessageView, blocking
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
-from tests.support.checkers import WAIT_SECONDS, AnsweringByBody
+from tests.support.checkers import AnsweringByBody
 from tests.support.ledger_log import read_log, records_of
+from tests.support.patience import PATIENCE_S
 from tests.support.rocketmq_broker import OfficialBroker, Wire, rocketmq_broker
 
 pytestmark = [
@@ -90,14 +91,14 @@ def _producer(namesrv: str, checker: AnsweringByBody | None = None) -> blocking.
 
 
 def _until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, what
         time.sleep(0.1)
 
 
 def _wait_for(address: str, expected: Counter[str]) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = time.monotonic() + PATIENCE_S
     while missing := expected - _bodies(address):
         assert time.monotonic() < deadline, f"{missing} of {_bodies(address)}"
         time.sleep(0.1)

@@ -18,6 +18,7 @@ from halfmq.remoting.headers import EndTransactionRequestHeader
 from halfmq.store.format.flags import TransactionType
 from tests.support.golden_store import GoldenStore, unpack
 from tests.support.ledger_log import LogTruth, read_log
+from tests.support.patience import PATIENCE_S
 from tests.support.rocketmq_broker import Wire
 
 GOLDEN: Final = (
@@ -35,7 +36,6 @@ FORMAT: Final = (
     "maxIndexNum",
 )
 """Settings that are part of a format: ours must be those of the broker that wrote the store."""
-END_SECONDS: Final = 30.0
 
 Transaction = dict[str, Any]
 
@@ -91,7 +91,7 @@ class Group:
         """Return when a new transaction is asked about: what was due before has been asked."""
         async with self.producer.transaction(Message(TOPIC, b"marker", keys="marker")) as marker:
             marker.decide(Decision.UNKNOWN)
-        await asyncio.wait_for(self._marker_asked.wait(), END_SECONDS)
+        await asyncio.wait_for(self._marker_asked.wait(), PATIENCE_S)
 
 
 async def _ask(broker: BrokerProcess, name: str) -> Group:

@@ -13,10 +13,10 @@ import pytest
 
 from halfmq.client.blocking import Decision, Message, TransactionProducer
 from halfmq.client.testing import BrokerProcess, broker_process
+from tests.support.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-WAIT_S = 60
 
 
 def _blocks(language: str) -> list[str]:
@@ -85,7 +85,7 @@ def test_the_examples_send_consume_and_commit(broker: BrokerProcess, tmp_path: P
         env=_environment(broker, tmp_path),
         capture_output=True,
         text=True,
-        timeout=WAIT_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert (done.returncode, done.stdout) == (
@@ -117,7 +117,7 @@ def test_the_operators_line_runs(broker: BrokerProcess, tmp_path: Path) -> None:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=WAIT_S,
+            timeout=PATIENCE_S,
             check=False,
         )
 
@@ -149,7 +149,7 @@ def test_the_audit_line_runs_on_the_live_directory(broker: BrokerProcess, tmp_pa
         env=environment,
         capture_output=True,
         text=True,
-        timeout=4 * WAIT_S,
+        timeout=4 * PATIENCE_S,
         check=False,
     )
 

@@ -21,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
+from tests.support.patience import PATIENCE_S
+
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 VARIABLE: Final = "HALFMQ_BROWSER"
-_ANSWER_SECONDS: Final = 60.0  # for a first page on a busy machine
 _STOP_SECONDS: Final = 10.0
 _OPTIONS: Final = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -81,7 +82,7 @@ class Pipe:
         if session:
             command["sessionId"] = session
         os.write(self._commands, json.dumps(command).encode() + b"\0")
-        end = time.monotonic() + _ANSWER_SECONDS
+        end = time.monotonic() + PATIENCE_S
         while True:
             said = self.next(end)
             if said.get("id") == self._number:
@@ -183,7 +184,7 @@ class Page:
         return [event for event in self.events if event.get("method") == method]
 
     def _wait(self, method: str) -> None:
-        end = time.monotonic() + _ANSWER_SECONDS
+        end = time.monotonic() + PATIENCE_S
         while not self._all(method):
             self.events.append(self.pipe.next(end))
 

@@ -7,8 +7,7 @@ from collections import Counter
 from typing import Final
 
 from halfmq.client import Decision, MessageView
-
-WAIT_SECONDS: Final = 60.0
+from tests.support.patience import PATIENCE_S
 
 _ANSWERS: Final = {"commit": Decision.COMMIT, "rollback": Decision.ROLLBACK}
 
@@ -36,7 +35,7 @@ class AnsweringByBody:
         """Wait until it was asked about all of these; return what it was asked about."""
         asked: set[str] = set()
         while not bodies <= asked:
-            asked.add(self._bodies.get(timeout=WAIT_SECONDS))
+            asked.add(self._bodies.get(timeout=PATIENCE_S))
         return asked | self.asked()
 
     def asked(self) -> set[str]:

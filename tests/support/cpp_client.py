@@ -17,7 +17,7 @@ from typing import Any
 from rocketmq.client import Message, Producer, PullConsumer, PushConsumer, RecvMessage
 from rocketmq.ffi import _CConsumeStatus, dll
 
-WAIT_S = 30.0
+from tests.support.patience import PATIENCE_S
 
 
 def _say(**fields: object) -> None:
@@ -69,7 +69,7 @@ def _consume(
     consumer._register_callback(take)
     consumer.start()
     try:
-        return [arrived.get(timeout=WAIT_S) for _ in range(count)]
+        return [arrived.get(timeout=PATIENCE_S) for _ in range(count)]
     finally:
         consumer.shutdown()
 

@@ -56,6 +56,7 @@ from halfmq.store.format.batch import decode_batch
 from halfmq.store.format.properties import tags_code
 from halfmq.store.format.record import Record, encode_record, new_record
 from halfmq.store.format.topics import DEFAULT_TOPIC, RETRY_PREFIX, retry_topic
+from tests.support.patience import PATIENCE_S
 
 from .fake_transactions import FakeTransactions
 
@@ -504,7 +505,7 @@ async def fake_broker(
         await broker.stop()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = PATIENCE_S) -> None:
     """Return as soon as the condition holds; fail the test when it does not in time."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 -- the condition is about plain objects

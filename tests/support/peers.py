@@ -25,10 +25,9 @@ from halfmq.remoting.headers import (
 from halfmq.remoting.replies import encode_reply, encode_request
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import encode_properties
+from tests.support.patience import PATIENCE_S
 
 START_MS: Final = 1_700_000_000_000
-PATIENCE_S: Final = 20.0
-"""Seconds of true time until something that is due counts as missing."""
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0  # commitOrRollback
 
 

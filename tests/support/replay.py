@@ -30,6 +30,7 @@ from halfmq.remoting.replies import encode_request
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record, decode_records
 from tests.support.left_out import SUSPEND_FLAG, Half, LeftOut, Places, QueueKey, is_put_off
+from tests.support.patience import PATIENCE_S
 from tests.support.recording import (
     WITH_RECORDS,
     PastReader,
@@ -40,9 +41,6 @@ from tests.support.recording import (
     records_of,
     steps_of,
 )
-
-PATIENCE_S: Final = 10.0
-"""Seconds of true time until an answer that is due counts as missing."""
 
 QUIET_S: Final = 0.004
 """Seconds of true time without news after which the clock is moved on."""

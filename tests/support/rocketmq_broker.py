@@ -23,9 +23,9 @@ from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import response_header
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.record import Record, decode_records
+from tests.support.patience import PATIENCE_S
 
 START_SECONDS: Final = 120.0  # a JVM on a busy machine
-ANSWER_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.1
 _SUBSCRIPTION_FLAG: Final = 4  # the pull says itself what it wants
 
@@ -51,7 +51,7 @@ class Wire:
 
     def __init__(self, address: str) -> None:
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS)
+        self._socket = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
         self._decoder = FrameDecoder()
         self._opaque = 0
 

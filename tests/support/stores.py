@@ -14,11 +14,11 @@ from halfmq.store.format.properties import encode_properties, tags_code
 from halfmq.store.format.record import Record, decode_records
 from halfmq.store.message_store import GetStatus, MessageStore
 from tests.support.golden_store import GoldenStore
+from tests.support.patience import PATIENCE_S
 
 HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
 HOST_V6 = bytes(15) + b"\x01" + bytes([0, 0, 42, 159])
 BORN = 1_700_000_000_000  # ms
-PATIENCE = 30.0  # seconds until a test gives up waiting for another thread
 
 
 class Clock:
@@ -100,7 +100,7 @@ def batch_of(messages: Sequence[Draft]) -> Batch:
 
 def wait_until(condition: Callable[[], bool]) -> None:
     """Wait for another thread; fail if what it should do does not happen."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "nothing happened"
         time.sleep(0.0005)

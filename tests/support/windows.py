@@ -38,7 +38,8 @@ from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import OP_TOPIC
 from halfmq.store.message_store import MessageStore
-from tests.support.peers import PATIENCE_S, START_MS, Half, Peer, until
+from tests.support.patience import PATIENCE_S
+from tests.support.peers import START_MS, Half, Peer, until
 from tests.support.stores import crash, pulled
 
 LOG_FILE_SIZE: Final = 1 << 18

@@ -39,6 +39,7 @@ from halfmq.remoting.replies import encode_reply, encode_send_reply
 from halfmq.store.format.batch import decode_batch
 from halfmq.store.format.properties import decode_properties
 from tests.support.benchmarks import compiling, recording_server
+from tests.support.patience import PATIENCE_S
 
 MSG_ID = "7F00000100002A9F0000000000001000"
 SHORT = Timing(seconds=0.1, warmup=0.05)
@@ -331,7 +332,7 @@ def test_runs_that_fetch_the_jars_of_the_peer_at_once_all_have_them(
 
     def fetch(command: list[str], **_: object) -> None:
         target = command[-1].removeprefix("-DoutputDirectory=")
-        all_are_fetching.wait(10)
+        all_are_fetching.wait(PATIENCE_S)
         Path(target, "broker.jar").write_bytes(b"jar")
 
     monkeypatch.setenv("HALFMQ_BENCHMARKS_DIR", str(tmp_path))

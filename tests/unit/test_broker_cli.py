@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from halfmq.broker import cli
+from tests.support.patience import PATIENCE_S
 
 SCRIPT = """
 import resource
@@ -26,7 +27,11 @@ def test_the_broker_takes_the_descriptors_it_may_have() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     may = cli.DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else hard
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", SCRIPT],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
 
     assert int(done.stdout) == min(may, cli.DESCRIPTORS_WANTED)
@@ -47,7 +52,11 @@ def test_the_descriptor_table_never_grows_under_load() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     may = max(soft, cli.DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else hard)
     done = subprocess.run(
-        [sys.executable, "-c", TABLE], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", TABLE],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
     )
 
     (slots,) = (line.split()[1] for line in done.stdout.splitlines() if line.startswith("FDSize"))

@@ -13,6 +13,7 @@ from halfmq.broker import awaited_save
 from halfmq.broker.topics import TopicTable
 from halfmq.remoting.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from halfmq.remoting.codes import RequestCode, ResponseCode
+from tests.support.patience import PATIENCE_S
 from tests.support.peers import COMMIT, Peer, until
 from tests.support.windows import Rig, windowed
 
@@ -32,7 +33,7 @@ class Thread:
             write = begin(table)
 
             def run() -> None:
-                assert self.may_write.wait(20)
+                assert self.may_write.wait(PATIENCE_S)
                 self.writers.append(threading.get_ident())
                 self.met.append({record.topic for record in self._rig.records()})
                 write()

@@ -34,6 +34,7 @@ from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from tests.support.fake_broker import FakeBroker, Peer, until
 from tests.support.operated import Operated
+from tests.support.patience import PATIENCE_S
 
 MESSAGE = Message("orders", b"o-2", keys="o-2")
 QUICK = ClientConfig(
@@ -263,7 +264,7 @@ def test_closing_from_another_thread_ends_the_loop(served: BrokerThread) -> None
         worker = threading.Thread(target=loop)
         worker.start()
         consumer.close()
-        worker.join(5)
+        worker.join(PATIENCE_S)
 
     assert ended.is_set()
 
@@ -350,7 +351,7 @@ def test_closing_ends_the_waiting_of_other_threads(served: BrokerThread) -> None
     time.sleep(0.1)
     producer.close()
     for thread in threads:
-        thread.join(5)
+        thread.join(PATIENCE_S)
 
     assert not any(thread.is_alive() for thread in threads)
     assert all(isinstance(outcome, ClientError) for outcome in outcomes)
@@ -368,7 +369,7 @@ def test_many_threads_may_close(served: BrokerThread) -> None:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(5)
+                thread.join(PATIENCE_S)
             assert not any(thread.is_alive() for thread in threads)
         other.send(MESSAGE)
 
@@ -418,7 +419,7 @@ def test_a_checker_that_hangs_does_not_hang_the_end(
 
     def checker(_message: aio.MessageView) -> Decision:
         asked.set()
-        release.wait(60)
+        release.wait(PATIENCE_S)
         return Decision.COMMIT
 
     async def check() -> None:
@@ -428,7 +429,7 @@ def test_a_checker_that_hangs_does_not_hang_the_end(
         with producer.transaction(MESSAGE) as tx:
             tx.decide(Decision.UNKNOWN)
         served.run(check())
-        assert asked.wait(5)
+        assert asked.wait(PATIENCE_S)
         before = time.monotonic()
     taken = time.monotonic() - before
     release.set()

@@ -29,6 +29,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply, encode_request
 from tests.support.client_loops import on_both_loops
 from tests.support.fake_broker import Cut, FakeBroker, Ignore, Refuse, fake_broker, until
+from tests.support.patience import PATIENCE_S
 
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 FIELDS = {"topic": "orders"}
@@ -360,7 +361,7 @@ async def test_closing_tells_those_who_wait_for_a_broker_that_is_away(broker: Fa
     await asyncio.sleep(0.1)
 
     await producer.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         results = await asyncio.gather(*sends, return_exceptions=True)
 
     assert all(isinstance(result, ClientClosedError | ConnectError) for result in results)
@@ -468,7 +469,7 @@ async def test_a_peer_that_does_not_read_slows_senders_down(broker: FakeBroker) 
         assert not sending.done()
         for peer in broker.peers:
             peer.transport.resume_reading()
-        await asyncio.wait_for(sending, 10)
+        await asyncio.wait_for(sending, PATIENCE_S)
         await until(lambda: len(broker.messages("orders")) == 31, 10)
 
 

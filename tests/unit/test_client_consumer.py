@@ -32,6 +32,7 @@ from halfmq.remoting.headers import (
 from halfmq.remoting.replies import encode_reply
 from tests.support.client_loops import on_both_loops
 from tests.support.fake_broker import Cut, FakeBroker, Ignore, Peer, Refuse, fake_broker, until
+from tests.support.patience import PATIENCE_S
 
 PULL = RequestCode.PULL_MESSAGE
 QUICK = ClientConfig(
@@ -62,7 +63,7 @@ async def take(consumer: Consumer, count: int, *, ack: bool = True) -> list[str]
     """Bodies of the next messages."""
     bodies: list[str] = []
     for _ in range(count):
-        message = await consumer.receive(timeout=5)
+        message = await consumer.receive(timeout=PATIENCE_S)
         assert message is not None, f"only {bodies} came"
         bodies.append(message.body.decode())
         if ack:
@@ -445,7 +446,7 @@ async def test_a_message_no_broker_takes_back_is_delivered_again_here(broker: Fa
     await publish(broker, "0")
     async with new_consumer(broker) as consumer:
         for attempt in (1, 2, 3):
-            message = await consumer.receive(timeout=5)
+            message = await consumer.receive(timeout=PATIENCE_S)
             assert message is not None
             assert (message.body, message.delivery_attempt) == (b"0", attempt)
             if attempt < 3:
@@ -468,7 +469,7 @@ async def test_a_message_not_acked_in_time_comes_again(broker: FakeBroker, suppo
         stuck = await consumer.receive()
         assert stuck is not None
         assert await take(consumer, 1) == ["1"]
-        again = await consumer.receive(timeout=5)
+        again = await consumer.receive(timeout=PATIENCE_S)
         assert again is not None
         assert (again.body, again.delivery_attempt, again.topic) == (b"0", 2, "orders")
         assert await stuck.ack() is not supported  # the broker has it now, or we still have
@@ -597,7 +598,7 @@ async def test_pulling_pauses_while_too_much_is_unacked(
         async with new_consumer(broker, config=config) as consumer:
             held: list[MessageView] = []
             for _ in range(expected):
-                message = await consumer.receive(timeout=5)
+                message = await consumer.receive(timeout=PATIENCE_S)
                 assert message is not None
                 held.append(message)
             assert await consumer.receive(timeout=0.1) is None

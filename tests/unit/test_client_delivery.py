@@ -10,6 +10,7 @@ from halfmq.client.delivery import Delivery, DeliveryBuffer
 from halfmq.client.window import QueueWindow
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.record import Record, new_record
+from tests.support.patience import PATIENCE_S
 
 HOST = pack_host("127.0.0.1", 1)
 
@@ -47,7 +48,7 @@ async def test_a_woken_taker_that_is_cancelled_passes_its_turn_on() -> None:
 
     buffer.offer(window, record(0))
     first.cancel()
-    message = await asyncio.wait_for(second, 1)
+    message = await asyncio.wait_for(second, PATIENCE_S)
 
     assert first.cancelled() or first.cancelling()
     assert message is not None
@@ -115,7 +116,7 @@ async def test_memory_is_given_back_by_acks_and_by_lost_queues() -> None:
     message = await buffer.take()
     assert message is not None
     await message.ack()
-    await asyncio.wait_for(pulling, 1)
+    await asyncio.wait_for(pulling, PATIENCE_S)
 
     assert buffer._bytes == size
     buffer.drop(window)
@@ -177,7 +178,7 @@ async def test_giving_back_that_is_cancelled_delivers_the_message_again() -> Non
     await asked.wait()
     giving_back.cancel()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         again = await buffer.take()
 
     assert giving_back.cancelled()

@@ -42,6 +42,7 @@ from tests.support.index_records import (
     record,
     service,
 )
+from tests.support.patience import PATIENCE_S
 
 # Their brokers were restarted, or their first index file expired, so that files and records
 # no longer follow from each other.
@@ -467,7 +468,7 @@ def test_look_ups_and_flushes_may_run_beside_puts(tmp_path: Path) -> None:
         finally:
             done.set()
         for reader in readers:
-            reader.result(timeout=60)
+            reader.result(timeout=PATIENCE_S)
 
     for answer in answers:
         end = answer[-1] + 1 if answer else 0

@@ -27,9 +27,9 @@ from halfmq.store.mapped_file import (
 )
 from halfmq.store.mapped_file_queue import MappedFileQueue
 from halfmq.store.message_store import MessageStore
+from tests.support.patience import PATIENCE_S
 from tests.support.stepped_worker import SteppedWorker
 from tests.support.stores import (
-    PATIENCE,
     Clock,
     append_durably,
     draft,
@@ -560,7 +560,7 @@ def test_upkeep_survives_a_full_disk(
     monkeypatch.setattr(disk, "posix_fallocate", fallocate)
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
-    assert failed.wait(PATIENCE)
+    assert failed.wait(PATIENCE_S)
 
     with pytest.raises(DiskFullError):
         store.append([draft()])

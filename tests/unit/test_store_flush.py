@@ -12,8 +12,8 @@ from halfmq.store.config import FlushMode
 from halfmq.store.disk import sync_data
 from halfmq.store.errors import FlushFailedError
 from halfmq.store.message_store import MessageStore
+from tests.support.patience import PATIENCE_S
 from tests.support.stores import (
-    PATIENCE,
     Clock,
     crash,
     draft,
@@ -38,7 +38,7 @@ class Disk:
 
     def fdatasync(self, fd: int) -> None:
         self.entered.set()
-        assert self.go_on.wait(PATIENCE)
+        assert self.go_on.wait(PATIENCE_S)
         if self.broken:
             raise OSError(errno.EIO, "Input/output error")
         sync_data(fd)
@@ -99,7 +99,7 @@ def test_what_comes_during_a_flush_waits_for_the_next(tmp_path: Path, disk: Disk
     disk.go_on.clear()
     (first,) = store.append([draft()])
     store.request_flush()
-    assert disk.entered.wait(PATIENCE)
+    assert disk.entered.wait(PATIENCE_S)
     for _ in range(10):
         (last,) = store.append([draft()])
         store.request_flush()
@@ -281,5 +281,5 @@ def test_much_that_is_not_flushed_is_flushed_before_its_time(
     while store.write_offset < 10_000:
         store.append([draft()])
 
-    assert flushed.wait(PATIENCE)
+    assert flushed.wait(PATIENCE_S)
     store.close()

@@ -12,6 +12,7 @@ import pytest
 from halfmq.broker.transaction.cold_halves import ColdHalves, read_half
 from halfmq.broker.transaction.half import StoredHalf
 from tests.support.loops import LOOPS, LoopFactory, run_on
+from tests.support.patience import PATIENCE_S
 from tests.support.transactions import Broker, Connected, message
 
 
@@ -43,7 +44,7 @@ def test_the_loop_goes_on_while_the_disk_is_slow(tmp_path: Path, loop_factory: L
         came = asyncio.Event()
 
         def slow(ranges: Iterable[tuple[int, int]]) -> bytes:
-            assert may_end.wait(10)
+            assert may_end.wait(PATIENCE_S)
             return broker.log.read_cold(ranges)
 
         def on_read(one: StoredHalf | None) -> None:

@@ -16,6 +16,7 @@ from halfmq.broker.transaction.snapshot import (
 )
 from halfmq.store import disk
 from halfmq.store.draft import Appended
+from tests.support.patience import PATIENCE_S
 from tests.support.transactions import Broker, Connected, MemoryLog
 
 
@@ -227,7 +228,7 @@ def test_a_dropped_broker_may_be_collected_by_the_thread_of_its_snapshot(
 
     def fsync(_descriptor: int) -> None:
         begun.set()
-        assert dropped.wait(10)
+        assert dropped.wait(PATIENCE_S)
         work = broker.service._snapshots._work
         assert work is not None
         try:
@@ -244,7 +245,7 @@ def test_a_dropped_broker_may_be_collected_by_the_thread_of_its_snapshot(
         broker.service.tick()
         broker.log.flush()
     dropped.set()
-    assert over.wait(10)
+    assert over.wait(PATIENCE_S)
     assert errors == []
     broker.service._snapshots._work = None
 

@@ -16,6 +16,7 @@ from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.message_store import MessageStore
 from tests.support.golden_store import GoldenStore, unpack
+from tests.support.patience import PATIENCE_S
 from tests.support.stores import crash
 from tests.support.transactions import HOST, Clock, Connected, Directory, gone, message
 
@@ -76,7 +77,7 @@ class StoredBroker:
         """Wait for the disk, and index what was stored."""
         while self.store.tick():
             pass
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while self.store.durable_offset < self.store.write_offset:
             assert time.monotonic() < deadline
             self.store.request_flush()

@@ -29,6 +29,7 @@ from halfmq.store.config import StoreConfig
 from halfmq.store.format.record import Record
 from halfmq.store.message_store import MessageStore
 from tests.support import dying_producer
+from tests.support.patience import PATIENCE_S
 from tests.support.peers import COMMIT, ROLLBACK, Peer, until
 from tests.support.stores import everything
 
@@ -75,7 +76,7 @@ def _die(broker: BrokerProcess, path: Path, moment: str) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert done.returncode == -9, done.stderr
@@ -96,7 +97,7 @@ async def _inherit(broker: BrokerProcess, path: Path) -> list[str]:
 
     config = ClientConfig(namesrv=broker.address)
     async with TransactionProducer("heirs", checker=checker, config=config):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             await answered.wait()
     return asked
 
