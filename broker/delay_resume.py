@@ -20,13 +20,14 @@ from typing import Final, Protocol
 
 from halfmq.store.errors import CorruptRecordError
 from halfmq.store.format.properties import (
+    PROPERTY_CRC32,
     PROPERTY_DELAY,
     PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
     get_property,
     without_properties,
 )
-from halfmq.store.format.record import Record, decode_record, without_crc_tail
+from halfmq.store.format.record import Record, decode_record
 from halfmq.store.format.topics import SCHEDULE_TOPIC
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,8 @@ RESUME_BYTES_MAX: Final = 128 << 20
 
 _STEP_COUNT: Final = 256
 _STEP_BYTES: Final = 4 << 20
-_CHANGED: Final = (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QID)  # by waiting once more
+# By waiting once more, and by the store.
+_CHANGED: Final = (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QID, PROPERTY_CRC32)
 
 
 class Found(Protocol):
@@ -166,7 +168,7 @@ class _Copies:
 
 def _content(record: Record) -> bytes:
     """Return a digest of what a message and its copy share: all that its sender gave it."""
-    properties = without_properties(without_crc_tail(record.properties), _CHANGED)
+    properties = without_properties(record.properties, _CHANGED)
     numbers = b"%d %d %d " % (record.flag, record.born_timestamp, record.reconsume_times)
     digest = blake2b(numbers, digest_size=16)
     digest.update(b"%d " % len(properties))

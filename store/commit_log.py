@@ -40,12 +40,15 @@ from .format.queue_entry import ENTRY_SIZE, LAYOUT
 from .format.record import (
     BLANK_SIZE,
     CRC_MASK,
+    CRC_TAIL_SIZE,
+    CRC_TAIL_START,
     HEAD_V4,
     blank,
     encode_record,
     new_record,
     seal_crc_tail,
     with_crc_tail,
+    without_crcs,
 )
 from .format.topics import SCHEDULE_TOPIC
 from .mapped_file import LogFile, create_file, zero_tail
@@ -63,6 +66,7 @@ LOOK_UP_EVERY: Final = 4 << 20  # bytes
 NO_QUEUE_ENTRY: Final = TransactionType.PREPARED & TransactionType.ROLLBACK
 _UNUSUAL: Final = NO_QUEUE_ENTRY | HOSTS_MASK  # flags that leave the fast path
 _LENGTH: Final = Struct(">h")  # of the properties
+_CRC_NAME: Final = slice(-CRC_TAIL_SIZE, len(CRC_TAIL_START) - CRC_TAIL_SIZE)  # of their end
 
 
 class CommitLog:
@@ -160,6 +164,8 @@ class CommitLog:
         for draft in group:
             queue = queues[draft.topic, draft.queue_id]
             body, properties, sys_flag = draft.body, draft.properties, draft.sys_flag
+            if properties[_CRC_NAME] == CRC_TAIL_START:  # or it would count as this record's own
+                properties = draft.properties = without_crcs(properties)
             born_host, store_host = draft.born_host, draft.store_host
             tags_code = draft.tags_code
             body_size, properties_size = len(body), len(properties)

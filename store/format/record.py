@@ -25,7 +25,12 @@ from .crc import crc32
 from .errors import CorruptRecordError
 from .flags import BORN_HOST_V6, HOSTS_MASK, STORE_HOST_V6, with_host_bits
 from .ids import HOST_V4_SIZE, HOST_V6_SIZE, offset_message_id
-from .properties import PROPERTIES_SIZE_MAX, decode_properties
+from .properties import (
+    PROPERTIES_SIZE_MAX,
+    PROPERTY_CRC32,
+    decode_properties,
+    without_properties,
+)
 
 Buffer = bytes | bytearray | memoryview | mmap
 
@@ -321,10 +326,19 @@ def blank(size_left: int) -> bytes:
 
 def with_crc_tail(properties: bytes) -> bytes:
     """Return the properties with room for the CRC over the whole record, and no older one."""
-    if CRC_TAIL_START in properties:  # delayed and returned messages bring the one they had
-        properties = without_crc_tail(properties)
+    properties = without_crcs(properties)
     separator = b"" if not properties or properties.endswith(b"\x02") else b"\x02"
     return properties + separator + _CRC_TAIL_BLANK
+
+
+def without_crcs(properties: bytes) -> bytes:
+    """Return the properties without any CRC of a whole record, wherever it stands.
+
+    A message that is stored again brings the CRC of the record that it was; a client may send one.
+    """
+    if CRC_TAIL_START not in properties:
+        return properties
+    return without_properties(properties, (PROPERTY_CRC32,))
 
 
 def without_crc_tail(properties: bytes) -> bytes:

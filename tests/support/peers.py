@@ -16,6 +16,7 @@ from halfmq.remoting.ext_fields import Header
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import (
     CheckTransactionStateRequestHeader,
+    ConsumerSendMsgBackRequestHeader,
     EndTransactionRequestHeader,
     GetMaxOffsetRequestHeader,
     SendMessageRequestHeaderV2,
@@ -191,6 +192,41 @@ class Peer(asyncio.Protocol):
             properties=encode_properties(all_properties | properties).decode(),
         )
         return header, body
+
+    async def plain(
+        self,
+        key: str,
+        body: bytes = b"plain",
+        *,
+        topic: str = "orders",
+        queue_id: int = 0,
+        sys_flag: int = 0,
+        reconsume_times: int = 0,
+        batch: bool = False,
+        **properties: str,
+    ) -> RemotingCommand:
+        """Send a message that is no half, or the body of a batch; return the answer."""
+        header = SendMessageRequestHeaderV2(
+            producer_group=self.group,
+            topic=topic,
+            default_topic="TBW102",
+            default_topic_queue_nums=4,
+            queue_id=queue_id,
+            sys_flag=sys_flag,
+            born_timestamp=START_MS,
+            flag=0,
+            reconsume_times=reconsume_times,
+            batch=batch,
+            properties=encode_properties({"UNIQ_KEY": key} | properties).decode(),
+        )
+        return await self.call(RequestCode.SEND_MESSAGE_V2, header, body)
+
+    async def send_back(self, offset: int, group: str, delay_level: int = 1) -> RemotingCommand:
+        """Have a consumed record delivered to its group again."""
+        header = ConsumerSendMsgBackRequestHeader(
+            offset=offset, group=group, delay_level=delay_level, max_reconsume_times=16
+        )
+        return await self.call(RequestCode.CONSUMER_SEND_MSG_BACK, header)
 
     async def prepare(self, key: str, body: bytes = b"row 1", **kwargs: Any) -> Half:
         """Store a half message; it is on disk when this returns."""

@@ -15,6 +15,7 @@ import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -95,7 +96,14 @@ class Rig:
         self._lives = itertools.count(1)
         self._names = itertools.count(1)
         self._peers: list[Peer] = []
-        self._flush_mode = FlushMode.SYNC_FLUSH
+        self._store: dict[str, Any] = {
+            "commit_log_file_size": LOG_FILE_SIZE,
+            "consume_queue_file_size": 20_000,
+            "max_message_size": 100_000,
+            "max_hash_slots": 100,
+            "max_index_items": 2_000,
+            "flush_mode": FlushMode.SYNC_FLUSH,
+        }
         self._transaction: dict[str, Any] = {
             "timeout_ms": TIMEOUT_MS,
             "check_interval_ms": INTERVAL_MS,
@@ -106,8 +114,9 @@ class Rig:
         self.broker: Broker
 
     def _configure(self, settings: dict[str, Any]) -> None:
-        self._flush_mode = settings.pop("flush_mode", self._flush_mode)
-        self._transaction |= settings
+        names = {field.name for field in fields(StoreSettings)}
+        self._store |= {name: value for name, value in settings.items() if name in names}
+        self._transaction |= {name: settings[name] for name in settings if name not in names}
 
     # --- the broker's life
 
@@ -116,15 +125,7 @@ class Rig:
         config = BrokerConfig(
             network=NetworkConfig(listen_port=0, namesrv_listen_port=0),
             topics=TopicDefaults(default_queue_nums=4),
-            store=StoreSettings(
-                root=self.root,
-                commit_log_file_size=LOG_FILE_SIZE,
-                consume_queue_file_size=20_000,
-                max_message_size=100_000,
-                max_hash_slots=100,
-                max_index_items=2_000,
-                flush_mode=self._flush_mode,
-            ),
+            store=StoreSettings(root=self.root, **self._store),
             transaction=TransactionConfig(**self._transaction),
         )
         self.broker = Broker(config, now_ms=lambda: self._loop.now_ms)

@@ -321,10 +321,17 @@ def test_the_crc_tail_finds_every_flipped_bit_before_it() -> None:
         (b"TAGS\x01A", b"TAGS\x01A\x02"),
         (b"TAGS\x01A\x02" + WORKED_TAIL, b"TAGS\x01A\x02"),
         (WORKED_TAIL, b""),
+        (
+            b"A\x01b\x02" + WORKED_TAIL + b"DELAY\x013\x02" + WORKED_TAIL,
+            b"A\x01b\x02DELAY\x013\x02",
+        ),
+        (b"A\x01b\x02__CRC32#\x01x\x02DELAY\x013", b"A\x01b\x02DELAY\x013\x02"),
+        (b"A\x01b\x02__CRC32#\x01", b"A\x01b\x02"),
+        (b"MY__CRC32#\x01b\x02", b"MY__CRC32#\x01b\x02"),
     ],
 )
 def test_properties_get_one_fresh_crc_tail(before: bytes, kept: bytes) -> None:
-    """A delayed or returned message brings the one it had."""
+    """A delayed or returned message brings the one it had, a client's any text."""
     tailed = with_crc_tail(before)
 
     assert tailed == kept + b"__CRC32#\x010000000000\x02"
