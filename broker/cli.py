@@ -1,7 +1,7 @@
 """The command `broker`: arguments, exit codes, signals.
 
 Exit codes: 0 ordered stop · 1 unexpected error · 2 usage or configuration · 3 the directory is in
-use by another broker · 4 the store cannot be opened · 5 an address is taken.
+use by another broker · 4 the store cannot be opened or written · 5 an address is taken.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="broker",
         description="A RocketMQ-compatible message broker for transactional half messages.",
         epilog="exit codes: 0 ordered stop, 1 unexpected error, 2 usage or configuration, "
-        "3 directory in use by another broker, 4 store cannot be opened, 5 address taken",
+        "3 directory in use by another broker, 4 store cannot be opened or written, "
+        "5 address taken",
     )
     parser.add_argument(
         "-c", "--conf", type=Path, metavar="FILE", help="configuration, key=value lines"

@@ -18,8 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
+from halfmq.store import disk
 from halfmq.store.config import FlushMode
 from halfmq.store.draft import Batch, Draft
+from halfmq.store.errors import UnusableFileError
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.mapped_file import make_directory
@@ -235,9 +237,9 @@ class Broker:
         tables = self._tables
         return StoreService(
             self._store,
+            root=self.config.store.root,
             load=[
-                # Durably: a table in a directory without a durable name is not on disk either.
-                partial(make_directory, self.config.store.root / "config"),
+                partial(_make_tables_directory, self.config.store.root / "config"),
                 tables.topics.load,
                 tables.groups.load,
                 tables.offsets.load,
@@ -474,6 +476,17 @@ def _every(seconds: float, *work: Callable[[], object]) -> Callable[[], float]:
         return seconds
 
     return tick
+
+
+def _make_tables_directory(path: Path) -> None:
+    """Make it durably: a table in a directory without a durable name is not on disk either.
+
+    Raises:
+        UnusableFileError: No table could be saved there, which would show at the stop.
+    """
+    make_directory(path)
+    if not disk.may_write(path):
+        raise UnusableFileError(path, "Permission denied: no table could be saved here")
 
 
 def _addresses(text: str) -> list[tuple[str, int]]:

@@ -6,11 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Final, Protocol
 
 from halfmq.store.config import StoreConfig
 from halfmq.store.draft import Appended, AppendedBatch, Batch, Draft
-from halfmq.store.errors import DiskFullError, StoreError
+from halfmq.store.errors import DiskFullError, StoreError, UnusableFileError
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery import RecoveryReport
 from halfmq.store.worker import ThreadWorker, WorkerFactory
@@ -97,17 +98,30 @@ class StoreService:
         self,
         store: MessageStore,
         *,
+        root: Path,
         load: Sequence[Callable[[], None]],
         before_close: Sequence[Callable[[], None]],
         after_close: Sequence[Callable[[], None]],
     ) -> None:
         self._store = store
+        self._root = root
         self._load = load
         self._before_close, self._after_close = before_close, after_close
         self.report: RecoveryReport | None = None
 
     async def start(self) -> None:
-        """Recover; nothing is served yet, so the loop may wait."""
+        """Recover; nothing is served yet, so the loop may wait.
+
+        Raises:
+            StoreError: The store cannot be opened; also for whatever the system refused.
+        """
+        try:
+            self._open()
+        except OSError as error:
+            path = Path(error.filename) if isinstance(error.filename, str) else self._root
+            raise UnusableFileError(path, error.strerror or str(error)) from error
+
+    def _open(self) -> None:
         self.report = self._store.open()
         try:
             for load in self._load:

@@ -9,9 +9,12 @@
         with producer.transaction(Message("orders", b"o-2", keys="o-2")) as tx:
             save_order(tx.id)
 
-    with Consumer("billing", {"orders": "*"}) as consumer:
-        for message in consumer:
-            message.ack()
+    try:
+        with Consumer("billing", {"orders": "*"}) as consumer:
+            for message in consumer:
+                message.ack()
+    except KeyboardInterrupt:  # Ctrl-C; without this, Python prints a traceback
+        raise SystemExit(130)
 
 There is one client, the async one. It runs on the event loop of a background thread, which all
 objects of this module share and which ends when the last of them is closed; every method here hands

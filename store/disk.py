@@ -88,6 +88,12 @@ def is_file(path: Path) -> bool:
     return path.is_file()
 
 
+def may_write(directory: Path) -> bool:
+    """Tell whether this process may create files in a directory."""
+    effective = os.access in os.supports_effective_ids
+    return os.access(directory, os.W_OK | os.X_OK, effective_ids=effective)
+
+
 def size_of(path: Path) -> int:
     """Return how many bytes a file has.
 

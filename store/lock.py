@@ -69,17 +69,23 @@ class DirectoryLock:
         if root in _held:
             raise DirectoryInUseError(self._root, f"pid {os.getpid()}, this very process")
         fd = disk.open_file(root / "lock", disk.CREATE, disk.MODE)
-        try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-        except OSError as error:
-            holder = disk.pread(fd, _HOLDER_SIZE_MAX, len(_CONTENT)).decode(errors="replace")
-            disk.close(fd)
-            raise DirectoryInUseError(self._root, holder.strip() or "it left no name") from error
         since = datetime.fromtimestamp(now_ms / 1000, UTC).isoformat(timespec="seconds")
-        disk.ftruncate(fd, 0)
-        disk.pwrite(fd, _CONTENT + f"\npid {os.getpid()}, started {since}\n".encode(), 0)
+        try:
+            self._lock(fd)
+            disk.ftruncate(fd, 0)
+            disk.pwrite(fd, _CONTENT + f"\npid {os.getpid()}, started {since}\n".encode(), 0)
+        except BaseException:
+            disk.close(fd)  # which drops the lock
+            raise
         self._fd = fd
         _held.add(root)
+
+    def _lock(self, fd: int) -> None:
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except (BlockingIOError, PermissionError) as error:  # others: no locks on this file system
+            holder = disk.pread(fd, _HOLDER_SIZE_MAX, len(_CONTENT)).decode(errors="replace")
+            raise DirectoryInUseError(self._root, holder.strip() or "it left no name") from error
 
     def release(self) -> None:
         """Let others in; harmless when the lock is not held."""

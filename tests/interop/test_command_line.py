@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 
 from halfmq.client.testing import broker_process
 from tests.support.patience import PATIENCE_S
+from tests.support.small_disk import fill, small_disk
 
 READY = re.compile(
     r"ready listen=127\.0\.0\.1:\d+ namesrv=127\.0\.0\.1:\d+ store=\S+"
@@ -113,6 +115,95 @@ def test_a_store_of_other_file_sizes_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 4
     assert re.search(r"commitlog/0{20}\b.*1048576", done.stderr)
     assert "Traceback" not in done.stderr
+
+
+AS_NOBODY = """
+import encodings.idna, os, sys
+import uvloop
+from halfmq.broker.cli import main
+
+os.setgid(65534)
+os.setuid(65534)  # all is imported: nobody may not read what is in another user's home
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def _refused_store(done: subprocess.CompletedProcess[str], path: Path, reason: str) -> None:
+    assert done.returncode == 4, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if " INFO " not in line]
+    assert f"event=start_failed exit_code=4 {path}: {reason}" in line
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("closed", "mode"),
+    [
+        (".", 0o555),
+        ("store", 0o555),
+        ("store/lock", 0o444),
+        ("store/commitlog", 0o000),
+        ("store/config", 0o555),
+        ("store/config/topics.json", 0o000),
+    ],
+)
+def test_a_store_that_may_not_be_written_ends_with_code_4(
+    tmp_path: Path, closed: str, mode: int
+) -> None:
+    """One line that names the path and the reason, and no traceback."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT RUN: only root can start a broker as somebody else")
+    with tempfile.TemporaryDirectory(prefix="halfmq-") as place:  # tmp_path is closed to others
+        root = Path(place) / "store"
+        if closed != ".":
+            with broker_process(tmp_path, storePathRootDir=root):
+                pass
+        for path in (Path(place), *Path(place).rglob("*")):
+            os.chown(path, 65534, 65534)
+        target = Path(place) / closed
+        target.chmod(mode)
+        done = subprocess.run(
+            [sys.executable, "-c", AS_NOBODY, *_settings(root, mappedFileSizeCommitLog=64 << 20)],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+            cwd="/",
+        )
+
+    named = root if closed in {".", "store"} else target
+    if closed == "store":
+        named = root / "abort"
+    _refused_store(done, named, "Permission denied")
+
+
+def test_a_file_in_place_of_the_store_ends_with_code_4(tmp_path: Path) -> None:
+    """A path that is mistyped by a level, say."""
+    (tmp_path / "file").touch()
+
+    _refused_store(_run(*_settings(tmp_path / "file")), tmp_path / "file", "is not a directory")
+    below = _run(*_settings(tmp_path / "file" / "store"))
+    assert below.returncode == 4
+    assert len(below.stderr.splitlines()) == 1
+
+
+def test_a_read_only_file_system_ends_with_code_4(tmp_path: Path) -> None:
+    """As a container has it whose volume was forgotten."""
+    with small_disk(tmp_path, "tmpfs", 1 << 20) as disk:
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+        done = _run(*_settings(disk / "store"))
+
+    _refused_store(done, disk / "store", "Read-only file system")
+
+
+def test_a_disk_that_is_full_at_the_start_ends_with_code_4(tmp_path: Path) -> None:
+    """One line says for what there is no space."""
+    with small_disk(tmp_path, "tmpfs", 256 << 10) as disk:
+        fill(disk / "ballast")
+        done = _run(*_settings(disk / "store"))
+
+    assert done.returncode == 4, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if " ERROR " in line]
+    assert "No space left on device" in line
 
 
 def test_a_taken_address_ends_with_code_5(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -263,3 +265,20 @@ async def test_a_listing_that_is_not_read_to_its_end_ends_quietly(
         done = await halfmq.pipe("tx", "list")
 
     assert (done.code, done.err) == (0, "")
+
+
+def test_an_interrupted_command_says_nothing() -> None:
+    """Ctrl-C while a broker does not answer: status 130 as of other programs, and no traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        with subprocess.Popen(
+            [sys.executable, "-m", "halfmq.command", "tx", "list", f"--namesrv=127.0.0.1:{port}"],
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            connected, _ = silent.accept()
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=PATIENCE_S)
+            connected.close()
+
+    assert (process.returncode, errors) == (130, "")

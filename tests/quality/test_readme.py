@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,7 +60,10 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 def test_the_examples_send_consume_and_commit(broker: BrokerProcess, tmp_path: Path) -> None:
-    """Pasted as they stand: the message is consumed, and the row and its message both exist."""
+    """Pasted as they stand: the message is consumed, and the row and its message both exist.
+
+    Ctrl-C ends the consumer without a traceback.
+    """
     asynchronous, blocking = _blocks("python")
 
     process = subprocess.Popen(
@@ -67,17 +71,20 @@ def test_the_examples_send_consume_and_commit(broker: BrokerProcess, tmp_path: P
         cwd=tmp_path,
         env=_environment(broker, tmp_path),
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     assert process.stdout is not None
     try:
         first, second = process.stdout.readline(), process.stdout.readline()
+        process.send_signal(signal.SIGINT)  # the example goes on waiting for messages
+        _, errors = process.communicate(timeout=PATIENCE_S)
     finally:
-        process.kill()  # the example goes on waiting for messages
-        process.stdout.close()
+        process.kill()
         process.wait()
     assert re.fullmatch(r"[0-9A-F]{32,56} \S+ 0\n", first)
     assert second == "b'hello'\n"
+    assert (process.returncode, errors) == (130, "")
 
     done = subprocess.run(
         [sys.executable, "-c", blocking],

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
+from halfmq.broker.config import load_config
 from halfmq.broker.lifecycle import ServiceStack
+from halfmq.broker.service import Broker
 from halfmq.broker.store_service import StoreService
+from halfmq.store import disk
+from halfmq.store.errors import StoreError, UnusableFileError
 from halfmq.store.message_store import MessageStore
 from tests.support.stores import Clock, crash, draft, small_config
 
@@ -63,7 +69,7 @@ async def test_a_start_that_fails_behind_the_store_hides_no_kill(
 
     def opened_by(load: Sequence[Callable[[], None]]) -> StoreService:
         store = MessageStore(small_config(root), now_ms=Clock())
-        return StoreService(store, load=load, before_close=[], after_close=[])
+        return StoreService(store, root=root, load=load, before_close=[], after_close=[])
 
     first = MessageStore(small_config(tmp_path / "first"), now_ms=Clock())
     first.open()
@@ -74,7 +80,7 @@ async def test_a_start_that_fails_behind_the_store_hides_no_kill(
         crash(tmp_path / "first", root)
     first.close()
     for _ in range(2):
-        with pytest.raises(OSError, match="the test says no"):
+        with pytest.raises(UnusableFileError, match="the test says no"):
             await opened_by([refuse]).start()
 
     service = opened_by([])
@@ -83,3 +89,72 @@ async def test_a_start_that_fails_behind_the_store_hides_no_kill(
 
     assert service.report is not None
     assert service.report.clean is not killed
+
+
+CALLS: Final = (
+    *("open_file", "pread", "pwrite", "ftruncate", "posix_fallocate", "fsync", "fdatasync"),
+    *("mkdir", "replace", "unlink", "statvfs", "Map", "walk", "size_of", "entries"),
+)
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_whatever_the_system_refuses_at_a_start_is_the_stores_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """Each call in turn fails once: the broker starts without it, or says that the store cannot."""
+    config = load_config(None, _settings(tmp_path / "store")).config
+    ended = 0
+    for turn in range(CALLS_MAX):
+        number = ERRORS[turn % len(ERRORS)]
+        failing = FailingCall(getattr(disk, call), number, turn)
+        broker = Broker(config)
+        with monkeypatch.context() as patched:
+            patched.setattr(disk, call, failing)
+            error = await _refusal(broker)
+        if error is not None:
+            ended += 1
+            assert os.strerror(number) in str(error)
+        await broker.stop()
+        if not failing.failed:
+            break
+    print(f"{call}: {turn} calls, {ended} of which a start needs")
+
+
+async def _refusal(broker: Broker) -> StoreError | None:
+    try:
+        await broker.start()
+    except StoreError as error:
+        return error
+    return None
+
+
+CALLS_MAX: Final = 40
+"""Of one kind that fail in turn; a start makes fewer of most."""
+ERRORS: Final = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.EIO)
+
+
+class FailingCall:
+    """A call of the system of which one fails."""
+
+    def __init__(self, real: Callable[..., Any], number: int, turn: int) -> None:
+        self._real, self._number, self._left = real, number, turn
+        self.failed = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._left -= 1
+        if self._left == -1:
+            self.failed = True
+            raise OSError(self._number, os.strerror(self._number))
+        return self._real(*args, **kwargs)
+
+
+def _settings(root: Path) -> list[str]:
+    return [
+        f"storePathRootDir={root}",
+        "listenPort=0",
+        "namesrvListenPort=0",
+        f"mappedFileSizeCommitLog={1 << 20}",
+        "mappedFileSizeConsumeQueue=20000",
+        "maxHashSlotNum=1000",
+        "maxIndexNum=4000",
+    ]
