@@ -47,6 +47,7 @@ from .errors import (
     UnreadableBodyError,
     UnsupportedRequestError,
 )
+from .events import ConsumerEvent, TopicMissing
 from .ledger import TransactionLedger
 from .message import Decision, Message, MessageQueue, MessageView, SendResult, SendStatus
 from .producer import Producer
@@ -64,6 +65,7 @@ __all__ = [
     "ConnectError",
     "ConnectionLostError",
     "Consumer",
+    "ConsumerEvent",
     "Decision",
     "DecisionConflictError",
     "FilterError",
@@ -80,6 +82,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "SendTimeoutError",
+    "TopicMissing",
     "Transaction",
     "TransactionFencedError",
     "TransactionLedger",

@@ -46,6 +46,7 @@ from .admin import PAGE_SIZE, PendingTransaction, State
 from .check_back import Checker, as_decision, ask
 from .config import ClientConfig
 from .errors import ClientClosedError
+from .events import ConsumerEvent, TopicMissing
 from .ledger import TransactionLedger
 from .message import (
     Decision,
@@ -65,6 +66,7 @@ __all__ = [
     "Checker",
     "ClientConfig",
     "Consumer",
+    "ConsumerEvent",
     "Decision",
     "Message",
     "MessageQueue",
@@ -73,6 +75,7 @@ __all__ = [
     "Producer",
     "SendResult",
     "SendStatus",
+    "TopicMissing",
     "Transaction",
     "TransactionLedger",
     "TransactionListener",
@@ -391,7 +394,8 @@ class MessageView(ReceivedMessage):
 class Consumer(_Facade[aio_consumer.Consumer]):
     """Consumes topics for a group; see ``halfmq.client.Consumer``.
 
-    ``for message in consumer`` ends when another thread closes the consumer.
+    ``for message in consumer`` ends when another thread closes the consumer. ``on_event`` is called
+    on the background thread.
     """
 
     @_made_like(aio_consumer.Consumer)

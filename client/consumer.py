@@ -20,7 +20,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Final, Self
@@ -54,19 +54,25 @@ from .errors import (
     ClientError,
     ConfigurationError,
 )
+from .events import ConsumerEvent, TopicMissing
 from .filters import normalised_filter
 from .lifecycle import Client
 from .message import MessageQueue, MessageView, topic_fault
 from .offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, broker_address
 from .pulling import QueuePuller
 from .rebalance import average_share
+from .routes import nearest_topics
 from .session import Session, expect_success, wall_clock_ms
 from .window import QueueWindow
 
 logger = logging.getLogger(__name__)
 
 REBALANCE_RETRY: Final = 1.0
-"""Seconds to the next attempt when a topic is missing, or its queues could not be shared out."""
+"""Seconds to the next attempt when the queues of a topic could not be shared out."""
+MISSING_TOPIC_INTERVAL: Final = 0.5
+"""Seconds between two looks for a missing topic, so that its first message takes less than one."""
+MISSING_TOPIC_RATE: Final = 20
+"""Looks for missing topics in a second, at most; more than ten such topics wait longer."""
 RETRIES_DEFAULT: Final = 16
 """RocketMQ's: after so many retries a message goes to the group's dead letters."""
 
@@ -95,6 +101,7 @@ class Consumer(Client):
         retries_max: int = RETRIES_DEFAULT,
         broadcasting: bool = False,
         offsets_file: str | os.PathLike[str] | None = None,
+        on_event: Callable[[ConsumerEvent], object] | None = None,
         namesrv: str | None = None,
         config: ClientConfig | None = None,
     ) -> None:
@@ -106,7 +113,8 @@ class Consumer(Client):
                 messages.
             start_from: Where the group starts in a queue it has no offset for. With ``"last"``,
                 RocketMQ's default, brokers still begin at the first message of a topic so young
-                that nothing of it has been deleted or paged out.
+                that nothing of it has been deleted or paged out, and a topic that is created
+                while the consumer waits for it is read from its first message.
             ack_timeout: Seconds after which an unacked message is delivered again; None: never.
             retries_max: Deliveries after the first before the broker gives a message up and moves
                 it to the topic ``%DLQ%group``.
@@ -114,6 +122,8 @@ class Consumer(Client):
                 topic: what it does not ack is delivered again only by itself.
             offsets_file: Where a broadcasting consumer keeps its offsets. Without it, it starts
                 by ``start_from`` each time.
+            on_event: Called with each :data:`~halfmq.client.events.ConsumerEvent`, which is also
+                a warning in the log. It runs on the event loop, so it must return at once.
             namesrv: ``host:port``, several with ``;``; wins over the one in ``config``.
             config: Everything else.
 
@@ -126,20 +136,24 @@ class Consumer(Client):
         self._ack_timeout = ack_timeout
         self._retries_max = retries_max
         self._broadcasting = broadcasting
+        self._on_event = on_event
         self._check_arguments()
         self._subscriptions = _subscribe(subscriptions)
         if not broadcasting:
             own = subscription_data(retry_topic(group), "*", sub_version=wall_clock_ms())
             self._subscriptions[own.topic] = own
         self._offsets: OffsetStore = (
-            LocalOffsets(Path(offsets_file) if offsets_file else None, start_from)
+            LocalOffsets(Path(offsets_file) if offsets_file else None)
             if broadcasting
-            else BrokerOffsets(group, start_from)
+            else BrokerOffsets(group)
         )
         self._buffer: DeliveryBuffer | None = None
         self._pullers: dict[MessageQueue, tuple[QueuePuller, asyncio.Task[None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalance_wanted = asyncio.Event()
+        self._missing: set[str] = set()  # topics without a route
+        self._seen: set[str] = set()  # topics that had one, or whose absence was told
+        self._new: set[str] = set()  # topics that did not exist when this consumer looked first
         self._complaint = ""
 
     @property
@@ -252,18 +266,38 @@ class Consumer(Client):
             settled = True
             for topic in self._subscriptions:
                 settled = await self._rebalance(session, topic) and settled
-            interval = self.config.rebalance_interval if settled else REBALANCE_RETRY
+            for topic in sorted(self._missing - self._seen):
+                await self._tell_missing(session, topic)
+            await self._wait(
+                session, self.config.rebalance_interval if settled else REBALANCE_RETRY
+            )
+
+    async def _wait(self, session: Session, seconds: float) -> None:
+        """Wait until the queues should be shared out again; look for missing topics meanwhile."""
+        clock = asyncio.get_running_loop().time
+        due = clock() + seconds
+        while (left := due - clock()) > 0:
+            if self._missing:
+                left = min(left, look_interval(len(self._missing)))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval):
+                async with asyncio.timeout(left):
                     await self._rebalance_wanted.wait()
+                    return
+            for topic in list(self._missing):
+                if not await self._rebalance(session, topic):
+                    due = min(due, clock() + REBALANCE_RETRY)
 
     async def _rebalance(self, session: Session, topic: str) -> bool:
-        """Take our share of a topic; False when it should be tried again soon."""
+        """Take our share of a topic, if it exists; False when it should be tried again soon."""
         held = {queue for queue in self._pullers if queue.topic == topic}
         try:
             share = await self._share(session, topic)
             if share is None:  # only a broker that is away forgets a topic that we hold
-                return bool(held) or topic.startswith(RETRY_PREFIX)
+                if not held and not topic.startswith(RETRY_PREFIX):
+                    self._missing.add(topic)
+                return True
+            self._missing.discard(topic)
+            self._seen.add(topic)
             await self._lose(session, sorted(held.difference(share)))
             await _all(self._gain(session, queue) for queue in share if queue not in held)
         except ClientError as error:
@@ -274,6 +308,22 @@ class Consumer(Client):
         if held != set(share):
             logger.info("event=assigned topic=%s queues=%d before=%d", topic, len(share), len(held))
         return True
+
+    async def _tell_missing(self, session: Session, topic: str) -> None:
+        names = await session.routes.topic_names()
+        if names:  # else the name server has just started, and the topic may be an old one
+            self._new.add(topic)
+        nearest = await asyncio.to_thread(nearest_topics, topic, names)
+        self._seen.add(topic)
+        self._tell(TopicMissing(self.group, topic, nearest))
+
+    def _tell(self, event: ConsumerEvent) -> None:
+        logger.warning("event=%s group=%s: %s", event.name, self.group, event)
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception:
+                logger.exception("event=user_function_failed function=%s", self._on_event)
 
     async def _share(self, session: Session, topic: str) -> list[MessageQueue] | None:
         """The queues of a topic that are ours; None when the topic does not exist."""
@@ -293,7 +343,9 @@ class Consumer(Client):
 
     async def _gain(self, session: Session, queue: MessageQueue) -> None:
         """Begin to read a queue where the group is."""
-        start = await self._offsets.start_of(session, queue)
+        is_new = queue.topic in self._new and self._start_from == "last"
+        otherwise: StartFrom = "first" if is_new else self._start_from
+        start = await self._offsets.start_of(session, queue, otherwise)
         assert self._buffer is not None
         window = QueueWindow(queue, start.offset, start.stored)
         subscription = self._subscriptions[queue.topic]
@@ -358,6 +410,11 @@ class Consumer(Client):
             logger.info("event=message_not_taken_back queue=%s reason=%s", queue, error)
             return False
         return True
+
+
+def look_interval(missing: int) -> float:
+    """Seconds between two looks for that many missing topics."""
+    return max(MISSING_TOPIC_INTERVAL, missing / MISSING_TOPIC_RATE)
 
 
 def _subscribe(subscriptions: Mapping[str, str]) -> dict[str, SubscriptionData]:

@@ -49,8 +49,8 @@ class Start(NamedTuple):
 class OffsetStore(Protocol):
     """Keeps one offset per queue for a consumer."""
 
-    async def start_of(self, session: Session, queue: MessageQueue) -> Start:
-        """Where to begin; raises ClientError when that cannot be found out now."""
+    async def start_of(self, session: Session, queue: MessageQueue, otherwise: StartFrom) -> Start:
+        """Where to begin, ``otherwise`` without a stored offset; raises ClientError."""
 
     async def commit(self, session: Session, queue: MessageQueue, offset: int) -> None:
         """Keep that everything below ``offset`` is consumed; raises ClientError."""
@@ -62,12 +62,11 @@ class OffsetStore(Protocol):
 class BrokerOffsets:
     """The offsets of a clustering group."""
 
-    def __init__(self, group: str, start_from: StartFrom) -> None:
+    def __init__(self, group: str) -> None:
         self._group = group
-        self._start_from = start_from
 
-    async def start_of(self, session: Session, queue: MessageQueue) -> Start:
-        by_time = isinstance(self._start_from, datetime)
+    async def start_of(self, session: Session, queue: MessageQueue, otherwise: StartFrom) -> Start:
+        by_time = isinstance(otherwise, datetime)
         header = QueryConsumerOffsetRequestHeader(
             consumer_group=self._group,
             topic=queue.topic,
@@ -83,7 +82,7 @@ class BrokerOffsets:
             stored = typed(answer, QueryConsumerOffsetResponseHeader, address).offset
             if stored >= 0:
                 return Start(stored, stored)
-        return Start(await first_offset(session, queue, self._start_from), None)
+        return Start(await first_offset(session, queue, otherwise), None)
 
     async def commit(self, session: Session, queue: MessageQueue, offset: int) -> None:
         header = UpdateConsumerOffsetRequestHeader(
@@ -105,17 +104,16 @@ class LocalOffsets:
     The file maps ``topic@broker:queue`` to an offset and is replaced as a whole.
     """
 
-    def __init__(self, path: Path | None, start_from: StartFrom) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._start_from = start_from
         self._offsets = _load(path)
         self._dirty = False
 
-    async def start_of(self, session: Session, queue: MessageQueue) -> Start:
+    async def start_of(self, session: Session, queue: MessageQueue, otherwise: StartFrom) -> Start:
         stored = self._offsets.get(str(queue))
         if stored is not None:
             return Start(stored, stored)
-        return Start(await first_offset(session, queue, self._start_from), None)
+        return Start(await first_offset(session, queue, otherwise), None)
 
     async def commit(self, _session: Session, queue: MessageQueue, offset: int) -> None:
         self._offsets[str(queue)] = offset

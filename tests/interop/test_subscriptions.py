@@ -8,15 +8,18 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from halfmq.client import ClientConfig, Message, Producer
+from halfmq.client import ClientConfig, Consumer, ConsumerEvent, Message, Producer, TopicMissing
 from halfmq.client.connection import Connection, ConnectionPool
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData, encode_heartbeat
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import HeartbeatRequestHeader, PullMessageRequestHeader
+from tests.support.fake_broker import until
 
 SQL_REMARK = "The broker does not support consumer to filter message by SQL92"
+WAIT = 20.0
+"""Seconds after which a message that has not come will not come; the machine may be busy."""
 
 _numbers = itertools.count()
 
@@ -94,3 +97,36 @@ async def test_official_clients_are_refused_sql_and_no_odd_tags(
 
     assert heard.code == ResponseCode.SUCCESS
     assert (answer.code, answer.remark) == (code, remark)
+
+
+@pytest.mark.parametrize("broadcasting", [False, True])
+async def test_a_consumer_that_is_first_gets_the_message_that_creates_its_topic(
+    broker: BrokerProcess, topic: str, broadcasting: bool
+) -> None:
+    """It says which topic is missing and consumes the others meanwhile."""
+    events: list[ConsumerEvent] = []
+    later = f"{topic}-later"
+    consumer = Consumer(
+        f"g-{topic}",
+        {later: "*", topic: "now"},
+        broadcasting=broadcasting,
+        on_event=events.append,
+        namesrv=broker.address,
+    )
+    async with Producer("g", namesrv=broker.address) as producer:
+        await producer.send(Message(topic, b"before"))
+        async with consumer:
+            await until(lambda: any(queue.topic == topic for queue in consumer.assignment))
+            await producer.send(Message(topic, b"other", tags="now"))
+            other = await consumer.receive(timeout=WAIT)
+            await until(lambda: bool(events))
+            await producer.send(Message(later, b"first"))
+            first = await consumer.receive(timeout=WAIT)
+
+    assert other is not None
+    assert first is not None
+    assert (other.body, first.body) == (b"other", b"first")
+    (event,) = events
+    assert isinstance(event, TopicMissing)
+    assert event.topic == later
+    assert topic in event.nearest

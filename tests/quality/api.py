@@ -15,6 +15,7 @@ from halfmq.client import (
     ClientConfig,
     ClientError,
     Consumer,
+    ConsumerEvent,
     Decision,
     Message,
     MessageQueue,
@@ -23,6 +24,7 @@ from halfmq.client import (
     Producer,
     SendResult,
     SendStatus,
+    TopicMissing,
     Transaction,
     TransactionFencedError,
     TransactionLedger,
@@ -31,6 +33,12 @@ from halfmq.client import (
     blocking,
 )
 from halfmq.client.testing import broker_process
+
+
+def on_event(event: ConsumerEvent) -> None:
+    if isinstance(event, TopicMissing):
+        show(event.topic, *event.nearest)
+    show(event.name, event.group, str(event))
 
 
 def show(*values: object) -> None:
@@ -123,6 +131,7 @@ async def consuming() -> None:
         {"orders": "created || paid"},
         start_from=datetime(2025, 1, 1, tzinfo=UTC),
         ack_timeout=30.0,
+        on_event=on_event,
     ) as consumer:
         async for message in consumer:
             text: str = message.topic + message.tags + message.keys + message.properties["a"]

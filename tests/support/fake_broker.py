@@ -23,6 +23,7 @@ from halfmq.remoting.bodies import (
     encode_cluster_info,
     encode_consumer_list,
     encode_route,
+    encode_topic_list,
 )
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -177,6 +178,7 @@ class FakeBroker(FakeTransactions):
         self._handlers: dict[int, Callable[[RemotingCommand, Peer], bytes | None]] = {
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
             RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topic_list,
             RequestCode.HEART_BEAT: self._heartbeat,
             RequestCode.UNREGISTER_CLIENT: self._unregister,
             RequestCode.SEND_MESSAGE: self._send,
@@ -296,6 +298,9 @@ class FakeBroker(FakeTransactions):
             cluster_addr_table={"DefaultCluster": [self.broker_name]},
         )
         return encode_reply(command, body=encode_cluster_info(info))
+
+    def _topic_list(self, command: RemotingCommand, _peer: Peer) -> bytes:
+        return encode_reply(command, body=encode_topic_list([DEFAULT_TOPIC, *self.queues]))
 
     def _broker_data(self) -> BrokerData:
         return BrokerData(

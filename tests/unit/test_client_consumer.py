@@ -17,21 +17,34 @@ from halfmq.client import (
     ClientClosedError,
     ClientConfig,
     Consumer,
+    ConsumerEvent,
     Message,
     MessageView,
     Producer,
+    TopicMissing,
 )
-from halfmq.client.consumer import REBALANCE_RETRY
+from halfmq.client import consumer as consumer_module
+from halfmq.client.consumer import REBALANCE_RETRY, look_interval
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import (
     ConsumerSendMsgBackRequestHeader,
+    GetRouteInfoRequestHeader,
     PullMessageRequestHeader,
     QueryConsumerOffsetRequestHeader,
 )
 from halfmq.remoting.replies import encode_reply
 from tests.support.client_loops import on_both_loops
-from tests.support.fake_broker import Cut, FakeBroker, Ignore, Peer, Refuse, fake_broker, until
+from tests.support.fake_broker import (
+    Answer,
+    Cut,
+    FakeBroker,
+    Ignore,
+    Peer,
+    Refuse,
+    fake_broker,
+    until,
+)
 from tests.support.patience import PATIENCE_S
 
 PULL = RequestCode.PULL_MESSAGE
@@ -76,6 +89,15 @@ def committed(broker: FakeBroker, topic: str = "orders") -> int:
     return sum(
         offset for (*place, _), offset in broker.offsets.items() if place == ["billing", topic]
     )
+
+
+def route_questions(broker: FakeBroker, topic: str) -> list[RemotingCommand]:
+    """The questions that clients asked for the route of a topic."""
+    return [
+        request
+        for request in broker.requests_of(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+        if isinstance(request.header, GetRouteInfoRequestHeader) and request.header.topic == topic
+    ]
 
 
 @asynccontextmanager
@@ -405,6 +427,117 @@ async def test_a_topic_that_does_not_exist_yet_is_waited_for() -> None:
         fake_broker() as broker,
         new_consumer(broker, subscriptions={"later": "*"}) as consumer,
     ):
+        await publish(broker, "0", topic="later")
+        assert await take(consumer, 1) == ["0"]
+
+
+@on_both_loops
+async def test_a_missing_topic_is_told_once_with_the_nearest_names(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A typing error shows in the log and to the program, and not in the absence of messages."""
+    monkeypatch.setattr(consumer_module, "MISSING_TOPIC_INTERVAL", 0.01)
+    for name in ("orders", "order_events", "payments", "%RETRY%order-events"):
+        broker.create_topic(name)
+    events: list[ConsumerEvent] = []
+    config = replace(QUICK, rebalance_interval=0.05)
+    async with new_consumer(
+        broker,
+        subscriptions={"Order-Events": "*", "orders": "*"},
+        on_event=events.append,
+        config=config,
+    ):
+        await until(lambda: len(route_questions(broker, "Order-Events")) > 20)
+
+    assert events == [TopicMissing("billing", "Order-Events", ("order_events", "orders"))]
+    (line,) = [line for line in caplog.messages if "topic_missing" in line]
+    assert line == (
+        "event=topic_missing group=billing: topic Order-Events does not exist; it is consumed once "
+        "it is created; similar topics: order_events, orders"
+    )
+
+
+@on_both_loops
+async def test_other_topics_are_consumed_while_one_is_missing(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And looking for it asks for its route alone, not who shares the queues of the others."""
+    monkeypatch.setattr(consumer_module, "MISSING_TOPIC_INTERVAL", 0.01)
+    await publish(broker, "0")
+    async with new_consumer(broker, subscriptions={"later": "*", "orders": "*"}) as consumer:
+        assert await take(consumer, 1) == ["0"]
+        await until(lambda: len(route_questions(broker, "later")) > 10)
+        looks = len(route_questions(broker, "later"))
+        shared = len(broker.requests_of(RequestCode.GET_CONSUMER_LIST_BY_GROUP))
+        await until(lambda: len(route_questions(broker, "later")) > looks + 20)
+        assert len(broker.requests_of(RequestCode.GET_CONSUMER_LIST_BY_GROUP)) == shared
+
+        await publish(broker, "1", topic="later")
+        assert await take(consumer, 1) == ["1"]
+
+
+@pytest.mark.parametrize(("missing", "seconds"), [(1, 0.5), (10, 0.5), (40, 2.0), (1000, 50.0)])
+def test_many_missing_topics_are_looked_for_more_rarely(missing: int, seconds: float) -> None:
+    """A consumer asks for one twice a second, and for all together 20 times."""
+    assert look_interval(missing) == seconds
+
+
+@on_both_loops
+@pytest.mark.parametrize("broadcasting", [False, True])
+async def test_a_topic_created_while_it_is_waited_for_is_read_from_its_first_message(
+    broker: FakeBroker, broadcasting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The consumer was there before, so "last" is before it, whatever arrives meanwhile."""
+    monkeypatch.setattr(consumer_module, "MISSING_TOPIC_INTERVAL", 0.01)
+    missed = asyncio.Event()
+    # Where a broker says that the group has no offset, the end is asked for.
+    broker.fail(
+        RequestCode.QUERY_CONSUMER_OFFSET, *[Refuse(ResponseCode.QUERY_NOT_FOUND)] * (1 + 4)
+    )
+    async with new_consumer(
+        broker,
+        subscriptions={"later": "*"},
+        broadcasting=broadcasting,
+        on_event=lambda _event: missed.set(),
+    ) as consumer:
+        await missed.wait()
+        await publish(broker, "0", topic="later")
+        assert await take(consumer, 1) == ["0"]
+
+
+@on_both_loops
+async def test_a_name_server_that_knows_no_topic_at_all_makes_none_new(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has just started: a topic it hears of later may be old, and "last" means its end."""
+    monkeypatch.setattr(consumer_module, "MISSING_TOPIC_INTERVAL", 0.01)
+    missed = asyncio.Event()
+    broker.fail(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, Answer(b'{"topicList":[]}'))
+    async with new_consumer(
+        broker,
+        subscriptions={"later": "*"},
+        broadcasting=True,
+        on_event=lambda _event: missed.set(),
+    ) as consumer:
+        await missed.wait()
+        await publish(broker, "old", topic="later")
+        await until(lambda: len(consumer.assignment) == 4)
+        await until(lambda: len(broker.requests_of(PULL)) >= 4)
+        await publish(broker, "new", topic="later")
+        assert await take(consumer, 1) == ["new"]
+
+
+@on_both_loops
+async def test_an_event_function_that_fails_stops_nothing(
+    broker: FakeBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is the user's; the log has its traceback."""
+
+    def fail(_event: ConsumerEvent) -> None:
+        raise ZeroDivisionError
+
+    async with new_consumer(broker, subscriptions={"later": "*"}, on_event=fail) as consumer:
+        await until(lambda: "ZeroDivisionError" in caplog.text)
         await publish(broker, "0", topic="later")
         assert await take(consumer, 1) == ["0"]
 
