@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.remoting.codes import ResponseCode
-from halfmq.store.format.topics import validate_group
+from halfmq.store.format.topics import SYSTEM_GROUP_PREFIX, validate_group
 
 from .errors import RequestRefusedError
 from .tables import (
@@ -46,7 +46,6 @@ BUILT_IN_GROUPS: Final = (
 )
 """Groups of every broker. Source: `SubscriptionGroupManager.init`."""
 
-_SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 _READ_FORBIDDEN: Final = 1 << 2  # RocketMQ keeps the bit at PermName.INDEX_PERM_READ
 
 _KNOWN_FIELDS: Final = frozenset(
@@ -204,7 +203,7 @@ class GroupTable:
         known = self._groups.get(name)
         if known is not None:
             return known
-        if not (self._auto_create or name.startswith(_SYSTEM_GROUP_PREFIX)):
+        if not (self._auto_create or name.startswith(SYSTEM_GROUP_PREFIX)):
             return None
         if validate_group(name) is not None:
             return None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.remoting.codes import ResponseCode
+from halfmq.store.format.topics import SYSTEM_GROUP_PREFIX
 
 from .errors import RequestRefusedError
 from .tables import PeriodicSave, TableFile, as_integer, as_object
@@ -73,8 +74,15 @@ class ConsumerOffsetTable:
         """Set the next offset that the group wants; it may go backwards.
 
         Raises:
-            RequestRefusedError: The queue is a new one and the table is full.
+            RequestRefusedError: The group is the broker's own, or the queue is a new one and the
+                table is full.
         """
+        if group.startswith(SYSTEM_GROUP_PREFIX):
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"the offsets of group[{group}] are the broker's own: consume with a group whose "
+                f"name does not begin with {SYSTEM_GROUP_PREFIX}",
+            )
         key = f"{topic}@{group}"
         queues = self._offsets.get(key)
         if queues is None or queue_id not in queues:

@@ -18,12 +18,10 @@ from typing import Final, NamedTuple, Protocol
 
 from halfmq.store.format import properties as names
 from halfmq.store.format.flags import (
-    TRANSACTION_MASK,
     CompressionType,
-    TransactionType,
     compression_type,
 )
-from halfmq.store.format.ids import offset_message_id
+from halfmq.store.format.half_id import half_message_id
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import RETRY_PREFIX, validate_topic
@@ -330,15 +328,11 @@ class ReceivedMessage:
         The same in every redelivery, whatever becomes of offsets and however often a producer
         sent: no two committed messages share it. So it is the key for a consumer's table of what
         it has dealt with. Its producer knows it as ``transaction.results[n].offset_message_id``.
+
+        Only the broker says it: None for a message that was sent with somebody else's id among its
+        properties, and for a retry that Apache RocketMQ stored.
         """
-        stable = self.properties.get(names.PROPERTY_TRANSACTION_HALF_ID)
-        if stable is not None:
-            return stable
-        record = self._record
-        if record.sys_flag & TRANSACTION_MASK != TransactionType.COMMIT:
-            return None
-        # Committed by RocketMQ, whose redeliveries from a retry topic carry no link any more.
-        return offset_message_id(record.store_host, record.prepared_transaction_offset)
+        return half_message_id(self._record)
 
     @property
     def queue_offset(self) -> int:

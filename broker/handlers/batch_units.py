@@ -13,9 +13,13 @@ from halfmq.store.draft import AlikeUnits, Units
 from halfmq.store.format.batch import ALIKE_MAX, split_alike, split_batch
 from halfmq.store.format.index import UNIQUE_KEY_SIZE, joined_if_usual
 from halfmq.store.format.properties import tags_code
+from halfmq.store.format.record import CRC_TAIL_START, without_crcs
+
+from ..transaction.admission import check_batched, without_brokers_own
 
 _UNIQUE_KEY: Final = b"UNIQ_KEY\x01"
 _SEPARATOR: Final = b"\x02"  # behind a property
+_LOOKED_AT: Final = (b"TRAN_MSG\x01", b"DELAY\x01", b"TIMER_", b"TRANSACTION_", CRC_TAIL_START)
 _SHAPES_CACHED_MAX: Final = 32  # of up to 128 KiB each
 
 
@@ -28,6 +32,7 @@ class _Shape(NamedTuple):
     added: bytes  # what the broker adds
     tags_code: int
     is_plain: bool  # there is a unique key, and no other keys
+    is_looked_at: bool  # something in it may be refused or dropped
 
     def fits(self, raw: bytes) -> bool:
         """Whether properties mean the same but for their unique key."""
@@ -48,6 +53,8 @@ class _Shape(NamedTuple):
 def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units | AlikeUnits:
     """Take a batch's body apart.
 
+    Units lose the properties that only the broker sets.
+
     Args:
         batch: The body of the request.
         missing_wait: A property for units that have no WAIT.
@@ -55,6 +62,7 @@ def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units | A
 
     Raises:
         ValueError: The body does not end with a whole unit.
+        RequestRefusedError: A unit asks for a transaction, a delay or a time of delivery.
     """
     alike = split_alike(batch, _place_of_key)
     if alike is None:
@@ -64,6 +72,8 @@ def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units | A
     if _SEPARATOR in joined:
         return _read_different(batch, missing_wait, suffix)
     shape = _shape(head, tail, bool(keys[0]), missing_wait, suffix)
+    if shape.is_looked_at:
+        return _read_different(batch, missing_wait, suffix)
     are_usual = shape.is_plain and len(keys[0]) == UNIQUE_KEY_SIZE and joined.isascii()
     return AlikeUnits(
         flag,
@@ -82,9 +92,12 @@ def _read_different(batch: bytes, missing_wait: bytes, suffix: bytes) -> Units |
         return Units((), (), (), ())
     shape = _shape_of(sent[0], missing_wait, suffix)
     shapes: list[_Shape] = []
-    for raw in sent:
+    for number, raw in enumerate(sent):
         if not shape.fits(raw):
             shape = _shape_of(raw, missing_wait, suffix)
+        if shape.is_looked_at:
+            sent[number] = _admitted(raw, number)
+            shape = _shape_of(sent[number], missing_wait, suffix)
         shapes.append(shape)
     units = list(zip(sent, shapes, strict=True))
     found = Units(
@@ -97,6 +110,16 @@ def _read_different(batch: bytes, missing_wait: bytes, suffix: bytes) -> Units |
         else None,
     )
     return _as_alike(found) or found
+
+
+def _admitted(raw: bytes, number: int) -> bytes:
+    """Return the properties of a unit without what is the broker's to set.
+
+    Raises:
+        RequestRefusedError: They ask for what the messages of a batch cannot have.
+    """
+    check_batched(raw, f"unit {number} of the batch (counted from 0)")
+    return without_brokers_own(without_crcs(raw))
 
 
 def _as_alike(units: Units) -> AlikeUnits | None:
@@ -129,7 +152,8 @@ def _shape(head: bytes, tail: bytes, has_key: bool, missing_wait: bytes, suffix:
     added = closing + (b"" if b"WAIT\x01" in raw else missing_wait) + suffix
     stored = raw + added
     is_plain = has_key and b"KEYS\x01" not in stored
-    return _Shape(head, tail, has_key, added, tags_code(stored), is_plain)
+    is_looked_at = any(name in raw for name in _LOOKED_AT)
+    return _Shape(head, tail, has_key, added, tags_code(stored), is_plain, is_looked_at)
 
 
 def _place_of_key(raw: bytes) -> tuple[int, int]:

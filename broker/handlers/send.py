@@ -10,7 +10,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -21,6 +23,10 @@ from halfmq.store.format import topics as topic_names
 from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK
 from halfmq.store.format.ids import UniqueKeyFactory, offset_message_id, offset_message_ids
 from halfmq.store.format.properties import (
+    PROPERTY_DELAY,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_WAIT,
     decode_properties,
     encode_properties,
     get_property,
@@ -28,12 +34,12 @@ from halfmq.store.format.properties import (
 )
 
 from ..connection import Connection, Handler
-from ..delay import delay_level
+from ..delay import delay_level, with_properties
 from ..errors import RequestRefusedError
 from ..group_append import GroupAppend
 from ..router import answer
 from ..topics import TopicConfig
-from ..transaction.admission import REFUSAL_FIELDS
+from ..transaction.admission import REFUSAL_FIELDS, check_batched, without_brokers_own
 from ..transaction.twins import FirstHalf
 from . import plain_send
 from .batch_units import read_units
@@ -83,6 +89,16 @@ class Transactions(plain_send.Transactions, Protocol):
         connection: Connection,
     ) -> list[FirstHalf] | None: ...
 
+    def committed_message(self, half_message_id: str) -> Draft | None: ...
+
+
+_OF_RETRIES: Final = (
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_WAIT,
+    PROPERTY_DELAY,
+)
+"""Properties of a retry that the message it repeats does not have."""
 
 Delay = Callable[[Draft], Draft]
 Retry = Callable[[SendMessageRequestHeader, Draft, int], Draft]
@@ -202,6 +218,7 @@ class SendHandler:
         raw = header.properties.encode() if header.properties else b""
         if raw and raw[-1] != 2:
             raw += b"\x02"
+        raw = without_brokers_own(raw)
         unique = get_property(raw, b"UNIQ_KEY")
         if unique is None:
             unique_key = self._unique_keys.create()
@@ -267,22 +284,47 @@ class SendHandler:
         if properties.get("TRAN_MSG", "").lower() == "true" and not is_retry:
             return self._prepare(request, header, draft, properties, unique_key, connection)
         if header.sys_flag & TRANSACTION_MASK:
-            raise RequestRefusedError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                "the message has transaction bits in sysFlag without the property TRAN_MSG=true: "
-                "set it to prepare a transaction, or clear the bits (0xC)",
-                REFUSAL_FIELDS,
-            )
+            raise _refused_bits(draft, level, properties.get("TRAN_MSG"))
         _refuse_timer(properties)
         answered = draft
         if header.topic.startswith(topic_names.RETRY_PREFIX):
-            draft = self._retry(header, draft, request.version)
+            draft = self._retry(header, self._vouched(header, draft, unique_key), request.version)
         if level > 0 and not draft.topic.startswith(topic_names.DEAD_LETTER_PREFIX):
             draft = self._delayed(draft)
         appended = self._append((draft,))[0]
         if draft.topic == topic_names.SCHEDULE_TOPIC:  # the client asked for another queue
             return self._answer(request, answered, appended, unique_key, connection)
         return self._answer(request, draft, appended, unique_key, connection)
+
+    def _vouched(self, header: SendMessageRequestHeader, retry: Draft, unique_key: str) -> Draft:
+        """Return a retry that a client sends, with its half message id if that can be believed.
+
+        Clients do this when their request to send a message back has failed. One that names the
+        half of a committed message in this log gets that message's content from there, as if the
+        broker had stored the retry by itself; any other stays without an id.
+        """
+        named = get_property((header.properties or "").encode(), b"TRANSACTION_HALF_ID")
+        if named is None:
+            return retry
+        message = self._transactions.committed_message(named.decode())
+        if (
+            message is None
+            or get_property(message.properties, b"UNIQ_KEY") != unique_key.encode()
+            or get_property(retry.properties, b"RETRY_TOPIC") != message.topic.encode()
+        ):
+            return retry
+        own = ((name, get_property(retry.properties, name.encode())) for name in _OF_RETRIES)
+        return replace(
+            message,
+            topic=retry.topic,
+            queue_id=retry.queue_id,
+            properties=with_properties(
+                message.properties,
+                [(name, value.decode()) for name, value in own if value is not None],
+            ),
+            store_host=retry.store_host,
+            reconsume_times=retry.reconsume_times,
+        )
 
     def _retry(self, header: SendMessageRequestHeader, draft: Draft, version: int) -> Draft:
         try:
@@ -341,7 +383,7 @@ class SendHandler:
     ) -> bytes | None:
         """Store the units of a batch as records of their own, side by side."""
         self._admit_batch(request, header)
-        shared = decode_properties(header.properties or "")
+        shared = decode_properties(without_brokers_own((header.properties or "").encode()))
         # RocketMQ adds the header's properties to each unit, its id too. That we leave out: every
         # reader would take it for the id of all units, and find none by its own.
         unique_key = shared.pop("UNIQ_KEY", None)
@@ -439,8 +481,6 @@ class SendHandler:
                 f"{self._illegal_remark()} A batch cannot be transactional: send its messages one "
                 "by one."
             )
-        elif "DELAY\x01" in (header.properties or ""):
-            illegal = f"{self._illegal_remark()} A batch cannot be delayed."
         elif len(request.body) > self._max_message_size:
             raise RequestRefusedError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -450,6 +490,7 @@ class SendHandler:
             )
         if illegal is not None:
             raise RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, illegal, REFUSAL_FIELDS)
+        check_batched((header.properties or "").encode(), "the batch")
 
     def _body_refusal(self, body: bytes) -> RequestRefusedError:
         if not body:  # RocketMQ 5.3.3 fails with a null pointer and answers the same code
@@ -469,6 +510,24 @@ class SendHandler:
             "the message is illegal, maybe msg body or properties length not matched. msg body "
             f"length limit {self._max_message_size}B, msg properties length limit 32KB."
         )
+
+
+def _refused_bits(draft: Draft, level: int, marked: str | None) -> RequestRefusedError:
+    """Return the refusal of a message with transaction bits that is no half message."""
+    if marked is not None and marked.lower() == "true":
+        # Consumers before 4.6.1 send it. RocketMQ stores it where nobody consumes it; refused, the
+        # consumer keeps the message and tries again.
+        remark = (
+            f"a retry (reconsumeTimes={draft.reconsume_times}, DELAY={level}) of a committed "
+            f"message has transaction bits in sysFlag ({draft.sys_flag:#x}): clear the bits (0xC), "
+            "or send it back by CONSUMER_SEND_MSG_BACK (36)"
+        )
+    else:
+        remark = (
+            "the message has transaction bits in sysFlag without the property TRAN_MSG=true: "
+            "set it to prepare a transaction, or clear the bits (0xC)"
+        )
+    return RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, remark, REFUSAL_FIELDS)
 
 
 def _refuse_timer(properties: dict[str, str]) -> None:

@@ -22,13 +22,16 @@ from halfmq.remoting.headers import ConsumerSendMsgBackRequestHeader, SendMessag
 from halfmq.remoting.replies import encode_reply
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.flags import TransactionType, with_transaction_type
+from halfmq.store.format.half_id import half_message_id
 from halfmq.store.format.properties import (
     PROPERTY_DELAY,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
+    PROPERTY_TRANSACTION_HALF_ID,
     PROPERTY_WAIT,
     decode_properties,
     tags_code,
+    without_properties,
 )
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
@@ -216,11 +219,16 @@ def _again(record: Record, level: int, store_host: bytes) -> Draft:
         PROPERTY_WAIT: "false",
         PROPERTY_DELAY: str(level),
     }
+    # The copy is one that readers believe; what a sender may have written is not passed on.
+    kept = without_properties(record.properties, (PROPERTY_TRANSACTION_HALF_ID,))
+    half_id = half_message_id(record)
+    if half_id is not None:
+        changed[PROPERTY_TRANSACTION_HALF_ID] = half_id
     return Draft(
         topic=record.topic,
         queue_id=record.queue_id,
         body=record.body,
-        properties=with_properties(record.properties, changed.items()),
+        properties=with_properties(kept, changed.items()),
         tags_code=tags_code(record.properties),
         flag=record.flag,
         # A consumed message may have been a commit. Its copy decides nothing.

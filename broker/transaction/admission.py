@@ -1,4 +1,4 @@
-"""What a message must be like to be prepared.
+"""What a message must be like to be prepared, and what no client may say about transactions.
 
 What is refused here would be found out too late otherwise: a half that waits in the schedule topic
 is lost to its transaction (RocketMQ does that), and one whose final message has no room for its
@@ -16,12 +16,16 @@ from halfmq.store.format.properties import (
     PROPERTY_TIMER_DELAY_MS,
     PROPERTY_TIMER_DELAY_SEC,
     PROPERTY_TIMER_DELIVER_MS,
+    PROPERTY_TRANSACTION_GROUP,
+    PROPERTY_TRANSACTION_HALF_ID,
+    PROPERTY_TRANSACTION_HALVES,
+    PROPERTY_TRANSACTION_PARKED,
     get_property,
     without_properties,
 )
 
 from ..config import TransactionConfig
-from ..delay import DELAY_MS_MAX, is_milliseconds
+from ..delay import DELAY_MS_MAX, delay_level, is_milliseconds
 from ..errors import RequestRefusedError
 
 REFUSAL_FIELDS: Final[Mapping[str, str]] = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
@@ -44,12 +48,14 @@ GROUP_DECISION_RESERVE: Final = DECISION_RESERVE + 1_408
 UNIQUE_KEY_SIZE_MAX: Final = 128
 """Bytes of a key that `FINAL_RESERVE` has room for; with a longer one the half is looked at."""
 
-_OURS: Final = (
-    "TRANSACTION_GROUP",
-    "TRANSACTION_HALVES",
-    "TRANSACTION_HALF_ID",
-    "TRANSACTION_PARKED",
+BROKERS_OWN: Final = (
+    PROPERTY_TRANSACTION_GROUP,
+    PROPERTY_TRANSACTION_HALVES,
+    PROPERTY_TRANSACTION_HALF_ID,
+    PROPERTY_TRANSACTION_PARKED,
 )
+"""Properties that the broker alone sets; consumers and the broker itself believe them."""
+
 _TIMERS: Final = (PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS)
 _INSTEAD: Final = (
     "a transactional message is delayed from its commit on: set TRANSACTION_DELAY_MS "
@@ -57,8 +63,43 @@ _INSTEAD: Final = (
 )
 
 
+def without_brokers_own(properties: bytes) -> bytes:
+    """Return properties that a client sent without those that only the broker sets.
+
+    A consumed message that is sent on brings them; they speak of another message. A forged half
+    message id would have an inbox skip the true one.
+    """
+    if b"TRANSACTION_" not in properties:
+        return properties
+    return without_properties(properties, BROKERS_OWN)
+
+
+def check_batched(properties: bytes, where: str) -> None:
+    """Raise if properties in a batch ask for what only single messages can have.
+
+    ``where`` says whose they are, to begin the remark with.
+
+    Raises:
+        RequestRefusedError: They ask for a transaction, a delay or a time of delivery. Delivered
+            at once, such a message would be silently wrong.
+    """
+    why = None
+    if (get_property(properties, b"TRAN_MSG") or b"").lower() == b"true":
+        name, why = "TRAN_MSG", "the messages of a batch cannot be transactional"
+    elif delay_level(properties) > 0:
+        name, why = "DELAY", "the messages of a batch cannot be delayed"
+    else:
+        for name in _TIMERS:
+            if get_property(properties, name.encode()) is not None:
+                why = "delivery at a chosen time is not offered; use a delay level (DELAY)"
+                break
+    if why is not None:
+        value = _shown(get_property(properties, name.encode()) or b"")
+        raise refusal(f"{where} has {name}={value}: {why}; send it by itself, not in a batch")
+
+
 def admitted(properties: bytes, now_ms: int, *, reserve: int = FINAL_RESERVE) -> bytes:
-    """Return the properties with which a message may be prepared: without what is ours to set.
+    """Return the properties with which a message may be prepared.
 
     Raises:
         RequestRefusedError: It asks for a delay that halves cannot have, or is too large.
@@ -67,9 +108,6 @@ def admitted(properties: bytes, now_ms: int, *, reserve: int = FINAL_RESERVE) ->
         _refuse_delays(properties)
     if b"TRANSACTION_" in properties:
         _check_delivery(properties, now_ms)
-        # A consumed message that is sent on brings them; they speak of another transaction.
-        if any(get_property(properties, name.encode()) is not None for name in _OURS):
-            properties = without_properties(properties, _OURS)
     if len(properties) > PROPERTIES_SIZE_MAX - reserve:
         raise refusal(
             f"properties of {len(properties)} bytes exceed {PROPERTIES_SIZE_MAX - reserve}, the "

@@ -346,6 +346,20 @@ def _halves(beside: Iterable[int]) -> bytes:
     return b"%b%b\x02" % (_HALVES_MARK, offsets) if offsets else b""
 
 
+def committed_again(half: StoredHalf) -> Draft:
+    """Return the message of a committed half as it is stored once more.
+
+    It has the content and the half message id of the final message, and decides nothing.
+
+    Raises:
+        ValueError: The half does not say where the message belongs.
+    """
+    again = committed(final_draft(half))
+    again.sys_flag &= _KEPT_FLAGS
+    again.prepared_transaction_offset = 0
+    return again
+
+
 def rollback_draft(final: Draft, beside: Sequence[int] = ()) -> Draft:
     """Return the record that says: the transaction with this final message was rolled back.
 

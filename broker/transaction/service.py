@@ -27,6 +27,7 @@ from typing import Final, Protocol
 from msgspec.structs import replace
 
 from halfmq.store.draft import Appended, Draft
+from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
 from halfmq.store.format.properties import get_property
 
 from ..config import TransactionConfig
@@ -45,6 +46,7 @@ from .deciding import Decisions, Ended
 from .half import (
     GroupMark,
     StoredHalf,
+    committed_again,
     half_draft,
     immunity_s,
     in_group,
@@ -409,6 +411,25 @@ class TransactionService:
         if position:
             self._checker.schedule_first(entry, self._now_ms())
         return Ended(position)
+
+    def committed_message(self, half_message_id: str) -> Draft | None:
+        """Return a message that was committed here as it is stored once more, for a retry.
+
+        None unless the id is that of its half, in this log.
+        """
+        try:
+            offset = parse_offset_message_id(half_message_id).physical_offset
+        except ValueError:
+            return None
+        record = self._log.record_bytes(offset)
+        half = None if record is None else parse_half(record, offset)
+        if (
+            half is None
+            or offset_message_id(half.store_host, offset) != half_message_id
+            or self._state_of(offset, half) is not State.COMMITTED
+        ):
+            return None
+        return committed_again(half)
 
     # --- reading halves
 

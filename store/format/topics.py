@@ -22,6 +22,7 @@ RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 LIGHT_QUEUE_PREFIX: Final = "%LMQ%"
 SYSTEM_PREFIX: Final = "rmq_sys_"
+SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"  # of groups that RocketMQ's brokers consume with
 
 TOPIC_LENGTH_MAX: Final = 127  # characters; what fits a V1 record's signed length byte
 GROUP_TOPIC_LENGTH_MAX: Final = 255  # %RETRY% and %DLQ% topics, which V2 records can hold

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from halfmq.broker import group_append
 from halfmq.broker.connection import Connection
+from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.group_append import GroupAppend
 from halfmq.broker.handlers.send import SendHandler
 from halfmq.broker.topics import TopicConfig
@@ -97,6 +98,9 @@ class Halves:
         key = twin_key(producer_group, unique_key)
         self.prepared(message, half, appended, producer_group, key, connection)
         return appended
+
+    def committed_message(self, half_message_id: str) -> Draft | None:
+        """Nothing is committed here."""
 
     def prepared(
         self,
@@ -233,16 +237,25 @@ def _batch(units: Sequence[str], *, opaque: int = 0) -> RemotingCommand:
 
 @given(units=st.lists(_strings, min_size=1, max_size=4))
 @example(units=["A\x01b\x02UNIQ_KEY\x01k\x02", "A\x01b\x02UNIQ_KEY\x01k"])
+@example(units=["UNIQ_KEY\x01k", "UNIQ_KEY\x01l\x02DELAY\x011", "UNIQ_KEY\x01m\x02DELAY\x011"])
 def test_a_unit_is_stored_the_same_in_any_company(units: list[str]) -> None:
-    """What is looked at once for a batch must hold for each of its units."""
+    """What is looked at once for a batch must hold for each of its units, a refusal for all."""
     together, alone = Log(), Log()
     connection = FakeConnection()
+    refused: list[int] = []
 
-    _handler(together, sync_flush=True).send(_batch(units), connection)
-    for unit in units:
-        _handler(alone, sync_flush=True).send(_batch([unit]), connection)
-
-    assert together.drafts == alone.drafts
+    for number, unit in enumerate(units):
+        try:
+            _handler(alone, sync_flush=True).send(_batch([unit]), connection)
+        except RequestRefusedError:
+            refused.append(number)
+    if refused:
+        with pytest.raises(RequestRefusedError, match=f"unit {refused[0]} of the batch"):
+            _handler(together, sync_flush=True).send(_batch(units), connection)
+        assert together.drafts == []
+    else:
+        _handler(together, sync_flush=True).send(_batch(units), connection)
+        assert together.drafts == alone.drafts
 
 
 async def test_answers_to_batches_leave_when_the_pass_is_over() -> None:

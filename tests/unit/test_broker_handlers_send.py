@@ -13,6 +13,7 @@ from halfmq.broker.delay import DELAY_MS_MAX
 from halfmq.broker.transaction.admission import FINAL_RESERVE
 from halfmq.broker.transaction.pending import Event
 from halfmq.remoting.codes import ResponseCode
+from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import PROPERTIES_SIZE_MAX
 from halfmq.store.format.topics import HALF_TOPIC
@@ -20,6 +21,7 @@ from tests.support.prepares import Prepares, accepted
 from tests.support.transactions import START_MS
 
 ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
+BATCH: dict[str, Any] = {"batch": True, "sys_flag": 0, "TRAN_MSG": "", "PGROUP": ""}
 
 
 @pytest.fixture
@@ -42,6 +44,50 @@ def test_a_batch_cannot_be_transactional(sends: Prepares) -> None:
 
     assert code == ILLEGAL
     assert "one by one" in remark
+
+
+NOT_IN_BATCHES = [
+    ("TRAN_MSG", "true"),
+    ("TRAN_MSG", "TRUE"),
+    ("DELAY", "1"),
+    ("DELAY", "18"),
+    ("TIMER_DELAY_SEC", "3"),
+    ("TIMER_DELAY_MS", "3"),
+    ("TIMER_DELIVER_MS", "3"),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), NOT_IN_BATCHES)
+@pytest.mark.parametrize("place", [0, 2, 4])
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_unit_of_a_batch_cannot_ask_for_what_single_messages_have(
+    sends: Prepares, name: str, value: str, place: int, *, alike: bool
+) -> None:
+    """It would be delivered at once; the refusal names the unit and the property."""
+    asked = f"{name}\x01{value}\x02".encode()
+    units = [
+        BatchUnit(
+            0, b"body", b"UNIQ_KEY\x01%032d\x02" % number + asked * (alike or number == place)
+        )
+        for number in range(5)
+    ]
+    code, remark = sends.refusal(body=encode_batch(units), **BATCH)
+
+    assert code == ILLEGAL
+    assert f"unit {0 if alike else place} of the batch (counted from 0)" in remark
+    assert f"{name}={value}" in remark
+
+
+@pytest.mark.parametrize(("name", "value"), NOT_IN_BATCHES)
+def test_a_batch_as_a_whole_cannot_ask_for_it_either(
+    sends: Prepares, name: str, value: str
+) -> None:
+    """What the request says is added to every unit."""
+    asked: dict[str, Any] = BATCH | {name: value}
+    code, remark = sends.refusal(body=encode_batch([BatchUnit(0, b"body", b"")]), **asked)
+
+    assert code == ILLEGAL
+    assert f"the batch has {name}={value}" in remark
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])

@@ -8,6 +8,7 @@ import pytest
 
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.offsets import NO_OFFSET, PERSIST_INTERVAL_MS, ConsumerOffsetTable
+from halfmq.remoting.codes import ResponseCode
 from halfmq.store.json_table import load_table
 from tests.support.broker_doubles import Clock, config_path
 from tests.support.golden_store import unpack
@@ -147,3 +148,15 @@ def test_a_full_table_still_takes_commits_of_known_queues(tmp_path: Path) -> Non
     offsets.commit("g", "T", 1, 2)
 
     assert offsets.query("g", "T", 1) == 2
+
+
+@pytest.mark.parametrize("group", ["CID_RMQ_SYS_TRANS", "CID_RMQ_SYS_REVIVE_GROUP"])
+def test_no_client_moves_the_offsets_of_the_brokers_own_groups(tmp_path: Path, group: str) -> None:
+    """A RocketMQ broker that takes the store over would go by them."""
+    offsets = table(tmp_path, Clock())
+
+    with pytest.raises(RequestRefusedError, match="broker's own") as refusal:
+        offsets.commit(group, "RMQ_SYS_TRANS_HALF_TOPIC", 0, 7)
+
+    assert refusal.value.code == ResponseCode.NO_PERMISSION
+    assert offsets.query(group, "RMQ_SYS_TRANS_HALF_TOPIC", 0) == NO_OFFSET

@@ -223,7 +223,9 @@ def test_a_transactional_message_knows_its_transaction() -> None:
 
 def test_a_committed_message_has_a_stable_id() -> None:
     """Where its half lies: told by the broker, or found in the record that RocketMQ wrote."""
-    told = MessageView(record(b"x", b"TRANSACTION_HALF_ID\x01HALF\x02"), "broker-a")
+    half_id = b"TRAN_MSG\x01true\x02TRANSACTION_HALF_ID\x01HALF\x02"
+    told = MessageView(record(b"x", half_id, "%RETRY%g", reconsume_times=1), "broker-a")
+    forged = MessageView(record(b"x", half_id), "broker-a")
     committed = record(b"x", b"TRAN_MSG\x01true\x02", sys_flag=0x8)
     found = MessageView(committed._replace(prepared_transaction_offset=0x77), "broker-a")
     plain = MessageView(record(), "broker-a")
@@ -232,6 +234,7 @@ def test_a_committed_message_has_a_stable_id() -> None:
     assert told.half_message_id == "HALF"
     assert found.half_message_id == "0A00000500002A9F0000000000000077"
     assert (plain.half_message_id, retried.half_message_id) == (None, None)
+    assert forged.half_message_id is None
 
 
 @pytest.mark.parametrize("sys_flag", [0x001, 0x301])

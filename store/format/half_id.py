@@ -1,0 +1,51 @@
+"""Which transaction a record belongs to, as far as the broker vouches for it.
+
+A committed message is known by the offset message id of its half. Its **final** record links to the
+half, so the id follows from the record alone. What the broker makes of a final links to nothing and
+carries the id in the property ``TRANSACTION_HALF_ID``: a **delayed** message on its delivery, a
+**retry** and a **dead letter**. All of these kept ``TRAN_MSG=true`` of their half.
+
+Anybody may write a property, so on any other record it says nothing. The broker takes it off what
+clients send, and passes it on only where this module finds it.
+"""
+
+from typing import Final
+
+from .flags import TRANSACTION_MASK, TransactionType
+from .ids import offset_message_id
+from .properties import get_property
+from .record import Record
+from .topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
+
+_OF_GROUPS: Final = (RETRY_PREFIX, DEAD_LETTER_PREFIX)
+
+
+def half_message_id(record: Record) -> str | None:
+    """Return the offset message id of the half that a record was committed from.
+
+    None for any other record, whatever its properties say.
+    """
+    bits = record.sys_flag & TRANSACTION_MASK
+    if bits == TransactionType.COMMIT:
+        linked = record.prepared_transaction_offset
+        # RocketMQ leaves the bits in retries, without a link; nothing tells what those are.
+        if linked == 0 and record.topic.startswith(_OF_GROUPS):
+            return None
+        return offset_message_id(record.store_host, linked)
+    if bits != TransactionType.NONE or not (_is_retry(record) or _was_delayed(record)):
+        return None
+    if (get_property(record.properties, b"TRAN_MSG") or b"").lower() != b"true":
+        return None
+    value = get_property(record.properties, b"TRANSACTION_HALF_ID")
+    return None if value is None else value.decode(errors="replace")
+
+
+def _is_retry(record: Record) -> bool:
+    return record.reconsume_times > 0 and record.topic.startswith(_OF_GROUPS)
+
+
+def _was_delayed(record: Record) -> bool:
+    """Tell whether the record is the delivery of one that waited in the schedule topic."""
+    level = get_property(record.properties, b"DELAY")
+    topic = get_property(record.properties, b"REAL_TOPIC")
+    return level not in {None, b"0"} and topic == record.topic.encode()
