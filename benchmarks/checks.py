@@ -141,6 +141,7 @@ def measure_slices(root: Path, count: int) -> list[Row]:
         broker_name="broker-a",
         store_host=_HOST,
         now_ms=_now_ms,
+        monotonic_ms=lambda: time.monotonic_ns() // 1_000_000,
         snapshot_path=root / "config" / "halfmqTransactions",
         snapshot_log_bytes=1 << 60,
         jitter=Random(1),

@@ -115,6 +115,7 @@ class Bench:
             broker_name="broker-a",
             store_host=_HOST,
             now_ms=now_ms,
+            monotonic_ms=lambda: time.monotonic_ns() // 1_000_000,
             snapshot_path=root / SNAPSHOT_FILE,
             snapshot_log_bytes=0,  # one is due at once, however small the log
         )

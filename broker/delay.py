@@ -12,6 +12,15 @@ shortest level, so it is delivered up to that much late (a second by default), a
 record that waits first is the final message of its transaction, and thereby the decision, whatever
 becomes of it; those that follow are copies of it, and link to no half.
 
+Which clock counts: the wait in a level, and `TRANSACTION_DELAY_MS`, count on the monotonic clock
+from the moment at which this process stored the record (`arrivals`); each record of a longer delay
+holds in that property what was left when it was stored. Steps of the wall clock therefore change
+nothing. What was stored before the start waits until its store timestamp plus the delay, but never
+longer than the delay from the start on: a timestamp ahead of the clock counts as now.
+`TRANSACTION_DELIVER_MS` is a time by the wall clock. It is compared when a wait is over, and at
+each look for the head of a level; so after a step forward a message that others are ahead of is
+late by what its level still waits, two hours at most by default.
+
 Positions are kept in `delayOffset.json`, and only as far as the copies are on disk: a crash loses
 no delivery. Those between the last write and the crash are found in the log at the next start
 (`delay_resume`), so they are not repeated either. Delivery is at least once.
@@ -44,6 +53,7 @@ from halfmq.store.format.properties import (
     PROPERTY_REAL_TOPIC,
     PROPERTY_TRANSACTION_DELAY_MS,
     PROPERTY_TRANSACTION_DELIVER_MS,
+    PROPERTY_TRANSACTION_HALF_ID,
     get_property,
     tags_code,
     without_properties,
@@ -51,6 +61,7 @@ from halfmq.store.format.properties import (
 from halfmq.store.format.record import Record, decode_record
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 
+from .arrivals import Arrivals
 from .delay_resume import DeliveredCopies, ResumeStore
 from .tables import PeriodicSave, TableFile, as_integer, as_object
 
@@ -71,8 +82,12 @@ BATCH_BYTES_MAX: Final = 262_144
 """Messages and bytes delivered from one level before the loop may serve others."""
 
 IDLE_LOOK_S: Final = 1.0
-"""Seconds between two looks at an empty level. No level is shorter, so what is stored in between
-is not due before the next look."""
+"""Longest time in seconds between two looks. No level is shorter, so what is stored in an empty one
+is not due before the next look; and a step of the wall clock is noticed this soon."""
+
+CLOCK_STEP_MS: Final = 1_000
+"""Change of the wall clock against the monotonic one, in ms, that counts as a step. Less makes a
+delivery at a time no later than the shortest level does."""
 
 SKIPPED_LOOK_S: Final = 0.1
 """Seconds until the next look at a level whose entries lead to nothing: files are being deleted."""
@@ -92,7 +107,9 @@ COLD_TRIES_MAX: Final = 500
 PERSIST_INTERVAL_MS: Final = 1_000
 """Milliseconds between two writes of the positions: what a crash may repeat. RocketMQ's is 10 s."""
 
-_DELIVER_MARK: Final = PROPERTY_TRANSACTION_DELIVER_MS.encode() + b"\x01"
+_DELAY_NAMES: Final = (PROPERTY_TRANSACTION_DELAY_MS, PROPERTY_TRANSACTION_DELIVER_MS)
+_DELAY_MARK, _DELIVER_MARK = (name.encode() + b"\x01" for name in _DELAY_NAMES)
+_COMMITTED_MARK: Final = PROPERTY_TRANSACTION_HALF_ID.encode() + b"\x01"
 _DIGITS_MAX: Final = 18  # of a number in a property; the largest has room in 64 bits
 _UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -158,16 +175,10 @@ class DelayLevels:
     def after_commit(self, final: Draft, now_ms: int) -> Draft:
         """Return the final message of a transaction as its commit, now, must store it.
 
-        It stays the record that decides, wherever it is stored. Without a delay, or when its time
-        has come, it is returned as it is.
+        It stays the record that decides, wherever it is stored.
         """
-        deliver_ms = delivery_ms(final.properties, now_ms)
-        if deliver_ms is None or deliver_ms <= now_ms:
-            return final
-        properties = without_properties(final.properties, (PROPERTY_TRANSACTION_DELAY_MS,))
-        settled = ((PROPERTY_TRANSACTION_DELIVER_MS, str(deliver_ms)),)
-        draft = replace(final, properties=with_properties(properties, settled))
-        return self.waiting(draft, deliver_ms - now_ms)
+        left_ms = left_to_wait_ms(final.properties, waited_ms=0, now_ms=now_ms)
+        return self.waiting(final, left_ms) if left_ms > 0 else _delivered(final)
 
     def waiting(self, draft: Draft, remaining_ms: int) -> Draft:
         """Return the draft as it must be stored to wait once, for not too long if possible."""
@@ -176,19 +187,24 @@ class DelayLevels:
         return self._in_level(draft, level)
 
 
-def delivery_ms(properties: bytes, commit_ms: int) -> int | None:
-    """Return when a message that is committed at `commit_ms` is to be delivered; None: at once.
+def left_to_wait_ms(properties: bytes, *, waited_ms: int, now_ms: int) -> int:
+    """Return for how long a committed message is not to be delivered yet; 0 or less: at once.
 
-    Both in ms since 1970. What is no number of a reasonable size counts as absent: prepares with
-    that are refused, so another broker wrote the half.
+    What is no number of a reasonable size counts as absent: prepares with that are refused, so
+    another broker wrote the half.
+
+    Args:
+        properties: As they are stored.
+        waited_ms: Milliseconds since the record with these properties was stored.
+        now_ms: Time by the wall clock.
     """
     deliver = get_property(properties, PROPERTY_TRANSACTION_DELIVER_MS.encode())
     if deliver is not None:
-        return int(deliver) if is_milliseconds(deliver) else None
+        return int(deliver) - now_ms if is_milliseconds(deliver) else 0
     delay = get_property(properties, PROPERTY_TRANSACTION_DELAY_MS.encode())
     if delay is None or not is_milliseconds(delay):
-        return None
-    return commit_ms + min(int(delay), DELAY_MS_MAX)
+        return 0
+    return min(int(delay), DELAY_MS_MAX) - waited_ms
 
 
 def is_milliseconds(value: bytes) -> bool:
@@ -244,6 +260,9 @@ class ScheduleStore(ResumeStore, Protocol):
     @property
     def durable_offset(self) -> int: ...
 
+    @property
+    def write_offset(self) -> int: ...
+
     def queues(self) -> list[tuple[str, int]]: ...
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> bytes | None: ...
@@ -267,7 +286,7 @@ class _Batch(NamedTuple):
 
     drafts: list[Draft]
     next_offset: int
-    head_due_ms: int | None  # when the first that is not due will be
+    head_due_ms: int | None  # when the first that is not due will be, on the monotonic clock
 
 
 @dataclass(slots=True)
@@ -276,6 +295,7 @@ class _Level:
 
     level: int
     delay_ms: int
+    arrivals: Arrivals
     next_offset: int = 0  # in memory: what was appended
     saved_offset: int = 0  # what may be written to the file
     unsaved: deque[_Delivered] = field(default_factory=deque)
@@ -294,11 +314,13 @@ class DelayService:
         path: Path,
         *,
         now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int],
         warm: Callable[[Sequence[tuple[int, int]]], object] | None = None,
     ) -> None:
-        """Without `warm`, messages that are not in memory are read on the spot.
+        """Wire it; `now_ms` is the wall clock.
 
-        `warm` has ranges of the log read on another thread, so that `tick` waits for no disk.
+        Without `warm`, messages that are not in memory are read on the spot. `warm` has ranges of
+        the log read on another thread, so that `tick` waits for no disk.
         """
         self._store = store
         self._log = log
@@ -310,11 +332,12 @@ class DelayService:
             without="what was delivered is then found in the log, and the rest delivered; of very "
             "many messages some may come twice",
         )
-        self._now_ms = now_ms
+        self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
+        self._clocks_apart_ms = now_ms() - monotonic_ms()
         self._warm = warm
         self._queues: list[_Level] = []
         self._paused_until_ms = 0
-        self._saves = PeriodicSave(PERSIST_INTERVAL_MS, now_ms)
+        self._saves = PeriodicSave(PERSIST_INTERVAL_MS, monotonic_ms)
 
     def load(self) -> None:
         """Read the positions; the store must be open.
@@ -326,7 +349,7 @@ class DelayService:
         # A shorter list of levels than before must not strand what waits in the last queues.
         used = [queue + 1 for topic, queue in self._store.queues() if topic == SCHEDULE_TOPIC]
         count = max(len(self._levels.levels_ms), *used, 0)
-        copies = DeliveredCopies(self._store, count, self._now_ms())
+        copies = DeliveredCopies(self._store, count)
         self._queues = [
             self._positioned(level, as_integer(offsets.get(str(level)), 0), copies)
             for level in range(1, count + 1)
@@ -344,7 +367,18 @@ class DelayService:
         if delivered != start:
             logger.info("event=delay_resumed level=%d saved=%d used=%d", level, start, delivered)
             self._saves.dirty = True
-        return _Level(level, delay_ms, next_offset=delivered, saved_offset=delivered)
+        arrivals = Arrivals(
+            self._store.write_offset,
+            delay_ms,
+            now_ms=self._now_ms(),
+            monotonic_ms=self._monotonic_ms(),
+        )
+        return _Level(level, delay_ms, arrivals, next_offset=delivered, saved_offset=delivered)
+
+    def note_stored(self, queue_id: int) -> None:
+        """Take note of an append to the queue of a level, right after it."""
+        if queue_id < len(self._queues):  # a client may name any queue of the schedule topic
+            self._queues[queue_id].arrivals.note(self._store.write_offset, self._monotonic_ms())
 
     @property
     def waiting(self) -> int:
@@ -375,18 +409,27 @@ class DelayService:
 
     def tick(self) -> float:
         """Deliver what is due, a batch of each level; return the seconds until the next call."""
-        now = self._now_ms()
-        pause = self._paused_until_ms - now
-        if 0 < pause <= RETRY_AFTER_ERROR_MS:
-            return pause / 1_000
+        now = self._monotonic_ms()
+        self._note_clock_step(now)
+        if now < self._paused_until_ms:
+            return (self._paused_until_ms - now) / 1_000
         wait = min((self._deliver(queue, now) for queue in self._queues), default=IDLE_LOOK_S)
-        return max(wait, LOOK_S_MIN) if wait > 0 else 0
+        return max(min(wait, IDLE_LOOK_S), LOOK_S_MIN) if wait > 0 else 0
+
+    def _note_clock_step(self, now: int) -> None:
+        """Look at all heads again when the wall clock was set: one may wait for a time by it."""
+        apart_ms = self._now_ms() - now
+        step_ms = apart_ms - self._clocks_apart_ms
+        if abs(step_ms) > CLOCK_STEP_MS:
+            logger.warning("event=clock_stepped milliseconds=%d", step_ms)
+            self._clocks_apart_ms = apart_ms
+            for queue in self._queues:
+                queue.head_due_ms = None
 
     def _deliver(self, queue: _Level, now: int) -> float:
         """Serve one level; return the seconds until it wants to be looked at again."""
-        due_in = _due_in_ms(queue.head_due_ms, queue.delay_ms, now)
-        if due_in > 0:
-            return due_in / 1_000
+        if queue.head_due_ms is not None and queue.head_due_ms > now:
+            return (queue.head_due_ms - now) / 1_000
         first, end = self._store.queue_bounds(SCHEDULE_TOPIC, queue.level - 1)
         if queue.next_offset < first:  # the log in front was deleted by age
             self._move(queue, first, 0)
@@ -419,7 +462,7 @@ class DelayService:
         return data
 
     def _deliver_batch(self, queue: _Level, data: bytes, now: int) -> float:
-        batch = _due_of(queue, data, now, self._levels)
+        batch = _due_of(queue, data, now, self._now_ms(), self._levels)
         if batch.next_offset != queue.next_offset:
             try:
                 log_end = self._append_fitting(batch.drafts)
@@ -434,7 +477,7 @@ class DelayService:
                 return RETRY_AFTER_ERROR_MS / 1_000
             self._move(queue, batch.next_offset, log_end)
         queue.head_due_ms = batch.head_due_ms
-        return _due_in_ms(batch.head_due_ms, queue.delay_ms, now) / 1_000
+        return 0 if batch.head_due_ms is None else (batch.head_due_ms - now) / 1_000
 
     def _append_fitting(self, drafts: list[Draft]) -> int:
         """Append all; return where the log must be durable. Leave out what no longer fits."""
@@ -494,8 +537,11 @@ class DelayService:
         return self._store.queue_bounds(SCHEDULE_TOPIC, queue.level - 1)[1]
 
 
-def _due_of(queue: _Level, data: bytes, now_ms: int, levels: DelayLevels) -> _Batch:
-    """Return what is due of the records in `data`, which begins with the queue's head."""
+def _due_of(queue: _Level, data: bytes, now: int, now_ms: int, levels: DelayLevels) -> _Batch:
+    """Return what is due of the records in `data`, which begins with the queue's head.
+
+    `now` is on the monotonic clock, `now_ms` by the wall clock.
+    """
     drafts: list[Draft] = []
     next_offset = queue.next_offset
     position = 0
@@ -513,35 +559,38 @@ def _due_of(queue: _Level, data: bytes, now_ms: int, levels: DelayLevels) -> _Ba
                 )
                 next_offset += 1
             break
-        due_ms = record.store_timestamp + queue.delay_ms
-        if _due_in_ms(due_ms, queue.delay_ms, now_ms) > 0:
-            return _Batch(drafts, next_offset, due_ms)
+        waited_ms = now - queue.arrivals.stored_ms(record.physical_offset, record.store_timestamp)
+        wait_ms = queue.delay_ms - waited_ms
+        left_ms = 0
+        committed = _COMMITTED_MARK in record.properties
+        if committed:  # to others these are properties like any, which nobody has checked
+            left_ms = left_to_wait_ms(record.properties, waited_ms=waited_ms, now_ms=now_ms)
+            if _DELIVER_MARK in record.properties:
+                wait_ms = min(wait_ms, left_ms)
+        if wait_ms > 0:
+            return _Batch(drafts, next_offset, now + wait_ms)
         draft = restored(record)
         if draft is None:
             logger.warning("event=delayed_record_without_target message=%s", record.msg_id)
+        elif left_ms > 0:
+            drafts.append(_again(draft, left_ms, levels))
         else:
-            drafts.append(_delivered_or_waiting(draft, now_ms, levels))
+            drafts.append(_delivered(draft) if committed else draft)
         next_offset = record.queue_offset + 1
         position += record.total_size
     return _Batch(drafts, next_offset, None)
 
 
-def _delivered_or_waiting(draft: Draft, now_ms: int, levels: DelayLevels) -> Draft:
-    """Return the draft, or the same for another level if its own time has not come yet."""
-    if _DELIVER_MARK not in draft.properties:
+def _again(draft: Draft, left_ms: int, levels: DelayLevels) -> Draft:
+    """Return a message whose time has not come, for another level."""
+    if _DELAY_MARK in draft.properties:
+        left = ((PROPERTY_TRANSACTION_DELAY_MS, str(left_ms)),)
+        draft = replace(draft, properties=with_properties(draft.properties, left))
+    return levels.waiting(draft, left_ms)
+
+
+def _delivered(draft: Draft) -> Draft:
+    """Return a message for its consumers, without the delay: a retry must not wait for it again."""
+    if _DELAY_MARK not in draft.properties and _DELIVER_MARK not in draft.properties:
         return draft
-    remaining_ms = (delivery_ms(draft.properties, now_ms) or 0) - now_ms
-    # More than the longest delay can only mean that the clock was set back by days: due at once.
-    return levels.waiting(draft, remaining_ms) if 0 < remaining_ms <= DELAY_MS_MAX else draft
-
-
-def _due_in_ms(due_ms: int | None, delay_ms: int, now_ms: int) -> int:
-    """Return the milliseconds to wait, 0 for due or not known.
-
-    More than the level's own delay can only mean that the clock was set back: due at once.
-    Source: `ScheduleMessageService.correctDeliverTimestamp`.
-    """
-    if due_ms is None:
-        return 0
-    wait = due_ms - now_ms
-    return wait if 0 < wait <= delay_ms else 0
+    return replace(draft, properties=without_properties(draft.properties, _DELAY_NAMES))

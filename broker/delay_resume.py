@@ -1,9 +1,11 @@
 """What of a delay level had been delivered when the broker was killed, as the log shows it.
 
 The positions in `delayOffset.json` are up to a second old, and everything behind them would be
-delivered again. But a message that has been delivered has a copy in the log: in its own queue (or
-in another level, while its time had not come), stored when it was due or later, and equal in all
-that its sender gave it. So the position moves on over all whose copy is found.
+delivered again. But a message that has been delivered has a copy in the log, behind it: in its own
+queue (or in another level, while its time had not come), and equal in all that its sender gave it
+but the delay. So the position moves on over all whose copy is found. Copies are looked for from the
+store time on at which their message was due, or from a few seconds before the end of the queue if
+that is earlier: the wall clock may have been set back.
 
 That is safe however it errs: what is taken for the copy of a message is the same message in all
 that its sender gave it, its unique key included, so its consumers have it. What is not found is
@@ -24,6 +26,9 @@ from halfmq.store.format.properties import (
     PROPERTY_DELAY,
     PROPERTY_REAL_QID,
     PROPERTY_REAL_TOPIC,
+    PROPERTY_TRANSACTION_DELAY_MS,
+    PROPERTY_TRANSACTION_DELIVER_MS,
+    PROPERTY_UNIQ_KEY,
     get_property,
     without_properties,
 )
@@ -39,10 +44,20 @@ rest is delivered again."""
 RESUME_BYTES_MAX: Final = 128 << 20
 """Bytes read for it, likewise: a second of a fast disk."""
 
+RESUME_BACK_MS: Final = 3_000
+"""Milliseconds before a queue's end from which copies are looked for, whatever was due by then.
+Positions are written every second, so a copy that is not among them is younger."""
+
 _STEP_COUNT: Final = 256
 _STEP_BYTES: Final = 4 << 20
-# By waiting once more, and by the store.
-_CHANGED: Final = (PROPERTY_DELAY, PROPERTY_REAL_TOPIC, PROPERTY_REAL_QID, PROPERTY_CRC32)
+_CHANGED: Final = (  # by a delivery, by waiting once more, and by the store
+    PROPERTY_CRC32,
+    PROPERTY_DELAY,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_REAL_QID,
+    PROPERTY_TRANSACTION_DELAY_MS,
+    PROPERTY_TRANSACTION_DELIVER_MS,
+)
 
 
 class Found(Protocol):
@@ -79,35 +94,34 @@ class ResumeStore(Protocol):
 class DeliveredCopies:
     """Finds copies; one for the levels of one start."""
 
-    def __init__(self, store: ResumeStore, level_count: int, now_ms: int) -> None:
+    def __init__(self, store: ResumeStore, level_count: int) -> None:
         self._store = store
         self._level_count = level_count
-        self._now_ms = now_ms
 
     def position(self, level: int, delay_ms: int, saved: int) -> int:
         """Return the queue offset behind the last message of a level whose copy is in the log."""
-        stored_ms = self._store.store_time_at(SCHEDULE_TOPIC, level - 1, saved)
-        if stored_ms < 0 or stored_ms + delay_ms > self._now_ms:
-            return saved  # nothing waits there, or it is not due yet
         copies = _Copies()
         position = saved
         for record in self._records(SCHEDULE_TOPIC, level - 1, saved):
             due_ms = record.store_timestamp + delay_ms
             for queue in self._targets(record):
                 if queue not in copies.queues:  # all that follow are due later
-                    start = self._store.offset_by_time(*queue, due_ms)
-                    copies.add(queue, self._records(*queue, start))
+                    copies.add(queue, self._records(*queue, self._start(queue, due_ms)))
             if not copies.take(record, due_ms):
                 break
             position = record.queue_offset + 1
         return position
 
+    def _start(self, queue: tuple[str, int], due_ms: int) -> int:
+        _, end = self._store.queue_bounds(*queue)
+        newest_ms = self._store.store_time_at(*queue, end - 1)
+        return self._store.offset_by_time(*queue, min(due_ms, newest_ms - RESUME_BACK_MS))
+
     def _targets(self, record: Record) -> Iterator[tuple[str, int]]:
-        topic = (get_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")
-        queue_id = get_property(record.properties, b"REAL_QID") or b""
+        topic, queue_id = _destination(record)
         if topic and queue_id.isdigit():
-            yield topic, int(queue_id[:9])
-        if b"TRANSACTION_DELIVER_MS\x01" in record.properties:
+            yield topic.decode(errors="replace"), int(queue_id[:9])
+        if b"TRANSACTION_DEL" in record.properties:  # its delay, or the time of its delivery
             for number in range(self._level_count):
                 yield SCHEDULE_TOPIC, number
 
@@ -159,19 +173,29 @@ class _Copies:
     def take(self, original: Record, due_ms: int) -> bool:
         """Use up the first copy of a message that was due at this time; False if there is none."""
         places = self._stored.get(_content(original), [])
+        # Without a key it may be another message that only looks like it, delivered before.
+        has_key = get_property(original.properties, PROPERTY_UNIQ_KEY.encode()) is not None
         for index, (physical_offset, stored_ms) in enumerate(places):
-            if physical_offset > original.physical_offset and stored_ms >= due_ms:
+            if physical_offset > original.physical_offset and (has_key or stored_ms >= due_ms):
                 del places[index]
                 return True
         return False
 
 
+def _destination(record: Record) -> tuple[bytes, bytes]:
+    """Return topic and queue id that a record waits for, or was delivered to."""
+    if record.topic != SCHEDULE_TOPIC:
+        return record.topic.encode(), b"%d" % record.queue_id
+    topic = get_property(record.properties, b"REAL_TOPIC") or b""
+    return topic, get_property(record.properties, b"REAL_QID") or b""
+
+
 def _content(record: Record) -> bytes:
-    """Return a digest of what a message and its copy share: all that its sender gave it."""
+    """Return a digest of what a message and its copy share: where to, and what its sender gave."""
     properties = without_properties(record.properties, _CHANGED)
     numbers = b"%d %d %d " % (record.flag, record.born_timestamp, record.reconsume_times)
     digest = blake2b(numbers, digest_size=16)
-    digest.update(b"%d " % len(properties))
+    digest.update(b"%b %b %d " % (*_destination(record), len(properties)))
     digest.update(properties)
     digest.update(record.body)
     return digest.digest()

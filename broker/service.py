@@ -23,7 +23,7 @@ from halfmq.store.config import FlushMode
 from halfmq.store.draft import Batch, Draft
 from halfmq.store.errors import UnusableFileError
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
-from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.format.topics import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.mapped_file import make_directory
 from halfmq.store.recovery import RecoveryReport
 from halfmq.store.space import Space, space_of
@@ -109,15 +109,18 @@ class Broker:
         config: BrokerConfig,
         *,
         now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        monotonic_ms: Callable[[], int] = lambda: int(time.monotonic() * 1_000),
         worker: WorkerFactory = ThreadWorker,
         disk_space: Callable[[Path], Space] = space_of,
     ) -> None:
         """Wire the parts.
 
+        ``now_ms`` is the wall clock: store timestamps, delivery at a time, the age of files.
+        ``monotonic_ms`` is what checks, delays, locks and heartbeats count on.
         ``worker`` makes the store's helper threads; ``disk_space`` looks up how full a disk is.
         """
         self.config = config
-        self._now_ms = now_ms
+        self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
         self._levels = DelayLevels(parse_delay_levels(config.delay.levels), now_ms=now_ms)
         self._store = ObservedStore(
@@ -144,6 +147,7 @@ class Broker:
             self._levels,
             self._table_path("delayOffset.json"),
             now_ms=now_ms,
+            monotonic_ms=monotonic_ms,
             warm=self._warm,
         )
         self._retention = RetentionSchedule(
@@ -211,8 +215,8 @@ class Broker:
                 now_ms=now_ms,
             ),
             offsets=ConsumerOffsetTable(self._table_path("consumerOffset.json"), now_ms=now_ms),
-            registry=ClientRegistry(now_ms=now_ms),
-            locks=QueueLocks(now_ms=now_ms),
+            registry=ClientRegistry(now_ms=self._monotonic_ms),
+            locks=QueueLocks(now_ms=self._monotonic_ms),
         )
 
     def _make_transactions(self) -> TransactionService:
@@ -223,6 +227,7 @@ class Broker:
             broker_name=self.config.topics.broker_name,
             store_host=self._host,
             now_ms=self._now_ms,
+            monotonic_ms=self._monotonic_ms,
             snapshot_path=self._table_path("halfmqTransactions"),
             before_parking=lambda: self._tables.topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC),
             place=Placing(
@@ -428,6 +433,9 @@ class Broker:
         return self._server.namesrv_address
 
     def _appended(self, group: Sequence[Draft | Batch]) -> None:
+        for draft in group:
+            if draft.topic == SCHEDULE_TOPIC:
+                self._delay.note_stored(draft.queue_id)
         if self._polling.waiting:
             self._polling.note_arrivals([(draft.topic, draft.queue_id) for draft in group])
         if self._sync_flush:

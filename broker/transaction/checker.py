@@ -18,9 +18,10 @@ A group has a queue, and the groups take turns, so a group with very many due, o
 answer, delays no other. All work is done in ``tick``, in slices; news (an acknowledgement, a half
 that was read) only waits there for the next slice.
 
-Time is the broker's store time; the producer's clock plays no part. When the broker's clock is set
-back, time goes on here all the same, or checks would be late by as much; the log's store timestamps
-stand still until then, so a half stored meanwhile is as old as its place in the log, and no older.
+Time is the monotonic clock, so a step of the wall clock moves no check. Only after a restart does
+the store timestamp of a half count, as its age by the wall clock; a timestamp in the future makes
+it new. So the first check is never later than the wait after the prepare or the restart. The
+producer's clock plays no part.
 """
 
 from __future__ import annotations
@@ -75,9 +76,6 @@ decided ones: 4 MB. A message's own time may be days, in which as many as one li
 
 SWEEP_PAUSE_MS: Final = 5
 """Time between two slices in which those are dropped: a few hundredths of the loop's time."""
-
-CLOCK_STEP_TOLD_MS: Final = 1_000
-"""How far the clock must be set back for a line in the log; small corrections are daily life."""
 
 DURABLE_WAIT_MS: Final = 500
 """Time until a half that is not on disk when its check is due is looked at again; by then it mostly
@@ -135,6 +133,7 @@ class Checker:
         read_cold: Callable[[int, OnRead], None],
         park: Callable[[Pending], bool],
         random: Random,
+        monotonic_ms: Callable[[], int],
         hurry: Callable[[], None] = lambda: None,
         is_durable: Callable[[int], bool] = lambda _offset: True,
     ) -> None:
@@ -150,6 +149,7 @@ class Checker:
             read_cold: Reads it in any case and calls back on this thread, at once or later.
             park: Records that a transaction is given up; False when that could not be recorded.
             random: Source of the jitter.
+            monotonic_ms: The clock of ``tick``.
             hurry: Has ``tick`` called soon.
             is_durable: Tells whether the half at an offset is on disk.
         """
@@ -161,11 +161,10 @@ class Checker:
         self._read_cold = read_cold
         self._park = park
         self._random = random
+        self._monotonic_ms = monotonic_ms
         self._hurry = hurry
         self._is_durable = is_durable
         self._timetable = Timetable()
-        self._set_back_ms = 0  # by how much the clock has been set back since the start
-        self._latest_ms = 0  # the time of the latest tick
         self._bucket = 0  # number of the bucket that is being looked through
         self._due: list[int] = []  # the rest of it, last one first
         self._queues = GroupQueues(
@@ -186,22 +185,30 @@ class Checker:
 
     # --- what others say
 
-    def schedule_first(self, entry: Pending, not_before_ms: int = 0) -> None:
-        """Plan the first check of a transaction, from the age of its half; or the next one."""
-        config = self._config
-        # RocketMQ takes the message's own time in place of the broker's, be it longer or shorter.
-        wait_ms = entry.immunity_s * 1_000 or config.timeout_ms
-        due_ms = entry.store_timestamp + wait_ms
-        if not not_before_ms:
-            due_ms = max(due_ms, self._latest_ms + wait_ms) if self._set_back_ms else due_ms
-        elif due_ms > not_before_ms + wait_ms:  # the clock was set back before the start
-            due_ms = not_before_ms + wait_ms
-        if due_ms < not_before_ms:
-            due_ms = not_before_ms
-            if entry.checks >= config.check_max:
+    def schedule_first(self, entry: Pending) -> None:
+        """Plan the first check of a transaction that has just been prepared."""
+        self._plan(entry, self._monotonic_ms() + self._first_wait_ms(entry))
+
+    def schedule_again(self, entry: Pending, age_ms: int, *, grace_ms: int = 0) -> None:
+        """Plan the next check of a transaction that was restored or resumed.
+
+        Args:
+            entry: The transaction.
+            age_ms: Milliseconds since its half was stored, by the wall clock. Less than 0 when that
+                clock was set back meanwhile; then the whole wait begins now.
+            grace_ms: How soon it may be asked about.
+        """
+        wait_ms = self._first_wait_ms(entry) - max(age_ms, 0)
+        if wait_ms < grace_ms:
+            wait_ms = grace_ms
+            if entry.checks >= self._config.check_max:
                 # The broker was restarted: the last check may have been a moment before.
-                due_ms += config.check_interval_ms
-        entry.due = self._timetable.add(due_ms, entry.offset)
+                wait_ms += self._config.check_interval_ms
+        self._plan(entry, self._monotonic_ms() + wait_ms)
+
+    def _first_wait_ms(self, entry: Pending) -> int:
+        # RocketMQ takes the message's own time in place of the broker's, be it longer or shorter.
+        return entry.immunity_s * 1_000 or self._config.timeout_ms
 
     def on_producer(self, group: str) -> None:
         """Make what is due of a group ready at once; one of its producers has connected."""
@@ -209,14 +216,14 @@ class Checker:
 
     # --- what others ask
 
-    def next_check_ms(self, entry: Pending) -> int | None:
-        """Return when the transaction is asked about next, in ms; None when nobody can tell.
+    def next_check_in_ms(self, entry: Pending) -> int | None:
+        """Return how long until the transaction is asked about; None when nobody can tell.
 
         That is: it is due, and its group is away, or it is just being asked; or it is parked.
         """
         if entry.due <= 0 or not _is_asked_about(entry):
             return None
-        return entry.due * BUCKET_MS - self._set_back_ms
+        return max(entry.due * BUCKET_MS - self._monotonic_ms(), 0)
 
     @property
     def waiting_for_producers(self) -> int:
@@ -227,10 +234,6 @@ class Checker:
 
     def tick(self, now_ms: int) -> int | None:
         """Do what is due, in a slice; return the milliseconds until there is more, or None."""
-        if now_ms + self._set_back_ms < self._latest_ms:
-            self._clock_set_back(self._latest_ms - now_ms - self._set_back_ms)
-        now_ms += self._set_back_ms
-        self._latest_ms = now_ms
         self._members.clear()
         self._full.clear()
         self._take_receipts(now_ms)
@@ -246,11 +249,6 @@ class Checker:
         if self._timetable.sweeping:
             waits.append(SWEEP_PAUSE_MS)
         return max(min(waits), 0) if waits else None
-
-    def _clock_set_back(self, milliseconds: int) -> None:
-        self._set_back_ms += milliseconds
-        if milliseconds >= CLOCK_STEP_TOLD_MS:
-            logger.warning("event=clock_set_back milliseconds=%d", milliseconds)
 
     def _drop_stale(self) -> None:
         """Drop what was decided long before it is due, when that has become too much."""

@@ -40,11 +40,13 @@ class OpWriter:
         append: Callable[[Sequence[Draft]], list[Appended]],
         config: TransactionConfig,
         host: bytes,
+        now_ms: Callable[[], int],
     ) -> None:
         self._append = append
         self._size_max = config.op_batch_size
         self._interval_ms = config.op_batch_interval_ms
         self._host = host
+        self._now_ms = now_ms  # for the records; `tick` has the monotonic clock
         self._waiting: list[int] = []
         self._due_ms = 0  # when what waits is written, be it ever so little
         self.written = 0  # op messages
@@ -64,19 +66,18 @@ class OpWriter:
         if not self._waiting:
             self._due_ms = now_ms + self._interval_ms
             return self._interval_ms
-        self._due_ms = min(self._due_ms, now_ms + self._interval_ms)  # the clock may be set back
         if now_ms < self._due_ms and self._size() < self._size_max:
             return self._due_ms - now_ms
-        if not self._write(now_ms, RECORDS_PER_TICK):
+        if not self._write(RECORDS_PER_TICK):
             return RETRY_MS
         if self._size() >= self._size_max:
             return 0
         self._due_ms = now_ms + self._interval_ms
         return self._interval_ms
 
-    def drain(self, now_ms: int) -> None:
+    def drain(self) -> None:
         """Write everything, at an ordered stop."""
-        while self._waiting and self._write(now_ms, RECORDS_PER_TICK):
+        while self._waiting and self._write(RECORDS_PER_TICK):
             pass
 
     def _size(self) -> int:
@@ -84,14 +85,14 @@ class OpWriter:
         waiting = self._waiting
         return len(waiting) * (len(str(waiting[-1])) + 1) if waiting else 0
 
-    def _write(self, now_ms: int, records_max: int) -> bool:
+    def _write(self, records_max: int) -> bool:
         """Write up to ``records_max`` op messages; False when the store refuses."""
         drafts: list[Draft] = []
         taken = 0
         while taken < len(self._waiting) and len(drafts) < records_max:
             body, count = self._body(taken)
             taken += count
-            drafts.append(self._draft(body, now_ms))
+            drafts.append(self._draft(body))
         try:
             self._append(drafts)
         except StoreError as error:
@@ -112,14 +113,14 @@ class OpWriter:
                 break
         return "".join(parts).encode(), len(parts)
 
-    def _draft(self, body: bytes, now_ms: int) -> Draft:
+    def _draft(self, body: bytes) -> Draft:
         return Draft(
             topic=OP_TOPIC,
             queue_id=0,
             body=body,
             properties=_PROPERTIES,
             tags_code=_TAGS_CODE,
-            born_timestamp=now_ms,
+            born_timestamp=self._now_ms(),
             born_host=self._host,
             store_host=self._host,
             unique_key="",

@@ -42,7 +42,7 @@ class Page(NamedTuple):
 class Schedule(Protocol):
     """What this needs of the checker."""
 
-    def next_check_ms(self, entry: Pending) -> int | None: ...
+    def next_check_in_ms(self, entry: Pending) -> int | None: ...
 
 
 class PendingView:
@@ -155,7 +155,6 @@ class PendingView:
         now_ms = self._now_ms()
         half = self._read_half(entry.offset)
         owner = entry.owner
-        next_ms = self._schedule.next_check_ms(entry)
         return TransactionInfo(
             offset=entry.offset,
             queue_offset=entry.queue_offset,
@@ -171,7 +170,7 @@ class PendingView:
             checks_sent=entry.sent,
             checks_delivered=entry.checks,
             checks_answered=entry.answered,
-            next_check_ms=None if next_ms is None else max(next_ms - now_ms, 0),
+            next_check_ms=self._schedule.next_check_in_ms(entry),
             parked_reason=entry.parked_reason.text,
             messages=1 + len(self._table.groups.get(entry.offset, ())),
         )

@@ -141,8 +141,9 @@ class PastDecisions:
     ) -> list[int]:
         """Return where the index has records with a key that were stored since a time, in ms."""
         # Index times are whole seconds from the file's first entry, and clocks may step.
-        begin_ms = since_ms - 60_000
-        return self._log.query_index(topic, key, hits_max, begin_ms, self._now_ms() + 60_000)
+        # The newest record may be from a time when the wall clock was ahead.
+        newest_ms = max(self._now_ms(), self._log.index_last_update[0])
+        return self._log.query_index(topic, key, hits_max, since_ms - 60_000, newest_ms + 60_000)
 
     def _leader_of(self, member: StoredHalf, leader_key: str) -> StoredHalf | None:
         """Return the leader of a half: the last one with its key that lies before it."""

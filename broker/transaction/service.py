@@ -109,6 +109,7 @@ class TransactionService:
         broker_name: str,
         store_host: bytes,
         now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int],
         snapshot_path: Path,
         before_parking: Callable[[], object] = lambda: None,
         place: Callable[[str, int], tuple[str, int]] = lambda topic, queue_id: (topic, queue_id),
@@ -121,6 +122,7 @@ class TransactionService:
     ) -> None:
         """Wire the parts.
 
+        Checks and housekeeping count on ``monotonic_ms``; ages are by the wall clock, ``now_ms``.
         ``before_parking`` has the topic of parked messages created; ``place`` says to which topic
         and queue a message goes that was prepared for one; ``delayed`` turns a final
         message that asks for a delay into what its commit stores, now; ``read_cold`` reads a half
@@ -131,7 +133,7 @@ class TransactionService:
         self._append = log.append
         self._read = log.read
         self._config = config
-        self._now_ms = now_ms
+        self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._snapshot_path = snapshot_path
         self._table = PendingTable(decided_remembered)
         self._counters = Counters()
@@ -141,7 +143,7 @@ class TransactionService:
         self._odd_immunities: set[bytes] = set()
         self._pending_max = 0 if config.reject else config.pending_max
         self._min_offset = 0
-        self._ops = OpWriter(log.append, config, store_host)
+        self._ops = OpWriter(log.append, config, store_host, now_ms)
         self._past = PastDecisions(log, self._table, read_half=self._half_at, now_ms=now_ms)
         self._decisions = decisions = Decisions(
             log,
@@ -184,6 +186,7 @@ class TransactionService:
             read_cold=read_cold or (lambda offset, on_read: on_read(self._half_at(offset))),
             park=self._parking.park,
             random=jitter or Random(),  # noqa: S311 - spreads load, keeps no secret
+            monotonic_ms=monotonic_ms,
             hurry=hurry,
             is_durable=lambda offset: offset < log.durable_offset,
         )
@@ -211,10 +214,11 @@ class TransactionService:
         self._ops.add_all(unmirrored)
         self._decisions.roll_back_incomplete(replayed.incomplete)
         self._decisions.finish(replayed.unfinished)
-        not_before_ms = self._now_ms() + RESTART_GRACE_MS
+        now_ms = self._now_ms()
         for entry in self._table:
             if entry.state is State.PREPARED:
-                self._checker.schedule_first(entry, not_before_ms)
+                age_ms = now_ms - entry.store_timestamp
+                self._checker.schedule_again(entry, age_ms, grace_ms=RESTART_GRACE_MS)
         self._snapshots.covered(position)
         self._twins.refill(self._log)
         logger.info(
@@ -231,7 +235,7 @@ class TransactionService:
 
     def drain(self) -> None:
         """Write what waits in memory; call it at an ordered stop, after the last request."""
-        self._ops.drain(self._now_ms())
+        self._ops.drain()
         self._snapshots.take_now()
 
     # --- half messages
@@ -409,7 +413,7 @@ class TransactionService:
             return self._decisions.refuse_decided(offset, Event.RESUME)
         position = self._parking.resume(entry)
         if position:
-            self._checker.schedule_first(entry, self._now_ms())
+            self._checker.schedule_again(entry, self._now_ms() - entry.store_timestamp)
         return Ended(position)
 
     def committed_message(self, half_message_id: str) -> Draft | None:
@@ -466,7 +470,7 @@ class TransactionService:
 
     def tick(self) -> float:
         """Do what is due, in a slice; return the seconds until this should be called again."""
-        now_ms = self._now_ms()
+        now_ms = self._monotonic_ms()
         if self._log.min_offset > self._min_offset:
             self._drop_expired()
         waits = [

@@ -370,7 +370,6 @@ class Snapshots:
     def tick(self, now_ms: int) -> int:
         """Do the next slice of work; return the milliseconds until there is more to do."""
         if self._work is None:
-            self._next_ms = min(self._next_ms, now_ms + INTERVAL_MS)  # the clock may be set back
             if now_ms < self._next_ms:
                 return self._next_ms - now_ms
             if self._log.write_offset - self._covered < self._log_bytes_min:

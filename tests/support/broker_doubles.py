@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -26,13 +26,22 @@ START_MS: Final = 1_700_000_000_000
 
 
 class Clock:
-    """A clock that moves only when told."""
+    """A wall clock that moves only when told, and a monotonic one that knows no steps."""
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self.now = now_ms
+        self._stepped_ms = 0
 
     def __call__(self) -> int:
         return self.now
+
+    def monotonic(self) -> int:
+        return self.now - self._stepped_ms
+
+    def step(self, milliseconds: int) -> None:
+        """Set the wall clock forward or back; no time passes."""
+        self.now += milliseconds
+        self._stepped_ms += milliseconds
 
 
 class FakeConnection:
@@ -100,6 +109,7 @@ class FakeLog:
         self.cold = False
         self._from_the_beginning = False
         self.cold_reads = 0
+        self.on_append: Callable[[Sequence[Draft]], object] = lambda _group: None
 
     @property
     def durable_offset(self) -> int:
@@ -114,7 +124,9 @@ class FakeLog:
         del contiguous
         if self.failure is not None:
             raise self.failure
-        return [self._append(draft) for draft in group]
+        appended = [self._append(draft) for draft in group]
+        self.on_append(group)
+        return appended
 
     def append_batch(self, batch: Batch) -> AppendedBatch:
         done = self.append(batch.drafts())
@@ -131,7 +143,7 @@ class FakeLog:
             properties=draft.properties,
             born_timestamp=draft.born_timestamp,
             born_host=draft.born_host,
-            store_timestamp=self._clock(),
+            store_timestamp=self._next_timestamp(),
             store_host=draft.store_host,
             queue_offset=queue_offset,
             physical_offset=self.write_offset,
@@ -147,6 +159,10 @@ class FakeLog:
         return Appended(
             record.physical_offset, record.total_size, queue_offset, record.store_timestamp
         )
+
+    def _next_timestamp(self) -> int:
+        newest = next(reversed(self.records.values()), None)
+        return max(self._clock(), 0 if newest is None else newest.store_timestamp)
 
     def _add_keys(self, record: Record) -> None:
         properties = decode_properties(record.properties)

@@ -38,13 +38,22 @@ START_MS = 1_700_000_000_000
 
 
 class Clock:
-    """Time as an argument."""
+    """A wall clock that can be set, and a monotonic one that goes on."""
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self.now_ms = now_ms
+        self._stepped_ms = 0
 
     def __call__(self) -> int:
         return self.now_ms
+
+    def monotonic(self) -> int:
+        return self.now_ms - self._stepped_ms
+
+    def step(self, milliseconds: int) -> None:
+        """Set the wall clock forward or back; no time passes."""
+        self.now_ms += milliseconds
+        self._stepped_ms += milliseconds
 
 
 class MemoryLog:
@@ -65,6 +74,7 @@ class MemoryLog:
         self.indexed = True
         self.indexed_until = 1 << 62
         self.failing = False
+        self._newest_ms = 0  # store timestamps never go back
 
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
         if self.failing:
@@ -84,7 +94,7 @@ class MemoryLog:
             properties=draft.properties,
             born_timestamp=draft.born_timestamp,
             born_host=draft.born_host,
-            store_timestamp=self._clock(),
+            store_timestamp=self._next_timestamp(),
             store_host=draft.store_host,
             queue_offset=queue_offset,
             physical_offset=self.write_offset,
@@ -97,6 +107,10 @@ class MemoryLog:
         return Appended(
             record.physical_offset, record.total_size, record.queue_offset, record.store_timestamp
         )
+
+    def _next_timestamp(self) -> int:
+        self._newest_ms = max(self._clock(), self._newest_ms)
+        return self._newest_ms
 
     def put(self, encoded: bytes) -> None:
         """Append a record as it stands; it names its own offsets."""
@@ -117,6 +131,7 @@ class MemoryLog:
         """Return the log as a restart finds it, with so many records that were not flushed."""
         after = MemoryLog(self._clock)
         after.min_offset = self.min_offset
+        after._newest_ms = self._newest_ms
         for offset, encoded in self._records.items():
             if offset >= self.durable_offset:
                 if not survivors:
@@ -204,7 +219,7 @@ class MemoryLog:
 
     @property
     def index_last_update(self) -> tuple[int, int]:
-        return (self._clock(), min(max(self._records, default=0), self.indexed_until))
+        return (self._newest_ms, min(max(self._records, default=0), self.indexed_until))
 
     def query_index(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
@@ -380,6 +395,7 @@ class Broker:
             broker_name="broker-a",
             store_host=HOST,
             now_ms=self.clock,
+            monotonic_ms=self.clock.monotonic,
             snapshot_path=self.snapshot_path,
             place=self.place,
             delayed=DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=self.clock).after_commit,

@@ -111,6 +111,8 @@ class Rig:
         self._configure(settings)
         self.root = directory / "store"
         self.disk = Disk()
+        self.clock_ahead_ms = 0
+        """How far the broker's wall clock is ahead of the loop's: what its steps add up to."""
         self.broker: Broker
 
     def _configure(self, settings: dict[str, Any]) -> None:
@@ -128,7 +130,11 @@ class Rig:
             store=StoreSettings(root=self.root, **self._store),
             transaction=TransactionConfig(**self._transaction),
         )
-        self.broker = Broker(config, now_ms=lambda: self._loop.now_ms)
+        self.broker = Broker(
+            config,
+            now_ms=lambda: self._loop.now_ms + self.clock_ahead_ms,
+            monotonic_ms=lambda: self._loop.now_ms,
+        )
         self.disk = Disk()
         self.store._flusher._fdatasync = self.disk.sync
         await self.broker.start()

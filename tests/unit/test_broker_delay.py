@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmq.broker import delay
+from halfmq.broker.arrivals import NOTES_MAX, Arrivals
 from halfmq.broker.delay import (
     COLD_TRIES_MAX,
     DEFAULT_LEVELS,
@@ -29,6 +30,7 @@ from tests.support.broker_doubles import START_MS, Clock, FakeLog, config_path, 
 from tests.support.golden_store import unpack
 
 LEVELS = parse_delay_levels(DEFAULT_LEVELS)
+DAY_MS = 86_400_000
 
 
 def service(
@@ -40,9 +42,22 @@ def service(
         DelayLevels(levels, now_ms=clock),
         config_path(root, "delayOffset.json"),
         now_ms=clock,
+        monotonic_ms=clock.monotonic,
     )
     made.load()
+    log.on_append = noting(made)
     return made
+
+
+def noting(delays: DelayService) -> Callable[[Sequence[Draft]], None]:
+    """What the broker does after each append."""
+
+    def note(group: Sequence[Draft]) -> None:
+        for one in group:
+            if one.topic == SCHEDULE_TOPIC:
+                delays.note_stored(one.queue_id)
+
+    return note
 
 
 def delayed(clock: Clock, level: str | int, topic: str = "orders", queue_id: int = 3) -> Draft:
@@ -183,17 +198,121 @@ def test_a_delivered_commit_decides_nothing(tmp_path: Path) -> None:
     assert log.queue("orders", 3)[0].sys_flag == 0x1
 
 
-def test_a_clock_set_back_delivers_at_once(tmp_path: Path) -> None:
-    """More than the whole delay to wait can only be the clock's fault."""
+@pytest.mark.parametrize("step_ms", [-10 * DAY_MS, -900, 900, 10 * DAY_MS])
+@pytest.mark.parametrize("looked", [False, True])
+def test_a_step_of_the_wall_clock_moves_no_delay(
+    tmp_path: Path, step_ms: int, looked: bool
+) -> None:
+    """Neither of what waits then, nor of what is stored while timestamps stand still."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
-    log.append([delayed(clock, 1)])
+    log.append([delayed(clock, 3)])
+    if looked:
+        delays.tick()
+    clock.now += 4_000
+    clock.step(step_ms)
+    log.append([delayed(clock, 3)])
+    delivered = []
+    for _ in range(12_000 // 50):
+        clock.now += 50
+        delays.tick()
+        delivered.append(len(log.queue("orders", 3)))
+
+    assert delivered == [0] * 119 + [1] * 80 + [2] * 41
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("step_ms", [-10 * DAY_MS, -3_000])
+def test_a_clock_set_back_while_the_broker_was_down_makes_no_delay_longer(
+    tmp_path: Path, step_ms: int, killed: bool
+) -> None:
+    """What waits then is delivered by its store time, or when its delay has passed once more."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    log.append([delayed(clock, 3)])
+    clock.now += 4_000
+    if not killed:
+        delays.persist()
+    clock.step(step_ms)
+    delays = service(tmp_path, log, clock)
+    clock.now += min(10_000, 6_000 - step_ms) - 1
     delays.tick()
-    clock.now -= 3_600_000
+    assert log.queue("orders", 3) == []
+    clock.now += 1
     delays.tick()
 
     assert len(log.queue("orders", 3)) == 1
+
+
+def test_a_clock_set_forward_while_the_broker_was_down_counts(tmp_path: Path) -> None:
+    """It cannot be told from time that has passed."""
+    clock = Clock()
+    log = FakeLog(clock)
+    service(tmp_path, log, clock)
+    log.append([delayed(clock, 18)])
+    clock.step(7_200_000)
+    service(tmp_path, log, clock).tick()
+
+    assert len(log.queue("orders", 3)) == 1
+
+
+@pytest.mark.parametrize("step_ms", [-10 * DAY_MS, 10 * DAY_MS])
+def test_steps_of_the_wall_clock_repeat_no_delivery_after_a_kill(
+    tmp_path: Path, step_ms: int
+) -> None:
+    """The copies of what was delivered are found, whatever their timestamps say."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    for number in range(3):
+        waiting = delayed(clock, 3)
+        waiting.properties += b"UNIQ_KEY\x01K%d\x02" % number
+        log.append([waiting])
+        clock.now += 500
+    clock.step(step_ms)
+    clock.now += 9_000
+    delays.tick()
+    assert len(log.queue("orders", 3)) == 2
+
+    delays = service(tmp_path, log, clock)
+    clock.now += 30_000
+    delays.tick()
+
+    assert len(log.queue("orders", 3)) == 3
+
+
+def test_the_retry_of_another_group_is_no_copy(tmp_path: Path) -> None:
+    """After a kill each group gets its own, though the messages differ in nothing else."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    retries = [delayed(clock, 3, topic, 0) for topic in ("%RETRY%a", "%RETRY%a", "%RETRY%b")]
+    for retry, key in zip(retries, (b"1", b"2", b"1"), strict=True):
+        retry.properties += b"UNIQ_KEY\x01%b\x02" % key
+        log.append([retry])
+        clock.now += 400
+    clock.now += 9_200
+    delays.tick()
+    assert log.queues() == [(SCHEDULE_TOPIC, 2), ("%RETRY%a", 0)]
+    clock.now += 10_000
+
+    service(tmp_path, log, clock).tick()
+
+    assert (len(log.queue("%RETRY%a", 0)), len(log.queue("%RETRY%b", 0))) == (2, 1)
+
+
+def test_the_times_of_very_many_messages_take_bounded_memory() -> None:
+    """They seem younger by a small part of their delay at most, and never older."""
+    delay_ms = 2 * NOTES_MAX
+    arrivals = Arrivals(0, delay_ms, now_ms=START_MS, monotonic_ms=7)
+    for offset in range(4 * delay_ms):
+        arrivals.note(offset + 1, offset + 7)
+        assert len(arrivals._times) <= 2 * NOTES_MAX + 8
+    for offset in range(3 * delay_ms, 4 * delay_ms, 977):
+        assert offset + 7 <= arrivals.stored_ms(offset, START_MS) < offset + 7 + 2
+    assert arrivals.stored_ms(0, START_MS) <= 3 * delay_ms + 7
 
 
 def test_a_restart_goes_on_where_the_file_says(tmp_path: Path) -> None:
@@ -360,10 +479,12 @@ def test_cold_messages_are_warmed_and_not_waited_for(tmp_path: Path) -> None:
         DelayLevels((1_000,), now_ms=clock),
         config_path(tmp_path, "delayOffset.json"),
         now_ms=clock,
+        monotonic_ms=clock.monotonic,
         warm=warmed.append,
     )
     log.append([delayed(clock, 1)])
     delays.load()
+    before = log.cold_reads
     clock.now += 1_000
     log.cold = True
     assert delays.tick() == delay.RETRY_AFTER_COLD_S
@@ -373,7 +494,7 @@ def test_cold_messages_are_warmed_and_not_waited_for(tmp_path: Path) -> None:
         delays.tick()
 
     assert len(log.queue("orders", 3)) == 1
-    assert log.cold_reads == 1
+    assert log.cold_reads == before + 1
 
 
 def test_a_long_queue_is_delivered_in_batches(tmp_path: Path) -> None:
@@ -393,12 +514,13 @@ def test_a_long_queue_is_delivered_in_batches(tmp_path: Path) -> None:
 
 # --- delays that count from a commit
 
+HALF_ID = "7F00000100002A9F000000000000004D"
+
 
 def final(delay: str, properties: str = "") -> Draft:
     """The final message of a half at 77 that asks for a delay."""
-    made = draft(
-        "orders", 3, b"late", f"TAGS\x01x\x02{delay}\x02{properties}".encode(), sys_flag=0x8
-    )
+    properties = f"TAGS\x01x\x02{delay}\x02TRANSACTION_HALF_ID\x01{HALF_ID}\x02{properties}"
+    made = draft("orders", 3, b"late", properties.encode(), sys_flag=0x8)
     made.prepared_transaction_offset = 77
     return made
 
@@ -410,7 +532,7 @@ def final(delay: str, properties: str = "") -> Draft:
 def test_a_commit_waits_in_the_longest_level_that_is_not_too_long(
     delay_ms: int, level: int
 ) -> None:
-    """Or in the shortest one; it stays the record that decides, and knows its time."""
+    """Or in the shortest one; it stays the record that decides, and knows what is left."""
     clock = Clock()
     levels = DelayLevels(LEVELS, now_ms=clock)
     waiting = levels.after_commit(final(f"TRANSACTION_DELAY_MS\x01{delay_ms}"), clock.now)
@@ -422,7 +544,8 @@ def test_a_commit_waits_in_the_longest_level_that_is_not_too_long(
         "DELAY": str(level),
         "REAL_TOPIC": "orders",
         "REAL_QID": "3",
-        "TRANSACTION_DELIVER_MS": str(clock.now + delay_ms),
+        "TRANSACTION_DELAY_MS": str(delay_ms),
+        "TRANSACTION_HALF_ID": HALF_ID,
     }
 
 
@@ -441,7 +564,10 @@ def test_a_commit_whose_time_has_come_is_delivered_at_once(delay: str) -> None:
     """So is one that asks for what no prepare of ours would have let pass."""
     message = final(delay)
 
-    assert DelayLevels(LEVELS, now_ms=Clock()).after_commit(message, START_MS) is message
+    committed = DelayLevels(LEVELS, now_ms=Clock()).after_commit(message, START_MS)
+
+    assert (committed.topic, committed.queue_id) == ("orders", 3)
+    assert b"TRANSACTION_DEL" not in committed.properties  # its retries must not wait for it
 
 
 def test_levels_need_not_ascend() -> None:
@@ -538,14 +664,103 @@ def test_what_the_log_shows_is_saved(tmp_path: Path) -> None:
     assert saved["offsetTable"] == {"1": 1}
 
 
-def test_a_clock_set_back_by_more_than_any_delay_delivers(tmp_path: Path) -> None:
-    """A message must not wait for a time that no prepare could have asked for."""
+@pytest.mark.parametrize("step_ms", [-50 * DAY_MS, -900, 900, 10 * DAY_MS])
+def test_a_long_delay_is_stored_again_once_for_each_level(tmp_path: Path, step_ms: int) -> None:
+    """However the wall clock steps: 18 s are waits of 10, 5, 1, 1 and 1."""
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
-    message = final("TRANSACTION_DELAY_MS\x015000")
-    log.append([DelayLevels(LEVELS, now_ms=clock).after_commit(message, clock.now)])
-    clock.now -= DELAY_MS_MAX + 5_000
+    levels = DelayLevels(LEVELS, now_ms=clock)
+    log.append([levels.after_commit(final("TRANSACTION_DELAY_MS\x0118000"), clock.now)])
+    clock.now += 2_000
+    clock.step(step_ms)
+    while clock.monotonic() < START_MS + 18_000:
+        assert log.queue("orders", 3) == []
+        clock.now += 50
+        delays.tick()
+
+    (record,) = log.queue("orders", 3)
+    assert b"TRANSACTION_DELAY_MS" not in record.properties
+    waits = [one.queue_id for one in log.records.values() if one.topic == SCHEDULE_TOPIC]
+    assert waits == [2, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("step_ms", [-50 * DAY_MS, -5_000])
+def test_a_delay_that_a_restart_finds_counts_anew_at_most(tmp_path: Path, step_ms: int) -> None:
+    """A clock set back while the broker was down: what was left when it was stored is the limit."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    levels = DelayLevels(LEVELS, now_ms=clock)
+    log.append([levels.after_commit(final("TRANSACTION_DELAY_MS\x0118000"), clock.now)])
+    clock.now += 10_000
+    delays.tick()  # 8 s are left, and the next wait begins
+    clock.now += 1_000
+    clock.step(step_ms)
+    delays = service(tmp_path, log, clock)
+    begun = clock.monotonic()
+    while not log.queue("orders", 3):
+        clock.now += 50
+        delays.tick()
+
+    assert 8_000 <= clock.monotonic() - begun <= 8_000 + LEVELS[0]
+
+
+@pytest.mark.parametrize("step_ms", [-50 * DAY_MS, -5_000, 5_000, 7_000, 10 * DAY_MS])
+def test_a_time_of_delivery_is_one_by_the_wall_clock(tmp_path: Path, step_ms: int) -> None:
+    """It is not early when the clock is set back, nor late when it is set forward."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    levels = DelayLevels(LEVELS, now_ms=clock)
+    at_ms = START_MS + 8_000
+    log.append([levels.after_commit(final(f"TRANSACTION_DELIVER_MS\x01{at_ms}"), clock.now)])
+    delays.tick()
+    clock.now += 2_000
+    clock.step(step_ms)
+    while clock.now < max(at_ms, START_MS + 2_000 + step_ms):
+        assert log.queue("orders", 3) == []
+        wait_s = delays.tick()
+        heads = [one.head_due_ms for one in delays._queues if one.head_due_ms]
+        clock.now += max(int(wait_s * 1_000), min(heads, default=0) - clock.monotonic())
+    clock.now += 1_000  # within which a step is noticed
+    delays.tick()
+
+    assert len(log.queue("orders", 3)) == 1
+
+
+def test_the_retry_of_a_delayed_message_waits_for_its_level(tmp_path: Path) -> None:
+    """The time of the first delivery is over, also when the clock is set back before it."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    levels = DelayLevels(LEVELS, now_ms=clock)
+    at_ms = START_MS + 1_000
+    log.append([levels.after_commit(final(f"TRANSACTION_DELIVER_MS\x01{at_ms}"), clock.now)])
+    clock.now += 1_000
+    delays.tick()
+    (record,) = log.queue("orders", 3)
+    clock.step(-10 * DAY_MS)
+    properties = record.properties + b"DELAY\x013\x02"
+    log.append([levels.delayed(draft("%RETRY%g", 0, b"late", properties))])
+    clock.now += 9_999
+    delays.tick()
+    assert log.queue("%RETRY%g", 0) == []
+    clock.now += 1
+    delays.tick()
+
+    assert len(log.queue("%RETRY%g", 0)) == 1
+
+
+def test_a_plain_message_cannot_ask_to_wait_for_a_time(tmp_path: Path) -> None:
+    """Nobody has looked at such a property; it would keep the log from being deleted for ever."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    waiting = delayed(clock, 1)
+    waiting.properties += b"TRANSACTION_DELIVER_MS\x01999999999999999\x02"
+    log.append([waiting])
+    clock.now += 1_000
     delays.tick()
 
     assert len(log.queue("orders", 3)) == 1

@@ -78,7 +78,7 @@ def opened(tmp_path: Path, clock: Clock) -> Iterator[Open]:
 def delays(store: MessageStore, root: Path, clock: Clock) -> DelayService:
     levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
     path = config_path(root, "delayOffset.json")
-    made = DelayService(store, store, levels, path, now_ms=clock)
+    made = DelayService(store, store, levels, path, now_ms=clock, monotonic_ms=clock.monotonic)
     made.load()
     return made
 
@@ -132,6 +132,7 @@ def test_our_own_delayed_message_goes_the_whole_way(opened: Open, clock: Clock) 
     levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
     before = store.queue_bounds("delay_t", 0)[1]
     store.append([levels.delayed(draft("delay_t", 0, b"ours", b"TAGS\x01A\x02DELAY\x012\x02"))])
+    service.note_stored(1)
     clock.now += 4_999
     service.tick()
     assert store.queue_bounds("delay_t", 0)[1] == before

@@ -184,13 +184,15 @@ def test_the_oldest_undelivered_message_is_found_in_any_level(tmp_path: Path) ->
     store = MessageStore(small_config(tmp_path), now_ms=clock)
     store.open()
     levels = DelayLevels(parse_delay_levels("1s 10s 1h"), now_ms=clock)
-    service = DelayService(store, store, levels, tmp_path / "delayOffset.json", now_ms=clock)
+    path = tmp_path / "delayOffset.json"
+    service = DelayService(store, store, levels, path, now_ms=clock, monotonic_ms=clock)
     service.load()
     assert service.oldest_waiting_offset() is None
 
     def delayed(level: int) -> int:
         message = levels.delayed(draft("T", properties={"DELAY": str(level)}))
         (appended,) = append_durably(store, message)
+        service.note_stored(level - 1)
         return appended.physical_offset
 
     short, long, medium = delayed(1), delayed(3), delayed(2)

@@ -19,6 +19,7 @@ from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from tests.support.transactions import HOST, START_MS, Broker, Connected, message
 
+DAY_MS = 86_400_000
 TIMEOUT_MS = 6_000
 INTERVAL_MS = 30_000
 PAUSES_MS = (30_000, 45_000, 67_500)
@@ -65,45 +66,61 @@ def test_age_counts_from_the_brokers_clock(broker: Broker) -> None:
     assert len(producer.asked) == 2
 
 
-@pytest.mark.parametrize("step_ms", [-3_600_000, -900, 3_600_000])
-def test_checks_come_in_time_when_the_clock_is_set(broker: Broker, step_ms: int) -> None:
-    """Set back by an hour, checks would be late by an hour; set forward, one comes early."""
+@pytest.mark.parametrize("step_ms", [-10 * DAY_MS, -900, 900, 10 * DAY_MS])
+def test_a_step_of_the_wall_clock_moves_no_check(broker: Broker, step_ms: int) -> None:
+    """Neither the first one of a half from before or after it, nor a later one."""
     producer = broker.producers.join("pg", Connected())
+    before = broker.prepare().physical_offset
+    broker.wait(3_000)
+    broker.clock.step(step_ms)
+    after = broker.prepare().physical_offset
+    broker.wait(2_999)
+    assert producer.asked == []
+    broker.wait(1 + BUCKET_MS)
+    assert producer.asked_offsets == [before]
+    (info,) = [one for one in broker.service.page(-1, 9).infos if one.offset == after]
+    assert 2_900 <= (info.next_check_ms or 0) <= 3_050
+    broker.wait(3_000)
+    assert producer.asked_offsets == [before, after]
 
-    def pass_time(milliseconds: int) -> None:
-        for _ in range(milliseconds // 250):
-            broker.wait(250)
+    broker.wait(PAUSES_MS[0] - 3_000 - 1)
+    assert len(producer.asked) == 2
+    broker.wait(1 + BUCKET_MS)
+    assert producer.asked_offsets == [before, after, before]
 
-    before = broker.prepare()
-    pass_time(3_000)
-    broker.clock.now_ms += step_ms
-    pass_time(1_000)
-    asked = [before.physical_offset]
-    assert producer.asked_offsets == (asked if step_ms > 0 else [])
-    behind = broker.prepare()  # with the store time of the one before: the log's never goes back
-    entry = broker.service._table.get(behind.physical_offset)
-    assert entry is not None
-    if step_ms < 0:
-        entry.store_timestamp = before.store_timestamp + 3_000
-        broker.service._checker.schedule_first(entry)
-    pass_time(2_500)
-    assert producer.asked_offsets == asked
-    (info,) = [one for one in broker.service.page(-1, 9).infos if one.offset == entry.offset]
-    assert 3_000 < (info.next_check_ms or 0) < 4_000
-    pass_time(4_000)
-    assert producer.asked_offsets == [before.physical_offset, behind.physical_offset]
-    pass_time(PAUSES_MS[0])
-    assert len(producer.asked) >= 3
+
+@pytest.mark.parametrize("immunity", ["0", "60"])  # 0: the default
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("later_ms", [0, 3_000])
+def test_a_clock_that_was_ahead_once_delays_no_check_after_a_restart(
+    broker: Broker, later_ms: int, killed: bool, immunity: str
+) -> None:
+    """Store timestamps stand still for ten days then, of what is stored later as well."""
+    wait_ms = int(immunity) * 1_000 or TIMEOUT_MS
+    broker.clock.step(10 * DAY_MS)
+    old = broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS=immunity)
+    broker.clock.step(-10 * DAY_MS)
+    broker.log.flush()
+    broker.restart(drained=not killed)
+    producer = broker.producers.join("pg", Connected())
+    broker.wait(later_ms)
+    new = broker.prepare(CHECK_IMMUNITY_TIME_IN_SECONDS=immunity)
+    assert new.store_timestamp == old.store_timestamp > broker.clock()
+    broker.wait(wait_ms - later_ms + BUCKET_MS)
+    assert old.physical_offset in producer.asked_offsets
+    broker.wait(later_ms)
+
+    assert set(producer.asked_offsets) == {old.physical_offset, new.physical_offset}
 
 
 def test_a_clock_set_back_while_the_broker_was_down_delays_no_check(broker: Broker) -> None:
     """A half may then have been stored in the future."""
     broker.prepare()
     broker.log.flush()
-    broker.clock.now_ms -= 3_600_000
+    broker.clock.step(-3_600_000)
     broker.restart()
     producer = broker.producers.join("pg", Connected())
-    broker.wait(TIMEOUT_MS + checker.RESTART_GRACE_MS + BUCKET_MS)
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
     assert len(producer.asked) == 1
 
 
@@ -112,7 +129,7 @@ def test_op_messages_do_not_wait_for_a_clock_set_back(broker: Broker) -> None:
     broker.end(broker.prepare(), Event.COMMIT)
     broker.wait(30_000)
     before = broker.service.metrics()
-    broker.clock.now_ms -= 3_600_000
+    broker.clock.step(-3_600_000)
     broker.end(broker.prepare(), Event.COMMIT)
     broker.wait(3_000)
     broker.wait(3_000)
@@ -566,15 +583,15 @@ def test_the_next_check_can_be_told(broker: Broker) -> None:
     half = broker.prepare(group="pg")
     entry = broker.service._table.get(half.physical_offset)
     assert entry is not None
-    told = broker.service._checker.next_check_ms
-    assert told(entry) == START_MS + TIMEOUT_MS
+    told = broker.service._checker.next_check_in_ms
+    assert told(entry) == TIMEOUT_MS
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     assert told(entry) is None
 
     producer = broker.producers.join("pg", Connected())
     broker.service.on_producer("pg", producer)
     broker.wait(0)
-    assert told(entry) == -(-(broker.clock.now_ms + INTERVAL_MS) // BUCKET_MS) * BUCKET_MS
+    assert INTERVAL_MS <= (told(entry) or 0) < INTERVAL_MS + BUCKET_MS
     for _ in range(3):
         broker.wait(4 * INTERVAL_MS)
     assert told(entry) is None
@@ -769,7 +786,7 @@ def test_what_was_resumed_while_it_was_planned_is_asked_once(broker: Broker) -> 
     entry = broker.service._table.get(broker.prepare().physical_offset)
     assert entry is not None
     for _ in range(3):
-        broker.service._checker.schedule_first(entry, START_MS + 20_000)
+        broker.service._checker.schedule_again(entry, 0, grace_ms=20_000)
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     assert producer.asked == []
     for _ in range(10):

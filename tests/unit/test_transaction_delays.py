@@ -32,7 +32,7 @@ def test_a_delay_counts_from_the_commit(broker: Broker) -> None:
 
     (waiting,) = broker.finals_of(half)
     assert (waiting.topic, waiting.queue_id) == (SCHEDULE_TOPIC, 1)  # five seconds
-    assert int(waiting.property_map["TRANSACTION_DELIVER_MS"]) == broker.clock() + 7_000
+    assert waiting.property_map["TRANSACTION_DELAY_MS"] == "7000"  # left when it was stored
     assert broker.service.pending == 0
     assert broker.records_of("orders") == []
 
@@ -64,3 +64,16 @@ def test_a_delayed_decision_is_found_again(broker: Broker, restarted: bool) -> N
 
         assert broker.log.write_offset == end
     assert broker.finals_of(half) == [final]
+
+
+def test_a_forgotten_decision_is_found_when_the_clock_was_set_back(broker: Broker) -> None:
+    """The index has it at a time that is yet to come."""
+    half = broker.prepare()
+    broker.end(half, Event.COMMIT)
+    broker.log.flush()
+    broker.clock.step(-10 * 86_400_000)
+    for _ in range(4):
+        broker.end(broker.prepare(), Event.COMMIT)
+
+    with pytest.raises(DecidedOtherwiseError):
+        broker.end(half, Event.ROLLBACK)

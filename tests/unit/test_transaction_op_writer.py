@@ -36,10 +36,10 @@ class Log:
 def test_an_op_message_is_what_rocketmq_writes() -> None:
     """Its broker reads the tag and the body; nothing else is in it."""
     log = Log()
-    writer = OpWriter(log.append, CONFIG, HOST)
+    writer = OpWriter(log.append, CONFIG, HOST, lambda: START_MS)
     writer.add(12)
     writer.add(15)
-    writer.drain(START_MS)
+    writer.drain()
     (ours,) = log.drafts
 
     assert (ours.topic, ours.queue_id, ours.body, ours.sys_flag) == (OP_TOPIC, 0, b"12,15,", 0)
@@ -51,9 +51,9 @@ def test_an_op_message_is_what_rocketmq_writes() -> None:
 def test_its_form_is_that_of_a_stored_one(tmp_path: Path) -> None:
     """Compared with the op records of an official store, property by property."""
     log = Log()
-    writer = OpWriter(log.append, CONFIG, HOST)
+    writer = OpWriter(log.append, CONFIG, HOST, lambda: START_MS)
     writer.add(16)
-    writer.drain(START_MS)
+    writer.drain()
     (ours,) = log.drafts
     theirs = [
         record
@@ -69,7 +69,7 @@ def test_its_form_is_that_of_a_stored_one(tmp_path: Path) -> None:
 def test_a_few_wait_for_the_interval() -> None:
     """One op message for all decisions of three seconds."""
     log = Log()
-    writer = OpWriter(log.append, CONFIG, HOST)
+    writer = OpWriter(log.append, CONFIG, HOST, lambda: START_MS)
     assert writer.tick(START_MS) == 3_000
     writer.add(1)
     writer.add(2)
@@ -83,7 +83,7 @@ def test_a_few_wait_for_the_interval() -> None:
 def test_many_are_written_at_once_in_bodies_of_the_set_size() -> None:
     """Each body ends with the offset that reaches the size; nothing is lost between them."""
     log = Log()
-    writer = OpWriter(log.append, CONFIG, HOST)
+    writer = OpWriter(log.append, CONFIG, HOST, lambda: START_MS)
     writer.tick(START_MS)
     offsets = list(range(995, 1_040))
     for offset in offsets:
@@ -99,12 +99,12 @@ def test_many_are_written_at_once_in_bodies_of_the_set_size() -> None:
 def test_a_flood_is_written_in_slices() -> None:
     """After a crash there may be very many without an op message."""
     log = Log()
-    writer = OpWriter(log.append, CONFIG, HOST)
+    writer = OpWriter(log.append, CONFIG, HOST, lambda: START_MS)
     writer.add_all(range(1_000, 2_000))
 
     assert writer.tick(START_MS) == 0
     assert len(log.drafts) == RECORDS_PER_TICK
-    writer.drain(START_MS)
+    writer.drain()
 
     assert list(writer.waiting) == []
     assert sum(body.count(b",") for body in log.bodies) == 1_000
@@ -114,11 +114,11 @@ def test_a_flood_is_written_in_slices() -> None:
 def test_a_failed_write_is_tried_again() -> None:
     """Nobody waits for op messages, so nobody is told; they are kept."""
     log = Log()
-    writer = OpWriter(log.append, CONFIG, HOST)
+    writer = OpWriter(log.append, CONFIG, HOST, lambda: START_MS)
     writer.add(7)
     log.failing = True
     assert writer.tick(START_MS) == RETRY_MS
-    writer.drain(START_MS)
+    writer.drain()
     log.failing = False
     writer.tick(START_MS + RETRY_MS)
 

@@ -21,7 +21,7 @@ PROPERTIES = b"REAL_TOPIC\x01orders\x02UNIQ_KEY\x01key\x02"
 class NoChecks:
     """A checker that plans nothing."""
 
-    def next_check_ms(self, _entry: Pending) -> int | None:
+    def next_check_in_ms(self, _entry: Pending) -> int | None:
         return None
 
 

@@ -54,6 +54,7 @@ class StoredBroker:
             broker_name="broker-a",
             store_host=HOST,
             now_ms=self.clock,
+            monotonic_ms=self.clock.monotonic,
             snapshot_path=root / "config" / "halfmqTransactions",
             decided_remembered=2,
         )

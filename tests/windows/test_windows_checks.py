@@ -268,3 +268,50 @@ async def test_w30_a_producers_clock_plays_no_part(rig: Rig, immunity: str) -> N
     for half in halves:
         assert (await producer.end(half, COMMIT)).code == ResponseCode.SUCCESS
     assert rig.bodies() == [half.body for half in halves]
+
+
+@pytest.mark.parametrize("immunity", ["0", "60"])  # 0: the default
+@pytest.mark.parametrize("end", ["stop", "kill", "none"])
+@windowed()
+async def test_w30_a_broker_whose_clock_was_ahead_asks_in_time(
+    rig: Rig, end: str, immunity: str
+) -> None:
+    """Its store timestamps stand still for ten days; the first check does not wait for them."""
+    wait_ms = int(immunity) * 1_000 or TIMEOUT_MS
+    rig.clock_ahead_ms = 10 * DAY_MS
+    producer = await rig.peer()
+    old = await producer.prepare("K1", CHECK_IMMUNITY_TIME_IN_SECONDS=immunity)
+    rig.clock_ahead_ms = 0
+    if end == "kill":
+        await rig.kill()
+    elif end == "stop":
+        await rig.restart()
+    producer = producer if end == "none" else await rig.peer()
+    new = await producer.prepare("K2", CHECK_IMMUNITY_TIME_IN_SECONDS=immunity)
+    await rig.wait(wait_ms - 100, step_ms=500)
+    assert producer.checks == []
+
+    await rig.wait(200, step_ms=50)
+
+    assert sorted(producer.asked) == [old.offset, new.offset]
+
+
+@pytest.mark.parametrize("step_ms", [-10 * DAY_MS, -900, 900, 10 * DAY_MS])
+@windowed()
+async def test_w30_a_step_of_the_brokers_clock_moves_no_check(rig: Rig, step_ms: int) -> None:
+    """The first one is not early and not late, whether its half was stored before or after."""
+    producer = await rig.peer()
+    before = await producer.prepare("K1")
+    await rig.wait(3_000, step_ms=500)
+    rig.clock_ahead_ms = step_ms
+    after = await producer.prepare("K2")
+    await rig.wait(2_900, step_ms=100)
+    assert producer.asked == []
+    await rig.wait(200, step_ms=50)
+    assert producer.asked == [before.offset]
+    await rig.wait(2_800, step_ms=100)
+    assert producer.asked == [before.offset]
+
+    await rig.wait(200, step_ms=50)
+
+    assert producer.asked == [before.offset, after.offset]
