@@ -8,7 +8,7 @@
     ledger = TransactionLedger()  # a table in the database that also has the orders
     async with TransactionProducer("orders-tx", ledger.checker(connect)) as producer:
         async with producer.transaction(Message("orders", b"o-2", keys="o-2")) as tx:
-            save_order(ledger, tx.id)  # leave normally: commit; raise: roll back
+            save_order(ledger, tx.id)  # left normally: commit; by an exception: the ledger says
 
     async with Consumer("billing", {"orders": "created || paid"}) as consumer:
         async for message in consumer:
@@ -44,6 +44,7 @@ from .errors import (
     SendTimeoutError,
     TransactionFencedError,
     TransactionNotFoundError,
+    TransactionNotRecordedError,
     UnreadableBodyError,
     UnsupportedRequestError,
 )
@@ -88,6 +89,7 @@ __all__ = [
     "TransactionLedger",
     "TransactionListener",
     "TransactionNotFoundError",
+    "TransactionNotRecordedError",
     "TransactionProducer",
     "UnreadableBodyError",
     "UnsupportedRequestError",

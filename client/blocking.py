@@ -33,6 +33,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
@@ -45,7 +46,7 @@ from . import transaction as aio_transaction
 from .admin import PAGE_SIZE, PendingTransaction, State
 from .check_back import Checker, as_decision, ask
 from .config import ClientConfig
-from .errors import ClientClosedError
+from .errors import ClientClosedError, ClientError
 from .events import ConsumerEvent, TopicMissing
 from .ledger import TransactionLedger
 from .message import (
@@ -90,6 +91,42 @@ A = TypeVar("A", bound="_AsyncClient")
 F = TypeVar("F", bound="_Facade[Any]")
 
 
+class _Call(Generic[R]):
+    """A coroutine on the background thread, for the thread that waits for it.
+
+    A signal handler may raise while it waits. A ``concurrent.futures.Future`` does not bear that:
+    interrupted as it takes its lock it keeps that, and the background thread waits for ever to set
+    the result. A ``SimpleQueue`` has no lock in Python code.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, R], loop: asyncio.AbstractEventLoop) -> None:
+        self._work, self._loop = work, loop
+        self._task: asyncio.Task[R] | None = None
+        self._done: queue.SimpleQueue[asyncio.Task[R]] = queue.SimpleQueue()
+        loop.call_soon_threadsafe(self._start)
+
+    def outcome(self) -> R:
+        """Wait for the end; to be called once.
+
+        Raises:
+            asyncio.CancelledError: It was cancelled, because the loop has ended.
+        """
+        return self._done.get().result()
+
+    def cancel(self) -> None:
+        """Have it cancelled, and do not wait."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and everything on it over
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(self._done.put)
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
 class _LoopThread:
     """The background thread: started for its first user, stopped after its last."""
 
@@ -111,9 +148,7 @@ class _LoopThread:
             self._users += 1
             return self._loop
 
-    def submit(
-        self, work: Coroutine[Any, Any, R], loop: asyncio.AbstractEventLoop
-    ) -> concurrent.futures.Future[R]:
+    def submit(self, work: Coroutine[Any, Any, R], loop: asyncio.AbstractEventLoop) -> _Call[R]:
         """Run a coroutine there; nothing that was taken in is left unfinished by the end.
 
         Raises:
@@ -121,7 +156,7 @@ class _LoopThread:
         """
         with self._lock:
             if loop is self._loop:
-                return asyncio.run_coroutine_threadsafe(work, loop)
+                return _Call(work, loop)
         work.close()
         raise ClientClosedError("the client")
 
@@ -234,6 +269,14 @@ class _Facade(Generic[A]):
             raise ClientClosedError(self._name)
         return self._wait(work, loop)
 
+    def hand_over(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine on the background thread and do not wait; without one, drop it."""
+        if self._loop is None:
+            work.close()
+            return
+        with contextlib.suppress(ClientClosedError):
+            _thread.submit(work, self._loop)
+
     @property
     def _name(self) -> str:
         """How errors call this client."""
@@ -241,13 +284,13 @@ class _Facade(Generic[A]):
 
     @staticmethod
     def _wait(work: Coroutine[Any, Any, R], loop: asyncio.AbstractEventLoop) -> R:
-        outcome = _thread.submit(work, loop)
+        call = _thread.submit(work, loop)
         try:
-            return outcome.result()
-        except concurrent.futures.CancelledError as error:  # the loop ended
+            return call.outcome()
+        except asyncio.CancelledError as error:  # the loop ended
             raise ClientClosedError("the client") from error
         except BaseException:
-            outcome.cancel()
+            call.cancel()
             raise
 
     def __enter__(self) -> Self:
@@ -323,7 +366,7 @@ class TransactionProducer(_Facade[aio_transaction.TransactionProducer]):
         self, messages: Message | Sequence[Message]
     ) -> contextlib.AbstractContextManager[Transaction]:
         """The context of one local transaction, whose block runs in this thread."""
-        return self._entered(self.asynchronous.transaction(messages))
+        return _Entered(self, self.asynchronous.transaction(messages))
 
     def send_in_transaction(
         self,
@@ -334,7 +377,7 @@ class TransactionProducer(_Facade[aio_transaction.TransactionProducer]):
         """RocketMQ's form; the listener runs in this thread, if it is a plain function."""
         listener = self.asynchronous.use_listener(listener)
         execute = listener.execute_local_transaction
-        with self._entered(Transaction(self.asynchronous, messages)) as transaction:
+        with _Entered(self, Transaction(self.asynchronous, messages)) as transaction:
             transaction.decide(Decision.UNKNOWN)
             if inspect.iscoroutinefunction(execute):
                 transaction.decide(self.wait(ask(execute, transaction, arg)))
@@ -347,20 +390,45 @@ class TransactionProducer(_Facade[aio_transaction.TransactionProducer]):
                     )
         return transaction
 
-    @contextlib.contextmanager
-    def _entered(self, transaction: Transaction) -> Iterator[Transaction]:
-        self.wait(transaction.__aenter__())
-        try:
-            yield transaction
-        except BaseException as error:
-            self._decide(transaction, error)
-            raise
-        self._decide(transaction, None)
 
-    def _decide(self, transaction: Transaction, error: BaseException | None) -> None:
+class _Entered(contextlib.AbstractContextManager[Transaction]):
+    """The context of a transaction whose block runs in the caller's thread.
+
+    A signal handler may raise at any point in here.
+    """
+
+    def __init__(self, producer: TransactionProducer, transaction: Transaction) -> None:
+        self._producer = producer
+        self._transaction = transaction
+        self._entered = False
+
+    def __enter__(self) -> Transaction:
+        if self._entered:
+            raise ClientError("a transaction can be entered only once")
+        self._entered = True
+        transaction = self._transaction
         try:
-            trace = error.__traceback__ if error else None
-            self.wait(transaction.__aexit__(type(error) if error else None, error, trace))
+            self._producer.wait(transaction.__aenter__())
+            return transaction  # noqa: TRY300 -- a signal may still come before
+        except BaseException:
+            transaction.running = False  # interrupted, it may be stored by now
+            self._producer.hand_over(transaction.abandon())
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        transaction = self._transaction
+        transaction.running = False  # first: from here on the checker can tell, whatever comes
+        if isinstance(error, GeneratorExit):
+            # The collector closes a generator, perhaps on the very thread that would be waited for.
+            transaction.decision = Decision.UNKNOWN
+            return
+        try:
+            self._producer.wait(transaction.__aexit__(kind, error, trace))
         except ClientClosedError as closed:  # by another thread: the checker will tell
             logger.warning(
                 "event=decision_not_delivered transaction=%s reason=%s", transaction.id, closed

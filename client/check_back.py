@@ -25,14 +25,17 @@ from halfmq.remoting.headers import (
 )
 from halfmq.store.format import properties as names
 from halfmq.store.format.errors import CorruptRecordError
-from halfmq.store.format.record import decode_record
+from halfmq.store.format.flags import TRANSACTION_MASK
+from halfmq.store.format.ids import pack_host, parse_offset_message_id
+from halfmq.store.format.record import decode_record, new_record
 
 from .checker_calls import CheckerCalls, InThread
 from .config import ClientConfig
 from .connection import Connection
 from .decisions import Decisions, Ending, Settled
+from .encoding import Draft
 from .errors import ClientClosedError, ClientError
-from .message import Decision, MessageView
+from .message import Decision, MessageView, SendResult
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +158,19 @@ class CheckBack:
                 error,
             )
 
+    async def ask_about_own(self, message: MessageView) -> Decision:
+        """What the checker says of a transaction of this producer; UNKNOWN if it cannot tell.
+
+        It takes at most ``config.check_timeout`` seconds, the wait for other calls included.
+        """
+        if self.checker is None:
+            return Decision.UNKNOWN
+        try:
+            async with asyncio.timeout(self._config.check_timeout):
+                return await self._ask_checker(message)
+        except TimeoutError:  # it had no turn in that time
+            return Decision.UNKNOWN
+
     async def _ask_checker(self, message: MessageView) -> Decision:
         assert self.checker is not None, "a check without a checker is not taken"
         try:
@@ -221,6 +237,49 @@ class _Check:
             transaction_id=self.identity,
             broker_name=self._header.broker_name,
         )
+
+
+def as_checked(
+    draft: Draft, result: SendResult, halves: int, born_ms: int, stored_ms: int
+) -> MessageView:
+    """A half message as the broker's first check of it would show it.
+
+    Only what the broker alone knows is missing: the properties by which it tells of itself
+    (MSG_REGION, CLUSTER, TRACE_ON) and ``born_host``. ``stored_ms`` is this process's clock.
+
+    Args:
+        draft: As it was sent; of several, the first.
+        result: Where it was stored.
+        halves: How many messages the transaction has.
+        born_ms: When it was sent, in ms since 1970.
+        stored_ms: When the broker's answer came.
+
+    Source: ``half_draft`` and ``check_body`` of the broker, TransactionalMessageBridge.java.
+    """
+    half = parse_offset_message_id(result.offset_message_id)
+    key, queue = draft.unique_key, result.queue
+    group = f"{names.PROPERTY_TRANSACTION_GROUP}\x01{key},0,{halves}\x02" if halves > 1 else ""
+    properties = (
+        f"{group}{draft.properties}{names.PROPERTY_REAL_TOPIC}\x01{queue.topic}\x02"
+        f"{names.PROPERTY_REAL_QID}\x01{queue.queue_id}\x02"
+        f"{names.PROPERTY_TRANSACTION_ID}\x01{key}\x02"
+        f"{names.PROPERTY_TRANSACTION_CHECK_TIMES}\x011\x02"
+    )
+    record = new_record(
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        body=draft.body,
+        properties=properties.encode(),
+        born_timestamp=born_ms,
+        born_host=pack_host("0.0.0.0", 0),  # noqa: S104 -- nothing listens there
+        store_timestamp=stored_ms,
+        store_host=half.store_host,
+        queue_offset=result.queue_offset,
+        physical_offset=half.physical_offset,
+        flag=draft.message.flag,
+        sys_flag=draft.sys_flag & ~TRANSACTION_MASK,
+    )
+    return MessageView(record, queue.broker_name)
 
 
 class Memory:

@@ -19,6 +19,7 @@
     ├── UnsupportedRequestError    the broker does not know the request: it is not halfmq's
     ├── TransactionNotFoundError   no broker knows the transaction
     ├── TransactionFencedError     a check came before the local transaction's row in the ledger
+    ├── TransactionNotRecordedError  a block ended normally without a row in the ledger
     ├── HalfNotDurableError        the half message may not be on disk            retriable
     └── UnreadableBodyError        the body of a received message cannot be unpacked
 
@@ -272,6 +273,26 @@ class TransactionFencedError(ClientError):
         return (
             f"transaction {self.transaction_id} cannot be recorded: a check of it was answered "
             "ROLLBACK before, or it was recorded before"
+        )
+
+
+class TransactionNotRecordedError(ClientError):
+    """The block of a ledger's producer was left normally, and the ledger has no row of it.
+
+    Its message was not committed. ``decision`` names what became of it instead: ROLLBACK, after
+    which the row can no longer be inserted, or UNKNOWN, where the ledger could not tell, so that
+    the broker will ask.
+    """
+
+    def __init__(self, transaction_id: str, decision: str) -> None:
+        super().__init__(transaction_id, decision)
+        self.transaction_id, self.decision = transaction_id, decision
+
+    def __str__(self) -> str:
+        return (
+            f"transaction {self.transaction_id} has no row in the ledger (decision "
+            f"{self.decision}): call ledger.record(cursor, tx.id) in the local transaction, or "
+            "tx.rollback() for a block that writes nothing"
         )
 
 

@@ -33,6 +33,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from .errors import ConfigurationError, TransactionFencedError
 from .message import Decision, MessageView
+from .recording import checks_table, note_recorded
 
 logger = logging.getLogger(__name__)
 
@@ -142,17 +143,19 @@ class TransactionLedger:
             TransactionFencedError: A check has been answered ROLLBACK; roll back.
         """
         try:
-            cursor.execute(*self.statement(transaction_id, self._style(cursor)))
+            cursor.execute(*self._insert(transaction_id, COMMITTED, self._style(cursor)))
         except Exception as error:
             if _is_duplicate(error):
                 raise TransactionFencedError(transaction_id) from error
             raise
+        note_recorded(self._table, transaction_id)
 
     def statement(self, transaction_id: str, paramstyle: str) -> Statement:
         """What :meth:`record` executes, for drivers that are awaited.
 
         There the driver's own error for a duplicate key says that a check came first.
         """
+        note_recorded(self._table, transaction_id)
         return self._insert(transaction_id, COMMITTED, paramstyle)
 
     def checker(self, connect: Callable[[], Connection]) -> Callable[[MessageView], Decision]:
@@ -176,7 +179,7 @@ class TransactionLedger:
                 )
                 return Decision.UNKNOWN
 
-        return check
+        return checks_table(check, self._table)
 
     def prune(self, connection: Connection, older_than: timedelta = timedelta(days=30)) -> int:
         """Delete rows of this age, commit, and return how many they were.

@@ -1,20 +1,23 @@
 """TransactionProducer: a local transaction and its messages, all or none.
 
-The half messages are stored first and shown to nobody. Then the local transaction runs, and its end
-decides: COMMIT delivers the messages, ROLLBACK drops them. When the decision never arrives, because
-this process died or the network broke, the broker asks any producer of the group what became of
-the local transaction. The ``checker`` looks it up and answers: that of a ``TransactionLedger``, or
-a function that finds the row by ``message.keys`` or ``message.transaction_id``. Of a transaction
-with several messages it is shown the first.
+The half messages are stored first and shown to nobody. Then the local transaction runs, and the
+decision follows: COMMIT delivers the messages, ROLLBACK drops them. The ``checker`` is asked what
+became of a local transaction wherever that is not known: by the broker, when no decision arrives
+because a process died or the network broke, and by the producer itself, when an exception or a
+cancellation leaves the block. It is that of a ``TransactionLedger``, or a function that finds the
+row by ``message.keys`` or ``message.transaction_id``. Of a transaction with several messages it is
+shown the first.
 
 What that means for a checker of one's own:
 
 * It is asked about transactions of any producer of the group, also of one that is dead, so it may
   look only at what survives a crash: the database.
-* No row may mean "rolled back" or "still running". A producer of ours does not ask its checker
-  about a transaction that is running in itself, but another producer of the group cannot know.
-  So ROLLBACK is safe only once the local transaction can no longer commit, which the ledger sees
-  to by a row in its way; without one, answer UNKNOWN while in doubt.
+* No row may mean "rolled back" or "still running". A producer does not ask its checker while the
+  block of a transaction runs in itself. But another producer of the group cannot know that; and
+  when a block has been left by an exception, a worker thread or the database server may still be
+  at work. So a checker may say ROLLBACK only if the row can no longer come. A ledger makes sure of
+  that by a row of its own; without one, answer UNKNOWN as long as the local transaction may run
+  (``message.store_timestamp`` tells the age of the half message).
 
 How decisions travel stands in ``decisions``, how checks are answered in ``check_back``.
 """
@@ -28,12 +31,13 @@ from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
+from weakref import WeakValueDictionary
 
 from halfmq.remoting.codes import RequestCode
 from halfmq.store.format.ids import parse_offset_message_id
 
 from .admin import PendingTransaction, pending_pages
-from .check_back import CheckBack, Checker, Memory, ask
+from .check_back import CheckBack, Checker, Memory, as_checked, ask
 from .config import ClientConfig
 from .connection import ServerRequestHandler
 from .decisions import Decisions, Ending, Settled
@@ -45,10 +49,12 @@ from .errors import (
     ConfigurationError,
     DecisionConflictError,
     HalfNotDurableError,
+    TransactionNotRecordedError,
 )
 from .message import Decision, Message, MessageView, SendResult, SendStatus
 from .producer import Producer, leaves_doubt
-from .session import Session
+from .recording import take_unrecorded
+from .session import Session, wall_clock_ms
 from .several import check_messages, check_supported, prepare_several
 
 logger = logging.getLogger(__name__)
@@ -81,13 +87,21 @@ class Transaction:
 
     Made by :meth:`TransactionProducer.transaction`.
 
-    ``async with`` stores the half messages, runs the block, and decides by how the block is left:
-    normally is COMMIT, by an exception (cancellation too) is ROLLBACK. :meth:`decide` overrules
-    that, for a block that knows better.
+    ``async with`` stores the half messages and runs the block. Left normally, it commits. Left by
+    an exception or a cancellation, it does not know whether the row was committed, so it asks the
+    producer's checker, sends what that says, and the exception goes on; if the checker cannot tell
+    within ``config.check_timeout``, or a second cancellation arrives meanwhile, the broker asks
+    later. So the local transaction has to end inside the block: a check of one that is still open
+    waits for its lock. :meth:`rollback` and :meth:`decide` overrule all that, for a block that
+    knows.
 
     When a COMMIT cannot be delivered, leaving the block raises nothing, because the local
     transaction has committed: ``decided`` is then False, a warning is logged, and the broker
     will ask the checker.
+
+    Leaving the block normally raises :class:`TransactionNotRecordedError` if the checker is that of
+    a :class:`TransactionLedger` that has no row of this transaction, and
+    :class:`DecisionConflictError` if the transaction was rolled back before.
     """
 
     def __init__(
@@ -101,24 +115,28 @@ class Transaction:
         self.messages = check_messages(messages)
         """What a commit delivers, all or none; the first one leads and is what checkers see."""
         self.decision: Decision | None = None
-        """What the broker was told, or would have been; None while the block runs."""
+        """What the broker was told, or would have been; None while the block runs, and while the
+        checker is asked."""
         self.decided = False
         """Whether the broker confirmed the decision."""
         self.final_message_id: str | None = None
         """The offset id of the message that consumers get, of several the first one's; None unless
         the broker confirmed a COMMIT and, as a halfmq broker does, said where it lies."""
+        self.running = True
+        """Whether the block may still run; until then nobody asks the checker."""
         self._producer = producer
-        self._id: str | None = None
+        self._draft: Draft | None = None
         self._results: Sequence[SendResult] = ()
         self._half_offset = -1
+        self._born_ms = self._stored_ms = 0
         self._explicit: Decision | None = None
         self._entered = False
 
     @property
     def id(self) -> str:
         """The transaction id, which checkers see as ``message.transaction_id``."""
-        assert self._id is not None, "a transaction has an id once its block has been entered"
-        return self._id
+        assert self._draft is not None, "a transaction has an id once its block has been entered"
+        return self._draft.unique_key
 
     @property
     def message(self) -> Message:
@@ -141,8 +159,8 @@ class Transaction:
         """The offset id of the half message: what consumers see as ``half_message_id``."""
         return self.result.offset_message_id
 
-    def stored(self, transaction_id: str, results: Sequence[SendResult]) -> None:
-        """The half messages are stored; called by the producer.
+    def stored(self, draft: Draft, born_ms: int, results: Sequence[SendResult]) -> None:
+        """The half messages are stored, the first of them from ``draft``; called by the producer.
 
         Raises:
             BadAnswerError: The broker does not say where, so that it could not be told either.
@@ -151,7 +169,14 @@ class Transaction:
             half = parse_offset_message_id(results[0].offset_message_id)
         except ValueError as error:
             raise BadAnswerError(results[0].queue.broker_name, str(error)) from error
-        self._id, self._results, self._half_offset = transaction_id, results, half.physical_offset
+        self._draft, self._results, self._half_offset = draft, results, half.physical_offset
+        self._born_ms, self._stored_ms = born_ms, wall_clock_ms()
+
+    def as_checked(self) -> MessageView:
+        """The message as a checker sees it; called by the producer."""
+        assert self._draft is not None, "only what is stored is asked about"
+        halves = len(self.messages)
+        return as_checked(self._draft, self.result, halves, self._born_ms, self._stored_ms)
 
     def ending(self, decision: Decision, on_settled: Settled) -> Ending:
         """The decision as it is delivered; called by the producer."""
@@ -167,8 +192,21 @@ class Transaction:
         )
 
     def decide(self, decision: Decision) -> None:
-        """Fix the decision, however the block is left. UNKNOWN leaves it to the checker."""
+        """Fix the decision, however the block is left. UNKNOWN leaves it to the broker's check."""
         self._explicit = decision
+
+    def rollback(self) -> None:
+        """Fix ROLLBACK, however the block is left, and ask nobody.
+
+        For a block that knows that its row was not committed and never will be: roll back your own
+        database first.
+        """
+        self.decide(Decision.ROLLBACK)
+
+    async def abandon(self) -> None:
+        """Roll back half messages whose block will never run; called by the blocking form."""
+        if self._draft is not None and self.decision is None:
+            await self._producer.finish(self, Decision.ROLLBACK)
 
     async def __aenter__(self) -> Self:
         if self._entered:
@@ -183,18 +221,28 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        decision = Decision.COMMIT if error is None else Decision.ROLLBACK
-        if self._explicit is not None:
-            decision = self._explicit
+        self.running = False
+        if isinstance(error, GeneratorExit):
+            # A coroutine that is being closed may not wait for anything: the broker will ask.
+            self.decision = Decision.UNKNOWN
+            return
+        unrecorded = self._producer.take_unrecorded(self)
+        decision = self._explicit
+        if decision is None and error is None and not unrecorded:
+            decision = Decision.COMMIT
         try:
             await self._producer.finish(self, decision)
         except DecisionConflictError:
             if error is None:
                 raise
             logger.exception("event=decision_refused transaction=%s", self.id)
+        if decision is None and error is None and self.decision is not Decision.COMMIT:
+            assert self.decision is not None, "it is finished"
+            raise TransactionNotRecordedError(self.id, self.decision.name)
 
     def __repr__(self) -> str:
-        return f"<Transaction {self._id} decision={self.decision} decided={self.decided}>"
+        identity = self._draft and self._draft.unique_key
+        return f"<Transaction {identity} decision={self.decision} decided={self.decided}>"
 
 
 class TransactionProducer(Producer):
@@ -236,7 +284,9 @@ class TransactionProducer(Producer):
         """
         super().__init__(group, namesrv=namesrv, config=config)
         self._topics = topics
-        self._open: dict[str, Transaction] = {}
+        # Weak: one whose block was interrupted before it could be left has nobody who decides about
+        # it, and must not be taken for running once nobody has it any more.
+        self._open: WeakValueDictionary[str, Transaction] = WeakValueDictionary()
         self._memory = Memory()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._starting: Session | None = None
@@ -338,7 +388,7 @@ class TransactionProducer(Producer):
             draft_half(message, session.new_key(), self.group, self.config)
             for message in transaction.messages
         ]
-        transaction_id = drafts[0].unique_key
+        transaction_id, born_ms = drafts[0].unique_key, wall_clock_ms()
         failures: list[ClientError] = []
         sending = self._spawn(self._store(session, drafts, failures))
         self._open[transaction_id] = transaction
@@ -348,11 +398,11 @@ class TransactionProducer(Producer):
         try:
             await stored
         except asyncio.CancelledError:
-            self._spawn(self._abandon(transaction, transaction_id, sending))
+            self._spawn(self._abandon(transaction, drafts[0], born_ms, sending))
             raise
         try:
             results = self._results_of(sending)
-            transaction.stored(transaction_id, results)
+            transaction.stored(drafts[0], born_ms, results)
         except BaseException:
             del self._open[transaction_id]
             if any(map(leaves_doubt, failures)):  # it may be stored, and its block will never run
@@ -378,44 +428,82 @@ class TransactionProducer(Producer):
             raise ClientClosedError(self._name)
         return sending.result()
 
-    async def finish(self, transaction: Transaction, decision: Decision) -> None:
+    def take_unrecorded(self, transaction: Transaction) -> bool:
+        """Whether the checker is a ledger's that lacks this transaction; called once, at its end.
+
+        So far as this process knows: another may have recorded it.
+        """
+        return take_unrecorded(self._check_back.checker, transaction.id)
+
+    async def finish(self, transaction: Transaction, decision: Decision | None) -> None:
         """Deliver the decision, also when the caller is cancelled meanwhile.
+
+        None has the checker asked for it. When the caller is cancelled before that has answered,
+        the decision is UNKNOWN.
 
         Raises:
             DecisionConflictError: The broker has decided otherwise before.
         """
+        if decision is None:
+            await self._ask_and_finish(transaction)
+            return
         transaction.decision = decision
         if decision is Decision.UNKNOWN:  # which a broker learns when it asks
             self._open.pop(transaction.id, None)
             return
-        ending = transaction.ending(decision, self._settled)
+        ending = transaction.ending(decision, partial(self._settled, transaction))
         waiter = ending.waiter = asyncio.get_running_loop().create_future()
         try:
             self._decisions.tell(ending)
         except ClientClosedError as error:
-            self._settled(ending, None, error)
+            self._settled(transaction, ending, None, error)
         await waiter
+
+    async def _ask_and_finish(self, transaction: Transaction) -> None:
+        # In a task of its own, which close() waits for and which is not the caller's, who has been
+        # cancelled once and may be again.
+        asking = self._spawn(self._ask(transaction))
+        try:
+            await asyncio.wait([asking])
+        finally:
+            asking.cancel()  # without effect on one that is done
+            if transaction.decision is None:
+                logger.warning("event=transaction_undecided transaction=%s", transaction.id)
+                await self.finish(transaction, Decision.UNKNOWN)
+        if not asking.cancelled():
+            asking.result()
+
+    async def _ask(self, transaction: Transaction) -> None:
+        decision = await self._check_back.ask_about_own(transaction.as_checked())
+        await self.finish(transaction, decision)
 
     async def _abandon(
         self,
         transaction: Transaction,
-        transaction_id: str,
+        draft: Draft,
+        born_ms: int,
         sending: asyncio.Task[Sequence[SendResult]],
     ) -> None:
         """Roll back a half message whose sender was cancelled before it was stored."""
         try:
-            transaction.stored(transaction_id, await sending)
+            transaction.stored(draft, born_ms, await sending)
             await self.finish(transaction, Decision.ROLLBACK)
         except ClientError as error:
             logger.info(
-                "event=half_message_abandoned transaction=%s reason=%s", transaction_id, error
+                "event=half_message_abandoned transaction=%s reason=%s", draft.unique_key, error
             )
-            self._open.pop(transaction_id, None)
-            self._memory.note_undelivered(transaction_id, Decision.ROLLBACK)
+            self._open.pop(draft.unique_key, None)
+            self._memory.note_undelivered(draft.unique_key, Decision.ROLLBACK)
 
-    def _settled(self, ending: Ending, final: str | None, error: BaseException | None) -> None:
+    def _settled(
+        self,
+        transaction: Transaction,
+        ending: Ending,
+        final: str | None,
+        error: BaseException | None,
+    ) -> None:
         """A decision is confirmed, refused, or could not be delivered."""
-        transaction = self._open.pop(ending.transaction_id)
+        self._open.pop(ending.transaction_id, None)
         told: BaseException | None = None
         if error is None:
             transaction.decided = True
@@ -443,9 +531,10 @@ class TransactionProducer(Producer):
         if session.routes.halfmq and self._memory.is_stray(transaction_id, message):
             return Decision.ROLLBACK
         transaction = self._open.get(transaction_id)
-        if transaction is not None:
-            # The local transaction runs here and now: its row may be written but not yet visible.
-            return transaction.decision or Decision.UNKNOWN
+        if transaction is not None and transaction.running:
+            return Decision.UNKNOWN  # its row may be written but not yet visible
+        if transaction is not None and transaction.decision:
+            return transaction.decision
         return self._memory.undelivered(transaction_id)
 
     # -- wiring

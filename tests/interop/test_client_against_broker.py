@@ -31,6 +31,7 @@ from halfmq.client import (
     blocking,
 )
 from halfmq.client.testing import BrokerProcess, BrokerStartError, broker_process
+from halfmq.store.format.record import Record
 from tests.support.client_loops import on_both_loops
 from tests.support.fake_broker import until
 from tests.support.patience import PATIENCE_S
@@ -56,10 +57,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 @pytest.fixture
 def topic() -> str:
     return f"orders-{next(_numbers)}"
-
-
-class LocalError(Exception):
-    """What a local transaction may raise."""
 
 
 async def take(consumer: Consumer, count: int) -> list[MessageView]:
@@ -229,15 +226,55 @@ async def test_only_committed_transactions_are_delivered(served: BrokerProcess, 
     ):
         async with producer.transaction(Message(topic, b"yes", keys="o-1")) as tx:
             await nothing_more(consumer)
-        with pytest.raises(LocalError):
-            async with producer.transaction(Message(topic, b"no", keys="o-2")):
-                raise LocalError
+        async with producer.transaction(Message(topic, b"no", keys="o-2")) as no:
+            no.rollback()
         (message,) = await take(consumer, 1)
         await asyncio.sleep(1.5)  # three times what it takes to be asked
         await nothing_more(consumer)
 
     assert (message.body, message.transaction_id, tx.decided) == (b"yes", tx.id, True)
     assert asked == []
+
+
+@pytest.mark.parametrize("messages", [1, 2])
+async def test_a_producer_asks_its_checker_as_the_broker_does(
+    served: BrokerProcess, topic: str, messages: int
+) -> None:
+    """When an error leaves the block; a checker that was written for one works for the other."""
+    asked: list[MessageView] = []
+    again = asyncio.Event()
+
+    async def checker(message: MessageView) -> Decision:
+        asked.append(message)
+        if len(asked) == 1:
+            return Decision.UNKNOWN
+        again.set()
+        return Decision.ROLLBACK
+
+    body = b"packed" * 2000
+    sent = [Message(topic, body, keys="o-1", tags="t", flag=7, properties={"a": "ü"})] * messages
+    namesrv = served.address
+    async with TransactionProducer(f"tx-{topic}", checker=checker, namesrv=namesrv) as producer:
+        with pytest.raises(ZeroDivisionError):
+            async with producer.transaction(sent) as tx:
+                raise ZeroDivisionError
+        await again.wait()
+
+    own, brokers = asked[0], asked[1]
+    # The broker alone knows itself, where the connection came from, and the time of its append.
+    hidden = {"MSG_REGION", "CLUSTER", "TRACE_ON"}
+    shown = {name: value for name, value in brokers.properties.items() if name not in hidden}
+    assert own.properties == shown
+    for name in Record._fields:
+        if name not in {"total_size", "properties", "born_host"} and "timestamp" not in name:
+            assert getattr(own.record, name) == getattr(brokers.record, name), name
+    for name in ("born_timestamp", "store_timestamp"):
+        difference = getattr(own, name) - getattr(brokers, name)
+        assert abs(difference) < timedelta(minutes=1)
+    for view in asked:
+        assert (view.transaction_id, view.offset_message_id) == (tx.id, tx.message_id)
+        assert (view.topic, view.queue, view.body) == (topic, tx.result.queue, body)
+    assert own.half_message_id == brokers.half_message_id
 
 
 @pytest.mark.parametrize("decision", [Decision.COMMIT, Decision.ROLLBACK])
@@ -311,9 +348,8 @@ async def test_several_messages_become_visible_together(served: BrokerProcess, t
         messages = [Message(topic, b"1"), Message(invoices, b"2", tags="new"), Message(topic, b"3")]
         async with producer.transaction(messages) as tx:
             await nothing_more(consumer)
-        with pytest.raises(LocalError):
-            async with producer.transaction(messages):
-                raise LocalError
+        async with producer.transaction(messages) as rolled_back:
+            rolled_back.rollback()
         taken = sorted(await take(consumer, 3), key=lambda message: message.body)
         await nothing_more(consumer)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import gc
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 
 import pytest
@@ -67,38 +68,290 @@ async def test_leaving_normally_commits(broker: FakeBroker) -> None:
     assert (view.transaction_id, view.keys) == (tx.id, "o-2")
 
 
+class Asked:
+    """A checker that says what it is told to and notes what it was asked about."""
+
+    def __init__(self, *answers: Decision | Exception) -> None:
+        self.answers = list(answers)
+        self.views: list[MessageView] = []
+        self.release = asyncio.Event()
+        self.release.set()
+
+    async def __call__(self, message: MessageView) -> Decision:
+        self.views.append(message)
+        await self.release.wait()
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+async def asked_and_committed(broker: FakeBroker, transaction_id: str) -> None:
+    """A check of the broker reaches the checker, and that answers COMMIT."""
+    half = broker.half_of(transaction_id)
+    assert half.decisions == []
+    assert broker.check(half)
+    await until(lambda: half.decisions == [COMMIT])
+
+
 @on_both_loops
-async def test_raising_rolls_back_and_the_error_goes_on(broker: FakeBroker) -> None:
-    """Neither the row nor the message."""
-    async with new_producer(broker) as producer:
+@pytest.mark.parametrize("answer", [Decision.COMMIT, Decision.ROLLBACK])
+async def test_a_block_left_by_an_error_is_decided_by_the_checker(
+    broker: FakeBroker, answer: Decision
+) -> None:
+    """The row may have been committed before the error; the error goes on either way."""
+    checker = Asked(answer)
+    async with new_producer(broker, checker) as producer:
         with pytest.raises(LocalError):
             async with producer.transaction(MESSAGE) as tx:
                 raise LocalError
 
-    assert (tx.decision, tx.decided) == (Decision.ROLLBACK, True)
-    assert broker.half_of(tx.id).decisions == [ROLLBACK]
-    assert broker.messages("orders") == []
+    assert (tx.decision, tx.decided) == (answer, True)
+    assert broker.half_of(tx.id).decisions == [answer]
+    assert [view.transaction_id for view in checker.views] == [tx.id]
+    assert len(broker.messages("orders")) == (answer is Decision.COMMIT)
 
 
 @on_both_loops
-async def test_being_cancelled_rolls_back(broker: FakeBroker) -> None:
-    """A request that timed out in a web server must not leave the message in doubt."""
-    entered = asyncio.Event()
+@pytest.mark.parametrize("answer", [Decision.UNKNOWN, ValueError("no database"), None])
+async def test_a_checker_that_cannot_tell_leaves_it_to_the_broker(
+    broker: FakeBroker, answer: Decision | Exception | None
+) -> None:
+    """It says UNKNOWN, raises, or takes too long; asked later, it knows more."""
+    checker = Asked(Decision.COMMIT if answer is None else answer, Decision.COMMIT)
+    if answer is None:
+        checker.release.clear()
+    config = replace(QUICK, check_timeout=0.05)
+    async with new_producer(broker, checker, config) as producer:
+        with pytest.raises(LocalError):
+            async with producer.transaction(MESSAGE) as tx:
+                raise LocalError
+        assert (tx.decision, tx.decided) == (Decision.UNKNOWN, False)
+        checker.release.set()
+        await asked_and_committed(broker, tx.id)
 
-    async def work(producer: TransactionProducer) -> None:
-        async with producer.transaction(MESSAGE):
-            entered.set()
-            await asyncio.sleep(60)
+    assert len(checker.views) == 2
 
-    async with new_producer(broker) as producer:
-        task = asyncio.ensure_future(work(producer))
+
+@on_both_loops
+async def test_a_cancelled_block_is_decided_by_the_checker(broker: FakeBroker) -> None:
+    """A request that timed out in a web server must not leave row and message apart."""
+    checker = Asked(Decision.COMMIT)
+    async with new_producer(broker, checker) as producer:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0), producer.transaction(MESSAGE):
+                raise AssertionError("it is cancelled while the half message is sent")
+        entered = asyncio.Event()
+
+        async def work() -> None:
+            async with asyncio.timeout(60), producer.transaction(MESSAGE):
+                entered.set()
+                await asyncio.sleep(60)
+
+        task = asyncio.ensure_future(work())
         await entered.wait()
         task.cancel()
         await asyncio.wait([task])
 
     assert task.cancelled()
-    (half,) = broker.halves.values()
-    assert half.decisions == [ROLLBACK]
+    assert len(checker.views) == 1
+    assert [half.decisions for half in broker.halves.values()][-1] == [COMMIT]
+
+
+@on_both_loops
+async def test_members_of_a_task_group_are_decided_one_by_one(broker: FakeBroker) -> None:
+    """The failure of one cancels the others, and each asks about its own transaction."""
+    checker = Asked(Decision.ROLLBACK)
+    everybody = asyncio.Barrier(4)
+
+    async def work(producer: TransactionProducer, fails: bool) -> None:
+        async with producer.transaction(MESSAGE):
+            await everybody.wait()
+            if fails:
+                raise LocalError
+            await asyncio.sleep(60)
+
+    async def run(producer: TransactionProducer) -> None:
+        async with asyncio.TaskGroup() as group:
+            for number in range(4):
+                group.create_task(work(producer, fails=number == 2))
+
+    async with new_producer(broker, checker) as producer:
+        with pytest.raises(ExceptionGroup) as caught:
+            await run(producer)
+
+    assert [type(error) for error in caught.value.exceptions] == [LocalError]
+    assert [half.decisions for half in broker.halves.values()] == [[ROLLBACK]] * 4
+
+
+@on_both_loops
+async def test_a_second_cancellation_leaves_it_to_the_broker(broker: FakeBroker) -> None:
+    """Whoever cancels twice is not kept waiting; and the transaction counts as running no more."""
+    checker = Asked(Decision.COMMIT)
+    checker.release.clear()
+    transactions: list[Transaction] = []
+
+    async def work(producer: TransactionProducer) -> None:
+        async with producer.transaction(MESSAGE) as tx:
+            transactions.append(tx)
+            raise LocalError
+
+    async with new_producer(broker, checker) as producer:
+        task = asyncio.ensure_future(work(producer))
+        await until(lambda: bool(checker.views))
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        (tx,) = transactions
+        assert (tx.decision, tx.decided) == (Decision.UNKNOWN, False)
+        checker.release.set()
+        await asked_and_committed(broker, tx.id)
+
+
+async def test_cancelled_while_the_checkers_answer_is_sent_still_sends_it() -> None:
+    """A COMMIT under way becomes nothing else, whoever waits for it."""
+    async with fake_broker() as broker, new_producer(broker, Asked(Decision.COMMIT)) as producer:
+        broker.create_topic("orders")
+        broker.fail(END, Refuse(ResponseCode.SYSTEM_BUSY))
+
+        async def work() -> None:
+            async with producer.transaction(MESSAGE):
+                raise LocalError
+
+        task = asyncio.ensure_future(work())
+        await until(lambda: bool(broker.requests_of(END)))
+        task.cancel()
+        await asyncio.wait([task])
+
+        assert task.cancelled()
+        await until(lambda: len(broker.messages("orders")) == 1)
+        assert [end.commit_or_rollback for end in ends(broker)] == [COMMIT] * 2
+
+
+@on_both_loops
+async def test_rollback_asks_nobody(broker: FakeBroker) -> None:
+    """The program has rolled its own database back, and knows."""
+    async with new_producer(broker) as producer:
+        tx = producer.transaction(MESSAGE)
+        with pytest.raises(LocalError):
+            async with tx:
+                await fail_after(tx.rollback)
+        async with producer.transaction(MESSAGE) as nothing_to_do:
+            nothing_to_do.rollback()
+
+    assert [half.decisions for half in broker.halves.values()] == [[ROLLBACK]] * 2
+    assert (tx.decision, nothing_to_do.decision) == (Decision.ROLLBACK, Decision.ROLLBACK)
+
+
+@on_both_loops
+async def test_a_coroutine_that_is_closed_leaves_it_to_the_broker(broker: FakeBroker) -> None:
+    """It may not wait for anything; so do generators that nobody finishes."""
+    checker = Asked(Decision.COMMIT)
+
+    async def block(tx: Transaction) -> AsyncGenerator[None, None]:
+        async with tx:
+            yield
+
+    async with new_producer(broker, checker) as producer:
+        tx = producer.transaction(MESSAGE)
+        generator = block(tx)
+        await anext(generator)
+        await generator.aclose()
+        assert (tx.decision, tx.decided) == (Decision.UNKNOWN, False)
+        await asked_and_committed(broker, tx.id)
+
+        bare = producer.transaction(MESSAGE)
+        await bare.__aenter__()
+        closing = bare.__aexit__(GeneratorExit, GeneratorExit(), None)
+        with pytest.raises(StopIteration):
+            closing.send(None)  # it never suspends
+        await asked_and_committed(broker, bare.id)
+
+
+@on_both_loops
+async def test_a_transaction_that_nobody_has_any_more_is_not_running(broker: FakeBroker) -> None:
+    """Its block was interrupted so that it was never left; the checker can still tell."""
+    checker = Asked(Decision.COMMIT)
+    async with new_producer(broker, checker) as producer:
+        tx: Transaction | None = producer.transaction(MESSAGE)
+        assert tx is not None
+        await tx.__aenter__()
+        half = broker.half_of(tx.id)
+        broker.check(half)
+        await until(lambda: half.decisions == [UNKNOWN])
+        tx = None
+        gc.collect()
+        broker.check(half)
+        await until(lambda: half.decisions == [UNKNOWN, COMMIT])
+
+
+@on_both_loops
+async def test_a_producer_closed_meanwhile_decides_nothing(broker: FakeBroker) -> None:
+    """The checker's answer cannot be delivered: another member of the group will be asked."""
+    checker = Asked(Decision.COMMIT)
+    producer = new_producer(broker, checker)
+    await producer.start()
+    tx = producer.transaction(MESSAGE)
+
+    async def close() -> None:
+        await producer.close()
+        raise LocalError
+
+    with pytest.raises(LocalError):
+        async with tx:
+            await close()
+
+    assert (tx.decision, tx.decided) == (Decision.COMMIT, False)
+    assert broker.half_of(tx.id).decisions == []
+
+
+@on_both_loops
+async def test_closing_waits_for_the_checker(broker: FakeBroker) -> None:
+    """And for the delivery of what it says."""
+    checker = Asked(Decision.COMMIT)
+    checker.release.clear()
+    producer = new_producer(broker, checker)
+    await producer.start()
+    tx = producer.transaction(MESSAGE)
+
+    async def work() -> None:
+        async with tx:
+            raise LocalError
+
+    task = asyncio.ensure_future(work())
+    await until(lambda: bool(checker.views))
+    closing = asyncio.ensure_future(producer.close())
+    await asyncio.sleep(0)
+    checker.release.set()
+    await closing
+    await asyncio.wait([task])
+
+    assert isinstance(task.exception(), LocalError)
+    assert (tx.decision, tx.decided) == (Decision.COMMIT, True)
+
+
+async def test_closing_cuts_off_a_checker_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program's own error goes on; another member of the group will be asked."""
+    monkeypatch.setattr(transaction, "CLOSE_SECONDS", 0.01)
+    checker = Asked(Decision.COMMIT)
+    checker.release.clear()
+    async with fake_broker() as broker:
+        broker.create_topic("orders")
+        producer = new_producer(broker, checker)
+        await producer.start()
+        tx = producer.transaction(MESSAGE)
+
+        async def work() -> None:
+            async with tx:
+                raise LocalError
+
+        task = asyncio.ensure_future(work())
+        await until(lambda: bool(checker.views))
+        await producer.close()
+        await asyncio.wait([task])
+
+        assert isinstance(task.exception(), LocalError)
+        assert tx.decision is Decision.UNKNOWN
 
 
 @on_both_loops
@@ -205,9 +458,8 @@ async def test_an_official_broker_gets_a_commit_once_when_in_doubt() -> None:
             async with producer.transaction(MESSAGE) as commit:
                 pass
             broker.fail(END, Cut(after_doing=True))
-            with pytest.raises(LocalError):
-                async with producer.transaction(MESSAGE) as rollback:
-                    raise LocalError
+            async with producer.transaction(MESSAGE) as rollback:
+                rollback.rollback()
 
         assert (commit.decided, broker.half_of(commit.id).decisions) == (False, [COMMIT])
         assert (rollback.decided, len(broker.half_of(rollback.id).decisions)) == (True, 2)
@@ -248,7 +500,8 @@ async def test_a_rollback_that_comes_too_late_keeps_the_users_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """The user's error is the one to handle; the conflict is logged."""
-    async with fake_broker() as broker, new_producer(broker) as producer:
+    checker = Asked(Decision.ROLLBACK)
+    async with fake_broker() as broker, new_producer(broker, checker) as producer:
         tx = producer.transaction(MESSAGE)
         with pytest.raises(LocalError):
             async with tx:

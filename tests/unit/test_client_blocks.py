@@ -1,0 +1,481 @@
+"""How a block is left, with a real ledger: row and message are both there, or neither.
+
+Exceptions and cancellations come at every await of an async block and at every line of a blocking
+one, rather than at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from halfmq.client import (
+    ClientError,
+    Decision,
+    MessageView,
+    Transaction,
+    TransactionFencedError,
+    TransactionLedger,
+    TransactionNotRecordedError,
+    TransactionProducer,
+    blocking,
+    recording,
+)
+from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.command import RemotingCommand
+from tests.support.broker_thread import BrokerThread
+from tests.support.client_loops import on_both_loops
+from tests.support.client_transactions import COMMIT, MESSAGE, QUICK, ROLLBACK, LocalError
+from tests.support.fake_broker import FakeBroker, Peer, until
+from tests.support.fake_transactions import Half
+from tests.support.interruptions import (
+    KINDS,
+    InterruptionError,
+    Kind,
+    interrupted,
+    raising_at_call,
+)
+from tests.support.order_book import OrderBook
+
+SUSPENSIONS_MAX = 40
+"""More than any block here has; a test that gets there would run for ever."""
+CALLS_MAX = 1000
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> OrderBook:
+    return OrderBook(tmp_path / "orders.db")
+
+
+def producer_of(
+    broker: FakeBroker, checker: Callable[[MessageView], Decision]
+) -> TransactionProducer:
+    return TransactionProducer("orders-tx", checker, namesrv=broker.address, config=QUICK)
+
+
+async def settled(broker: FakeBroker) -> set[str]:
+    """Have the broker ask about what is undecided; return the ids of what it delivered."""
+    for half in list(broker.halves.values()):
+
+        def decided(half: Half = half) -> bool:
+            return any(half.decisions) or not broker.check(half)
+
+        await until(decided)
+    return {str(MessageView(m, "broker-a").transaction_id) for m in broker.messages("orders")}
+
+
+async def work(producer: TransactionProducer, book: OrderBook, threads: Executor) -> None:
+    """A block that saves in a worker thread, which no cancellation can stop."""
+    async with producer.transaction(MESSAGE) as tx:
+        await asyncio.sleep(0)
+        await asyncio.get_running_loop().run_in_executor(threads, book.save, tx.id)
+        await asyncio.sleep(0)
+
+
+@on_both_loops
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("twice", [False, True])
+async def test_row_and_message_agree_wherever_an_async_block_is_interrupted(
+    broker: FakeBroker, book: OrderBook, kind: Kind, twice: bool
+) -> None:
+    """From the prepare to the answer of the decision; a second time soon after the first."""
+    for first in range(1, SUSPENSIONS_MAX):
+        reached = 0
+        for second in range(first + 1, first + 5) if twice else [first]:
+            async with producer_of(broker, book.check) as producer:
+                with ThreadPoolExecutor() as threads:
+                    block = work(producer, book, threads)
+                    with contextlib.suppress(InterruptionError, asyncio.CancelledError):
+                        reached = await interrupted(block, {first, second}, kind)
+                    forget_cancellations()
+                delivered = await settled(broker)
+            assert delivered == book.saved, (first, second)
+        if 0 < reached < first:
+            break  # it had ended before
+
+    assert reached >= 5
+    assert len(broker.halves) > reached
+    assert delivered
+
+
+def forget_cancellations() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    while task.cancelling():
+        task.uncancel()
+
+
+@on_both_loops
+@pytest.mark.parametrize("before", [True, False])
+async def test_a_thread_that_runs_on_after_a_time_limit_is_fenced_or_delivered(
+    broker: FakeBroker, book: OrderBook, before: bool
+) -> None:
+    """Its row comes before the checker is asked, or not at all."""
+    entered, go_on = threading.Event(), threading.Event()
+    fenced: list[str] = []
+
+    def save(tx_id: str) -> None:
+        if before:
+            book.save(tx_id)
+        entered.set()
+        go_on.wait(60)
+        if not before:
+            try:
+                book.save(tx_id)
+            except TransactionFencedError:
+                fenced.append(tx_id)
+
+    async def limited(tx: Transaction, threads: Executor) -> None:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(60) as limit, tx:
+            saving = loop.run_in_executor(threads, save, tx.id)
+            await until(entered.is_set)
+            limit.reschedule(loop.time())
+            await saving
+
+    with ThreadPoolExecutor() as threads:
+        async with producer_of(broker, book.check) as producer:
+            tx = producer.transaction(MESSAGE)
+            with pytest.raises(TimeoutError):
+                await limited(tx, threads)
+            go_on.set()
+
+    assert broker.half_of(tx.id).decisions == [COMMIT if before else ROLLBACK]
+    assert book.saved == ({tx.id} if before else set())
+    assert fenced == ([] if before else [tx.id])
+
+
+@on_both_loops
+async def test_a_driver_that_raises_after_its_commit_is_delivered(
+    broker: FakeBroker, book: OrderBook
+) -> None:
+    """The connection broke when the answer was due; the row is there."""
+
+    def save(tx_id: str) -> None:
+        book.save(tx_id)
+        raise LocalError
+
+    async with producer_of(broker, book.check) as producer:
+        with pytest.raises(LocalError):
+            async with producer.transaction(MESSAGE) as tx:
+                save(tx.id)
+
+    assert broker.half_of(tx.id).decisions == [COMMIT]
+
+
+@on_both_loops
+async def test_recorded_twice_is_fenced_and_delivered(broker: FakeBroker, book: OrderBook) -> None:
+    """A repetition after a lost answer fails, but the first attempt has committed."""
+
+    def save_twice(tx_id: str) -> None:
+        book.save(tx_id)
+        with closing(book.connect()) as connection, connection:
+            book.ledger.record(connection.cursor(), tx_id)
+
+    async with producer_of(broker, book.check) as producer:
+        with pytest.raises(TransactionFencedError):
+            async with producer.transaction(MESSAGE) as tx:
+                save_twice(tx.id)
+
+    assert tx.id in book.saved
+    assert broker.half_of(tx.id).decisions == [COMMIT]
+
+
+# -- a block that forgets the ledger
+
+
+@on_both_loops
+async def test_a_block_that_records_nothing_is_an_error_and_rolled_back(
+    broker: FakeBroker, book: OrderBook
+) -> None:
+    """Without a row no check could ever tell that it committed; now none will come."""
+    async with producer_of(broker, book.check) as producer:
+        with pytest.raises(TransactionNotRecordedError, match=r"ledger\.record") as caught:
+            async with producer.transaction(MESSAGE) as tx:
+                pass
+
+    assert (caught.value.transaction_id, caught.value.decision) == (tx.id, "ROLLBACK")
+    assert broker.half_of(tx.id).decisions == [ROLLBACK]
+    with pytest.raises(TransactionFencedError):
+        book.save(tx.id)
+
+
+@on_both_loops
+async def test_a_block_that_records_nothing_may_decide_by_itself(
+    broker: FakeBroker, book: OrderBook
+) -> None:
+    """A program that says what happened is believed."""
+    async with producer_of(broker, book.check) as producer:
+        async with producer.transaction(MESSAGE) as nothing_to_do:
+            nothing_to_do.rollback()
+        async with producer.transaction(MESSAGE) as elsewhere:
+            elsewhere.decide(Decision.COMMIT)
+
+    assert [half.decisions for half in broker.halves.values()] == [[ROLLBACK], [COMMIT]]
+
+
+@on_both_loops
+async def test_a_ledger_that_cannot_tell_leaves_an_unrecorded_block_undecided(
+    broker: FakeBroker, tmp_path: Path
+) -> None:
+    """Its database is away: nothing is committed, and the broker will ask."""
+    check = TransactionLedger().checker(lambda: sqlite3.connect(tmp_path / "none" / "x.db"))
+    async with producer_of(broker, check) as producer:
+        with pytest.raises(TransactionNotRecordedError, match="decision UNKNOWN"):
+            async with producer.transaction(MESSAGE) as tx:
+                pass
+
+    assert broker.half_of(tx.id).decisions == []
+
+
+@on_both_loops
+@pytest.mark.parametrize("how", ["another ledger", "statement", "another process", "a wrapper"])
+async def test_however_it_was_recorded_it_commits(
+    broker: FakeBroker, book: OrderBook, how: str
+) -> None:
+    """By another object for the same table, by a driver that is awaited, or by another process."""
+    check = book.check
+    if how == "a wrapper":
+
+        @functools.wraps(check)
+        def check(message: MessageView) -> Decision:
+            return book.check(message)
+
+    async with producer_of(broker, check) as producer, producer.transaction(MESSAGE) as tx:
+        if how == "a wrapper":
+            await asyncio.to_thread(book.save, tx.id)
+        with closing(book.connect()) as connection, connection:
+            if how == "another ledger":
+                TransactionLedger().record(connection.cursor(), tx.id)
+            elif how == "statement":
+                connection.execute(*book.ledger.statement(tx.id, "qmark"))
+            elif how == "another process":
+                sql, values = book.ledger.statement("t", "qmark")
+                connection.execute(sql, (tx.id, *list(values)[1:]))
+
+    assert broker.half_of(tx.id).decisions == [COMMIT]
+
+
+@on_both_loops
+async def test_another_table_is_not_the_checkers_ledger(
+    broker: FakeBroker, book: OrderBook
+) -> None:
+    """The checker would look in vain."""
+    other = TransactionLedger("other")
+    with closing(book.connect()) as connection:
+        other.create_table(connection)
+
+        def save(tx_id: str) -> None:
+            with connection:
+                other.record(connection.cursor(), tx_id)
+
+        async with producer_of(broker, book.check) as producer:
+            with pytest.raises(TransactionNotRecordedError):
+                async with producer.transaction(MESSAGE) as tx:
+                    save(tx.id)
+
+
+@on_both_loops
+async def test_what_was_recorded_is_remembered_until_the_end_and_bounded(
+    broker: FakeBroker, book: OrderBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a transaction that was forgotten for lack of room, the ledger is asked and knows."""
+    monkeypatch.setattr(recording, "RECORDED_MAX", 5)
+    recording._recorded.clear()
+    async with producer_of(broker, book.check) as producer:
+        async with producer.transaction(MESSAGE) as tx:
+            book.save(tx.id)
+        assert not recording._recorded
+        async with producer.transaction(MESSAGE) as tx:
+            book.save(tx.id)
+            for number in range(20):
+                book.ledger.statement(f"never ends {number}", "qmark")
+        assert len(recording._recorded) == 5
+
+    assert broker.half_of(tx.id).decisions == [COMMIT]
+
+
+# -- without await
+
+
+@pytest.fixture
+def served() -> Iterator[BrokerThread]:
+    thread = BrokerThread()
+    yield thread
+    thread.close()
+
+
+@pytest.fixture
+def signalled() -> Iterator[Callable[[], None]]:
+    """Sends the main thread a signal, whose handler raises."""
+
+    def handler(_number: int, _frame: object) -> None:
+        raise InterruptionError
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    main = threading.main_thread().ident
+    assert main is not None
+    yield lambda: signal.pthread_kill(main, signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+
+
+def blocking_producer(
+    served: BrokerThread, checker: Callable[[MessageView], Decision]
+) -> blocking.TransactionProducer:
+    address = served.broker.address
+    return blocking.TransactionProducer("orders-tx", checker, namesrv=address, config=QUICK)
+
+
+def block(producer: blocking.TransactionProducer, book: OrderBook) -> None:
+    with producer.transaction(MESSAGE) as tx:
+        book.save(tx.id)
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, InterruptionError])
+def test_row_and_message_agree_wherever_a_blocking_block_is_interrupted(
+    served: BrokerThread, book: OrderBook, error: Callable[[], BaseException]
+) -> None:
+    """A signal handler may raise at any call: of the block, and of what enters and leaves it."""
+    delivered: set[str] = set()
+    broker = served.broker
+    with blocking_producer(served, book.check) as producer:
+        for number in range(1, CALLS_MAX):
+            with (
+                contextlib.suppress(KeyboardInterrupt, InterruptionError),
+                raising_at_call(number, error) as places,
+            ):
+                block(producer, book)
+            served.run(deliver(broker, delivered))
+            assert delivered == book.saved, places
+            if not places:
+                break
+
+    assert not places
+    assert number > 30
+    assert len(broker.halves) > len(delivered) > 1
+
+
+async def deliver(broker: FakeBroker, delivered: set[str]) -> None:
+    delivered |= await settled(broker)
+
+
+def test_a_second_signal_while_the_checker_is_asked_leaves_it_to_the_broker(
+    served: BrokerThread, book: OrderBook, signalled: Callable[[], None]
+) -> None:
+    """The program is not kept waiting, and the next check reaches the checker."""
+    release = threading.Event()
+    asked: list[MessageView] = []
+
+    def check(message: MessageView) -> Decision:
+        asked.append(message)
+        if len(asked) == 1:
+            signalled()
+            release.wait(60)
+        return book.check(message)
+
+    def save(tx_id: str) -> None:
+        book.save(tx_id)
+        raise KeyboardInterrupt
+
+    with blocking_producer(served, check) as producer:
+        entered = producer.transaction(MESSAGE)
+        with pytest.raises(InterruptionError) as caught, entered as tx:
+            save(tx.id)
+        assert isinstance(caught.value.__context__, KeyboardInterrupt)
+        half = served.broker.half_of(tx.id)
+        release.set()
+        served.run(until(lambda: served.broker.check(half) and half.decisions == [COMMIT]))
+
+    assert len(asked) >= 2
+
+
+def test_interrupted_while_the_half_message_is_stored_it_is_rolled_back(
+    served: BrokerThread, book: OrderBook, signalled: Callable[[], None]
+) -> None:
+    """It is stored, and its block never runs: nobody has to be asked."""
+    broker = served.broker
+    prepare = broker._handlers[RequestCode.SEND_MESSAGE_V2]
+
+    def interrupt(command: RemotingCommand, peer: Peer) -> bytes | None:
+        signalled()
+        return prepare(command, peer)
+
+    broker._handlers[RequestCode.SEND_MESSAGE_V2] = interrupt
+    with blocking_producer(served, book.check) as producer:
+        with pytest.raises(InterruptionError), producer.transaction(MESSAGE):
+            raise AssertionError("the block must not run")
+        served.run(until(lambda: [h.decisions for h in broker.halves.values()] == [[ROLLBACK]]))
+
+
+def test_interrupted_while_the_commit_is_sent_it_stays_a_commit(
+    served: BrokerThread, book: OrderBook, signalled: Callable[[], None]
+) -> None:
+    """What is on its way becomes nothing else."""
+    broker = served.broker
+    end = broker._handlers[RequestCode.END_TRANSACTION]
+
+    def interrupt(command: RemotingCommand, peer: Peer) -> bytes | None:
+        signalled()
+        return end(command, peer)
+
+    broker._handlers[RequestCode.END_TRANSACTION] = interrupt
+    with blocking_producer(served, book.check) as producer, pytest.raises(InterruptionError):
+        block(producer, book)
+
+    assert [half.decisions for half in broker.halves.values()] == [[COMMIT]]
+
+
+def test_a_blocking_block_that_records_nothing_is_an_error(
+    served: BrokerThread, book: OrderBook
+) -> None:
+    """Here as there."""
+    with (
+        blocking_producer(served, book.check) as producer,
+        pytest.raises(TransactionNotRecordedError),
+        producer.transaction(MESSAGE) as tx,
+    ):
+        pass
+
+    assert served.broker.half_of(tx.id).decisions == [ROLLBACK]
+
+
+def test_a_blocking_context_is_entered_once(served: BrokerThread, book: OrderBook) -> None:
+    """A second time disturbs nothing of the first."""
+    with blocking_producer(served, book.check) as producer:
+        context = producer.transaction(MESSAGE)
+        with context as tx:
+            with pytest.raises(ClientError, match="entered only once"), context:
+                pass
+            book.save(tx.id)
+
+    assert served.broker.half_of(tx.id).decisions == [COMMIT]
+
+
+def test_a_generator_that_nobody_finishes_waits_for_nothing(
+    served: BrokerThread, book: OrderBook
+) -> None:
+    """It may be closed on the very thread that works for it; the broker will ask."""
+
+    def saved(producer: blocking.TransactionProducer) -> Iterator[str]:
+        with producer.transaction(MESSAGE) as tx:
+            book.save(tx.id)
+            yield tx.id
+
+    with blocking_producer(served, book.check) as producer:
+        generator = saved(producer)
+        half = served.broker.half_of(next(generator))
+        generator.close()  # type: ignore[attr-defined] # an iterator here, a generator in truth
+        assert half.decisions == []
+        served.run(until(lambda: served.broker.check(half) and half.decisions == [COMMIT]))
