@@ -195,6 +195,7 @@ class TransactionService:
             log,
             self._table,
             lambda: self._ops.waiting,
+            counted=lambda: self._checker.delivered,
             log_bytes_min=snapshot_log_bytes,
         )
         self._view = PendingView(

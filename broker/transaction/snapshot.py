@@ -8,6 +8,9 @@ and ``log_end`` when it is over. Whatever changed in between is in the log behin
 where a start goes on reading, and a record that the table already reflects changes nothing. So rows
 are written in slices between which the broker works.
 
+**It alone has the counts of checks.** Checks write nothing to the log, so one is taken as well when
+some were counted since the last. A broker that is killed has forgotten those of the last interval.
+
 **It holds only while the log does.** A decision behind ``position`` may have taken its row off
 before it was written. If a power cut took that decision off the log's end, neither would know of
 the transaction. So a snapshot counts only for a log that reaches ``log_end``, and it replaces the
@@ -354,9 +357,13 @@ class Snapshots:
         table: PendingTable,
         ops: Callable[[], Sequence[int]],
         *,
+        counted: Callable[[], int] = lambda: 0,
         log_bytes_min: int = LOG_BYTES_MIN,
     ) -> None:
+        """Wire it; ``counted`` tells how many checks were counted since the start."""
         self._path, self._log, self._table, self._ops = path, log, table, ops
+        self._counted = counted
+        self._noted = 0  # of these, how many the latest snapshot has
         self._log_bytes_min = log_bytes_min
         self._covered = 0  # log position of the latest snapshot
         self._next_ms = 0
@@ -372,7 +379,8 @@ class Snapshots:
         if self._work is None:
             if now_ms < self._next_ms:
                 return self._next_ms - now_ms
-            if self._log.write_offset - self._covered < self._log_bytes_min:
+            is_short = self._log.write_offset - self._covered < self._log_bytes_min
+            if is_short and self._counted() == self._noted:
                 return INTERVAL_MS
             self._next_ms = now_ms + INTERVAL_MS
             self._work = self._take(background=True)
@@ -401,6 +409,7 @@ class Snapshots:
     def _take(self, *, background: bool) -> Generator[None]:
         log = self._log
         position, newest = log.write_offset, self._table.newest_offset
+        counted = self._counted()
         newest_final = self._table.decided.newest_final
         writer = SnapshotWriter(self._path, Header(MAGIC, VERSION, position, newest_final))
         try:
@@ -422,7 +431,7 @@ class Snapshots:
         except BaseException:  # closed in the middle of it, too
             writer.abandon()
             raise
-        self._covered = position
+        self._covered, self._noted = position, counted
         self.taken += 1
         logger.info("event=snapshot_taken position=%d log_end=%d", position, log_end)
 

@@ -271,6 +271,30 @@ def test_little_log_is_not_worth_a_snapshot(broker: Broker) -> None:
     assert not broker.snapshot_path.exists()
 
 
+def test_checks_alone_are_worth_a_snapshot(broker: Broker) -> None:
+    """The log does not have their counts; a kill must not begin the questions anew."""
+    broker.snapshot_log_bytes = 1 << 20
+    broker.restart()
+    broker.producers.join("pg", Connected())
+    broker.prepare()
+    broker.log.flush()
+    for count in (1, 2):
+        broker.clock.now_ms += snapshot.INTERVAL_MS * 2  # more than the pause between two checks
+        while broker.service.metrics()["snapshots_taken"] < count:
+            broker.service.tick()
+    (entry,) = broker.service._table
+    asking = entry.asking
+    assert asking.delivered == 2
+    broker.clock.now_ms += snapshot.INTERVAL_MS
+    broker.service.tick()
+    assert broker.service._snapshots._work is None  # nothing was counted since
+
+    broker.restart()
+
+    (entry,) = broker.service._table
+    assert entry.asking == asking
+
+
 @pytest.mark.parametrize("position", [0, 5, 30, -30, -1])
 @pytest.mark.parametrize("damage", ["cut", "flip", "append"])
 def test_a_damaged_snapshot_is_passed_over(broker: Broker, damage: str, position: int) -> None:
