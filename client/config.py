@@ -42,12 +42,15 @@ class ClientConfig:
     connect_timeout: float = 3.0
     request_timeout: float = 3.0
     send_timeout: float = 3.0
-    """All attempts of one send together."""
-    send_attempts_max: int = 3
+    """All attempts of one send together; also how long a start looks for a name server."""
+    send_attempts_max: int | None = None
+    """Attempts of one send; None: as many as ``send_timeout`` allows. With 1 no message is ever
+    sent twice, and a broker's restart is an error."""
     reconnect_delay_min: float = 0.1
-    """Wait after a failed connect; doubles with each further failure …"""
-    reconnect_delay_max: float = 2.0
-    """… up to this."""
+    """Wait after a failed connect or send; doubles with each further failure …"""
+    reconnect_delay_max: float = 0.5
+    """… up to this, less up to half of it at random. Well below ``send_timeout``, so that a send
+    notices when the broker is back."""
     heartbeat_interval: float = 30.0
     """A broker forgets a client after 120 s without one."""
     route_refresh_interval: float = 30.0

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import random
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -30,6 +31,7 @@ from halfmq.remoting.replies import encode_reply, encode_request
 
 from .config import ClientConfig
 from .errors import ClientClosedError, ConnectError, ConnectionLostError, RequestTimeoutError
+from .retry import Chance, pause
 
 logger = logging.getLogger(__name__)
 
@@ -146,10 +148,14 @@ class Connection(asyncio.Protocol):
         if self._end_reason is None:
             self._write(encode_reply(request, code, remark=remark))
 
-    async def drained(self) -> None:
-        """Wait until the peer takes more bytes; for senders of one-way requests."""
-        while self._choked and self._end_reason is None:
-            await self._wait_for_room()
+    async def drained(self, code: int, seconds: float) -> None:
+        """Wait until the peer takes more bytes; for senders of one-way requests.
+
+        Raises:
+            RequestTimeoutError: ``seconds`` passed first.
+        """
+        if self._choked:
+            await self._room(code, seconds)
 
     def retire(self) -> None:
         """Take no new requests, and close once those under way are answered."""
@@ -323,7 +329,8 @@ class _Failure(NamedTuple):
     """The last failed connect to an address."""
 
     times: int
-    at: float
+    again_at: float
+    """When the next one may be made."""
     reason: str
 
 
@@ -341,11 +348,13 @@ class ConnectionPool:
         *,
         greet: Callable[[Connection], Awaitable[None]] | None = None,
         on_lost: Callable[[str], None] | None = None,
+        chance: Chance = random.random,
     ) -> None:
         self._config = config
         self._handlers = handlers
         self._greet = greet
         self._on_lost = on_lost
+        self._chance = chance
         self._connections: dict[str, Connection] = {}
         self._open_sockets: set[Connection] = set()
         self._attempts: dict[str, asyncio.Task[Connection]] = {}
@@ -421,7 +430,7 @@ class ConnectionPool:
         failure = self._failures.get(address)
         if failure is not None:
             loop = asyncio.get_running_loop()
-            await asyncio.sleep(failure.at + self._delay(failure.times) - loop.time())
+            await asyncio.sleep(failure.again_at - loop.time())
         try:
             connection = await self._dial(address)
             await self._introduce(connection)
@@ -475,14 +484,11 @@ class ConnectionPool:
         except (ValueError, OverflowError) as wrong:  # a label of a host name, or a port
             raise ConnectError(address, f"this is no address ({wrong})") from wrong
 
-    def _delay(self, failures: int) -> float:
-        delay = self._config.reconnect_delay_min * 2.0 ** min(failures - 1, 30)
-        return min(delay, self._config.reconnect_delay_max)
-
     def _note_failure(self, address: str, reason: str) -> None:
         before = self._failures.get(address)
-        now = asyncio.get_running_loop().time()
-        self._failures[address] = _Failure(before.times + 1 if before else 1, now, reason)
+        times = before.times + 1 if before else 1
+        again_at = asyncio.get_running_loop().time() + pause(times, self._config, self._chance)
+        self._failures[address] = _Failure(times, again_at, reason)
 
     def _attempt_done(self, address: str, attempt: asyncio.Task[Connection]) -> None:
         del self._attempts[address]

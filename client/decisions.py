@@ -42,7 +42,7 @@ from .errors import (
     DecisionConflictError,
 )
 from .message import Decision
-from .producer import leaves_doubt
+from .retry import leaves_doubt
 from .session import Session, typed
 
 logger = logging.getLogger(__name__)

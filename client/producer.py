@@ -1,9 +1,11 @@
 """Producer: sends messages, one by one or in batches, and tells when they are stored.
 
 A send goes to one queue and is answered when the broker has stored the message; on a halfmq broker
-that means on disk. When an attempt fails in a way that another may mend, the same message, with
-the same id, is sent again to another broker if there is one: so a message may be stored twice when
-an answer was lost, and consumers can tell by its ``message_id``.
+that means on disk. When an attempt fails in a way that another may mend (the broker cannot be
+reached, hangs up, is busy), the same message, with the same id, is sent again after a short pause,
+to another broker if there is one, until ``send_timeout`` is over. So a broker's restart costs
+latency and no error. A message may be stored twice when an answer was lost; consumers can tell by
+its ``message_id``. ``ClientConfig(send_attempts_max=1)`` never sends twice.
 
 Order: messages sent one after the other with the same ``order_key`` go to the same queue and are
 stored in that order. An ordered message never moves to another queue, and is not sent again when
@@ -17,7 +19,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from halfmq.remoting.bodies import HeartbeatData, ProducerData
-from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import SendMessageRequestHeaderV2, SendMessageResponseHeader
 from halfmq.store.format.ids import java_string_hash
@@ -29,12 +31,10 @@ from .encoding import Draft, draft_batch, draft_message
 from .errors import (
     BrokerRefusedError,
     ClientError,
-    ConnectionLostError,
-    RequestTimeoutError,
-    SendTimeoutError,
 )
 from .lifecycle import Client
 from .message import Message, MessageQueue, SendResult, SendStatus
+from .retry import ROUTE_IS_OLD, final_error, may_try_again
 from .routes import Route
 from .session import Session, typed, wall_clock_ms
 
@@ -42,8 +42,6 @@ logger = logging.getLogger(__name__)
 
 STATUSES: Final = {int(status): status for status in SendStatus}
 """By response code: the message is stored."""
-ROUTE_IS_OLD: Final = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION})
-"""The broker that answers so has lost the topic, or takes no messages for it any more."""
 
 
 class Producer(Client):
@@ -79,7 +77,7 @@ class Producer(Client):
             MessageTooLargeError: Body or properties are above their limit.
             RouteNotFoundError: Nobody serves the topic, and nobody would create it.
             BrokerRefusedError: The broker said no, and the last attempt did not change that.
-            ConnectError: No broker could be reached.
+            ConnectError: No broker could be reached within ``send_timeout``.
             ConnectionLostError: An answer was lost; the message may be stored all the same.
             SendTimeoutError: No answer within ``send_timeout``; it may be stored all the same.
         """
@@ -108,19 +106,33 @@ class Producer(Client):
         """Send without asking what became of it; a refusal or a crash loses it unseen.
 
         Raises:
-            ClientError: It could not even be sent.
+            ClientError: It could not even be sent within ``send_timeout``.
         """
         session = self._session
         draft = draft_message(message, session.new_key(), self.config)
-        topic = message.topic
-        route = session.routes.known(topic) or await session.routes.for_sending(topic)
-        queue = choose_queue(route, order_key)
-        address = route.addresses[queue.broker_name]
-        seconds = self.config.send_timeout
-        connection = session.brokers.live(address) or await session.brokers.get(address, seconds)
-        await connection.drained()
-        header = self._header(draft, queue, batch=False)
-        connection.send_one_way(RequestCode.SEND_MESSAGE_V2, header, draft.body)
+        topic, clock = message.topic, session.clock
+        deadline = clock() + self.config.send_timeout
+        failures: list[ClientError] = []
+        while True:
+            try:
+                route = session.routes.known(topic) or await session.route(
+                    topic, deadline, failures
+                )
+                queue = choose_queue(route, order_key)
+                address = route.addresses[queue.broker_name]
+                connection = session.brokers.live(address)
+                if connection is None:
+                    connection = await session.brokers.get(address, deadline - clock())
+                await connection.drained(RequestCode.SEND_MESSAGE_V2, deadline - clock())
+                header = self._header(draft, queue, batch=False)
+                connection.send_one_way(RequestCode.SEND_MESSAGE_V2, header, draft.body)
+            except ClientError as error:
+                failures.append(error)
+            else:
+                return
+            if not await may_try_again(failures, self.config, clock, deadline):
+                raise failures[-1]
+            self._note_attempt(session, failures[-1], topic)
 
     # -- for sub-classes
 
@@ -143,7 +155,7 @@ class Producer(Client):
         order_key: str | None,
         failures: list[ClientError],
     ) -> SendResult:
-        """Send a draft until it is stored, attempts or time run out, or trying is pointless.
+        """Send a draft until it is stored, time runs out, or trying is pointless.
 
         ``failures`` is filled with what went wrong on the way, also when it ends well.
         """
@@ -153,7 +165,9 @@ class Producer(Client):
         broker_name: str | None = None
         while True:
             try:
-                route = session.routes.known(topic) or await session.routes.for_sending(topic)
+                route = session.routes.known(topic) or await session.route(
+                    topic, deadline, failures
+                )
                 queue = choose_queue(route, order_key, avoid_broker=broker_name)
                 broker_name = queue.broker_name
                 address = route.addresses[broker_name]
@@ -170,16 +184,15 @@ class Producer(Client):
                 return send_result(answer, status, draft.unique_key, queue, address)
             except ClientError as error:
                 failures.append(error)
-            failure = failures[-1]
-            if (
-                len(failures) >= self.config.send_attempts_max
-                or clock() >= deadline
-                or not may_send_again(failure, ordered=order_key is not None)
-            ):
+            ordered = order_key is not None
+            if not await may_try_again(failures, self.config, clock, deadline, ordered=ordered):
                 raise final_error(failures, code, self.config.send_timeout)
-            logger.info("event=send_again topic=%s reason=%s", topic, failure)
-            if isinstance(failure, BrokerRefusedError) and failure.code in ROUTE_IS_OLD:
-                session.routes.forget(topic)
+            self._note_attempt(session, failures[-1], topic)
+
+    def _note_attempt(self, session: Session, failure: ClientError, topic: str) -> None:
+        logger.info("event=send_again topic=%s reason=%s", topic, failure)
+        if isinstance(failure, BrokerRefusedError) and failure.code in ROUTE_IS_OLD:
+            session.routes.forget(topic)
 
     def _header(
         self, draft: Draft, queue: MessageQueue, *, batch: bool
@@ -210,32 +223,6 @@ def choose_queue(
     if order_key is None:
         return route.next_queue(avoid_broker)
     return route.publish_queues[abs(java_string_hash(order_key)) % len(route.publish_queues)]
-
-
-def may_send_again(error: ClientError, *, ordered: bool) -> bool:
-    """Whether another attempt can succeed and does no harm."""
-    return error.retriable and not (ordered and leaves_doubt(error))
-
-
-def leaves_doubt(error: ClientError) -> bool:
-    """Whether the attempt may have worked although it failed here."""
-    return isinstance(error, ConnectionLostError | RequestTimeoutError)
-
-
-def final_error(failures: Sequence[ClientError], code: int, seconds: float) -> ClientError:
-    """What to tell the caller after these attempts: the last failure that left a doubt, if any.
-
-    A caller who reads "connection refused" takes it that nothing was stored.
-    """
-    last = failures[-1]
-    told = next((error for error in reversed(failures) if leaves_doubt(error)), last)
-    if isinstance(told, RequestTimeoutError):
-        error = SendTimeoutError(told.address, code, seconds, len(failures))
-        error.__cause__ = last
-        return error
-    if told is not last:
-        told.__cause__ = last
-    return told
 
 
 def send_result(

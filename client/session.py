@@ -17,7 +17,8 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from halfmq.remoting.bodies import HeartbeatData, encode_heartbeat
@@ -39,10 +40,14 @@ from .errors import (
     BadAnswerError,
     BrokerRefusedError,
     ClientError,
+    ConnectError,
+    ConnectionLostError,
+    RequestTimeoutError,
     code_name,
 )
 from .name_servers import NameServers
-from .routes import RouteTable
+from .retry import may_try_again
+from .routes import Route, RouteTable
 
 logger = logging.getLogger(__name__)
 
@@ -93,9 +98,11 @@ class Session:
         """Reach a name server and announce this client to every broker it tells of.
 
         Raises:
-            ConnectError: No name server can be reached; each was tried once.
+            ConnectError: No name server could be reached within ``send_timeout``.
+            ClientError: None answers as it should.
         """
-        await self.routes.fetch(DEFAULT_TOPIC)
+        deadline = self.clock() + self.config.send_timeout
+        await self._patiently(partial(self.routes.fetch, DEFAULT_TOPIC), deadline)
         address = self._servers.local_address or "127.0.0.1"
         instance = self.config.instance_name or f"{os.getpid()}#{next(_session_numbers)}"
         self.client_id = f"{address}@{instance}"
@@ -108,9 +115,42 @@ class Session:
         if whole_cluster:
             await self.routes.learn_cluster()
         for topic in topics:
-            await self.routes.existing(topic)
+            await self._patiently(partial(self.routes.existing, topic), deadline)
         await self._reach(self.routes.addresses)
         self._keeper = asyncio.create_task(self._keep_in_touch(), name=f"keep {self.client_id}")
+
+    async def _patiently(self, ask: Callable[[], Awaitable[object]], deadline: float) -> None:
+        """Ask until there is an answer: who is asked may be restarting, or start with us."""
+        failures: list[ClientError] = []
+        while True:
+            try:
+                await ask()
+            except ClientError as error:
+                failures.append(error)
+            else:
+                return
+            if not await may_try_again(failures, self.config, self.clock, deadline):
+                raise failures[-1]
+            logger.info("event=name_server_again reason=%s", failures[-1])
+
+    async def route(self, topic: str, deadline: float, failures: Sequence[ClientError]) -> Route:
+        """A route to send by, asked for until ``deadline`` by the session's clock.
+
+        Raises:
+            ConnectError: No name server has answered by then: nothing was sent. If there were
+                ``failures`` before, the last of them, which tells more.
+            ClientError: As :meth:`RouteTable.for_sending`.
+        """
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self.routes.for_sending(topic)
+        except (ConnectionLostError, RequestTimeoutError) as error:
+            raise ConnectError(error.address, f"no route of {topic}: {error}") from error
+        except TimeoutError as error:
+            if failures:
+                raise failures[-1] from None
+            address = self._servers.address
+            raise ConnectError(address, f"no route of {topic} in time") from error
 
     async def close(self) -> None:
         """Take leave of the brokers and close all connections; cancelled, close them at once."""

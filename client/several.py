@@ -33,7 +33,7 @@ from .errors import (
     MessageTooLargeError,
 )
 from .message import Message, MessageQueue, SendResult
-from .producer import ROUTE_IS_OLD, final_error, may_send_again
+from .retry import ROUTE_IS_OLD, final_error, may_try_again
 from .routes import Route
 from .session import Session, wall_clock_ms
 
@@ -103,7 +103,7 @@ async def prepare_several(
     broker_name: str | None = None
     while True:
         try:
-            queues, address = await _choose(session, topics, avoid_broker=broker_name)
+            queues, address = await _choose(session, topics, deadline, failures, broker_name)
             broker_name = queues[0].broker_name
             header = PrepareTransactionRequestHeader(producer_group=group, broker_name=broker_name)
             body = _encoded(drafts, queues)
@@ -112,13 +112,9 @@ async def prepare_several(
             return _results(answer, drafts, queues, address)
         except ClientError as error:
             failures.append(error)
-        failure = failures[-1]
-        if (
-            len(failures) >= config.send_attempts_max
-            or session.clock() >= deadline
-            or not may_send_again(failure, ordered=False)
-        ):
+        if not await may_try_again(failures, config, session.clock, deadline):
             raise final_error(failures, code, config.send_timeout)
+        failure = failures[-1]
         logger.info("event=send_again topics=%s reason=%s", ",".join(topics), failure)
         if isinstance(failure, BrokerRefusedError) and failure.code in ROUTE_IS_OLD:
             for topic in topics:
@@ -126,11 +122,15 @@ async def prepare_several(
 
 
 async def _choose(
-    session: Session, topics: Sequence[str], *, avoid_broker: str | None
+    session: Session,
+    topics: Sequence[str],
+    deadline: float,
+    failures: Sequence[ClientError],
+    avoid_broker: str | None,
 ) -> tuple[list[MessageQueue], str]:
     """A queue for each message, all on one broker, and that broker's address."""
     known = session.routes.known
-    routes = [known(topic) or await session.routes.for_sending(topic) for topic in topics]
+    routes = [known(topic) or await session.route(topic, deadline, failures) for topic in topics]
     queues = choose_queues(routes, avoid_broker)
     return queues, routes[0].addresses[queues[0].broker_name]
 

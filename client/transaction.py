@@ -52,8 +52,9 @@ from .errors import (
     TransactionNotRecordedError,
 )
 from .message import Decision, Message, MessageView, SendResult, SendStatus
-from .producer import Producer, leaves_doubt
+from .producer import Producer
 from .recording import take_unrecorded
+from .retry import leaves_doubt
 from .session import Session, wall_clock_ms
 from .several import check_messages, check_supported, prepare_several
 

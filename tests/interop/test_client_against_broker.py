@@ -510,7 +510,7 @@ def test_the_blocking_facade(served: BrokerProcess, topic: str) -> None:
 
 async def test_everything_goes_on_after_the_broker_was_killed(tmp_path: Path) -> None:
     """What was answered is there, and no client has to be started again."""
-    config = ClientConfig(send_timeout=10.0, send_attempts_max=100, retry_delay=0.1)
+    config = ClientConfig(send_timeout=PATIENCE_S, retry_delay=0.1)
     sent: list[bytes] = []
     with broker_process(tmp_path, **SMALL_FILES) as broker:
         address = broker.address
@@ -537,6 +537,60 @@ async def test_everything_goes_on_after_the_broker_was_killed(tmp_path: Path) ->
         assert broker.stop() == 0
 
     assert len(sent) == 60
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_a_restart_under_load_is_no_error(tmp_path: Path, end: str) -> None:
+    """Sends of every kind go on while the broker is stopped or killed, and started again."""
+    config = ClientConfig(send_timeout=PATIENCE_S)  # the default may be short on a busy machine
+    slowest: dict[str, float] = {}
+    bodies: set[bytes] = set()
+    stopped = asyncio.Event()
+    clock = asyncio.get_running_loop().time
+    with broker_process(tmp_path, **SMALL_FILES) as broker:
+        async with TransactionProducer(
+            "tx", lambda _: Decision.COMMIT, namesrv=broker.address, config=config
+        ) as producer:
+
+            async def transact(messages: Message | list[Message]) -> None:
+                async with producer.transaction(messages):
+                    pass
+
+            forms: dict[str, Callable[[Message], Awaitable[object]]] = {
+                "send": producer.send,
+                "batch": lambda message: producer.send_batch([message]),
+                "oneway": producer.send_oneway,
+                "transaction": transact,
+                "several": lambda message: transact([message, message]),
+            }
+
+            async def send_until_stopped(name: str) -> None:
+                for n in itertools.count():
+                    body = f"{name} {n}".encode()
+                    before = clock()
+                    await forms[name](Message("orders", body))
+                    slowest[name] = max(slowest.get(name, 0.0), clock() - before)
+                    if name != "oneway":  # of which a restart loses what nobody answered
+                        bodies.add(body)
+                    if stopped.is_set():
+                        return
+                    await asyncio.sleep(0.001)
+
+            sending = [asyncio.ensure_future(send_until_stopped(name)) for name in forms]
+            for _ in range(3):
+                least = len(bodies) + 50
+                while len(bodies) < least and not any(task.done() for task in sending):
+                    await asyncio.wait(sending, timeout=0.005)
+                getattr(broker, end)()
+                await asyncio.to_thread(broker.start)
+            stopped.set()
+            await asyncio.gather(*sending)
+        print("slowest, seconds:", {name: round(s, 3) for name, s in slowest.items()})
+        seen: set[bytes] = set()
+        async with Consumer("billing", {"orders": "*"}, namesrv=broker.address) as consumer:
+            while not seen >= bodies:
+                (message,) = await take(consumer, 1)
+                seen.add(message.body)
 
 
 async def test_a_producer_killed_in_mid_transaction_is_stood_in_for(tmp_path: Path) -> None:

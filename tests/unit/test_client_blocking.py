@@ -313,7 +313,7 @@ def test_the_module_offers_the_names_of_the_async_one() -> None:
 
 def test_closing_ends_the_waiting_of_other_threads(served: BrokerThread) -> None:
     """A thread that waits for a loop that has ended would wait for ever."""
-    config = ClientConfig(send_timeout=60, send_attempts_max=99, reconnect_delay_min=2.0)
+    config = ClientConfig(send_timeout=60, reconnect_delay_min=2.0, reconnect_delay_max=2.0)
     producer = blocking.Producer("g", namesrv=served.broker.address, config=config)
     producer.start()
     producer.send(MESSAGE)

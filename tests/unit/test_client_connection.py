@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -34,7 +35,11 @@ from tests.support.patience import PATIENCE_S
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 FIELDS = {"topic": "orders"}
 QUICK = ClientConfig(
-    connect_timeout=1.0, request_timeout=0.5, reconnect_delay_min=0.01, reconnect_delay_max=0.02
+    connect_timeout=1.0,
+    request_timeout=0.5,
+    send_timeout=0.1,
+    reconnect_delay_min=0.01,
+    reconnect_delay_max=0.02,
 )
 
 
@@ -59,17 +64,32 @@ async def free_port() -> int:
 
 
 @on_both_loops
-async def test_a_closed_port_fails_at_once_and_says_which() -> None:
+async def test_a_closed_port_is_named() -> None:
     """The commonest mistake of a newcomer: the broker is not running."""
     port = await free_port()
 
     with pytest.raises(ConnectError) as caught:
-        async with Producer("g", namesrv=f"127.0.0.1:{port}"):
+        async with Producer("g", namesrv=f"127.0.0.1:{port}", config=QUICK):
             pass
 
     assert str(caught.value) == (
         f"cannot connect to 127.0.0.1:{port}: connection refused; is the broker running?"
     )
+
+
+@on_both_loops
+async def test_a_start_waits_for_a_broker_that_starts_too() -> None:
+    """As when a machine boots, or both were restarted."""
+    patient = replace(QUICK, send_timeout=60.0)
+    broker = FakeBroker()
+    producer = Producer("g", namesrv=f"127.0.0.1:{await free_port()}", config=patient)
+    starting = asyncio.ensure_future(producer.start())
+    await asyncio.sleep(0.1)  # several attempts; fewer on a busy machine do no harm
+    await broker.start(int(producer.config.namesrv_addresses[0].rpartition(":")[2]))
+
+    await starting
+    await producer.close()
+    await broker.stop()
 
 
 async def test_a_server_that_never_answers_is_named_with_what_it_was_asked() -> None:
@@ -91,7 +111,7 @@ async def test_a_server_that_never_answers_is_named_with_what_it_was_asked() -> 
 async def test_an_unknown_host_is_named() -> None:
     """A typing error in the address should not look like a broken network."""
     with pytest.raises(ConnectError, match=r"no\.such\.host\.invalid:9876: the host name"):
-        await Producer("g", namesrv="no.such.host.invalid").start()
+        await Producer("g", namesrv="no.such.host.invalid", config=QUICK).start()
 
 
 @on_both_loops
@@ -99,7 +119,7 @@ async def test_an_unknown_host_is_named() -> None:
 async def test_a_host_name_that_cannot_be_one_is_named(host: str) -> None:
     """Such names fail in Python's own encoding, before any look-up."""
     with pytest.raises(ConnectError, match=f"{host}:9876: this is no address"):
-        await Producer("g", namesrv=host).start()
+        await Producer("g", namesrv=host, config=QUICK).start()
 
 
 @on_both_loops
@@ -119,7 +139,7 @@ async def test_all_name_servers_are_named_when_all_are_down() -> None:
     addresses = [f"127.0.0.1:{await free_port()}" for _ in range(2)]
 
     with pytest.raises(ConnectError) as caught:
-        await Producer("g", namesrv=";".join(addresses)).start()
+        await Producer("g", namesrv=";".join(addresses), config=QUICK).start()
 
     assert all(address in str(caught.value) for address in addresses)
 
@@ -317,7 +337,7 @@ async def test_reconnecting_is_spaced_however_many_wait() -> None:
         )
 
         assert {type(result) for result in results} == {ConnectError}
-        assert clock() - before >= 0.015  # reconnect_delay_max less the timer's grain
+        assert clock() - before >= 0.008  # half of reconnect_delay_max less the timer's grain
 
 
 @on_both_loops
@@ -350,7 +370,7 @@ async def test_a_closed_pool_opens_nothing(broker: FakeBroker) -> None:
 @on_both_loops
 async def test_closing_tells_those_who_wait_for_a_broker_that_is_away(broker: FakeBroker) -> None:
     """They were not cancelled, so they must not look as if they had been."""
-    config = ClientConfig(send_timeout=60, send_attempts_max=99, reconnect_delay_min=2.0)
+    config = ClientConfig(send_timeout=60, reconnect_delay_min=2.0, reconnect_delay_max=2.0)
     producer = Producer("g", namesrv=broker.address, config=config)
     await producer.start()
     await producer.send(Message("orders", b"x"))
@@ -471,6 +491,25 @@ async def test_a_peer_that_does_not_read_slows_senders_down(broker: FakeBroker) 
             peer.transport.resume_reading()
         await asyncio.wait_for(sending, PATIENCE_S)
         await until(lambda: len(broker.messages("orders")) == 31, 10)
+
+
+@on_both_loops
+async def test_a_oneway_send_waits_no_longer_for_a_peer_that_does_not_read(
+    broker: FakeBroker,
+) -> None:
+    """It is nobody's answer that it waits for, but room; and that has an end too."""
+    config = ClientConfig(write_buffer_max=64 << 10, compress_over=None, send_timeout=0.3)
+    async with Producer("g", namesrv=broker.address, config=config) as producer:
+        await producer.send(Message("orders", b"x"))
+        for peer in broker.peers:
+            peer.transport.pause_reading()
+
+        async def send_all() -> None:
+            for _ in range(30):
+                await producer.send_oneway(Message("orders", bytes(1 << 20)))
+
+        with pytest.raises(RequestTimeoutError):
+            await asyncio.wait_for(send_all(), PATIENCE_S)
 
 
 @on_both_loops

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
 
 import pytest
 
@@ -13,15 +15,19 @@ from halfmq.client import (
     ClientConfig,
     ConnectError,
     ConnectionLostError,
+    Decision,
     Message,
     MessageTooLargeError,
+    MessageView,
     Producer,
     RouteNotFoundError,
     SendStatus,
     SendTimeoutError,
+    TransactionProducer,
 )
 from halfmq.client.message import MessageQueue
 from halfmq.client.producer import choose_queue
+from halfmq.client.retry import pause
 from halfmq.client.routes import Route
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import SendMessageRequestHeader
@@ -32,6 +38,7 @@ from tests.support.fake_broker import Cut, FakeBroker, Ignore, Refuse, fake_brok
 SEND = RequestCode.SEND_MESSAGE_V2
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 MESSAGE = Message("orders", b"hello", tags="created", keys="o-1")
+PATIENT = ClientConfig(send_timeout=60.0, reconnect_delay_min=0.01, reconnect_delay_max=0.02)
 QUICK = ClientConfig(
     send_timeout=0.3, request_timeout=0.3, reconnect_delay_min=0.01, reconnect_delay_max=0.02
 )
@@ -110,16 +117,121 @@ async def test_a_passing_refusal_is_tried_again_with_the_same_id(
     assert result.message_id in str(properties[0])
 
 
-async def test_the_third_refusal_is_the_callers() -> None:
-    """Three attempts are all, whatever time is left."""
-    async with fake_broker() as broker, Producer("g", namesrv=broker.address) as producer:
-        broker.fail(SEND, *[Refuse(ResponseCode.SYSTEM_BUSY, "too much")] * 4)
+async def test_attempts_may_be_limited() -> None:
+    """A program that must never send twice says so."""
+    config = ClientConfig(send_attempts_max=1)
+    async with (
+        fake_broker() as broker,
+        Producer("g", namesrv=broker.address, config=config) as producer,
+    ):
+        broker.fail(SEND, Refuse(ResponseCode.SYSTEM_BUSY, "too much"))
 
         with pytest.raises(BrokerRefusedError, match=r"SYSTEM_BUSY \(2\): too much") as caught:
             await producer.send(MESSAGE)
 
         assert (caught.value.code, caught.value.retriable) == (2, True)
+        assert len(broker.requests_of(SEND)) == 1
+
+
+async def test_the_third_answer_that_a_route_is_old_is_the_callers() -> None:
+    """Each was followed by a fresh route; time does not mend it."""
+    async with (
+        fake_broker() as broker,
+        Producer("g", namesrv=broker.address, config=PATIENT) as producer,
+    ):
+        broker.fail(SEND, *[Refuse(ResponseCode.NO_PERMISSION)] * 4)
+
+        with pytest.raises(BrokerRefusedError, match="NO_PERMISSION"):
+            await producer.send(MESSAGE)
+
         assert len(broker.requests_of(SEND)) == 3
+
+
+SENDS: Final[dict[str, Callable[[Producer], Awaitable[object]]]] = {
+    "send": lambda producer: producer.send(MESSAGE),
+    "ordered": lambda producer: producer.send(MESSAGE, order_key="o-1"),
+    "batch": lambda producer: producer.send_batch([MESSAGE, MESSAGE]),
+    "oneway": lambda producer: producer.send_oneway(MESSAGE),
+    "several": lambda producer: _transact(producer, [MESSAGE, MESSAGE]),
+    "transaction": lambda producer: _transact(producer, MESSAGE),
+}
+
+
+async def _transact(producer: Producer, messages: Message | list[Message]) -> None:
+    assert isinstance(producer, TransactionProducer)
+    async with producer.transaction(messages):
+        pass
+
+
+@on_both_loops
+@pytest.mark.parametrize(
+    ("form", "known"),
+    # Not the ordered one that may be stored on the connection that is lost.
+    [(form, known) for form in SENDS for known in (False, True) if not known or form != "ordered"],
+)
+async def test_a_restart_of_the_broker_costs_latency_and_no_error(
+    broker: FakeBroker, form: str, *, known: bool
+) -> None:
+    """However often it refuses connections meanwhile, and whatever of it is asked first."""
+    async with TransactionProducer(
+        "g", _commit, namesrv=broker.address, config=PATIENT
+    ) as producer:
+        if known:
+            await producer.send(MESSAGE)
+        await broker.stop()
+        sending = asyncio.ensure_future(SENDS[form](producer))
+        await asyncio.sleep(0.2)  # several attempts; fewer on a busy machine do no harm
+        await broker.restart()
+        await sending
+
+    assert broker.requests
+
+
+@pytest.mark.parametrize("form", [form for form in SENDS if form != "oneway"])
+@pytest.mark.parametrize("code", [ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE])
+async def test_a_busy_broker_is_asked_again_until_it_is_not(form: str, code: int) -> None:
+    """A queue that is full for half a second is no error."""
+    wanted = RequestCode.SEND_BATCH_MESSAGE if form == "batch" else SEND
+    if form == "several":
+        wanted = RequestCode.PREPARE_TRANSACTION
+    async with (
+        fake_broker() as broker,
+        TransactionProducer("g", _commit, namesrv=broker.address, config=PATIENT) as producer,
+    ):
+        broker.fail(wanted, *[Refuse(code)] * 20)
+        await SENDS[form](producer)
+
+        assert len(broker.requests_of(wanted)) == 21
+
+
+async def test_a_server_that_hangs_up_at_once_is_not_asked_in_a_tight_loop() -> None:
+    """Each attempt is followed by a pause, and the last error is the caller's."""
+    async with (
+        fake_broker() as broker,
+        Producer("g", namesrv=broker.address, config=QUICK) as producer,
+    ):
+        broker.fail(ROUTE, *[Cut()] * 1000)
+
+        with pytest.raises(ConnectError, match=r"no route of orders: .* closed by the peer"):
+            await producer.send(MESSAGE)
+
+        pauses_max = QUICK.send_timeout / (QUICK.reconnect_delay_min / 2)
+        assert 2 <= len(broker.requests_of(ROUTE)) <= 2 + pauses_max
+
+
+def test_pauses_grow_to_their_maximum_and_differ() -> None:
+    """Twice as long each time; less up to a half, so that clients do not come back together."""
+    config = ClientConfig(reconnect_delay_min=0.1, reconnect_delay_max=0.5)
+    longest = [pause(n, config, lambda: 0.0) for n in range(1, 6)]
+    shortest = [pause(n, config, lambda: 0.5) for n in range(1, 6)]
+
+    assert longest == [0.1, 0.2, 0.4, 0.5, 0.5]
+    assert shortest == [seconds * 0.75 for seconds in longest]
+    assert pause(10_000, config, lambda: 0.0) == 0.5
+
+
+def _commit(_message: MessageView) -> Decision:
+    return Decision.COMMIT
 
 
 async def test_a_final_refusal_is_not_tried_again() -> None:
