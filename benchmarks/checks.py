@@ -128,7 +128,8 @@ def _half(number: int) -> tuple[Draft, str]:
 
 def measure_slices(root: Path, count: int) -> list[Row]:
     """Have all asked about that a store holds, and time each turn of the checker."""
-    store = MessageStore(StoreConfig(root=root, flush_mode=FlushMode.ASYNC_FLUSH), now_ms=_now_ms)
+    store_config = StoreConfig(root=root, flush_mode=FlushMode.ASYNC_FLUSH)
+    store = MessageStore(store_config, now_ms=_now_ms)
     store.open()
     for start in range(0, count, 200):
         store.append([half_draft(*_half(number)) for number in range(start, start + 200)])
@@ -143,6 +144,7 @@ def measure_slices(root: Path, count: int) -> list[Row]:
         now_ms=_now_ms,
         monotonic_ms=lambda: time.monotonic_ns() // 1_000_000,
         snapshot_path=root / "config" / "halfmqTransactions",
+        record_size_max=store_config.record_size_max,
         snapshot_log_bytes=1 << 60,
         jitter=Random(1),
     )

@@ -104,9 +104,8 @@ class Bench:
     """A store and the transactions on it, as the broker builds them."""
 
     def __init__(self, root: Path) -> None:
-        self.store = MessageStore(
-            StoreConfig(root=root, flush_mode=FlushMode.ASYNC_FLUSH), now_ms=now_ms
-        )
+        config = StoreConfig(root=root, flush_mode=FlushMode.ASYNC_FLUSH)
+        self.store = MessageStore(config, now_ms=now_ms)
         self.store.open()
         self.service = TransactionService(
             self.store,
@@ -117,6 +116,7 @@ class Bench:
             now_ms=now_ms,
             monotonic_ms=lambda: time.monotonic_ns() // 1_000_000,
             snapshot_path=root / SNAPSHOT_FILE,
+            record_size_max=config.record_size_max,
             snapshot_log_bytes=0,  # one is due at once, however small the log
         )
 

@@ -175,7 +175,6 @@ class StoreSettings:
             commit_log_path=self.commit_log_path,
             commit_log_file_size=self.commit_log_file_size,
             consume_queue_file_size=self.consume_queue_file_size,
-            max_message_size=self.max_message_size,
             flush_mode=self.flush_mode,
             flush_interval_ms=self.flush_interval_ms,
             flush_interval_consume_queue_ms=self.flush_interval_consume_queue_ms,

@@ -123,8 +123,9 @@ class Broker:
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
         self._levels = DelayLevels(parse_delay_levels(config.delay.levels), now_ms=now_ms)
+        self._store_config = config.store.store_config(self._levels.levels_ms)
         self._store = ObservedStore(
-            config.store.store_config(self._levels.levels_ms),
+            self._store_config,
             now_ms=now_ms,
             on_durable=self._durable,
             on_failure=self._store_failed,
@@ -229,6 +230,7 @@ class Broker:
             now_ms=self._now_ms,
             monotonic_ms=self._monotonic_ms,
             snapshot_path=self._table_path("halfmqTransactions"),
+            record_size_max=self._store_config.record_size_max,
             before_parking=lambda: self._tables.topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC),
             place=Placing(
                 self._tables.topics, default_queue_nums=self.config.topics.default_queue_nums
@@ -370,6 +372,7 @@ class Broker:
             retried=send_back.retried,
             cluster_name=self.config.topics.cluster_name,
             max_message_size=self.config.store.max_message_size,
+            record_size_max=self._store_config.record_size_max,
             sync_flush=self._sync_flush,
             unique_keys=unique_keys,
         )

@@ -56,8 +56,6 @@ from .mapped_file_queue import MappedFileQueue
 
 logger = logging.getLogger(__name__)
 
-# A record may be this much longer than its body's limit. Source: RocketMQ MessageExtEncoder.
-RECORD_OVERHEAD_MAX: Final = 65_536  # bytes
 # How far ahead of the appender space is made ready: a quarter second at 130 MB/s.
 READY_AHEAD: Final = 32 << 20  # bytes
 # The appender looks up, and wakes the helper, after this much; small beside READY_AHEAD.
@@ -83,11 +81,7 @@ class CommitLog:
         self.on_failure: Callable[[StoreError], None] = lambda error: None
         self._queues = queues
         self._now_ms = now_ms
-        self._body_max = config.max_message_size
-        self._record_max = min(
-            config.max_message_size + RECORD_OVERHEAD_MAX,
-            config.commit_log_file_size - BLANK_SIZE,
-        )
+        self._record_max = config.record_size_max
         self._append_property_crc = config.append_property_crc
         self._delay_levels_ms = config.delay_levels_ms
         self._active: LogFile | None = None  # None: the next append opens it
@@ -128,7 +122,7 @@ class CommitLog:
         With ``contiguous`` they follow each other in one file.
 
         Raises:
-            RecordTooLargeError: A body, a record or the contiguous group.
+            RecordTooLargeError: A record or the contiguous group does not fit into a file.
             PropertiesTooLongError: Of one of the drafts.
             DiskFullError: There is no space for a file of the log or of a queue.
             WriteFailedError: The system refused to write for another reason.
@@ -156,7 +150,7 @@ class CommitLog:
         offset = chunk_start = self.write_offset
         limit = 0 if roll else self._limit
         queues = self._queues
-        body_max, record_max = self._body_max, self._record_max
+        record_max = self._record_max
         parts: list[bytes] = []
         pack_head, pack_entry, pack_length = HEAD_V4.pack, LAYOUT.pack_into, _LENGTH.pack
         add = done.append
@@ -180,7 +174,7 @@ class CommitLog:
                 size = len(encoded)
                 if queue.topic == SCHEDULE_TOPIC:
                     tags_code = delivery_time(properties, now, self._delay_levels_ms)
-            if size > record_max or body_size > body_max or properties_size > PROPERTIES_SIZE_MAX:
+            if size > record_max or properties_size > PROPERTIES_SIZE_MAX:
                 self._refuse(draft, size)
             if offset + size > limit:
                 if roll or offset + size + BLANK_SIZE > self._file_end(offset):
@@ -221,7 +215,7 @@ class CommitLog:
         """Write the messages of a batch side by side in one file; all of them or none.
 
         Raises:
-            RecordTooLargeError: A body, a record or the batch.
+            RecordTooLargeError: A record or the batch does not fit into a file.
             PropertiesTooLongError: Of one of the messages.
             DiskFullError: There is no space for a file of the log or of a queue.
             WriteFailedError: The system refused to write for another reason.
@@ -256,8 +250,6 @@ class CommitLog:
 
     def _check_sizes(self, sizes: Sizes, queue: ConsumeQueue) -> None:
         body_size, properties_size = max(sizes.bodies), max(sizes.properties)
-        if body_size > self._body_max:
-            raise RecordTooLargeError("a body", body_size, self._body_max)
         if properties_size > PROPERTIES_SIZE_MAX:
             raise PropertiesTooLongError(properties_size, PROPERTIES_SIZE_MAX)
         size = queue.overhead + body_size + properties_size  # of none, perhaps; then look closer
@@ -274,8 +266,8 @@ class CommitLog:
         total += (sum(sizes.bodies) + sum(sizes.properties)) * sizes.times
         offset = self.write_offset
         if offset + total > self._limit:
-            if total > self.files.file_size - BLANK_SIZE:
-                raise RecordTooLargeError("a batch", total, self.files.file_size - BLANK_SIZE)
+            if total > self._record_max:
+                raise RecordTooLargeError("a batch", total, self._record_max)
             if offset + total + BLANK_SIZE > self._file_end(offset):
                 offset = self._roll(offset)
             self._look_up(offset, offset + total)
@@ -311,8 +303,6 @@ class CommitLog:
         return seal_crc_tail(encoded) if self._append_property_crc else encoded
 
     def _refuse(self, draft: Draft, size: int) -> NoReturn:
-        if len(draft.body) > self._body_max:
-            raise RecordTooLargeError("a body", len(draft.body), self._body_max)
         if len(draft.properties) > PROPERTIES_SIZE_MAX:
             raise PropertiesTooLongError(len(draft.properties), PROPERTIES_SIZE_MAX)
         raise RecordTooLargeError("a record", size, self._record_max)
@@ -320,20 +310,18 @@ class CommitLog:
     def _must_roll(self, group: Sequence[Draft]) -> bool:
         """Tell whether a group that has to stay together needs a new file."""
         room = self._file_end(self.write_offset) - self.write_offset - BLANK_SIZE
-        if len(group) * self._record_max <= room:
-            return False  # no need to add up what fits in any case
         size = sum(map(self._size_of, group))
-        size_max = self.files.file_size - BLANK_SIZE
-        if size > size_max:
-            raise RecordTooLargeError("a batch", size, size_max)
+        if size > self._record_max:
+            raise RecordTooLargeError("a batch", size, self._record_max)
         return size > room
 
     def _size_of(self, draft: Draft) -> int:
         queue = self._queues[draft.topic, draft.queue_id]
+        properties = draft.properties
         if self._append_property_crc:
-            return len(self._encode_special(draft, queue, 0, 0))
+            properties = with_crc_tail(properties)
         hosts = len(draft.born_host) + len(draft.store_host) - 2 * HOST_V4_SIZE
-        return queue.overhead + hosts + len(draft.body) + len(draft.properties)
+        return queue.overhead + hosts + len(draft.body) + len(properties)
 
     def _file_end(self, offset: int) -> int:
         """Return the end of the file in which a record at ``offset`` would begin.

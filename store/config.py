@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from .format.queue_entry import ENTRY_SIZE
+from .format.record import BLANK_SIZE
 
 _SECOND: Final = 1000
 _MINUTE: Final = 60 * _SECOND
@@ -35,7 +36,6 @@ class StoreConfig:
     commit_log_path: Path | None = None  # None: ``commitlog`` below root
     commit_log_file_size: int = 1 << 30  # bytes
     consume_queue_file_size: int = 300_000 * ENTRY_SIZE  # bytes; rounded up to whole entries
-    max_message_size: int = 4_194_304  # bytes of a body as stored
     flush_mode: FlushMode = FlushMode.SYNC_FLUSH
     flush_interval_ms: int = 500  # of ASYNC_FLUSH, and of what nobody waits for
     flush_interval_consume_queue_ms: int = 1000  # also of the checkpoint
@@ -59,9 +59,18 @@ class StoreConfig:
                 f"not {self.consume_queue_file_size}"
             )
         object.__setattr__(self, "consume_queue_file_size", whole_entries)
-        for name in ("max_message_size", "flush_interval_ms", "flush_interval_consume_queue_ms"):
+        for name in ("flush_interval_ms", "flush_interval_consume_queue_ms"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+
+    @property
+    def record_size_max(self) -> int:
+        """Bytes of the largest record, which fills a file of the log but for the blank behind it.
+
+        There is no other limit here: what the log holds, of a message that was taken once, may
+        have to be stored again when the broker takes smaller ones only.
+        """
+        return self.commit_log_file_size - BLANK_SIZE
 
     @property
     def commit_log_directory(self) -> Path:

@@ -2,7 +2,7 @@
 
 StoreError
 ├── CorruptRecordError       the bytes at an offset are no whole, valid record (the disk's fault)
-├── RecordTooLargeError      a draft is larger than the settings allow (the caller's fault)
+├── RecordTooLargeError      a draft is larger than a file of the log (the caller's fault)
 ├── PropertiesTooLongError   its properties do not fit their length field (the caller's fault)
 ├── DiskFullError            no space for another file, or for more of one (the machine's fault)
 ├── WriteFailedError         the system refused to write to the log
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class RecordTooLargeError(StoreError):
-    """A body, a record or a batch is larger than its limit; all sizes in bytes."""
+    """A record or a batch is larger than a file of the log holds; all sizes in bytes."""
 
     def __init__(self, what: str, size: int, size_max: int) -> None:
         super().__init__(what, size, size_max)

@@ -332,7 +332,7 @@ class MessageStore:
         With ``contiguous`` they follow each other in one file. Never waits for a flush.
 
         Raises:
-            RecordTooLargeError: A body, a record, or a contiguous group as a whole.
+            RecordTooLargeError: A record, or a contiguous group as a whole, fits into no file.
             PropertiesTooLongError: Of one of the drafts.
             DiskFullError: There is no space; a later append may find some.
             WriteFailedError: The system refused to write for another reason.

@@ -27,7 +27,7 @@ from halfmq.store.format.topics import CLIENTS_MAY_NOT_SEND
 from ..connection import Connection, Handler
 from ..group_append import GroupAppend
 from ..topics import TopicConfig
-from ..transaction.admission import FINAL_RESERVE, UNIQUE_KEY_SIZE_MAX
+from ..transaction.admission import FINAL_RESERVE, RECORD_RESERVE, UNIQUE_KEY_SIZE_MAX
 from ..transaction.half import half_draft
 from ..transaction.twins import Twins
 
@@ -162,6 +162,7 @@ class PlainSends:
         *,
         broker_properties: bytes,
         max_message_size: int,
+        record_size_max: int,
         sync_flush: bool,
         send_alone: Handler,
     ) -> None:
@@ -173,6 +174,7 @@ class PlainSends:
         self._unflushed_topics = transactions.unflushed_topics
         self._broker_properties = broker_properties
         self._max_message_size = max_message_size
+        self._half_size_max = record_size_max - RECORD_RESERVE
         self._sync_flush = sync_flush
         self._send_alone = send_alone
         self._shapes: dict[tuple[str, str], Shape] = {}
@@ -208,7 +210,10 @@ class PlainSends:
         if (
             not shape.plain
             or len(raw) > PROPERTIES_SIZE_MAX
-            or (transactional and not self._may_prepare(header, shape, unique_key, len(raw)))
+            or (
+                transactional
+                and not self._may_prepare(header, shape, unique_key, len(body), len(raw))
+            )
         ):
             return False
         has_usual_key = len(unique_key) == UNIQUE_KEY_SIZE and unique_key.isascii()
@@ -253,6 +258,7 @@ class PlainSends:
         header: SendMessageRequestHeader,
         shape: Shape,
         unique_key: str,
+        body_size: int,
         properties_size: int,
     ) -> bool:
         """Tell whether a message with marks of a transaction is certainly a half message."""
@@ -260,6 +266,7 @@ class PlainSends:
             shape.producer_group != ""
             and len(unique_key) <= UNIQUE_KEY_SIZE_MAX
             and properties_size <= PROPERTIES_SIZE_MAX - FINAL_RESERVE
+            and body_size + properties_size <= self._half_size_max
             and not header.reconsume_times
             and self._transactions.takes_prepares
         )

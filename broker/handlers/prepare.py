@@ -28,13 +28,8 @@ from halfmq.store.format.properties import get_property, terminated
 from halfmq.store.format.topics import DEFAULT_TOPIC
 
 from ..connection import Connection, Handler
-from ..transaction.admission import GROUP_RESERVE, refusal
+from ..transaction.admission import GROUP_RESERVE, RECORD_RESERVE, refusal
 from ..transaction.twins import FirstHalf
-
-RECORD_RESERVE: Final = 1_024
-"""Bytes that a final message may be longer than body and properties as they were sent: the head, a
-topic of 255, and what prepare and commit add to the properties. The finals of a transaction are one
-append as well, and must fit into one file of the log when they are committed."""
 
 NEW_TOPIC_QUEUES: Final = 1_024
 """Queues asked for when a topic is created; the broker's `defaultTopicQueueNums` is the limit."""
@@ -84,7 +79,7 @@ class PrepareHandler:
             drafted: Checks one message as a send does.
             append_staged: Appends what came before.
             refuse_sends: Raises when the disk is too far behind to take more.
-            log_file_size: Bytes of a file of the log, which the finals have to fit into.
+            log_file_size: Bytes of a file of the log, which the halves have to fit into.
         """
         self._transactions = transactions
         self._drafted = drafted

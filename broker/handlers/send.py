@@ -119,6 +119,7 @@ class SendHandler:
         retried: Retry,
         cluster_name: str,
         max_message_size: int,
+        record_size_max: int,
         sync_flush: bool,
         unique_keys: UniqueKeyFactory,
     ) -> None:
@@ -144,6 +145,7 @@ class SendHandler:
             transactions,
             broker_properties=self._broker_properties,
             max_message_size=max_message_size,
+            record_size_max=record_size_max,
             sync_flush=sync_flush,
             send_alone=partial(answer, self._send_by_every_rule),
         )

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from halfmq.remoting.codes import ResponseCode
+from halfmq.store.draft import Draft
 from halfmq.store.format.properties import (
     PROPERTIES_SIZE_MAX,
     PROPERTY_TIMER_DELAY_MS,
@@ -23,6 +24,8 @@ from halfmq.store.format.properties import (
     get_property,
     without_properties,
 )
+from halfmq.store.format.record import record_size
+from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
 from ..config import TransactionConfig
 from ..delay import DELAY_MS_MAX, delay_level, is_milliseconds
@@ -45,6 +48,11 @@ the id of the half (77), the level and time of delivery (46), a CRC (20); or the
 GROUP_DECISION_RESERVE: Final = DECISION_RESERVE + 1_408
 """The same for a message of a group: the offsets of 63 halves."""
 
+RECORD_RESERVE: Final = 1_024
+"""Bytes that a final message or a half may be longer than body and properties as they were sent:
+the head (116), a topic of up to 255, and `FINAL_RESERVE`. With a key above `UNIQUE_KEY_SIZE_MAX`
+they may be longer still."""
+
 UNIQUE_KEY_SIZE_MAX: Final = 128
 """Bytes of a key that `FINAL_RESERVE` has room for; with a longer one the half is looked at."""
 
@@ -55,6 +63,9 @@ BROKERS_OWN: Final = (
     PROPERTY_TRANSACTION_PARKED,
 )
 """Properties that the broker alone sets; consumers and the broker itself believe them."""
+
+_OTHER_TOPIC_SIZE: Final = max(map(len, (HALF_TOPIC, SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC)))
+"""Bytes of the longest topic under which a message is stored that is not its own."""
 
 _TIMERS: Final = (PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS)
 _INSTEAD: Final = (
@@ -116,17 +127,43 @@ def admitted(properties: bytes, now_ms: int, *, reserve: int = FINAL_RESERVE) ->
     return properties
 
 
-def leave_room(half: bytes, *, reserve: int = DECISION_RESERVE) -> None:
-    """Raise if properties of a half, as it is to be stored, leave no room for its decision.
+def leave_room(
+    half: Draft, topic: str, *, record_size_max: int, reserve: int = DECISION_RESERVE
+) -> None:
+    """Raise if a half, as it is to be stored, leaves no room for what follows from it.
+
+    That is its final message, delayed or not, and its parked copy. None of them may have longer
+    properties than a record can, or be larger than a record of the log.
+
+    Args:
+        half: The record of the half.
+        topic: Where its message belongs.
+        record_size_max: Bytes of the largest record that the log takes.
+        reserve: Bytes by which its properties may grow.
 
     Raises:
         RequestRefusedError: It could be prepared, and never committed or parked.
     """
-    if len(half) > PROPERTIES_SIZE_MAX - reserve:
+    properties_size = len(half.properties)
+    if properties_size > PROPERTIES_SIZE_MAX - reserve:
         raise refusal(
-            f"properties of {len(half)} bytes, with the topic and the UNIQ_KEY once more, exceed "
-            f"{PROPERTIES_SIZE_MAX - reserve}, the limit for a half message, whose commit needs "
-            "room for some more: send fewer, or a shorter UNIQ_KEY"
+            f"properties of {properties_size} bytes, with the topic and the UNIQ_KEY once more, "
+            f"exceed {PROPERTIES_SIZE_MAX - reserve}, the limit for a half message, whose commit "
+            "needs room for some more: send fewer, or a shorter UNIQ_KEY"
+        )
+    size = record_size(
+        len(half.body),
+        max(len(topic.encode()), _OTHER_TOPIC_SIZE),
+        properties_size + reserve,
+        born_host_size=len(half.born_host),
+        store_host_size=len(half.store_host),
+        version_2=True,
+    )
+    if size > record_size_max:
+        raise refusal(
+            f"a transactional message of {len(half.body)} bytes and properties takes up to {size} "
+            f"bytes of the log when it is decided, and a record may have {record_size_max}: send a "
+            "smaller one, or raise mappedFileSizeCommitLog for a new store"
         )
 
 

@@ -111,6 +111,7 @@ class TransactionService:
         now_ms: Callable[[], int],
         monotonic_ms: Callable[[], int],
         snapshot_path: Path,
+        record_size_max: int,
         before_parking: Callable[[], object] = lambda: None,
         place: Callable[[str, int], tuple[str, int]] = lambda topic, queue_id: (topic, queue_id),
         delayed: Callable[[Draft, int], Draft] = lambda final, _now_ms: final,
@@ -123,11 +124,11 @@ class TransactionService:
         """Wire the parts.
 
         Checks and housekeeping count on ``monotonic_ms``; ages are by the wall clock, ``now_ms``.
-        ``before_parking`` has the topic of parked messages created; ``place`` says to which topic
-        and queue a message goes that was prepared for one; ``delayed`` turns a final
-        message that asks for a delay into what its commit stores, now; ``read_cold`` reads a half
-        that is not in memory and calls back; ``jitter`` spreads the checks; ``hurry`` has ``tick``
-        called soon.
+        ``record_size_max`` is how many bytes of the log a record may take; ``before_parking`` has
+        the topic of parked messages created; ``place`` says to which topic and queue a message
+        goes that was prepared for one; ``delayed`` turns a final message that asks for a delay into
+        what its commit stores, now; ``read_cold`` reads a half that is not in memory and calls
+        back; ``jitter`` spreads the checks; ``hurry`` has ``tick`` called soon.
         """
         self._log = log
         self._append = log.append
@@ -135,6 +136,7 @@ class TransactionService:
         self._config = config
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._snapshot_path = snapshot_path
+        self._record_size_max = record_size_max
         self._table = PendingTable(decided_remembered)
         self._counters = Counters()
         self._recent = RecentFinals()
@@ -282,7 +284,7 @@ class TransactionService:
         if properties is not message.properties:
             message = replace(message, properties=properties)
         half = half_draft(message, unique_key)
-        leave_room(half.properties)
+        leave_room(half, message.topic, record_size_max=self._record_size_max)
         return half
 
     def prepared(
@@ -330,9 +332,14 @@ class TransactionService:
         leader_key, total = messages[0][1].encode(), len(messages)
         halves = [self.half_of(one, key, reserve=GROUP_RESERVE) for one, key in messages]
         if total > 1:
-            for number, half in enumerate(halves):
+            for number, (half, (message, _)) in enumerate(zip(halves, messages, strict=True)):
                 in_group(half, GroupMark(leader_key, number, total))
-                leave_room(half.properties, reserve=GROUP_DECISION_RESERVE)
+                leave_room(
+                    half,
+                    message.topic,
+                    record_size_max=self._record_size_max,
+                    reserve=GROUP_DECISION_RESERVE,
+                )
         appended = self._append(halves, contiguous=True)
         keys = [twin_key(producer_group, key) for _, key in messages]
         leader = appended[0].physical_offset

@@ -128,6 +128,7 @@ def _handler(
         retried=lambda _header, draft, _version: draft,
         cluster_name="C",
         max_message_size=10_000,
+        record_size_max=1 << 30,
         sync_flush=sync_flush,
         unique_keys=UniqueKeyFactory(
             bytes(4), process_id=1, token=bytes(4), now_ms=lambda: 1_700_000_000_000

@@ -38,7 +38,6 @@ def small_config(root: Path, **changes: Any) -> StoreConfig:
         "root": root,
         "commit_log_file_size": 16_384,
         "consume_queue_file_size": 1000,
-        "max_message_size": 8192,
         "max_hash_slots": 100,
         "max_index_items": 400,
     }
@@ -52,7 +51,6 @@ def golden_config(golden: GoldenStore) -> StoreConfig:
         root=golden.root,
         commit_log_file_size=int(keys["mappedFileSizeCommitLog"]),
         consume_queue_file_size=int(keys["mappedFileSizeConsumeQueue"]),
-        max_message_size=int(keys["maxMessageSize"]),
         max_hash_slots=int(keys["maxHashSlotNum"]),
         max_index_items=int(keys["maxIndexNum"]),
         append_property_crc=keys.get("enabledAppendPropCRC") == "true",

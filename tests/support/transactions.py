@@ -397,6 +397,7 @@ class Broker:
             now_ms=self.clock,
             monotonic_ms=self.clock.monotonic,
             snapshot_path=self.snapshot_path,
+            record_size_max=1 << 30,
             place=self.place,
             delayed=DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=self.clock).after_commit,
             snapshot_log_bytes=self.snapshot_log_bytes,

@@ -291,7 +291,7 @@ def test_property_crc_covers_the_whole_record(tmp_path: Path) -> None:
 
 
 TOO_LARGE = [
-    (draft(body=bytes(8193)), RecordTooLargeError),
+    (draft(body=bytes(16_384 - 8 - 91)), RecordTooLargeError),
     (draft(properties=bytes(32_768)), PropertiesTooLongError),
     (draft(body=bytes(8192), properties=bytes(9000)), RecordTooLargeError),
     (draft(body=bytes(8192), properties=bytes(9000), sys_flag=4), RecordTooLargeError),
@@ -543,7 +543,6 @@ def test_a_topic_cannot_lead_out_of_the_store(store: MessageStore, topic: str) -
         {"commit_log_file_size": 100},
         {"commit_log_file_size": 1 << 31},
         {"consume_queue_file_size": 0},
-        {"max_message_size": 0},
         {"flush_interval_ms": -1},
     ],
 )

@@ -621,7 +621,7 @@ def test_where_the_system_cannot_tell_it_is_read_anyway(
 
 def test_a_message_larger_than_any_buffer_is_read(tmp_path: Path) -> None:
     """Four megabytes, the largest that RocketMQ's defaults allow."""
-    config = small_config(tmp_path, commit_log_file_size=8 << 20, max_message_size=4 << 20)
+    config = small_config(tmp_path, commit_log_file_size=8 << 20)
     store = MessageStore(config, now_ms=Clock())
     store.open()
     body = os.urandom(4 << 20)

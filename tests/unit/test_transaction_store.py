@@ -40,7 +40,6 @@ class StoredBroker:
                 flush_mode=FlushMode.SYNC_FLUSH,
                 commit_log_file_size=self._settings.get("log", 16_384),
                 consume_queue_file_size=self._settings.get("queue", 1_000),
-                max_message_size=self._settings.get("message", 8_192),
                 max_hash_slots=100,
                 max_index_items=400,
             ),
@@ -56,6 +55,7 @@ class StoredBroker:
             now_ms=self.clock,
             monotonic_ms=self.clock.monotonic,
             snapshot_path=root / "config" / "halfmqTransactions",
+            record_size_max=1 << 30,
             decided_remembered=2,
         )
         self.service.rebuild()

@@ -55,7 +55,6 @@ def _delivered(broker: BrokerProcess) -> list[Record]:
         root=broker.directory / "store",
         commit_log_file_size=LOG_FILE_SIZE,
         consume_queue_file_size=20_000,
-        max_message_size=100_000,
     )
     store = MessageStore(config, now_ms=lambda: 0)
     store.open()
