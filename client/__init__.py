@@ -27,6 +27,7 @@ from .check_back import Checker
 from .config import ClientConfig
 from .consumer import Consumer
 from .errors import (
+    AutocommitError,
     BadAnswerError,
     BrokerRefusedError,
     ClientClosedError,
@@ -56,6 +57,7 @@ from .transaction import Transaction, TransactionListener, TransactionProducer
 
 __all__ = [
     "Admin",
+    "AutocommitError",
     "BadAnswerError",
     "BrokerRefusedError",
     "Checker",

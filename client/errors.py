@@ -18,6 +18,7 @@
     │   └── DecisionConflictError  the transaction was decided the other way before
     ├── UnsupportedRequestError    the broker does not know the request: it is not halfmq's
     ├── TransactionNotFoundError   no broker knows the transaction
+    ├── AutocommitError            the ledger's row would be committed by itself
     ├── TransactionFencedError     a check came before the local transaction's row in the ledger
     ├── TransactionNotRecordedError  a block ended normally without a row in the ledger
     ├── HalfNotDurableError        the half message may not be on disk            retriable
@@ -256,6 +257,25 @@ class TransactionNotFoundError(ClientError):
 
     def __str__(self) -> str:
         return f"no transaction {self.transaction_id}: {self.reason}"
+
+
+class AutocommitError(ClientError):
+    """The ledger was given a connection in autocommit mode, and no transaction is open on it.
+
+    The ledger's row would be committed at once, whatever becomes of the rest of the work. It was
+    not inserted.
+    """
+
+    def __init__(self, transaction_id: str) -> None:
+        super().__init__(transaction_id)
+        self.transaction_id = transaction_id
+
+    def __str__(self) -> str:
+        return (
+            f"transaction {self.transaction_id} cannot be recorded: the connection is in "
+            "autocommit mode and no transaction is open; begin one that also does the rest of the "
+            "work, or switch autocommit mode off"
+        )
 
 
 class TransactionFencedError(ClientError):

@@ -9,8 +9,11 @@ import sqlite3
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from sqlalchemy.ext.asyncio import AsyncEngine
+
 from halfmq.client import (
     Admin,
+    AutocommitError,
     BrokerRefusedError,
     ClientConfig,
     ClientError,
@@ -111,6 +114,7 @@ async def transacting_with_a_ledger() -> None:
         try:
             async with producer.transaction(messages) as tx:
                 with database:
+                    ledger.record(database, tx.id)
                     ledger.record(database.cursor(), tx.id)
                     database.execute(*ledger.statement(tx.id, "qmark"))
         except TransactionFencedError as error:
@@ -123,6 +127,20 @@ async def transacting_with_a_ledger() -> None:
             show(transaction.age, transaction.owner, transaction.checks_delivered)
     pruned: int = ledger.prune(database, timedelta(days=7))
     show(pruned)
+
+
+async def transacting_with_an_asynchronous_ledger(engine: AsyncEngine) -> None:
+    ledger = TransactionLedger()
+    own = ledger.async_checker(engine.connect)
+    async with engine.connect() as connection, TransactionProducer("orders-tx", own) as producer:
+        await ledger.create_table_async(connection)
+        try:
+            async with producer.transaction(Message("orders", b"o-5")) as tx:
+                await ledger.record_async(connection, tx.id)
+        except AutocommitError as error:
+            show(error.transaction_id)
+        pruned: int = await ledger.prune_async(connection, timedelta(days=7))
+        show(pruned)
 
 
 async def consuming() -> None:

@@ -1,0 +1,391 @@
+"""How the ledger talks to a database, whatever the driver: DB-API, asyncpg or SQLAlchemy.
+
+A :class:`Database` executes the statements of one connection. Its methods are coroutines for every
+driver, so that each sequence of statements is written once. With a blocking driver no ``await`` in
+it ever suspends, and :func:`complete` runs it to its end without an event loop.
+
+Statements are templates in which ``{}`` stands for a value.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+from .errors import ConfigurationError
+
+T = TypeVar("T")
+
+SQLITE: Final = "sqlite"
+POSTGRESQL: Final = "postgresql"
+MYSQL: Final = "mysql"
+"""MySQL or MariaDB."""
+
+_DRIVERS: Final[Mapping[str, str]] = {
+    "sqlite3": SQLITE,
+    "aiosqlite": SQLITE,
+    "psycopg": POSTGRESQL,
+    "psycopg2": POSTGRESQL,
+    "pg8000": POSTGRESQL,
+    "asyncpg": POSTGRESQL,
+    "pymysql": MYSQL,
+    "MySQLdb": MYSQL,
+    "mysql": MYSQL,
+    "mariadb": MYSQL,
+    "aiomysql": MYSQL,
+    "asyncmy": MYSQL,
+}
+"""The top-level package of a driver's classes, and the database it leads to."""
+
+_AWAITED: Final = frozenset({"aiosqlite", "asyncpg", "aiomysql", "asyncmy"})
+"""Drivers that are asynchronous only; psycopg and SQLAlchemy have both kinds of classes."""
+
+_PLACEHOLDERS: Final[Mapping[str, str]] = {
+    "qmark": "?",
+    "format": "%s",
+    "numeric": ":{number}",
+    "numeric_dollar": "${number}",
+    "named": ":p{number}",
+    "pyformat": "%(p{number})s",
+}
+"""How a parameter is written. Source: PEP 249; ``numeric_dollar`` is PostgreSQL's own."""
+
+PARAMSTYLES: Final = tuple(_PLACEHOLDERS)
+
+_STYLES: Final[Mapping[str, str]] = {"django": "format", "aiomysql": "pyformat"}
+"""Of packages that have no ``paramstyle``; Django's cursors take ``%s`` for every database."""
+
+_UNIQUE_VIOLATION: Final = "23505"  # Source: PostgreSQL, errcodes.txt
+_NO_TRANSACTION: Final = frozenset({"25P01", 1305})
+"""The savepoint is not there. Source: errcodes.txt; MySQL's ER_SP_DOES_NOT_EXIST."""
+_LEGACY_TRANSACTION_CONTROL: Final = -1  # Source: sqlite3, Python 3.12
+_ERRORS: Final = frozenset({"Error", "SQLAlchemyError", "PostgresError", "InterfaceError"})
+"""Names of the classes from which errors of drivers derive: DB-API, SQLAlchemy, asyncpg."""
+
+Statement: TypeAlias = tuple[str, tuple[object, ...] | dict[str, object]]
+"""SQL and its parameters: ``cursor.execute(*statement)``."""
+
+
+class Cursor(Protocol):
+    """Executes statements: a DB-API cursor, or SQLAlchemy's ``Session`` or ``Connection``."""
+
+    @property
+    def execute(self) -> Callable[..., Any]: ...
+
+
+class Connection(Protocol):
+    """A DB-API connection, blocking or asynchronous."""
+
+    @property
+    def cursor(self) -> Callable[..., Any]: ...
+
+    @property
+    def commit(self) -> Callable[[], Any]: ...
+
+    @property
+    def rollback(self) -> Callable[[], Any]: ...
+
+    @property
+    def close(self) -> Callable[..., Any]: ...
+
+
+class Database(Protocol):
+    """One connection."""
+
+    kind: str | None
+    """Which database this is, if it is known; None: only standard SQL will do."""
+
+    async def execute(self, sql: str, *values: object) -> int:
+        """Execute a statement and return how many rows it changed."""
+
+    async def fetch(self, sql: str, *values: object) -> Sequence[Any]:
+        """Execute a query and return its rows."""
+
+    async def commit(self) -> None:
+        """End the transaction, if one is open."""
+
+    async def rollback(self) -> None:
+        """End the transaction, if one is open."""
+
+    async def autocommits(self) -> bool:
+        """Whether the next statement commits by itself; False also if nobody can tell."""
+
+
+def complete(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that uses a blocking driver, which never suspends it."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        result: T = done.value
+        return result
+    work.close()
+    raise ConfigurationError("connection", work, "one of a blocking driver")
+
+
+def check_blocking(target: object, remedy: str) -> None:
+    """Refuse what has to be awaited.
+
+    Raises:
+        ConfigurationError: ``target`` belongs to an asynchronous driver; ``remedy`` says what to
+            call instead.
+    """
+    methods = (getattr(target, name, None) for name in ("execute", "commit"))
+    if (
+        _driver_of(target) in _AWAITED
+        or inspect.isawaitable(target)
+        or hasattr(target, "__aenter__")
+        or any(map(inspect.iscoroutinefunction, methods))
+    ):
+        raise ConfigurationError("connection", target, f"a blocking one; this needs {remedy}")
+
+
+async def open_database(target: Any, paramstyle: str | None) -> Database:
+    """The connection to which a cursor, connection or session belongs.
+
+    Raises:
+        ConfigurationError: Nobody knows how its driver writes parameters.
+    """
+    if _driver_of(target) == "asyncpg":
+        return _Asyncpg(target)
+    if hasattr(target, "fetchall"):
+        # pg8000 warns of everyone who asks a cursor for its connection in the documented way.
+        connection = getattr(target, "_c", None) or getattr(target, "connection", None)
+        return _Dbapi(connection, target, paramstyle or paramstyle_of(target))
+    if hasattr(target, "cursor"):
+        cursor = await _result(target.cursor())
+        return _Dbapi(target, cursor, paramstyle or paramstyle_of(cursor))
+    return _SqlAlchemy(target)
+
+
+@asynccontextmanager
+async def opened(opening: Any) -> AsyncIterator[Any]:
+    """The connection that a user's ``connect`` gives, closed or given back in the end."""
+    if hasattr(opening, "__aenter__"):
+        async with opening as target:
+            yield target
+        return
+    target = await _result(opening)
+    try:
+        yield target
+    finally:
+        await _result(target.close())
+
+
+class _Dbapi:
+    """A cursor of PEP 249, or one like it whose methods are awaited."""
+
+    def __init__(self, connection: Any, cursor: Any, style: str) -> None:
+        self._connection, self._cursor, self._style = connection, cursor, style
+        self.kind = _DRIVERS.get(_driver_of(cursor))
+
+    async def execute(self, sql: str, *values: object) -> int:
+        await _result(self._cursor.execute(*written(sql, values, self._style)))
+        changed: int = self._cursor.rowcount
+        return changed
+
+    async def fetch(self, sql: str, *values: object) -> Sequence[Any]:
+        await self.execute(sql, *values)
+        rows: Sequence[Any] = await _result(self._cursor.fetchall())
+        return rows
+
+    async def commit(self) -> None:
+        await _result(self._connection.commit())
+
+    async def rollback(self) -> None:
+        await _result(self._connection.rollback())
+
+    async def autocommits(self) -> bool:
+        return await _autocommits(self, self._connection)
+
+
+class _Asyncpg:
+    """A connection of asyncpg, where a statement outside a transaction commits by itself."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.kind: str | None = POSTGRESQL
+
+    async def execute(self, sql: str, *values: object) -> int:
+        tag: str = await self._connection.execute(*self._written(sql, values))
+        changed = tag.rpartition(" ")[2]  # "DELETE 3"
+        return int(changed) if changed.isdigit() else -1
+
+    async def fetch(self, sql: str, *values: object) -> Sequence[Any]:
+        rows: Sequence[Any] = await self._connection.fetch(*self._written(sql, values))
+        return rows
+
+    def _written(self, sql: str, values: tuple[object, ...]) -> tuple[object, ...]:
+        text, parameters = written(sql, values, "numeric_dollar")
+        return text, *parameters
+
+    async def commit(self) -> None:
+        if self._connection.is_in_transaction():
+            await self._connection.execute("commit")
+
+    async def rollback(self) -> None:
+        if self._connection.is_in_transaction():
+            await self._connection.execute("rollback")
+
+    async def autocommits(self) -> bool:
+        return not self._connection.is_in_transaction()
+
+
+class _SqlAlchemy:
+    """SQLAlchemy's ``Session`` or ``Connection``, of async ones what ``run_sync`` gives."""
+
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        name: str = self._connection().dialect.name
+        self.kind: str | None = MYSQL if name == "mariadb" else name
+
+    def _connection(self) -> Any:
+        connection = self._target.connection  # a Session's method; a Connection's driver
+        return connection() if callable(connection) else self._target
+
+    def _execute(self, sql: str, values: tuple[object, ...]) -> Any:
+        from sqlalchemy import text  # noqa: PLC0415 -- only where SQLAlchemy is in use
+
+        sql, parameters = written(sql, values, "named")
+        return self._target.execute(text(sql), parameters)
+
+    async def execute(self, sql: str, *values: object) -> int:
+        changed: int = self._execute(sql, values).rowcount
+        return changed
+
+    async def fetch(self, sql: str, *values: object) -> Sequence[Any]:
+        rows: Sequence[Any] = self._execute(sql, values).fetchall()
+        return rows
+
+    async def commit(self) -> None:
+        self._target.commit()
+
+    async def rollback(self) -> None:
+        self._target.rollback()
+
+    async def autocommits(self) -> bool:
+        connection = self._connection()
+        if not connection.in_transaction():
+            connection.begin()  # as the next statement would; an event handler may emit BEGIN
+        pooled = connection.connection
+        driver = pooled.driver_connection
+        if _driver_of(driver) == "asyncpg":
+            # SQLAlchemy begins its transaction just before the first statement.
+            return bool(pooled.dbapi_connection.autocommit) and not driver.is_in_transaction()
+        return await _autocommits(self, driver)
+
+
+async def _autocommits(database: Database, connection: Any) -> bool:
+    """Whether a driver's connection is in autocommit mode, and outside any transaction."""
+    if database.kind == SQLITE:
+        return _sqlite_autocommits(connection)
+    if database.kind == POSTGRESQL:
+        return bool(getattr(connection, "autocommit", False)) and await _is_idle(database)
+    if database.kind == MYSQL:
+        get_autocommit = getattr(connection, "get_autocommit", None)  # not in every driver
+        if get_autocommit is not None and not get_autocommit():
+            return False
+        return await _is_idle(database)
+    return False
+
+
+def _sqlite_autocommits(connection: Any) -> bool:
+    if connection.in_transaction:
+        return False
+    control = getattr(connection, "autocommit", _LEGACY_TRANSACTION_CONTROL)
+    if control == _LEGACY_TRANSACTION_CONTROL:
+        return connection.isolation_level is None
+    return bool(control)
+
+
+async def _is_idle(database: Database) -> bool:
+    """Whether no transaction is open: a savepoint does not last outside of one."""
+    try:
+        await database.execute("savepoint halfmq_ledger")
+        await database.execute("release savepoint halfmq_ledger")
+    except Exception as error:
+        if not _NO_TRANSACTION.isdisjoint(_codes(error)):
+            return True
+        raise
+    return False
+
+
+# -- parameters
+
+
+def paramstyle_of(cursor: object) -> str:
+    """How the driver of a cursor writes parameters.
+
+    Raises:
+        ConfigurationError: Its module does not say, as for a cursor wrapped by a framework.
+    """
+    for kind in type(cursor).__mro__:
+        parts = kind.__module__.split(".")
+        if parts[0] in _STYLES:
+            return _STYLES[parts[0]]
+        while parts:
+            style = getattr(sys.modules.get(".".join(parts)), "paramstyle", None)
+            if style in _PLACEHOLDERS:
+                return str(style)
+            parts.pop()
+    raise ConfigurationError(
+        "paramstyle",
+        None,
+        f"one of {', '.join(PARAMSTYLES)}: {type(cursor).__module__} does not say "
+        "(of SQLAlchemy, give the Session or Connection itself)",
+    )
+
+
+def written(sql: str, values: tuple[object, ...], style: str) -> Statement:
+    """A statement in a driver's parameter style."""
+    placeholder = _PLACEHOLDERS[style]
+    marks = [placeholder.replace("{number}", str(n)) for n in range(1, len(values) + 1)]
+    text = sql.format(*marks)
+    if style in {"named", "pyformat"}:
+        return text, {f"p{n}": value for n, value in enumerate(values, 1)}
+    return text, values
+
+
+# -- drivers and their errors
+
+
+def _driver_of(target: object) -> str:
+    """The package that a connection or cursor comes from, seen through wrappers and subclasses."""
+    packages = [kind.__module__.partition(".")[0] for kind in type(target).__mro__]
+    for package in packages:
+        if package in _DRIVERS:
+            return package
+    inner = getattr(target, "cursor", None)  # of Django's cursors
+    if inner is None or callable(inner):
+        return packages[0]
+    return _driver_of(inner)
+
+
+async def _result(value: Any) -> Any:
+    """What a method returned, awaited if the driver is asynchronous."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def is_database_error(error: BaseException) -> bool:
+    """Whether the database or the way to it is at fault: locked, away, without the table."""
+    return isinstance(error, OSError) or any(
+        kind.__name__ in _ERRORS for kind in type(error).__mro__
+    )
+
+
+def is_duplicate(error: BaseException) -> bool:
+    """Whether the key was there before."""
+    return _UNIQUE_VIOLATION in _codes(error) or any(
+        kind.__name__ == "IntegrityError" for kind in type(error).__mro__
+    )
+
+
+def _codes(error: BaseException) -> Iterator[object]:
+    """PostgreSQL's SQLSTATE and MySQL's number, also of a driver's error within a framework's."""
+    for each in (error, getattr(error, "orig", None), error.__cause__):
+        yield getattr(each, "sqlstate", None)
+        yield getattr(each, "pgcode", None)
+        for fact in getattr(each, "args", ())[:1]:
+            yield fact.get("C") if isinstance(fact, dict) else fact  # pg8000 has a dictionary
