@@ -1,12 +1,16 @@
-"""The window behind the commit: a consumer that crashes after its work and before its offset."""
+"""Windows of consumers: a crash between work and offset, and locks of queues when clocks step."""
 
 from __future__ import annotations
 
+import json
 import sqlite3
 
+import pytest
+
 from halfmq.client import Consumer, MessageView
+from halfmq.remoting.codes import RequestCode
 from tests.support.peers import COMMIT
-from tests.support.windows import Rig, windowed
+from tests.support.windows import DAY_MS, Rig, windowed
 
 
 async def _first(consumer: Consumer) -> MessageView:
@@ -57,3 +61,24 @@ async def test_w29_a_retry_keeps_the_transaction_id(rig: Rig) -> None:
 
     assert second.offset_message_id != first.offset_message_id
     assert first.half_message_id == second.half_message_id == half.message_id
+
+
+@pytest.mark.parametrize("step_ms", [-10 * DAY_MS, 10 * DAY_MS])
+@windowed()
+async def test_w30_a_step_of_the_brokers_clock_moves_no_lock_of_a_queue(
+    rig: Rig, step_ms: int
+) -> None:
+    """A consumer in order keeps its queue, and one that is gone loses it after a minute."""
+    consumer = await rig.peer()
+
+    async def lock(client_id: str) -> int:
+        queue = {"topic": "orders", "brokerName": "broker-a", "queueId": 0}
+        body = {"consumerGroup": "g", "clientId": client_id, "mqSet": [queue]}
+        answer = await consumer.call(RequestCode.LOCK_BATCH_MQ, None, json.dumps(body).encode())
+        return len(json.loads(answer.body)["lockOKMQSet"])
+
+    assert await lock("first") == 1
+    rig.clock_ahead_ms = step_ms
+    assert await lock("second") == 0
+    await rig.wait(61_000)
+    assert await lock("second") == 1
