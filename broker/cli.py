@@ -68,6 +68,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     take_descriptor_table()
     try:
         _run(_serve(loaded.config))
+    except ConfigurationError as error:
+        return _fail(ExitCode.CONFIGURATION, error)
     except DirectoryInUseError as error:
         return _fail(ExitCode.DIRECTORY_IN_USE, error)
     except StoreError as error:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -22,6 +24,8 @@ from .delay import parse_delay_levels
 from .errors import ConfigurationError
 from .settings import (
     DIRECTORY,
+    FILE,
+    HIDDEN,
     SWITCH,
     BadValueError,
     Setting,
@@ -31,6 +35,7 @@ from .settings import (
     integer,
     names,
     pattern,
+    secret,
     setting,
     settings_of,
 )
@@ -49,6 +54,31 @@ _PERCENT: Final = integer(10, 100, "percent in use; 100: never")
 _FREE_BYTES: Final = integer(0, 1 << 50, "bytes; 0: never")
 _ADDRESS_LIST: Final = r"(|[^:;,\s]+:\d{1,5}([;,][^:;,\s]+:\d{1,5})*)"
 _HOURS: Final = r"([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*"
+
+
+class Credentials(NamedTuple):
+    """A name and the secret by which it signs."""
+
+    name: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.name!r}, ...)"
+
+
+def _credentials(name_key: str, secret_key: str, text: str) -> Credentials:
+    try:
+        fields = json.loads(text)
+    except RecursionError as error:
+        raise ValueError from error
+    if not isinstance(fields, dict):
+        raise ValueError  # noqa: TRY004 -- the callers of a parser expect this
+    name, secret_text = fields.get(name_key), fields.get(secret_key)
+    if not isinstance(name, str) or not isinstance(secret_text, str):
+        raise ValueError  # noqa: TRY004
+    if not name.strip() or not secret_text.strip():
+        raise ValueError
+    return Credentials(name, secret_text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +329,45 @@ class DelayConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AccessConfig:
+    """Who may use the broker; without any of this everybody who reaches its port."""
+
+    acl_enabled: bool = setting(
+        "aclEnable", False, SWITCH, "accounts of plain_acl.yml, as in RocketMQ 4.4 to 5.2"
+    )
+    plain_acl_file: Path | None = setting(
+        "plainAclFile",
+        None,
+        FILE,
+        "the accounts (plain_acl.yml beside this file; without one, in the store's config/)",
+    )
+    authentication_enabled: bool = setting(
+        "authenticationEnabled", False, SWITCH, "users, as in RocketMQ 5.3: requests are signed"
+    )
+    authorization_enabled: bool = setting(
+        "authorizationEnabled", False, SWITCH, "and their policies say what they may do"
+    )
+    initial_user: Credentials | None = setting(
+        "initAuthenticationUser",
+        None,
+        secret(
+            partial(_credentials, "username", "password"),
+            '{"username":"NAME","password":"SECRET"}, neither of them empty',
+        ),
+        "a super user, created if there is no user of this name",
+    )
+    inner_credentials: Credentials | None = setting(
+        "innerClientAuthenticationCredentials",
+        None,
+        secret(
+            partial(_credentials, "accessKey", "secretKey"),
+            '{"accessKey":"NAME","secretKey":"SECRET"}, neither of them empty',
+        ),
+        "the broker's own, for requests to name servers; a super user likewise",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """Everything that can be set, in sections."""
 
@@ -308,6 +377,7 @@ class BrokerConfig:
     disk: DiskConfig = field(default_factory=DiskConfig)
     transaction: TransactionConfig = field(default_factory=TransactionConfig)
     delay: DelayConfig = field(default_factory=DelayConfig)
+    access: AccessConfig = field(default_factory=AccessConfig)
 
 
 _SECTIONS: Final = {
@@ -317,13 +387,13 @@ _SECTIONS: Final = {
     "disk": DiskConfig,
     "transaction": TransactionConfig,
     "delay": DelayConfig,
+    "access": AccessConfig,
 }
 
 # Keys of many RocketMQ configurations that mean nothing here: told, not mistaken for typos.
 _ROCKETMQ_ONLY: Final = frozenset(
     {
         "abortFile",
-        "aclEnable",
         "brokerIP1",
         "brokerIP2",
         "brokerId",
@@ -397,9 +467,30 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
             warnings.append(f"{source}: {key} is set twice; this one counts")
         section, item = known[key]
         chosen[section][item.attribute] = _parse(item, value, source)
-        origins[key] = Origin(value, source)
+        origins[key] = Origin(HIDDEN if item.kind.is_secret else value, source)
     parts = {name: _SECTIONS[name](**values) for name, values in chosen.items()}
-    return LoadedConfig(BrokerConfig(**parts), origins, warnings)
+    config = BrokerConfig(**parts)
+    _check_access(config.access, origins)
+    if config.access.plain_acl_file is None:
+        folder = file.parent if file else config.store.root / "config"
+        access = replace(config.access, plain_acl_file=folder / "plain_acl.yml")
+        config = replace(config, access=access)
+    return LoadedConfig(config, origins, warnings)
+
+
+def _check_access(access: AccessConfig, origins: Mapping[str, Origin]) -> None:
+    """Raise ConfigurationError where settings that protect contradict each other."""
+
+    def wrong(key: str, expected: str) -> ConfigurationError:
+        return ConfigurationError(origins[key].source, key, origins[key].value, expected)
+
+    if access.acl_enabled and access.authentication_enabled:
+        raise wrong("authenticationEnabled", "false while aclEnable=true: choose one of the two")
+    if access.authorization_enabled and not access.authentication_enabled:
+        raise wrong(
+            "authorizationEnabled",
+            "authenticationEnabled=true as well: who did not sign cannot be authorized",
+        )
 
 
 def _parse(item: Setting, value: str, source: str) -> object:
@@ -408,7 +499,9 @@ def _parse(item: Setting, value: str, source: str) -> object:
     try:
         return item.kind.parse(value)
     except BadValueError as error:
-        raise ConfigurationError(source, item.key, value, item.kind.expected) from error
+        shown = HIDDEN if item.kind.is_secret else value
+        cause = None if item.kind.is_secret else error
+        raise ConfigurationError(source, item.key, shown, item.kind.expected) from cause
 
 
 def _unknown_key(key: str, known: Iterable[str]) -> str:

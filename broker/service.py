@@ -29,6 +29,7 @@ from halfmq.store.recovery import RecoveryReport
 from halfmq.store.space import Space, space_of
 from halfmq.store.worker import ThreadWorker, WorkerFactory
 
+from .access.build import AccessSetup
 from .cold_requests import ColdRequests
 from .config import BrokerConfig
 from .connection import Handler
@@ -162,6 +163,9 @@ class Broker:
         )
         self._deleting = Ticker("retention", self._retention.tick)
         self._router = Router()
+        self._access = AccessSetup(
+            config.access, self._router, cluster_name=config.topics.cluster_name
+        )
         self._gate = SendGate(self._router)
         self._guard = self._make_disk_guard(disk_space)
         self._watching = Ticker("disk", self._guard.tick)
@@ -174,7 +178,7 @@ class Broker:
         for part in self._make_handlers():
             self._router.serve(cold_requests.covering(part.handlers()))
         self._server = Server(
-            self._router,
+            self._access.dispatcher,
             self._release,
             self._clients.connection_lost,
             host=config.network.bind_address,
@@ -338,6 +342,7 @@ class Broker:
                 "disk": self._guard.metrics,
                 "retention": self._retention.metrics,
                 "recovery": self._store_service.recovery_metrics,
+                "access": self._access.metrics,
             },
         )
 
@@ -385,6 +390,7 @@ class Broker:
             Ticker("delay", self._delay.tick),
             self._deleting,
             self._watching,
+            *self._access.services,
             Ticker("clients", _every(SCAN_S, self._clients.expire, tables.locks.expire)),
             PersistTicker(
                 [
@@ -424,6 +430,11 @@ class Broker:
     async def stop(self) -> None:
         """Answer what waits for the disk, flush, and mark the store clean."""
         await self._stack.stop()
+
+    @property
+    def codes(self) -> frozenset[int]:
+        """The request codes that are served."""
+        return self._router.codes
 
     @property
     def address(self) -> str:

@@ -27,6 +27,8 @@ class Kind:
     expected: str
     parse: Callable[[str], Any]
     show: Callable[[Any], str] = str
+    is_secret: bool = False
+    """Whether neither a listing nor an error may show the value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,22 @@ def choice(options: type[T]) -> Kind:
     return Kind(" or ".join(names), parse)
 
 
+def secret(parse: Callable[[str], Any], expected: str) -> Kind:
+    """A text that `parse` reads, and that is never shown; it raises ValueError otherwise."""
+
+    def parse_quietly(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError:
+            raise BadValueError(HIDDEN) from None  # the cause would show the text
+
+    return Kind(expected, parse_quietly, lambda value: HIDDEN if value else "", is_secret=True)
+
+
+HIDDEN: Final = "***"
+"""Stands for the value of a secret setting."""
+
+
 def _parse_directory(text: str) -> Path:
     if not text or "\0" in text or "," in text:
         raise BadValueError(text)
@@ -166,5 +184,18 @@ def _parse_directory(text: str) -> Path:
 DIRECTORY: Final = Kind(
     "the path of one directory (~ is the home directory)",
     _parse_directory,
+    lambda value: "" if value is None else str(value),
+)
+
+
+def _parse_file(text: str) -> Path:
+    if not text or "\0" in text:
+        raise BadValueError(text)
+    return Path(text).expanduser()
+
+
+FILE: Final = Kind(
+    "the path of a file (~ is the home directory)",
+    _parse_file,
     lambda value: "" if value is None else str(value),
 )

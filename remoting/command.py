@@ -35,6 +35,8 @@ class RemotingCommand(msgspec.Struct, gc=False):
     ("topic is missing"); ``header`` is then the dict."""
     raw_header: bytes = b""
     """The header as received: signatures cover all ext fields, unknown ones too."""
+    subject: object = None
+    """Who signed a request, set by the access control of the broker; never on the wire."""
 
     @property
     def is_response(self) -> bool:

@@ -140,6 +140,10 @@ def encode(
 
 def ext_texts(raw: bytes) -> dict[str, str]:
     """Return all ext fields of a header as received, in order, numbers digit by digit."""
+    try:
+        return _decode_texts(raw).header or {}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass  # not all of them are texts, or worse
     return _texts(_parse(raw).get("extFields")) or {}
 
 

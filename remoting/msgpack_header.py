@@ -8,6 +8,8 @@ fields can be added at the end of a class.
 
 Which class a response needs is known only to whoever sent the request. So its ext is kept as the
 bytes it came in (``msgspec.Raw``) until ``headers.response_header`` is asked for it.
+
+A signed request has two more elements: the access key, and the 20 bytes of its signature.
 """
 
 from __future__ import annotations
@@ -22,8 +24,13 @@ from .command import RemotingCommand
 from .errors import HeaderError
 from .ext_fields import ARRAY_MARKS, MAP_MARKS, Header, Int32, array_twin, texts_of
 from .headers import REQUEST_HEADERS, typed_request_header
+from .signature import DIGEST_SIZE, Signer
 
-_SEVEN: Final = 0x97  # a fixed array of seven
+_NINE: Final = 0x99  # a fixed array of nine: a signed request
+_OURS: Final = frozenset({0x97, _NINE})  # a fixed array of seven, or of nine
+_NINE_MARK: Final = bytes([_NINE])
+_SIGNATURE_MARK: Final = bytes([0xC4, DIGEST_SIZE])  # binary of 20 bytes
+_SIGNATURE_SIZE: Final = len(_SIGNATURE_MARK) + DIGEST_SIZE
 _UINT8: Final = 0xCC
 _UINT16: Final = 0xCD
 _NIL: Final = 0xC0
@@ -41,6 +48,11 @@ class _Envelope(msgspec.Struct, gc=False, array_like=True):
 
 class _RawEnvelope(_Envelope, gc=False, array_like=True):
     header: msgspec.Raw = msgspec.Raw(b"\xc0")
+
+
+class _SignedEnvelope(_RawEnvelope, gc=False, array_like=True):
+    access_key: str = ""
+    signature: bytes = b""
 
 
 def decode_request(raw: bytes, body: bytes) -> RemotingCommand:
@@ -119,9 +131,30 @@ def ext_texts(command: RemotingCommand) -> dict[str, str]:
     return texts_of(header) or {}
 
 
+def sign(raw: bytes, body: bytes, access_key: str, signer: Signer) -> bytes:
+    """Return a request's header with two more elements: the access key and the signature.
+
+    The signature covers the bytes of all eight elements before it, then the body; so unlike an
+    official one it covers the request code and the opaque too.
+    """
+    text = raw[1:] + _encode(access_key)
+    return _NINE_MARK + text + _SIGNATURE_MARK + signer.digest(text, body)
+
+
+def split_signature(raw: bytes) -> tuple[str, bytes, bytes]:
+    """Return access key, signature and signed text of a header; empty if it is not signed."""
+    if not raw or raw[0] != _NINE or raw[-_SIGNATURE_SIZE:-DIGEST_SIZE] != _SIGNATURE_MARK:
+        return "", b"", b""
+    try:
+        access_key = _decode_signed(raw).access_key
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return "", b"", b""
+    return access_key, raw[-DIGEST_SIZE:], raw[1:-_SIGNATURE_SIZE]
+
+
 def _peek_code(raw: bytes) -> int:
     """Return the code of a header as our own writer writes it, else -1."""
-    if len(raw) < 4 or raw[0] != _SEVEN:
+    if len(raw) < 4 or raw[0] not in _OURS:
         return -1
     first = raw[1]
     if first < 0x80:
@@ -144,6 +177,7 @@ def _typed_decoder(code: int) -> Callable[[bytes], Any]:
 
 
 _TYPED: Final = {code: _typed_decoder(code) for code in REQUEST_HEADERS}
+_decode_signed: Final = msgspec.msgpack.Decoder(_SignedEnvelope).decode
 _decode_raw: Final = msgspec.msgpack.Decoder(_RawEnvelope).decode
 _decode_map: Final = msgspec.msgpack.Decoder(dict[str, str]).decode
 _encode: Final = msgspec.msgpack.Encoder().encode

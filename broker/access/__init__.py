@@ -1,0 +1,1 @@
+"""Who may do what: principals and their rules, and the guard in front of the router."""

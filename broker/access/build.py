@@ -1,0 +1,109 @@
+"""From the settings to the access control in front of the router, or to none."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from ..config import AccessConfig
+from ..errors import ConfigurationError
+from ..lifecycle import Service
+from .control import AccessControl, Dispatcher
+from .plain_acl import PlainAcl, PlainAclError
+
+logger = logging.getLogger(__name__)
+
+RELOAD_S: Final = 1.0
+"""Seconds between two looks whether a file of accounts or a certificate has changed."""
+
+
+def plain_acl(config: AccessConfig) -> PlainAcl:
+    """Return the accounts of the configured file.
+
+    Raises:
+        ConfigurationError: A file is missing, unreadable or wrong.
+    """
+    file = config.plain_acl_file
+    assert file is not None  # loading the configuration has chosen one
+    try:
+        accounts = PlainAcl(file)
+    except PlainAclError as error:
+        raise ConfigurationError(
+            str(error.file), "aclEnable", "true", f"a usable plain ACL: {error.reason}"
+        ) from error
+    for path in accounts.files:
+        warn_of_readers(path)
+    return accounts
+
+
+def warn_of_readers(path: Path) -> None:
+    """Log if others than its owner may read a file with secrets."""
+    mode = path.stat().st_mode
+    if mode & (stat.S_IRGRP | stat.S_IROTH):
+        logger.warning(
+            "event=secrets_readable file=%s mode=%o others can read its secrets: chmod 600",
+            path,
+            stat.S_IMODE(mode),
+        )
+
+
+class AccessSetup:
+    """What the settings make of access control."""
+
+    def __init__(self, config: AccessConfig, router: Dispatcher, *, cluster_name: str) -> None:
+        """Guard the router, if the settings ask for it.
+
+        Raises:
+            ConfigurationError: What they ask for cannot be in force.
+        """
+        self._control: AccessControl | None = None
+        self.services: list[Service] = []
+        """What has to run beside the broker."""
+        if config.acl_enabled:
+            accounts = plain_acl(config)
+            self._control = AccessControl(accounts, router, cluster_name=cluster_name)
+            self.services.append(Reloading(accounts.reload))
+        self.dispatcher: Dispatcher = self._control or router
+        """Serves requests; without access control the router itself."""
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether requests have to be signed."""
+        return self._control is not None
+
+    def metrics(self) -> dict[str, int]:
+        """Refused requests since the start, by reason."""
+        if self._control is None:
+            return {}
+        return {f"refused_{reason}": count for reason, count in self._control.refused.items()}
+
+
+class Reloading:
+    """Has something that was read from files read again when they change."""
+
+    def __init__(self, reload: Callable[[], object]) -> None:
+        """`reload` looks at the files and reads them if need be; it is called on a thread."""
+        self._reload = reload
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to look at the files."""
+        self._task = asyncio.create_task(self._run(), name="reload")
+
+    async def stop(self) -> None:
+        """Stop."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            try:
+                await asyncio.to_thread(self._reload)
+            except Exception:  # what is in force stays so, and the next change is seen
+                logger.exception("event=reload_failed")

@@ -1,0 +1,260 @@
+"""AccessControl: stands in front of the router; a refused request goes no further.
+
+From a trusted address everything is served. Otherwise the access key must name an enabled principal
+and the signature must be its own, before anything else of the request is looked at. Then each
+requirement of the request code must be met. Without access control no request passes through here.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, HeaderType, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.errors import RemotingError
+from halfmq.remoting.msgpack_header import split_signature
+from halfmq.remoting.replies import encode_reply
+from halfmq.remoting.serialization import ext_fields
+from halfmq.remoting.signature import ACCESS_KEY, SIGNATURE, Signer, signed_text
+from halfmq.store.format.topics import TRACE_TOPIC
+
+from ..connection import Connection
+from ..errors import RequestRefusedError
+from .addresses import Address, address_of
+from .requirements import ANY_CLUSTER, requirements_of
+from .rules import Kind, Principal, Principals, Requirement, Resource
+
+logger = logging.getLogger(__name__)
+
+V4_9_3: Final = 399
+"""``MQVersion`` ordinal of the last client that adds ``_UNIQUE_KEY_QUERY`` after signing."""
+
+LINES_PER_SECOND_MAX: Final = 10
+"""Refusals logged a second; the next line counts the others. A refused peer can ask again ten
+thousand times a second."""
+
+REMARK_LOGGED_MAX: Final = 512
+"""Characters of a remark in the log: names in it are the peer's own choice."""
+
+_MSGPACK: Final = int(HeaderType.MSGPACK)
+
+
+class Dispatcher(Protocol):
+    """Serves one command; the router, as far as access control is concerned."""
+
+    def dispatch(self, command: RemotingCommand, connection: Connection) -> bytes | None: ...
+
+
+class AccessDeniedError(RequestRefusedError):
+    """A request is refused for who sent it; the answer names subject, action and resource."""
+
+    def __init__(
+        self,
+        code: ResponseCode,
+        remark: str,
+        subject: str = "",
+        requirement: Requirement | None = None,
+    ) -> None:
+        fields = {"subject": subject} if subject else {}
+        if requirement is not None:
+            fields["action"] = " or ".join(requirement.actions)
+            fields["resource"] = str(requirement.resource)
+        super().__init__(code, remark, fields or None)
+        self.subject, self.requirement = subject, requirement
+
+
+class Subject:
+    """The sender of one request, as handlers see it that learn the resource late."""
+
+    __slots__ = ("_address", "_control", "principal")
+
+    def __init__(self, principal: Principal, address: Address, control: AccessControl) -> None:
+        self.principal = principal
+        self._address = address
+        self._control = control
+
+    @property
+    def name(self) -> str:
+        """The name it signs with; empty for a request from a trusted address."""
+        return self.principal.name
+
+    def may(self, requirement: Requirement) -> bool:
+        """Whether it may do this."""
+        return self._control.unmet(self.principal, requirement, self._address) is None
+
+    def require(self, requirement: Requirement) -> None:
+        """Return if it may do this.
+
+        Raises:
+            AccessDeniedError: It may not.
+        """
+        reason = self._control.unmet(self.principal, requirement, self._address)
+        if reason is not None:
+            raise self._control.forbidden(self.principal, requirement, reason, self._address)
+
+
+class AccessControl:
+    """Authenticates and authorizes requests, and hands those that pass to the router."""
+
+    def __init__(
+        self,
+        principals: Principals,
+        dispatcher: Dispatcher,
+        *,
+        cluster_name: str,
+        authorizes: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Guard a dispatcher.
+
+        Args:
+            principals: Who is known, and what the front end calls them.
+            dispatcher: Serves what passes.
+            cluster_name: What rules call this broker as a whole.
+            authorizes: Whether rules are asked; otherwise a valid signature is enough.
+            clock: Seconds, for the rate of log lines.
+        """
+        self._principals = principals
+        self._dispatch = dispatcher.dispatch
+        self._cluster = Resource(Kind.CLUSTER, cluster_name)
+        self._authorizes = authorizes
+        self._dialect = principals.dialect
+        self._refusals = _RefusalLog(clock)
+        self._anybody = Principal("", Signer(""), is_super=True)
+
+    @property
+    def refused(self) -> Counter[str]:
+        """How many requests were refused since the start, by reason."""
+        return self._refusals.counts
+
+    def dispatch(self, command: RemotingCommand, connection: Connection) -> bytes | None:
+        """Serve one command if its sender may; return the reply to write now, if any."""
+        if not command.flag & FLAG_RESPONSE:
+            try:
+                command.subject = self._admit(command, connection)
+            except RequestRefusedError as refused:
+                if isinstance(refused, AccessDeniedError):
+                    self._refusals.note(refused, command, connection)
+                if command.flag & FLAG_ONE_WAY:
+                    return None
+                return encode_reply(
+                    command, refused.code, header=refused.ext_fields, remark=refused.remark
+                )
+        return self._dispatch(command, connection)
+
+    def unmet(self, principal: Principal, requirement: Requirement, address: Address) -> str | None:
+        """Return None if a requirement is met, or why not."""
+        if not self._authorizes or principal.is_super:
+            return None
+        return principal.refusal(self._of_this_cluster(requirement), address)
+
+    def forbidden(
+        self, principal: Principal, requirement: Requirement, reason: str, address: Address
+    ) -> AccessDeniedError:
+        """Return the error that tells a principal what it may not do."""
+        subject = self._subject(principal.name)
+        requirement = self._of_this_cluster(requirement)
+        remark = (
+            f"{subject} has no permission to {' or '.join(requirement.actions)} "
+            f"{requirement.resource} from {address}, {reason}"
+        )
+        return AccessDeniedError(self._dialect.refusal_code, remark, subject, requirement)
+
+    def _unknown(self, remark: str, name: str = "") -> AccessDeniedError:
+        subject = self._subject(name) if name else ""
+        return AccessDeniedError(self._dialect.refusal_code, remark, subject)
+
+    def _subject(self, name: str) -> str:
+        return f"{self._dialect.subject_word}:{name}"
+
+    def _of_this_cluster(self, requirement: Requirement) -> Requirement:
+        if requirement.resource[1] == ANY_CLUSTER and requirement.resource.kind is Kind.CLUSTER:
+            return requirement._replace(resource=self._cluster)
+        return requirement
+
+    # -- one request
+
+    def _admit(self, command: RemotingCommand, connection: Connection) -> Subject:
+        address = address_of(connection.remote_host[:-4])
+        if self._principals.trusts(address):
+            return Subject(self._anybody, address, self)
+        principal, trusted = self._authenticate(command, address)
+        subject = Subject(self._anybody if trusted else principal, address, self)
+        if command.header_error is None and not subject.principal.is_super and self._authorizes:
+            self._authorize(command, subject, address)
+        return subject
+
+    def _authenticate(self, command: RemotingCommand, address: Address) -> tuple[Principal, bool]:
+        """Return who signed a command, and whether its address is trusted to be the principal."""
+        signature: str | bytes
+        if command.header_type == _MSGPACK:
+            name, signature, text = split_signature(command.raw_header)
+        else:
+            fields = ext_fields(command)
+            name, signature = fields.get(ACCESS_KEY, ""), fields.get(SIGNATURE, "")
+            old = command.version <= V4_9_3 or self._dialect.ignores_unique_key_query
+            text = signed_text(fields, without_unique_key_query=old)
+        if not name:
+            raise self._unknown(self._dialect.no_key_remark)
+        principal = self._principals.find(name)
+        if principal is None:
+            raise self._unknown(f"{self._subject(name)} is not found.", name)
+        if not principal.enabled:
+            raise self._unknown(f"{self._subject(name)} is disabled.", name)
+        if principal.trusted_from and any(meant(address) for meant in principal.trusted_from):
+            return principal, True
+        if not principal.signer.verify(signature, text, command.body):
+            raise self._unknown(f"{self._subject(name)}: check signature failed.", name)
+        return principal, False
+
+    def _authorize(self, command: RemotingCommand, subject: Subject, address: Address) -> None:
+        try:
+            requirements = requirements_of(command.code, command.header, command.body)
+        except RemotingError as error:
+            raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+        if requirements is None:
+            return  # the router serves no code without a row, which a test sees to
+        if self._dialect.trace_is_free and [one.resource.name for one in requirements] == [
+            TRACE_TOPIC
+        ]:
+            return
+        principal = subject.principal
+        for requirement in requirements:
+            if self.unmet(principal, requirement, address) is not None:
+                subject.require(requirement)
+
+
+class _RefusalLog:
+    """Counts refusals, and logs them at a bounded rate."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.counts: Counter[str] = Counter()
+        self._clock = clock
+        self._second = -1
+        self._lines = 0
+        self._silent = 0
+
+    def note(
+        self, denied: AccessDeniedError, command: RemotingCommand, connection: Connection
+    ) -> None:
+        """Count one refusal, and log it unless there were many in this second."""
+        self.counts["authorization" if denied.requirement else "authentication"] += 1
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._lines = second, 0
+        if self._lines >= LINES_PER_SECOND_MAX:
+            self._silent += 1
+            return
+        self._lines += 1
+        logger.warning(
+            "event=access_denied peer=%s code=%d reason=%r not_logged=%d",
+            connection.name,
+            command.code,
+            denied.remark[:REMARK_LOGGED_MAX],
+            self._silent,
+        )
+        self._silent = 0

@@ -1,0 +1,361 @@
+"""Plain ACL: accounts in ``plain_acl.yml``, as RocketMQ 4.4 to 5.2 read them.
+
+Read are that file and every ``*.yml`` and ``*.yaml`` of the folder ``acl/`` beside it. Each account
+becomes a principal whose rules say the same:
+
+* ``topicPerms`` and ``groupPerms`` name a topic or group: what is not granted there is denied;
+* ``defaultTopicPerm`` and ``defaultGroupPerm`` speak of all others, and are DENY if absent;
+* ``admin: true`` adds the right to change and read topics, groups and the broker; an admin without
+  any ``topicPerms`` and ``groupPerms`` may do everything.
+
+The files are the only place to edit. They are read again when one of them has changed; if they
+cannot be used then, the accounts stay as they were and the log says why.
+Source: RocketMQ 4.9.8 ``PlainPermissionManager``, ``Permission``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple, NoReturn
+
+import yaml
+
+from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.signature import Signer
+
+from .addresses import (
+    Address,
+    AddressPattern,
+    AddressPatternError,
+    any_of,
+    parse_address_pattern,
+)
+from .rules import ALL_ACTIONS, Action, Dialect, Kind, Principal, Rule, RuleSet
+
+logger = logging.getLogger(__name__)
+
+KEY_LENGTH_MIN: Final = 7
+"""Characters of an access key and of a secret key. Source: ``AclConstants``, "longer than 6"."""
+
+FILE_SIZE_MAX: Final = 4 << 20
+"""Bytes of one file; ten thousand accounts have two million. A larger one is a mistake."""
+
+FILES_MAX: Final = 1_000
+"""Files of the folder ``acl/``; they are looked at every few seconds."""
+
+PERMISSIONS: Final[Mapping[str, frozenset[Action]]] = MappingProxyType(
+    {
+        "DENY": frozenset(),
+        "PUB": frozenset({Action.PUB}),
+        "SUB": frozenset({Action.SUB}),
+        "PUB|SUB": frozenset({Action.PUB, Action.SUB}),
+        "SUB|PUB": frozenset({Action.PUB, Action.SUB}),
+    }
+)
+
+_MESSAGING: Final = frozenset({Action.PUB, Action.SUB})
+_ADMINISTRATION: Final = ALL_ACTIONS - _MESSAGING
+_ACCOUNT_KEYS: Final = frozenset(
+    {
+        "accessKey",
+        "secretKey",
+        "whiteRemoteAddress",
+        "admin",
+        "defaultTopicPerm",
+        "defaultGroupPerm",
+        "topicPerms",
+        "groupPerms",
+    }
+)
+_FILE_KEYS: Final = frozenset({"globalWhiteRemoteAddresses", "accounts", "dataVersion"})
+
+
+class PlainAclError(Exception):
+    """The files of a plain ACL cannot be used."""
+
+    def __init__(self, file: Path, reason: str) -> None:
+        super().__init__(file, reason)
+        self.file, self.reason = file, reason
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.reason}"
+
+
+class Accounts(NamedTuple):
+    """What the files say."""
+
+    principals: Mapping[str, Principal]
+    trusted: tuple[AddressPattern, ...]
+    versions: Mapping[Path, object]
+    """The ``dataVersion`` of each file that has one."""
+
+
+class Stamp(NamedTuple):
+    """By which a change of a file is seen."""
+
+    path: Path
+    mtime_ns: int
+    size: int
+    inode: int
+
+
+class PlainAcl:
+    """The accounts of a file and its folder; a `Principals`."""
+
+    dialect: Final = Dialect(
+        subject_word="accessKey",
+        refusal_code=ResponseCode.SYSTEM_ERROR,
+        no_key_remark="No accessKey is configured",
+        ignores_unique_key_query=True,
+        trace_is_free=True,
+    )
+
+    def __init__(self, file: Path) -> None:
+        """Read the files.
+
+        Raises:
+            PlainAclError: One of them is missing, unreadable or wrong.
+        """
+        self._file = file
+        self._stamps = _stamps(file)
+        self._use(read_accounts(file))
+
+    @property
+    def accounts(self) -> Accounts:
+        """What is in force."""
+        return self._accounts
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that were read."""
+        return [stamp.path for stamp in self._stamps or ()]
+
+    def find(self, name: str) -> Principal | None:
+        """Return the account with this access key."""
+        return self._accounts.principals.get(name)
+
+    def trusts(self, address: Address) -> bool:
+        """Whether it is among the ``globalWhiteRemoteAddresses``."""
+        return self._trusts(address)
+
+    def _use(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+        # Asked for each request: to go through some patterns takes as long as all the rest.
+        self._trusts = lru_cache(maxsize=4096)(any_of(accounts.trusted))
+
+    def reload(self) -> bool:
+        """Read the files again if one has changed; return whether other accounts are in force.
+
+        It blocks for as long as reading takes, so it is called on a thread.
+        """
+        try:
+            stamps = _stamps(self._file)
+            if stamps == self._stamps:
+                return False
+            accounts = read_accounts(self._file)
+        except PlainAclError as error:
+            stamps = _stamps_or_none(self._file)
+            if stamps != self._stamps:
+                logger.error(  # noqa: TRY400 -- the reason says it all
+                    "event=plain_acl_not_reloaded %s; the accounts stay as they were", error
+                )
+            self._stamps = stamps
+            return False
+        self._stamps = stamps
+        self._use(accounts)
+        logger.info("event=plain_acl_reloaded accounts=%d", len(accounts.principals))
+        return True
+
+
+def files_of(file: Path) -> list[Path]:
+    """Return the file and those of the folder ``acl/`` beside it.
+
+    Raises:
+        PlainAclError: There is no such file, or there are too many beside it.
+    """
+    if not file.is_file():
+        raise PlainAclError(file, "there is no such file")
+    folder = file.parent / "acl"
+    beside = sorted(
+        path
+        for path in (folder.iterdir() if folder.is_dir() else ())
+        if path.suffix in {".yml", ".yaml"} and path.is_file()
+    )
+    if len(beside) > FILES_MAX:
+        raise PlainAclError(folder, f"more than {FILES_MAX} files")
+    return [file, *beside]
+
+
+def read_accounts(file: Path) -> Accounts:
+    """Return what the file and those beside it say.
+
+    Raises:
+        PlainAclError: One of them is missing, unreadable or wrong.
+    """
+    principals: dict[str, Principal] = {}
+    trusted: list[AddressPattern] = []
+    versions: dict[Path, object] = {}
+    for path in files_of(file):
+        try:
+            content = _content(path)
+            trusted += map(_pattern, _list(content, "globalWhiteRemoteAddresses"))
+            for principal in _principals(content):
+                if principal.name in principals:
+                    _fail(f"accessKey {principal.name} is used twice")
+                principals[principal.name] = principal
+        except _WrongError as error:
+            raise PlainAclError(path, str(error)) from error
+        if content.get("dataVersion"):
+            versions[path] = content["dataVersion"]
+    return Accounts(MappingProxyType(principals), tuple(trusted), MappingProxyType(versions))
+
+
+def _principals(content: Mapping[str, Any]) -> Iterator[Principal]:
+    for number, entry in enumerate(_list(content, "accounts"), 1):
+        try:
+            principal = _principal(entry)
+        except _WrongError as error:
+            raise _WrongError(f"account {number}: {error}") from error
+        yield principal
+
+
+def _fail(reason: str) -> NoReturn:
+    raise _WrongError(reason)
+
+
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class _WrongError(Exception):
+    """What is wrong, in words that follow the file's name."""
+
+
+def _content(path: Path) -> Mapping[str, Any]:
+    try:
+        if path.stat().st_size > FILE_SIZE_MAX:
+            _fail(f"larger than {FILE_SIZE_MAX} bytes")
+        content = yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506 -- a safe loader
+    except OSError as error:
+        raise _WrongError(f"cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise _WrongError(_not_yaml(error)) from None  # the error itself shows lines of the file
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise _WrongError("expected the keys globalWhiteRemoteAddresses and accounts")
+    _refuse_unknown(content, _FILE_KEYS)
+    return content
+
+
+def _not_yaml(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or type(error).__name__
+    where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
+    return f"not YAML: {where}{problem}"
+
+
+def _list(content: Mapping[str, Any], key: str) -> Sequence[Any]:
+    value = content.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise _WrongError(f"{key}: expected a list")
+    return value
+
+
+def _refuse_unknown(content: Mapping[Any, Any], known: frozenset[str]) -> None:
+    for key in content:
+        if key not in known:
+            raise _WrongError(f"unknown key {key!r}; known are {', '.join(sorted(known))}")
+
+
+def _pattern(text: object) -> AddressPattern:
+    try:
+        return parse_address_pattern(str(text))
+    except AddressPatternError as error:
+        raise _WrongError(str(error)) from error
+
+
+def _principal(entry: object) -> Principal:
+    if not isinstance(entry, dict):
+        raise _WrongError("expected keys like accessKey and secretKey")
+    _refuse_unknown(entry, _ACCOUNT_KEYS)
+    name, secret = _key(entry, "accessKey"), _key(entry, "secretKey")
+    admin = entry.get("admin", False)
+    if not isinstance(admin, bool):
+        raise _WrongError("admin: expected true or false")
+    address = entry.get("whiteRemoteAddress") or ""
+    named = [
+        *_named_rules(Kind.TOPIC, _list(entry, "topicPerms"), "topicPerms"),
+        *_named_rules(Kind.GROUP, _list(entry, "groupPerms"), "groupPerms"),
+    ]
+    rules = [
+        *named,
+        Rule(Kind.TOPIC, None, _default(entry, "defaultTopicPerm")),
+        Rule(Kind.GROUP, None, _default(entry, "defaultGroupPerm")),
+    ]
+    if admin:
+        rules.append(Rule(None, None, _ADMINISTRATION))
+    return Principal(
+        name,
+        Signer(secret),
+        RuleSet(rules),
+        is_super=admin and not named,
+        trusted_from=(_pattern(address),) if str(address).strip() else (),
+    )
+
+
+def _key(entry: Mapping[str, Any], key: str) -> str:
+    value = entry.get(key)
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise _WrongError(f"{key} is missing")
+    text = str(value)
+    if len(text) < KEY_LENGTH_MIN:
+        raise _WrongError(f"{key} has fewer than {KEY_LENGTH_MIN} characters")
+    return text
+
+
+def _default(entry: Mapping[str, Any], key: str) -> frozenset[Action]:
+    value = entry.get(key)
+    return frozenset() if value is None else _permission(value, key)
+
+
+def _named_rules(kind: Kind, entries: Sequence[object], key: str) -> Iterator[Rule]:
+    for entry in entries:
+        name, equals, permission = str(entry).partition("=")
+        if not equals or not name.strip():
+            raise _WrongError(f"{key}: {entry!r}: expected a name, = and a permission")
+        granted = _permission(permission, key)
+        if granted:
+            yield Rule(kind, name.strip(), granted)
+        if granted != _MESSAGING:
+            yield Rule(kind, name.strip(), _MESSAGING - granted, allow=False)
+
+
+def _permission(value: object, key: str) -> frozenset[Action]:
+    granted = PERMISSIONS.get(str(value).strip())
+    if granted is None:
+        raise _WrongError(f"{key}: {value!r}: expected one of {', '.join(PERMISSIONS)}")
+    return granted
+
+
+def _stamps(file: Path) -> tuple[Stamp, ...] | None:
+    try:
+        return tuple(
+            Stamp(path, status.st_mtime_ns, status.st_size, status.st_ino)
+            for path in files_of(file)
+            for status in (path.stat(),)
+        )
+    except OSError as error:
+        raise PlainAclError(file, f"cannot be read: {error.strerror}") from error
+
+
+def _stamps_or_none(file: Path) -> tuple[Stamp, ...] | None:
+    try:
+        return _stamps(file)
+    except PlainAclError:
+        return None

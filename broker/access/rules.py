@@ -1,0 +1,203 @@
+"""The one model of access: a principal has rules, a request has requirements.
+
+A requirement names a resource (``Topic:orders``) and the actions of which one is needed. A rule
+allows or denies actions on a resource, on all whose names begin alike (``Topic:orders*``), on all
+of a kind (``Topic:*``), or on everything (``*``). Of the rules about an action on a resource the
+most specific one decides; of two alike, the one that denies. If there is none, the default rules
+are asked; if there is none either, the answer is no.
+
+Both sources of principals, ``plain_acl`` and ``users``, translate into this model.
+Source: RocketMQ 5.3 ``AclAuthorizationHandler``, ``PolicyEntry``, ``Resource``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple, Protocol
+
+from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.signature import Signer
+
+from .addresses import Address, AddressPattern
+
+
+class Kind(StrEnum):
+    """What a resource is."""
+
+    __hash__ = str.__hash__  # that of an enum is Python code, ten times as slow
+
+    CLUSTER = "Cluster"
+    NAMESPACE = "Namespace"
+    TOPIC = "Topic"
+    GROUP = "Group"
+
+
+class Action(StrEnum):
+    """What is done with a resource."""
+
+    __hash__ = str.__hash__
+
+    PUB = "Pub"
+    SUB = "Sub"
+    CREATE = "Create"
+    UPDATE = "Update"
+    DELETE = "Delete"
+    GET = "Get"
+    LIST = "List"
+
+
+ALL_ACTIONS: Final = frozenset(Action)
+
+
+class Resource(NamedTuple):
+    """One topic, group or cluster."""
+
+    kind: Kind
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}"
+
+
+class Requirement(NamedTuple):
+    """What a request needs: one of these actions on this resource."""
+
+    resource: Resource
+    actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Allows or denies actions on the resources it matches."""
+
+    kind: Kind | None
+    """None: resources of every kind."""
+    name: str | None
+    """None: every name."""
+    actions: frozenset[Action]
+    allow: bool = True
+    is_prefix: bool = False
+    sources: tuple[AddressPattern, ...] = ()
+    """Whence a request must come; empty: from anywhere."""
+
+    @property
+    def precedence(self) -> tuple[int, int, bool]:
+        """Sorts rules: the most specific first, of two alike the one that denies."""
+        if self.kind is None:
+            return 3, 0, self.allow
+        if self.name is None:
+            return 2, 0, self.allow
+        return (1, -len(self.name), self.allow) if self.is_prefix else (0, 0, self.allow)
+
+    @property
+    def is_literal(self) -> bool:
+        """Whether it names one resource."""
+        return self.kind is not None and self.name is not None and not self.is_prefix
+
+    def matches(self, resource: Resource) -> bool:
+        """Whether it is about this resource."""
+        if self.kind is not None and self.kind is not resource.kind:
+            return False
+        if self.name is None:
+            return True
+        if self.is_prefix:
+            return resource.name.startswith(self.name)
+        return resource.name == self.name
+
+    def speaks_of(self, action: Action, address: Address) -> bool:
+        """Whether it decides about this action from this address."""
+        return action in self.actions and (
+            not self.sources or any(source(address) for source in self.sources)
+        )
+
+
+class RuleSet:
+    """Rules in the order in which they are asked; those of one resource are found by its name."""
+
+    __slots__ = ("_literal", "_others", "rules")
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        self.rules = tuple(sorted(rules, key=lambda rule: rule.precedence))
+        self._literal: dict[tuple[Kind | None, str | None], list[Rule]] = {}
+        for rule in self.rules:
+            if rule.is_literal:
+                self._literal.setdefault((rule.kind, rule.name), []).append(rule)
+        self._others = tuple(rule for rule in self.rules if not rule.is_literal)
+
+    def rule_for(self, resource: Resource, action: Action, address: Address) -> Rule | None:
+        """Return the rule that decides, or None."""
+        for rule in self._literal.get(resource, ()):
+            if rule.speaks_of(action, address):
+                return rule
+        for rule in self._others:
+            if rule.matches(resource) and rule.speaks_of(action, address):
+                return rule
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Somebody who signs requests."""
+
+    name: str
+    signer: Signer = field(repr=False)
+    rules: RuleSet = field(default_factory=RuleSet)
+    default_rules: RuleSet = field(default_factory=RuleSet)
+    is_super: bool = False
+    """Whether it may do everything."""
+    enabled: bool = True
+    trusted_from: tuple[AddressPattern, ...] = ()
+    """Whence its requests need neither signature nor permission."""
+
+    def refusal(self, requirement: Requirement, address: Address) -> str | None:
+        """Return None if the requirement is met, or why not."""
+        if self.is_super:
+            return None
+        reason = NO_RULE
+        for action in requirement.actions:
+            rule = self.rules.rule_for(
+                requirement.resource, action, address
+            ) or self.default_rules.rule_for(requirement.resource, action, address)
+            if rule is None:
+                continue
+            if rule.allow:
+                return None
+            reason = DENIED
+        return reason
+
+
+NO_RULE: Final = "no matched policies."
+DENIED: Final = "the decision is deny."
+"""Reasons, in the words of RocketMQ's remarks."""
+
+
+class Dialect(NamedTuple):
+    """How one front end talks to its clients, and where it differs from the other."""
+
+    subject_word: str
+    """What a principal is called in remarks: ``User``, ``accessKey``."""
+    refusal_code: ResponseCode
+    """The one that clients of this front end expect."""
+    no_key_remark: str
+    """To a request without access key, in the words of RocketMQ."""
+    ignores_unique_key_query: bool
+    """Whether clients of any version may add that field after signing."""
+    trace_is_free: bool
+    """Whether everybody who signs may send to the trace topic."""
+
+
+class Principals(Protocol):
+    """Who is known: a front end, as far as access control is concerned."""
+
+    @property
+    def dialect(self) -> Dialect: ...
+
+    def find(self, name: str) -> Principal | None:
+        """Return who signs under this name."""
+        ...
+
+    def trusts(self, address: Address) -> bool:
+        """Whether requests from there need no signature."""
+        ...

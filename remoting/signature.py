@@ -1,0 +1,75 @@
+"""Request signatures: HMAC-SHA1 over the ext fields and the body, as every official client signs.
+
+The signed text of a JSON or ROCKETMQ request is the values of all its ext fields in the order of
+their names (``AccessKey`` among them, ``Signature`` not), joined without separators, then the
+body. Numbers count digit by digit as they were sent. A MSGPACK header has no field names; there the
+signed text is the header's own bytes, see ``msgpack_header``.
+
+Source: RocketMQ ``AclUtils#combineRequestContent``, ``AclSigner``; facts checked on recorded
+frames of the Java, Go and C++ clients.
+"""
+
+from __future__ import annotations
+
+import binascii
+import hashlib
+import hmac
+from collections.abc import Mapping
+from typing import Final
+
+ACCESS_KEY: Final = "AccessKey"
+SIGNATURE: Final = "Signature"
+SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 -- the name of a field
+UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
+"""Clients up to 4.9.3 add this field after they have signed. Source: ``MixAll``."""
+
+DIGEST_SIZE: Final = 20
+"""Bytes of a signature before base64."""
+
+_BLOCK: Final = 64  # bytes of a SHA-1 block, to which HMAC pads its key. Source: RFC 2104.
+_INNER: Final = bytes(byte ^ 0x36 for byte in range(256))
+_OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
+
+
+class Signer:
+    """Signs with one secret; its two padded keys are hashed once, not for each request."""
+
+    __slots__ = ("_inner", "_outer")
+
+    def __init__(self, secret: str) -> None:
+        key = secret.encode()
+        if len(key) > _BLOCK:
+            key = hashlib.sha1(key, usedforsecurity=False).digest()
+        key = key.ljust(_BLOCK, b"\0")
+        self._inner = hashlib.sha1(key.translate(_INNER), usedforsecurity=False)
+        self._outer = hashlib.sha1(key.translate(_OUTER), usedforsecurity=False)
+
+    def digest(self, text: bytes, body: bytes = b"") -> bytes:
+        """Return the 20 bytes of the signature of ``text`` followed by ``body``."""
+        inner = self._inner.copy()
+        inner.update(text)
+        inner.update(body)
+        outer = self._outer.copy()
+        outer.update(inner.digest())
+        return outer.digest()
+
+    def sign(self, text: bytes, body: bytes = b"") -> str:
+        """Return the signature as official clients send it, in base64."""
+        return binascii.b2a_base64(self.digest(text, body), newline=False).decode()
+
+    def verify(self, signature: str | bytes, text: bytes, body: bytes = b"") -> bool:
+        """Whether this is the signature, as text in base64 or as its 20 bytes, in constant time."""
+        digest = self.digest(text, body)
+        if isinstance(signature, bytes):
+            return hmac.compare_digest(digest, signature)
+        expected = binascii.b2a_base64(digest, newline=False)
+        return hmac.compare_digest(expected, signature.encode())
+
+
+def signed_text(fields: Mapping[str, str], *, without_unique_key_query: bool = False) -> bytes:
+    """Return what a signature covers of the ext fields, ``AccessKey`` among them."""
+    signed = dict(fields)
+    signed.pop(SIGNATURE, None)
+    if without_unique_key_query:
+        signed.pop(UNIQUE_KEY_QUERY, None)
+    return "".join([signed[name] for name in sorted(signed)]).encode()
