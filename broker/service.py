@@ -37,6 +37,7 @@ from .delay import DelayLevels, DelayService, parse_delay_levels
 from .disk_guard import DiskGuard
 from .group_append import GroupAppend
 from .groups import GroupTable
+from .handlers.access import PlainAclHandlers, UserHandlers
 from .handlers.admin import AdminHandlers
 from .handlers.clients import ClientHandlers
 from .handlers.later import Later, call_soon
@@ -164,7 +165,10 @@ class Broker:
         self._deleting = Ticker("retention", self._retention.tick)
         self._router = Router()
         self._access = AccessSetup(
-            config.access, self._router, cluster_name=config.topics.cluster_name
+            config.access,
+            self._router,
+            users_file=self._table_path("halfmqAccess.json"),
+            cluster_name=config.topics.cluster_name,
         )
         self._gate = SendGate(self._router)
         self._guard = self._make_disk_guard(disk_space)
@@ -193,6 +197,7 @@ class Broker:
                 self._cold_halves,
                 self._polling,
                 *self._make_housekeeping(),
+                *self._access.services,
                 self._server,
                 self._gate,
                 self._make_registration(),
@@ -329,7 +334,15 @@ class Broker:
                 self._make_runtime_info(),
                 self._retention.ask,
             ),
+            *self._make_access_handlers(),
         ]
+
+    def _make_access_handlers(self) -> list[HandlerPart]:
+        topics, access = self.config.topics, self._access
+        if access.accounts is not None:
+            names = topics.broker_name, topics.cluster_name
+            return [PlainAclHandlers(access.accounts, *names)]
+        return [] if access.users is None else [UserHandlers(access.users)]
 
     def _make_runtime_info(self) -> RuntimeInfo:
         return RuntimeInfo(
@@ -390,7 +403,6 @@ class Broker:
             Ticker("delay", self._delay.tick),
             self._deleting,
             self._watching,
-            *self._access.services,
             Ticker("clients", _every(SCAN_S, self._clients.expire, tables.locks.expire)),
             PersistTicker(
                 [

@@ -17,6 +17,14 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec import field
 
+from .access_bodies import (
+    AclRequestHeader,
+    DeleteAclRequestHeader,
+    GetBrokerAclConfigResponseHeader,
+    ListAclsRequestHeader,
+    ListUsersRequestHeader,
+    UserRequestHeader,
+)
 from .admin_headers import (
     AddWritePermOfBrokerResponseHeader,
     BrokerHeartbeatRequestHeader,
@@ -514,6 +522,16 @@ REQUEST_HEADERS: Final[dict[int, type[Header]]] = {
     RequestCode.RECALL_MESSAGE: RecallMessageRequestHeader,
     RequestCode.GET_BROKER_MEMBER_GROUP: GetBrokerMemberGroupRequestHeader,
     RequestCode.BROKER_HEARTBEAT: BrokerHeartbeatRequestHeader,
+    RequestCode.AUTH_CREATE_USER: UserRequestHeader,
+    RequestCode.AUTH_UPDATE_USER: UserRequestHeader,
+    RequestCode.AUTH_DELETE_USER: UserRequestHeader,
+    RequestCode.AUTH_GET_USER: UserRequestHeader,
+    RequestCode.AUTH_LIST_USER: ListUsersRequestHeader,
+    RequestCode.AUTH_CREATE_ACL: AclRequestHeader,
+    RequestCode.AUTH_UPDATE_ACL: AclRequestHeader,
+    RequestCode.AUTH_DELETE_ACL: DeleteAclRequestHeader,
+    RequestCode.AUTH_GET_ACL: AclRequestHeader,
+    RequestCode.AUTH_LIST_ACL: ListAclsRequestHeader,
     RequestCode.QUERY_TRANSACTIONS: QueryTransactionsRequestHeader,
     RequestCode.END_TRANSACTIONS: EndTransactionsRequestHeader,
     RequestCode.PREPARE_TRANSACTION: PrepareTransactionRequestHeader,
@@ -547,6 +565,7 @@ RESPONSE_HEADERS: Final[dict[int, type[Header]]] = {
     RequestCode.ADD_WRITE_PERM_OF_BROKER: AddWritePermOfBrokerResponseHeader,
     RequestCode.QUERY_DATA_VERSION: QueryDataVersionResponseHeader,
     RequestCode.RECALL_MESSAGE: RecallMessageResponseHeader,
+    RequestCode.GET_BROKER_CLUSTER_ACL_INFO: GetBrokerAclConfigResponseHeader,
     RequestCode.END_TRANSACTION: EndTransactionResponseHeader,
     RequestCode.QUERY_TRANSACTIONS: QueryTransactionsResponseHeader,
     RequestCode.DECIDE_TRANSACTION: DecideTransactionResponseHeader,

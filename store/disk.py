@@ -58,6 +58,7 @@ CREATE: Final = WRITE | os.O_CREAT
 CREATE_NEW: Final = CREATE | os.O_EXCL
 CREATE_EMPTY: Final = CREATE | os.O_TRUNC
 MODE: Final = 0o644  # of a file that is created
+PRIVATE_MODE: Final = 0o600  # of one that holds secrets
 MAP_READ: Final = mmap.ACCESS_READ
 PAGE_SIZE: Final = mmap.PAGESIZE  # bytes
 NO_WAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)  # of preadv; 0 where it cannot be asked for
@@ -324,8 +325,8 @@ class NewFile:
 
     _GATHERED_MAX: Final = 1 << 20  # bytes
 
-    def __init__(self, path: Path, flags: int = CREATE_EMPTY) -> None:
-        self._fd = open_file(path, flags, MODE)
+    def __init__(self, path: Path, flags: int = CREATE_EMPTY, *, mode: int = MODE) -> None:
+        self._fd = open_file(path, flags, mode)
         self._end = 0
         self._gathered = bytearray()
 
@@ -370,9 +371,12 @@ class NewFile:
             self.close()
 
 
-def write_file(path: Path, content: bytes, *, sync: bool = False) -> None:
-    """Write a file anew, with ``sync`` durably; its name is not flushed."""
-    with NewFile(path) as file:
+def write_file(path: Path, content: bytes, *, sync: bool = False, mode: int = MODE) -> None:
+    """Write a file anew, with ``sync`` durably; its name is not flushed.
+
+    A file that is not there yet gets ``mode``.
+    """
+    with NewFile(path, mode=mode) as file:
         file.write(content)
         if sync:
             file.sync()

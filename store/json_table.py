@@ -108,10 +108,13 @@ def set_aside(path: Path) -> None:
             disk.replace(damaged, _beside(damaged, ".bad"))
 
 
-def save_table(path: Path, table: Mapping[str, Any], *, patient: bool = False) -> None:
+def save_table(
+    path: Path, table: Mapping[str, Any], *, patient: bool = False, private: bool = False
+) -> None:
     """Replace the table at ``path`` and keep the one before as ``.bak``; blocks on the disk.
 
-    When ``patient``, other threads have the interpreter in between; see ``encode_table``.
+    When ``patient``, other threads have the interpreter in between; see ``encode_table``. When
+    ``private``, the file is readable by its owner only.
 
     Raises:
         OSError: It could not be written; the old table is still there.
@@ -120,7 +123,9 @@ def save_table(path: Path, table: Mapping[str, Any], *, patient: bool = False) -
     """
     content = encode_table(table, patient=patient)
     new = _beside(path, ".tmp")
-    disk.write_file(new, content, sync=True)
+    if private:
+        disk.remove(new)  # one left over by a crash keeps the mode it has
+    disk.write_file(new, content, sync=True, mode=disk.PRIVATE_MODE if private else disk.MODE)
     _keep_as_backup(path)
     disk.replace(new, path)
     disk.sync_directory(path.parent)

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Final
 
 from ..config import AccessConfig
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, RequestRefusedError
 from ..lifecycle import Service
 from .control import AccessControl, Dispatcher
 from .plain_acl import PlainAcl, PlainAclError
+from .users import Users
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,9 @@ def warn_of_readers(path: Path) -> None:
 class AccessSetup:
     """What the settings make of access control."""
 
-    def __init__(self, config: AccessConfig, router: Dispatcher, *, cluster_name: str) -> None:
+    def __init__(
+        self, config: AccessConfig, router: Dispatcher, *, users_file: Path, cluster_name: str
+    ) -> None:
         """Guard the router, if the settings ask for it.
 
         Raises:
@@ -62,24 +65,66 @@ class AccessSetup:
         """
         self._control: AccessControl | None = None
         self.services: list[Service] = []
-        """What has to run beside the broker."""
+        """What has to be up before the first request is served, and after the store."""
+        self.accounts: PlainAcl | None = None
+        self.users: Users | None = None
         if config.acl_enabled:
-            accounts = plain_acl(config)
-            self._control = AccessControl(accounts, router, cluster_name=cluster_name)
-            self.services.append(Reloading(accounts.reload))
+            self.accounts = plain_acl(config)
+            self._control = AccessControl(self.accounts, router, cluster_name=cluster_name)
+            self.services.append(Reloading(self.accounts.reload))
+        elif config.authentication_enabled:
+            self.users = Users(users_file)
+            self._control = AccessControl(
+                self.users,
+                router,
+                cluster_name=cluster_name,
+                authorizes=config.authorization_enabled,
+            )
+            self.services.append(UserTable(self.users, config))
         self.dispatcher: Dispatcher = self._control or router
         """Serves requests; without access control the router itself."""
-
-    @property
-    def is_enabled(self) -> bool:
-        """Whether requests have to be signed."""
-        return self._control is not None
 
     def metrics(self) -> dict[str, int]:
         """Refused requests since the start, by reason."""
         if self._control is None:
             return {}
         return {f"refused_{reason}": count for reason, count in self._control.refused.items()}
+
+
+class UserTable:
+    """Reads the users at a start, and creates those that the settings name."""
+
+    def __init__(self, users: Users, config: AccessConfig) -> None:
+        self._users = users
+        self._config = config
+
+    async def start(self) -> None:
+        """Have users.
+
+        Raises:
+            ConfigurationError: There is none, so that nobody could sign a request.
+            StoreError: The table cannot be read.
+        """
+        config = self._config
+        self._users.load()
+        named = [one for one in (config.initial_user, config.inner_credentials) if one is not None]
+        for name, secret in named:
+            try:
+                await self._users.add_missing(name, secret)
+            except RequestRefusedError as error:
+                raise ConfigurationError(
+                    "authenticationEnabled", "user", name, f"a usable user: {error.remark}"
+                ) from error
+        if self._users.is_empty:
+            raise ConfigurationError(
+                "authenticationEnabled",
+                "initAuthenticationUser",
+                "",
+                "a first user, since there is none yet who could sign a request",
+            )
+
+    async def stop(self) -> None:
+        """Nothing is open."""
 
 
 class Reloading:

@@ -16,7 +16,8 @@ Source: RocketMQ 4.9.8 ``PlainPermissionManager``, ``Permission``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -90,8 +91,6 @@ class Accounts(NamedTuple):
 
     principals: Mapping[str, Principal]
     trusted: tuple[AddressPattern, ...]
-    versions: Mapping[Path, object]
-    """The ``dataVersion`` of each file that has one."""
 
 
 class Stamp(NamedTuple):
@@ -114,13 +113,17 @@ class PlainAcl:
         trace_is_free=True,
     )
 
-    def __init__(self, file: Path) -> None:
+    def __init__(
+        self, file: Path, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000
+    ) -> None:
         """Read the files.
 
         Raises:
             PlainAclError: One of them is missing, unreadable or wrong.
         """
         self._file = file
+        self._now_ms = now_ms
+        self._reloads = 0
         self._stamps = _stamps(file)
         self._use(read_accounts(file))
 
@@ -128,6 +131,11 @@ class PlainAcl:
     def accounts(self) -> Accounts:
         """What is in force."""
         return self._accounts
+
+    @property
+    def version(self) -> Mapping[str, int]:
+        """What changes with each reload, as RocketMQ's ``DataVersion``."""
+        return {"counter": self._reloads, "stateVersion": 0, "timestamp": self._read_ms}
 
     @property
     def files(self) -> list[Path]:
@@ -144,6 +152,8 @@ class PlainAcl:
 
     def _use(self, accounts: Accounts) -> None:
         self._accounts = accounts
+        self._reloads += 1
+        self._read_ms = self._now_ms()
         # Asked for each request: to go through some patterns takes as long as all the rest.
         self._trusts = lru_cache(maxsize=4096)(any_of(accounts.trusted))
 
@@ -198,7 +208,6 @@ def read_accounts(file: Path) -> Accounts:
     """
     principals: dict[str, Principal] = {}
     trusted: list[AddressPattern] = []
-    versions: dict[Path, object] = {}
     for path in files_of(file):
         try:
             content = _content(path)
@@ -209,9 +218,7 @@ def read_accounts(file: Path) -> Accounts:
                 principals[principal.name] = principal
         except _WrongError as error:
             raise PlainAclError(path, str(error)) from error
-        if content.get("dataVersion"):
-            versions[path] = content["dataVersion"]
-    return Accounts(MappingProxyType(principals), tuple(trusted), MappingProxyType(versions))
+    return Accounts(MappingProxyType(principals), tuple(trusted))
 
 
 def _principals(content: Mapping[str, Any]) -> Iterator[Principal]:

@@ -247,9 +247,17 @@ def test_a_flood_of_refusals_does_not_flood_the_log(
 
 def test_every_request_code_that_is_served_has_a_rule(tmp_path: Path) -> None:
     """A request without a row would be open to everybody who signs."""
-    loaded = load_config(None, [f"storePathRootDir={tmp_path}"])
+    file = tmp_path / "plain_acl.yml"
+    file.write_text(ACCOUNTS)
+    root = f"storePathRootDir={tmp_path}"
+    front_ends: list[list[str]] = [
+        [],
+        ["aclEnable=true", f"plainAclFile={file}"],
+        ["authenticationEnabled=true"],
+    ]
+    served = [Broker(load_config(None, [root, *one]).config).codes for one in front_ends]
 
-    assert Broker(loaded.config).codes == frozenset(REQUIREMENTS)
+    assert frozenset().union(*served) == frozenset(REQUIREMENTS)
 
 
 def test_recorded_requests_get_through_where_rocketmq_let_them_through(guarded: Guarded) -> None:

@@ -1,0 +1,141 @@
+"""Bodies and headers of requests about users and policies (3001 to 3010), and of 50 to 53.
+
+Source: RocketMQ 5.3 ``UserInfo``, ``AclInfo``; 4.9.8 ``header`` classes; frames of mqadmin 5.3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from .errors import BodyError
+from .ext_fields import Header
+
+
+class _Body(
+    msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False
+):
+    """Base of everything that has the form of one JSON object."""
+
+
+class UserInfo(_Body, frozen=True, kw_only=True):
+    """Who may sign; what is not set stays as it is."""
+
+    password: str | None = None
+    user_status: str | None = None  # "enable", "disable"
+    user_type: str | None = None  # "Super", "Normal"
+    username: str = ""
+
+    def __repr__(self) -> str:
+        return f"UserInfo({self.username!r}, {self.user_type}, {self.user_status})"
+
+
+class PolicyEntryInfo(_Body, frozen=True, kw_only=True):
+    """What is allowed or denied on one resource."""
+
+    actions: tuple[str, ...] = ()  # "Pub", "Sub", "Create", "Update", "Delete", "Get", "List"
+    decision: str | None = None  # "Allow", "Deny"
+    resource: str = ""  # "*", "Topic:*", "Topic:orders*", "Group:g", "Cluster:c"
+    source_ips: tuple[str, ...] | None = None  # addresses and networks; None: from anywhere
+
+
+class PolicyInfo(_Body, frozen=True, kw_only=True):
+    """Entries of one type; those of the type "Default" are asked if no "Custom" one matches."""
+
+    entries: tuple[PolicyEntryInfo, ...] = ()
+    policy_type: str | None = None
+
+
+class AclInfo(_Body, frozen=True, kw_only=True):
+    """The policies of one subject."""
+
+    policies: tuple[PolicyInfo, ...] = ()
+    subject: str = ""  # "User:NAME"
+
+
+class UserRequestHeader(Header, frozen=True, kw_only=True):
+    """3001 to 3004."""
+
+    username: str | None = None
+
+
+class ListUsersRequestHeader(Header, frozen=True, kw_only=True):
+    """3005."""
+
+    filter: str | None = None  # part of a name
+
+
+class AclRequestHeader(Header, frozen=True, kw_only=True):
+    """3006, 3007 and 3009."""
+
+    subject: str | None = None
+
+
+class DeleteAclRequestHeader(Header, frozen=True, kw_only=True):
+    """3008."""
+
+    subject: str | None = None
+    policy_type: str | None = None
+    resource: str | None = None  # None: all
+
+
+class ListAclsRequestHeader(Header, frozen=True, kw_only=True):
+    """3010."""
+
+    subject_filter: str | None = None
+    resource_filter: str | None = None
+
+
+class GetBrokerAclConfigResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 52."""
+
+    version: str  # data version as JSON text
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    all_acl_file_version: str | None = None  # map of file to data version as JSON text
+
+
+def decode_user(body: bytes) -> UserInfo:
+    """Return the user of a request. Raises BodyError."""
+    try:
+        return _decode_user(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BodyError(f"not a user: {error}") from error
+
+
+def decode_users(body: bytes) -> list[UserInfo]:
+    """Return the users of an answer. Raises BodyError."""
+    try:
+        return _decode_users(body or b"[]")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BodyError(f"not a list of users: {error}") from error
+
+
+def decode_acl(body: bytes) -> AclInfo:
+    """Return the policies of a request. Raises BodyError."""
+    try:
+        return _decode_acl(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BodyError(f"not an ACL: {error}") from error
+
+
+def decode_acls(body: bytes) -> list[AclInfo]:
+    """Return the policies of an answer. Raises BodyError."""
+    try:
+        return _decode_acls(body or b"[]")
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BodyError(f"not a list of ACLs: {error}") from error
+
+
+def encode_access(value: UserInfo | AclInfo | Sequence[UserInfo] | Sequence[AclInfo]) -> bytes:
+    """Return the body for one or several of them."""
+    return _encode(value)
+
+
+_encode = msgspec.json.Encoder().encode
+_decode_user = msgspec.json.Decoder(UserInfo).decode
+_decode_users = msgspec.json.Decoder(list[UserInfo]).decode
+_decode_acl = msgspec.json.Decoder(AclInfo).decode
+_decode_acls = msgspec.json.Decoder(list[AclInfo]).decode
