@@ -14,6 +14,7 @@ import ipaddress
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -367,6 +368,62 @@ class AccessConfig:
     )
 
 
+class TlsMode(Enum):
+    """Whether clients may or must speak TLS."""
+
+    DISABLED = "DISABLED"
+    PERMISSIVE = "PERMISSIVE"
+    ENFORCING = "ENFORCING"
+
+
+class ClientAuth(Enum):
+    """Whether clients must show a certificate."""
+
+    NONE = "NONE"
+    OPTIONAL = "OPTIONAL"
+    REQUIRE = "REQUIRE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """TLS, on the same ports."""
+
+    configured_mode: TlsMode | None = setting(
+        "tlsServerMode",
+        None,
+        choice(TlsMode),
+        "disabled, permissive or enforcing (permissive if there is a certificate)",
+    )
+    cert_path: Path | None = setting(
+        "tlsServerCertPath", None, FILE, "the broker's certificate and what vouches for it, PEM"
+    )
+    key_path: Path | None = setting(
+        "tlsServerKeyPath", None, FILE, "its private key, PEM (in tlsServerCertPath)"
+    )
+    key_password: str = setting(
+        "tlsServerKeyPassword", "", secret(str, "a text"), "the password of the key"
+    )
+    trust_cert_path: Path | None = setting(
+        "tlsServerTrustCertPath", None, FILE, "certificates that vouch for clients, PEM"
+    )
+    client_auth: ClientAuth = setting(
+        "tlsServerNeedClientAuth",
+        ClientAuth.NONE,
+        choice(ClientAuth),
+        "none, optional or require: whether clients show a certificate",
+    )
+    config_file: Path | None = setting(
+        "tlsConfigFile", None, FILE, "RocketMQ's tls.properties; keys of this file win over it"
+    )
+
+    @property
+    def mode(self) -> TlsMode:
+        """Whether clients may or must speak TLS."""
+        if self.configured_mode is not None:
+            return self.configured_mode
+        return TlsMode.DISABLED if self.cert_path is None else TlsMode.PERMISSIVE
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """Everything that can be set, in sections."""
@@ -378,6 +435,7 @@ class BrokerConfig:
     transaction: TransactionConfig = field(default_factory=TransactionConfig)
     delay: DelayConfig = field(default_factory=DelayConfig)
     access: AccessConfig = field(default_factory=AccessConfig)
+    tls: TlsConfig = field(default_factory=TlsConfig)
 
 
 _SECTIONS: Final = {
@@ -388,6 +446,7 @@ _SECTIONS: Final = {
     "transaction": TransactionConfig,
     "delay": DelayConfig,
     "access": AccessConfig,
+    "tls": TlsConfig,
 }
 
 # Keys of many RocketMQ configurations that mean nothing here: told, not mistaken for typos.
@@ -455,7 +514,8 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
     known = {
         item.key: (name, item) for name, part in _SECTIONS.items() for item in settings_of(part)
     }
-    entries = [*(_read_file(file) if file else ()), *_read_overrides(overrides)]
+    own = [*(_read_file(file) if file else ()), *_read_overrides(overrides)]
+    entries = [*_tls_properties(own), *own]
     warnings: list[str] = []
     origins: dict[str, Origin] = {}
     chosen: dict[str, dict[str, object]] = {name: {} for name in _SECTIONS}
@@ -463,7 +523,7 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
         if key not in known:
             warnings.append(f"{source}: {_unknown_key(key, known)}")
             continue
-        if key in origins and source != "--set":
+        if key in origins and _file_of(source) == _file_of(origins[key].source) != "":
             warnings.append(f"{source}: {key} is set twice; this one counts")
         section, item = known[key]
         chosen[section][item.attribute] = _parse(item, value, source)
@@ -471,6 +531,7 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
     parts = {name: _SECTIONS[name](**values) for name, values in chosen.items()}
     config = BrokerConfig(**parts)
     _check_access(config.access, origins)
+    _check_tls(config.tls, origins)
     if config.access.plain_acl_file is None:
         folder = file.parent if file else config.store.root / "config"
         access = replace(config.access, plain_acl_file=folder / "plain_acl.yml")
@@ -491,6 +552,44 @@ def _check_access(access: AccessConfig, origins: Mapping[str, Origin]) -> None:
             "authorizationEnabled",
             "authenticationEnabled=true as well: who did not sign cannot be authorized",
         )
+
+
+def _check_tls(tls: TlsConfig, origins: Mapping[str, Origin]) -> None:
+    """Raise ConfigurationError where TLS is asked for and cannot be in force."""
+    key, expected = "", ""
+    if tls.mode is not TlsMode.DISABLED and tls.cert_path is None:
+        key, expected = "tlsServerMode", "tlsServerCertPath as well: there is no certificate"
+    elif tls.client_auth is not ClientAuth.NONE and tls.mode is TlsMode.DISABLED:
+        key = "tlsServerNeedClientAuth"
+        expected = "none, or tlsServerCertPath as well: TLS is disabled"
+    elif tls.client_auth is not ClientAuth.NONE and tls.trust_cert_path is None:
+        key = "tlsServerNeedClientAuth"
+        expected = "none, or tlsServerTrustCertPath as well: nothing vouches for clients"
+    if key:
+        raise ConfigurationError(origins[key].source, key, origins[key].value, expected)
+
+
+_TLS_PROPERTIES: Final = {
+    "tls.server.mode": "tlsServerMode",
+    "tls.server.certPath": "tlsServerCertPath",
+    "tls.server.keyPath": "tlsServerKeyPath",
+    "tls.server.keyPassword": "tlsServerKeyPassword",
+    "tls.server.trustCertPath": "tlsServerTrustCertPath",
+    "tls.server.need.client.auth": "tlsServerNeedClientAuth",
+}
+"""Key of ``tls.properties`` to the setting of the same meaning. Source: `TlsSystemConfig`."""
+
+
+def _tls_properties(entries: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
+    """Return the settings of the tls.properties that these entries name, if they name one."""
+    files = [value for key, value, _source in entries if key == "tlsConfigFile" and value]
+    for key, value, source in _read_file(Path(files[-1]).expanduser()) if files else ():
+        if key in _TLS_PROPERTIES:
+            yield _TLS_PROPERTIES[key], value, source
+
+
+def _file_of(source: str) -> str:
+    return source.rpartition(":")[0]  # "" of "--set"
 
 
 def _parse(item: Setting, value: str, source: str) -> object:

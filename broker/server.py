@@ -24,6 +24,8 @@ from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.ids import pack_host
 
+from .access.tls import TlsContext
+from .access.tls_listener import TlsListener
 from .asks import AskExpiry, Asks, OnAnswer
 from .connection import Connection, Part
 from .errors import AddressTakenError
@@ -71,6 +73,9 @@ _REQUEST_WEIGHT: Final = LOOK_AT_DISK_BYTES // LOOK_AT_DISK_EVERY  # bytes a req
 UNFINISHED_BYTES_MAX: Final = 256 << 20
 """Bytes of unfinished frames of all connections. A frame may have 16 MiB, so a few hundred peers
 that never finish theirs could fill the memory; beyond this the one that adds to it is cut off."""
+
+BACKLOG: Final = 1_024
+"""Connections that the system keeps until they are accepted."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
 """Seconds that peers get to take their last replies when the broker stops."""
@@ -401,6 +406,8 @@ class ClientConnection(asyncio.Protocol):
     def _connected_socket(self, transport: asyncio.Transport) -> socket.socket | None:
         """Return the transport's socket with all it can do; None if it has none."""
         known = transport.get_extra_info("socket")
+        if transport.get_extra_info("sslcontext") is not None:
+            return None  # what goes past the transport would go out in clear
         if known is None or sys.platform == "win32":  # there the transport's writes overlap
             return None
         self._socket = socket.socket(known.family, known.type, known.proto, known.fileno())
@@ -468,12 +475,14 @@ class Server:
         host: str,
         listen_port: int,
         namesrv_port: int,
+        tls: TlsContext | None = None,
     ) -> None:
         self._shared = Shared(dispatcher, release, on_closed)
         self._host = host
         self._listen_port, self._namesrv_port = listen_port, namesrv_port
         self._release = release
-        self._servers: list[asyncio.Server] = []
+        self._tls = tls
+        self._servers: list[asyncio.Server | TlsListener] = []
         self._idle_scan: asyncio.TimerHandle | None = None
         self.addresses: list[str] = []
 
@@ -524,18 +533,29 @@ class Server:
         self._idle_scan = asyncio.get_running_loop().call_later(IDLE_SCAN_S, self._scan_idle)
 
     async def _listen(self, port: int, key: str) -> int:
-        loop = asyncio.get_running_loop()
         try:
-            server = await loop.create_server(
-                lambda: ClientConnection(self._shared), self._host, port, backlog=1_024
-            )
+            bound = await self._bind(port)
         except OSError as error:
             reason = "the address is in use" if error.errno == errno.EADDRINUSE else str(error)
             raise AddressTakenError(_address_text(self._host, port), key, reason) from error
-        self._servers.append(server)
-        bound: int = server.sockets[0].getsockname()[1]
         self.addresses.append(_address_text(self._host, bound))
         return bound
+
+    async def _bind(self, port: int) -> int:
+        if self._tls is not None:
+            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+            bound = socket.create_server((self._host, port), family=family, backlog=BACKLOG)
+            listener = TlsListener(bound, self._tls, self._protocol)
+            self._servers.append(listener)
+            return listener.port
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(self._protocol, self._host, port, backlog=BACKLOG)
+        self._servers.append(server)
+        port_bound: int = server.sockets[0].getsockname()[1]
+        return port_bound
+
+    def _protocol(self) -> ClientConnection:
+        return ClientConnection(self._shared)
 
     async def stop(self) -> None:
         """Take no new requests, let replies out, then close every connection."""

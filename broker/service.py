@@ -29,7 +29,8 @@ from halfmq.store.recovery import RecoveryReport
 from halfmq.store.space import Space, space_of
 from halfmq.store.worker import ThreadWorker, WorkerFactory
 
-from .access.build import AccessSetup
+from .access.build import AccessSetup, Reloading
+from .access.tls import tls_context
 from .cold_requests import ColdRequests
 from .config import BrokerConfig
 from .connection import Handler
@@ -181,6 +182,7 @@ class Broker:
         cold_requests = ColdRequests()
         for part in self._make_handlers():
             self._router.serve(cold_requests.covering(part.handlers()))
+        self._tls = tls_context(config.tls)
         self._server = Server(
             self._access.dispatcher,
             self._release,
@@ -188,6 +190,7 @@ class Broker:
             host=config.network.bind_address,
             listen_port=config.network.listen_port,
             namesrv_port=config.network.namesrv_listen_port,
+            tls=self._tls,
         )
         self._stack = ServiceStack(
             [
@@ -198,6 +201,7 @@ class Broker:
                 self._polling,
                 *self._make_housekeeping(),
                 *self._access.services,
+                *([] if self._tls is None else [Reloading(self._tls.reload)]),
                 self._server,
                 self._gate,
                 self._make_registration(),

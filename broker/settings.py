@@ -47,7 +47,9 @@ _METADATA_KEY: Final = "halfmq.setting"
 
 def setting(key: str, default: T, kind: Kind, note: str = "") -> T:
     """Declare a field that `broker.conf` sets by `key`; `note` holds its unit or effect."""
-    made: T = field(default=default, metadata={_METADATA_KEY: (key, kind, note)})
+    made: T = field(
+        default=default, repr=not kind.is_secret, metadata={_METADATA_KEY: (key, kind, note)}
+    )
     return made
 
 

@@ -1,0 +1,143 @@
+"""TLS on the ports of the broker: the certificate, its reload, and who must speak TLS.
+
+The keys are RocketMQ's, as settings or in the file ``tls.properties``. Unlike RocketMQ there is no
+test mode with a certificate that nobody can check: without one, TLS is off.
+Source: RocketMQ ``TlsSystemConfig``, ``TlsHelper``, ``TlsMode``.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from pathlib import Path
+from typing import Final
+
+from ..config import ClientAuth, TlsConfig, TlsMode
+from ..errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_S: Final = 10.0
+"""Seconds a peer has for the handshake."""
+
+
+class TlsContext:
+    """The certificate in force."""
+
+    def __init__(self, config: TlsConfig) -> None:
+        """Read certificate, key and trusted certificates.
+
+        Raises:
+            ConfigurationError: One of them is missing, unreadable or does not fit.
+        """
+        self._config = config
+        self._stamps = self._stamp()
+        self.current = self._context()
+
+    @property
+    def mode(self) -> TlsMode:
+        """Who must speak TLS."""
+        return self._config.mode
+
+    def reload(self) -> bool:
+        """Read the files again if one has changed; return whether another certificate is in force.
+
+        Connections keep the one they began with. It blocks, so it is called on a thread.
+        """
+        stamps = self._stamp()
+        if stamps == self._stamps:
+            return False
+        self._stamps = stamps
+        try:
+            self.current = self._context()
+        except ConfigurationError as error:
+            logger.error(  # noqa: TRY400 -- the reason says it all
+                "event=certificate_not_reloaded %s; the one before stays in force", error
+            )
+            return False
+        logger.info("event=certificate_reloaded file=%s", self._config.cert_path)
+        return True
+
+    def _files(self) -> list[Path]:
+        config = self._config
+        return [
+            path
+            for path in (config.cert_path, config.key_path, config.trust_cert_path)
+            if path is not None
+        ]
+
+    def _stamp(self) -> list[tuple[int, int, int]]:
+        stamps = []
+        for path in self._files():
+            try:
+                status = path.stat()
+            except OSError:
+                stamps.append((0, 0, 0))
+            else:
+                stamps.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        return stamps
+
+    def _context(self) -> ssl.SSLContext:
+        config = self._config
+        assert config.cert_path is not None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        for key, path in (
+            ("tlsServerCertPath", config.cert_path),
+            ("tlsServerKeyPath", config.key_path),
+            ("tlsServerTrustCertPath", config.trust_cert_path),
+        ):
+            if path is not None:
+                _check_readable(key, path)
+        try:
+            context.load_cert_chain(
+                config.cert_path, config.key_path, password=lambda: config.key_password
+            )
+        except (ssl.SSLError, OSError, ValueError) as error:
+            raise ConfigurationError(
+                "TLS",
+                "tlsServerCertPath",
+                str(config.cert_path),
+                f"a certificate in PEM whose key is in tlsServerKeyPath ({_reason(error)})",
+            ) from None
+        if config.trust_cert_path is not None:
+            try:
+                context.load_verify_locations(config.trust_cert_path)
+            except (ssl.SSLError, OSError) as error:
+                raise ConfigurationError(
+                    "TLS",
+                    "tlsServerTrustCertPath",
+                    str(config.trust_cert_path),
+                    f"certificates in PEM ({_reason(error)})",
+                ) from error
+        context.verify_mode = {
+            ClientAuth.NONE: ssl.CERT_NONE,
+            ClientAuth.OPTIONAL: ssl.CERT_OPTIONAL,
+            ClientAuth.REQUIRE: ssl.CERT_REQUIRED,
+        }[config.client_auth]
+        return context
+
+
+def _check_readable(key: str, path: Path) -> None:
+    try:
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise ConfigurationError(
+            "TLS", key, str(path), f"a readable file ({error.strerror})"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "reason", None) or str(error) or type(error).__name__
+
+
+def tls_context(config: TlsConfig) -> TlsContext | None:
+    """Return the certificate of the settings; None if they ask for no TLS.
+
+    Raises:
+        ConfigurationError: What they ask for cannot be in force.
+    """
+    if config.mode is TlsMode.DISABLED:
+        return None
+    return TlsContext(config)

@@ -1,0 +1,140 @@
+"""A listener that tells TLS from plain connections by their first byte, on the same port.
+
+A TLS handshake begins with 0x16. A frame begins with its length, whose first byte is 0 or 1: no
+frame is as long as 0x16000000 bytes. The byte is looked at and left in the socket, so that whoever
+serves the connection reads all of it.
+Source: RocketMQ ``NettyRemotingServer.TlsModeHandler``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Final
+
+from ..config import TlsMode
+from .tls import HANDSHAKE_S, TlsContext
+
+logger = logging.getLogger(__name__)
+
+TLS_HANDSHAKE: Final = 0x16
+"""First byte of a TLS connection: the content type. Source: RFC 8446, section 5.1."""
+
+FIRST_BYTE_S: Final = 120.0
+"""Seconds until a connection that has sent nothing is closed, as any silent one is."""
+
+UNDECIDED_MAX: Final = 20_000
+"""Connections whose first byte has not come, or whose handshake is under way."""
+
+ACCEPTED_AT_ONCE: Final = 64
+"""Connections accepted in one pass of the loop, so that a storm of them leaves it time."""
+
+
+class TlsListener:
+    """One bound socket; its connections go on as plain or TLS ones."""
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        tls: TlsContext,
+        protocol: Callable[[], asyncio.Protocol],
+    ) -> None:
+        """Accept connections of a bound, listening socket from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._listening = listening
+        self._tls = tls
+        self._protocol = protocol
+        self._undecided: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._handshakes: set[asyncio.Task[None]] = set()
+        listening.setblocking(False)
+        self._loop.add_reader(listening, self._accept)
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        port: int = self._listening.getsockname()[1]
+        return port
+
+    def close(self) -> None:
+        """Accept no more, and drop connections that are not served yet."""
+        self._loop.remove_reader(self._listening)
+        self._listening.close()
+        for connected in list(self._undecided):
+            self._forget(connected)
+            connected.close()
+        for task in self._handshakes:
+            task.cancel()
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_AT_ONCE):
+            try:
+                connected, _address = self._listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:  # too many open files: the backlog waits
+                logger.warning("event=accept_failed error=%r", str(error))
+                return
+            connected.setblocking(False)
+            if len(self._undecided) + len(self._handshakes) >= UNDECIDED_MAX:
+                connected.close()
+                continue
+            self._undecided[connected] = self._loop.call_later(FIRST_BYTE_S, self._drop, connected)
+            self._loop.add_reader(connected, self._first_byte, connected)
+
+    def _forget(self, connected: socket.socket) -> None:
+        self._undecided.pop(connected).cancel()
+        self._loop.remove_reader(connected)
+
+    def _drop(self, connected: socket.socket) -> None:
+        self._forget(connected)
+        connected.close()
+
+    def _first_byte(self, connected: socket.socket) -> None:
+        try:
+            first = connected.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            first = b""
+        mode = self._tls.mode
+        is_tls = first[:1] == bytes([TLS_HANDSHAKE])
+        if not first or (mode is TlsMode.ENFORCING and not is_tls):
+            if first:
+                logger.warning(
+                    "event=plain_refused peer=%s tlsServerMode=enforcing", _peer(connected)
+                )
+            self._drop(connected)
+            return
+        self._forget(connected)
+        task = self._loop.create_task(self._serve(connected, is_tls=is_tls))
+        self._handshakes.add(task)
+        task.add_done_callback(self._handshakes.discard)
+
+    async def _serve(self, connected: socket.socket, *, is_tls: bool) -> None:
+        peer = _peer(connected)
+        try:
+            if is_tls:
+                await self._loop.connect_accepted_socket(
+                    self._protocol,
+                    connected,
+                    ssl=self._tls.current,
+                    ssl_handshake_timeout=HANDSHAKE_S,
+                )
+            else:
+                await self._loop.connect_accepted_socket(self._protocol, connected)
+        except (OSError, TimeoutError) as error:  # ssl.SSLError among them
+            logger.info("event=handshake_failed peer=%s error=%r", peer, str(error))
+            connected.close()
+        except asyncio.CancelledError:
+            connected.close()
+            raise
+
+
+def _peer(connected: socket.socket) -> str:
+    try:
+        host, port = connected.getpeername()[:2]
+    except OSError:
+        return "gone"
+    return f"{host}:{port}"
