@@ -532,7 +532,7 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
     config = BrokerConfig(**parts)
     _check_access(config.access, origins)
     _check_tls(config.tls, origins)
-    if config.access.plain_acl_file is None:
+    if config.access.acl_enabled and config.access.plain_acl_file is None:
         folder = file.parent if file else config.store.root / "config"
         access = replace(config.access, plain_acl_file=folder / "plain_acl.yml")
         config = replace(config, access=access)
