@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import fcntl
 import gc
+import ipaddress
 import logging
 import os
 import resource
@@ -166,6 +167,7 @@ async def _serve(config: BrokerConfig) -> None:
                 "messages of this interval; flushDiskType=SYNC_FLUSH loses none",
                 config.store.flush_interval_ms,
             )
+        announce_exposure(config)
         unflushed = config.transaction.unflushed_topics
         if unflushed:
             logger.warning(
@@ -186,6 +188,25 @@ async def _serve(config: BrokerConfig) -> None:
     finally:
         await broker.stop()
     logger.info("event=stopped")
+
+
+def announce_exposure(config: BrokerConfig) -> None:
+    """Log if other machines reach the broker and nobody has to say who they are."""
+    access, host = config.access, ipaddress.ip_address(config.network.bind_address)
+    if host.is_loopback or access.acl_enabled:
+        return
+    if not access.authentication_enabled:
+        logger.warning(
+            "event=open_to_everybody bindAddress=%s Whoever reaches it may read, send, decide and "
+            "reset; aclEnable or authenticationEnabled asks who they are",
+            host,
+        )
+    elif not access.authorization_enabled:
+        logger.warning(
+            "event=open_to_every_user bindAddress=%s Every user may do everything; "
+            "authorizationEnabled asks what their policies say",
+            host,
+        )
 
 
 def _fail(code: ExitCode, error: Exception) -> int:

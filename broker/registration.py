@@ -12,17 +12,20 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, cast
 
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import ProtocolError
+from halfmq.remoting.ext_fields import texts_of
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import BrokerIdentityRequestHeader, RegisterBrokerRequestHeader
 from halfmq.remoting.replies import encode_request
+from halfmq.remoting.signature import Signer, signed_fields
 from halfmq.store.format.crc import crc32
 
+from .config import Credentials
 from .topics import TopicTable
 
 logger = logging.getLogger(__name__)
@@ -39,10 +42,22 @@ ANSWER_S: Final = 6.0
 MASTER_ID: Final = 0
 
 
+Sign = Callable[[Mapping[str, str], bytes], Mapping[str, str]]
+"""Returns the ext fields of a request with this body as they are sent."""
+
+
+def _signing(credentials: Credentials | None) -> Sign:
+    if credentials is None:
+        return lambda fields, _body: fields
+    signer = Signer(credentials.secret)
+    return lambda fields, body: signed_fields(fields, body, credentials.name, signer)
+
+
 class _NameServerLink(asyncio.Protocol):
     """One connection to a name server; name servers forget us the moment it closes."""
 
-    def __init__(self) -> None:
+    def __init__(self, sign: Sign) -> None:
+        self._sign = sign
         self._decoder = FrameDecoder(responses_first=True)
         self._answers: dict[int, asyncio.Future[RemotingCommand]] = {}
         self._opaque = 0
@@ -84,7 +99,8 @@ class _NameServerLink(asyncio.Protocol):
         self._opaque += 1
         answer: asyncio.Future[RemotingCommand] = asyncio.get_running_loop().create_future()
         self._answers[self._opaque] = answer
-        self.transport.write(encode_request(code, opaque=self._opaque, header=header, body=body))
+        fields = self._sign(texts_of(header) or {}, body)
+        self.transport.write(encode_request(code, opaque=self._opaque, header=fields, body=body))
         return await answer
 
 
@@ -100,7 +116,9 @@ class NameServerRegistration:
         cluster_name: str,
         port: Callable[[], int],
         now_ms: Callable[[], int],
+        credentials: Credentials | None = None,
     ) -> None:
+        self._sign = _signing(credentials)
         self._links: dict[tuple[str, int], _NameServerLink | None] = dict.fromkeys(addresses)
         self._topics = topics
         self._broker_name, self._cluster_name = broker_name, cluster_name
@@ -176,7 +194,7 @@ class NameServerRegistration:
         link = self._links[address]
         if link is None or link.transport is None:
             loop = asyncio.get_running_loop()
-            _, link = await loop.create_connection(_NameServerLink, *address)
+            _, link = await loop.create_connection(lambda: _NameServerLink(self._sign), *address)
             self._links[address] = link
             logger.info("event=name_server_connected namesrv=%s:%d", *address)
         return link

@@ -426,6 +426,7 @@ class Broker:
             cluster_name=self.config.topics.cluster_name,
             port=lambda: self._server.port,
             now_ms=self._now_ms,
+            credentials=self.config.access.inner_credentials,
         )
 
     # --- life

@@ -73,3 +73,12 @@ def signed_text(fields: Mapping[str, str], *, without_unique_key_query: bool = F
     if without_unique_key_query:
         signed.pop(UNIQUE_KEY_QUERY, None)
     return "".join([signed[name] for name in sorted(signed)]).encode()
+
+
+def signed_fields(
+    fields: Mapping[str, str], body: bytes, access_key: str, signer: Signer
+) -> dict[str, str]:
+    """Return the ext fields of a request with its access key and its signature."""
+    signed = {**fields, ACCESS_KEY: access_key}
+    signed[SIGNATURE] = signer.sign(signed_text(signed), body)
+    return signed

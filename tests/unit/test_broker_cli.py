@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import resource
 import subprocess
 import sys
@@ -9,9 +10,11 @@ import sys
 import pytest
 
 from halfmq.broker import cli
+from halfmq.broker.config import load_config
 from tests.support.patience import PATIENCE_S
 
 SCRIPT = """
+import logging
 import resource
 from halfmq.broker.cli import raise_descriptor_limit
 
@@ -61,3 +64,31 @@ def test_the_descriptor_table_never_grows_under_load() -> None:
 
     (slots,) = (line.split()[1] for line in done.stdout.splitlines() if line.startswith("FDSize"))
     assert int(slots) >= min(may, cli.DESCRIPTORS_WANTED)
+
+
+@pytest.mark.parametrize(
+    ("settings", "event"),
+    [
+        ([], None),
+        (["bindAddress=::1"], None),
+        (["bindAddress=0.0.0.0"], "open_to_everybody"),
+        (["bindAddress=10.1.2.3"], "open_to_everybody"),
+        (["bindAddress=0.0.0.0", "aclEnable=true"], None),
+        (["bindAddress=0.0.0.0", "authenticationEnabled=true"], "open_to_every_user"),
+        (
+            ["bindAddress=0.0.0.0", "authenticationEnabled=true", "authorizationEnabled=true"],
+            None,
+        ),
+    ],
+)
+def test_a_broker_that_is_open_to_other_machines_says_so(
+    settings: list[str], event: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At every start, unless requests are signed and rules are asked."""
+    config = load_config(None, settings).config
+
+    with caplog.at_level(logging.WARNING):
+        cli.announce_exposure(config)
+
+    said = [record.message.split()[0] for record in caplog.records]
+    assert said == ([] if event is None else [f"event={event}"])

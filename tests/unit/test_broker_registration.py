@@ -1,0 +1,73 @@
+"""Registration at name servers: what they are sent."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from halfmq.broker.config import Credentials, TopicDefaults
+from halfmq.broker.registration import NameServerRegistration
+from halfmq.broker.topics import TopicTable
+from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.replies import encode_reply
+from halfmq.remoting.serialization import ext_fields
+from halfmq.remoting.signature import Signer, signed_text
+from tests.support.broker_doubles import Clock
+
+
+async def _registered(tmp_path: Path, credentials: Credentials | None) -> list[RemotingCommand]:
+    """Return what a name server is sent from a broker's start to its stop."""
+    received: list[RemotingCommand] = []
+    registered = asyncio.Event()
+
+    async def name_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        decoder = FrameDecoder()
+        while data := await reader.read(65_536):
+            for command in decoder.receive_data(data):
+                received.append(command)
+                writer.write(encode_reply(command))
+                registered.set()
+        writer.close()
+
+    server = await asyncio.start_server(name_server, "127.0.0.1", 0)
+    async with server:
+        registration = NameServerRegistration(
+            [server.sockets[0].getsockname()[:2]],
+            TopicTable(tmp_path / "topics.json", TopicDefaults(), now_ms=Clock()),
+            broker_name="broker-a",
+            cluster_name="DefaultCluster",
+            port=lambda: 10_911,
+            now_ms=Clock(),
+            credentials=credentials,
+        )
+        await registration.start()
+        await registered.wait()
+        await registration.stop()
+    return received
+
+
+async def test_requests_to_name_servers_are_signed_with_the_brokers_own_credentials(
+    tmp_path: Path,
+) -> None:
+    """`innerClientAuthenticationCredentials`; registering and leaving alike."""
+    received = await _registered(tmp_path, Credentials("broker", "secret-word"))
+
+    assert [command.code for command in received] == [
+        RequestCode.REGISTER_BROKER,
+        RequestCode.UNREGISTER_BROKER,
+    ]
+    for command in received:
+        fields = ext_fields(command)
+        assert fields["AccessKey"] == "broker"
+        text = signed_text(fields)
+        assert Signer("secret-word").verify(fields["Signature"], text, command.body)
+
+
+async def test_without_credentials_nothing_is_signed(tmp_path: Path) -> None:
+    """As name servers without access control expect it."""
+    received = await _registered(tmp_path, None)
+
+    assert received
+    assert not any("AccessKey" in ext_fields(command) for command in received)
