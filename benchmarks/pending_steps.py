@@ -40,6 +40,7 @@ class Nobody:
     """A producer group without members, and a connection that is gone."""
 
     name = "nobody"
+    subject: object = None
     closed = True
     writable = False
     acknowledges = False

@@ -35,6 +35,7 @@ class Connection(Protocol):
     broker_address: str  # the same as text, "127.0.0.1:10911": what routes answer
     language: int  # LanguageCode of the peer's latest request
     version: int  # MQVersion ordinal of the peer's latest request
+    subject: object  # who signed the peer's latest request; None without access control
     acknowledges: bool  # whether the peer answers requests of ours: it is a client of halfmq
 
     @property

@@ -124,6 +124,7 @@ class ClientConnection(asyncio.Protocol):
         self._request_header_type = HeaderType.JSON
         self._asks: Asks | None = None  # most peers are never asked
         self.acknowledges = False
+        self.subject: object = None
         self.closed = False
         self.writable = True
         self.name = ""

@@ -50,6 +50,7 @@ from .handlers.queries import QueryHandlers
 from .handlers.routes import RouteHandlers
 from .handlers.send import SendHandler
 from .handlers.send_back import SendBackHandler
+from .handlers.subjects import may_ask
 from .handlers.transaction import TransactionHandler
 from .lifecycle import Service, ServiceStack
 from .locks import QueueLocks
@@ -251,6 +252,7 @@ class Broker:
             delayed=self._levels.after_commit,
             read_cold=self._cold_halves.read,
             hurry=self._asking.hurry,
+            may_ask=may_ask,
         )
 
     def _make_store_service(self) -> StoreService:

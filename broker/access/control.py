@@ -86,6 +86,10 @@ class Subject:
         """Whether it may do this."""
         return self._control.unmet(self.principal, requirement, self._address) is None
 
+    def denied(self, requirement: Requirement, reason: str) -> AccessDeniedError:
+        """Return the error that refuses this for another reason than a rule."""
+        return self._control.forbidden(self.principal, requirement, reason, self._address)
+
     def require(self, requirement: Requirement) -> None:
         """Return if it may do this.
 
@@ -94,7 +98,7 @@ class Subject:
         """
         reason = self._control.unmet(self.principal, requirement, self._address)
         if reason is not None:
-            raise self._control.forbidden(self.principal, requirement, reason, self._address)
+            raise self.denied(requirement, reason)
 
 
 class AccessControl:
@@ -135,7 +139,7 @@ class AccessControl:
         """Serve one command if its sender may; return the reply to write now, if any."""
         if not command.flag & FLAG_RESPONSE:
             try:
-                command.subject = self._admit(command, connection)
+                command.subject = connection.subject = self._admit(command, connection)
             except RequestRefusedError as refused:
                 if isinstance(refused, AccessDeniedError):
                     self._refusals.note(refused, command, connection)

@@ -38,6 +38,7 @@ from .end_rules import (
     wrong_decision,
 )
 from .later import Later
+from .subjects import may_decide
 
 SLICE_BYTES: Final = 1 << 20
 """Bytes of messages that are decided in one turn of the event loop: reading them back and appending
@@ -195,6 +196,7 @@ class EndBatches:
                         end.from_check,
                         wait,
                         (end.transaction_id,),
+                        may_decide(batch.request, from_check=end.from_check),
                     )
                 except ColdHalfError as cold:
                     return planned, cold.offsets
@@ -268,6 +270,7 @@ class EndBatches:
                 event,
                 end.from_check,
                 (end.transaction_id,),
+                may_decide(batch.request, from_check=end.from_check),
             )
         except TransactionError as error:
             log_refusal(end, group, batch.connection, error)

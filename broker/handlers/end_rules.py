@@ -15,7 +15,7 @@ from halfmq.store.draft import Appended
 from halfmq.store.format.flags import TransactionType
 
 from ..connection import Connection
-from ..transaction.deciding import Ended, PlannedDecision
+from ..transaction.deciding import Ended, MayDecide, PlannedDecision
 from ..transaction.errors import (
     DecidedOtherwiseError,
     DecisionForgottenError,
@@ -54,6 +54,7 @@ class Transactions(Protocol):
         event: Event,
         from_check: bool = False,
         names: Sequence[str] = (),
+        may: MayDecide | None = None,
     ) -> Ended: ...
 
     def plan(
@@ -65,6 +66,7 @@ class Transactions(Protocol):
         from_check: bool = False,
         wait: bool = True,
         names: Sequence[str] = (),
+        may: MayDecide | None = None,
     ) -> PlannedDecision | None: ...
 
     def is_cold(self, offset: int) -> bool: ...

@@ -30,6 +30,7 @@ from ..topics import TopicConfig
 from ..transaction.admission import FINAL_RESERVE, RECORD_RESERVE, UNIQUE_KEY_SIZE_MAX
 from ..transaction.half import half_draft
 from ..transaction.twins import Twins
+from .subjects import prepared_by
 
 PROPERTIES_SIZE_MAX: Final = 32_767
 """Bytes of all properties of a record, whose length field is an int16."""
@@ -216,6 +217,8 @@ class PlainSends:
             )
         ):
             return False
+        if transactional:
+            raw = prepared_by(raw, request)
         has_usual_key = len(unique_key) == UNIQUE_KEY_SIZE and unique_key.isascii()
         draft = Draft(
             topic=name,

@@ -30,6 +30,7 @@ from halfmq.store.format.topics import DEFAULT_TOPIC
 from ..connection import Connection, Handler
 from ..transaction.admission import GROUP_RESERVE, RECORD_RESERVE, refusal
 from ..transaction.twins import FirstHalf
+from .subjects import prepared_by
 
 NEW_TOPIC_QUEUES: Final = 1_024
 """Queues asked for when a topic is created; the broker's `defaultTopicQueueNums` is the limit."""
@@ -103,6 +104,8 @@ class PrepareHandler:
         messages = [
             self._message(one, group, connection) for one in decode_prepared_messages(request.body)
         ]
+        for draft, _ in messages:
+            draft.properties = prepared_by(draft.properties, request)
         self._check_together(messages)
         halves = self._transactions.twin(messages, group, connection)
         if halves is None:

@@ -18,8 +18,10 @@ from halfmq.remoting.replies import encode_reply
 from halfmq.store.format.properties import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 from halfmq.store.format.record import Record, decode_record
 
+from ..access.requirements import GET, SUB, topic
 from ..connection import Connection, Handler
 from ..errors import RequestRefusedError
+from .subjects import require
 
 MESSAGES_MAX: Final = 64
 """Messages of one answer. Source: `maxMsgsNumBatch`."""
@@ -72,6 +74,8 @@ class QueryHandlers:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {header.offset}"
             )
+        if request.subject is not None:
+            require(request, topic(decode_record(record).topic, SUB, GET))
         return encode_reply(request, body=record)
 
     def query_message(self, request: RemotingCommand, _connection: Connection) -> bytes:

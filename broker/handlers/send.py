@@ -33,6 +33,7 @@ from halfmq.store.format.properties import (
     tags_code,
 )
 
+from ..access import requirements
 from ..connection import Connection, Handler
 from ..delay import delay_level, with_properties
 from ..errors import RequestRefusedError
@@ -44,6 +45,7 @@ from ..transaction.twins import FirstHalf
 from . import plain_send
 from .batch_units import read_units
 from .plain_send import PROPERTIES_SIZE_MAX, PlainSends
+from .subjects import prepared_by, require
 
 
 class Topics(Protocol):
@@ -290,7 +292,9 @@ class SendHandler:
         _refuse_timer(properties)
         answered = draft
         if header.topic.startswith(topic_names.RETRY_PREFIX):
-            draft = self._retry(header, self._vouched(header, draft, unique_key), request.version)
+            draft = self._retry(
+                header, self._vouched(request, header, draft, unique_key), request.version
+            )
         if level > 0 and not draft.topic.startswith(topic_names.DEAD_LETTER_PREFIX):
             draft = self._delayed(draft)
         appended = self._append((draft,))[0]
@@ -298,7 +302,13 @@ class SendHandler:
             return self._answer(request, answered, appended, unique_key, connection)
         return self._answer(request, draft, appended, unique_key, connection)
 
-    def _vouched(self, header: SendMessageRequestHeader, retry: Draft, unique_key: str) -> Draft:
+    def _vouched(
+        self,
+        request: RemotingCommand,
+        header: SendMessageRequestHeader,
+        retry: Draft,
+        unique_key: str,
+    ) -> Draft:
         """Return a retry that a client sends, with its half message id if that can be believed.
 
         Clients do this when their request to send a message back has failed. One that names the
@@ -315,6 +325,7 @@ class SendHandler:
             or get_property(retry.properties, b"RETRY_TOPIC") != message.topic.encode()
         ):
             return retry
+        require(request, requirements.topic(message.topic, requirements.SUB))
         own = ((name, get_property(retry.properties, name.encode())) for name in _OF_RETRIES)
         return replace(
             message,
@@ -352,6 +363,7 @@ class SendHandler:
                 "group, or nobody could be asked about the transaction",
                 REFUSAL_FIELDS,
             )
+        draft.properties = prepared_by(draft.properties, request)
         twin = self._transactions.twin([(draft, unique_key)], group, connection)
         if twin is not None:
             (first,) = twin

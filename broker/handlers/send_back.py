@@ -36,11 +36,13 @@ from halfmq.store.format.properties import (
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 
+from ..access import requirements
 from ..connection import Connection, Handler
 from ..delay import with_properties
 from ..errors import RequestRefusedError
 from ..groups import GroupConfig
 from ..topics import TopicConfig
+from .subjects import require
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +132,7 @@ class SendBackHandler:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}"
             )
+        require(request, requirements.topic(record.topic, requirements.SUB))
         limit = _limit(config, header.max_reconsume_times, request.version)
         if header.delay_level < 0 or record.reconsume_times >= limit:
             draft = self._dead(record, config, connection.store_host)

@@ -43,6 +43,7 @@ from .end_rules import (
     wrong_decision,
 )
 from .later import Later
+from .subjects import may_decide
 
 
 class StagedDecision(msgspec.Struct, gc=False):
@@ -189,6 +190,7 @@ class TransactionHandler:
                 header.from_transaction_check,
                 later is None,
                 _names(header),
+                may_decide(request, from_check=header.from_transaction_check),
             )
         except ColdHalfError as cold:
             assert later is not None
@@ -238,6 +240,7 @@ class TransactionHandler:
                 event,
                 header.from_transaction_check,
                 _names(header),
+                may_decide(request, from_check=header.from_transaction_check),
             )
         except TransactionError as error:
             end = TransactionEnd(

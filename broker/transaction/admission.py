@@ -21,6 +21,7 @@ from halfmq.store.format.properties import (
     PROPERTY_TRANSACTION_HALF_ID,
     PROPERTY_TRANSACTION_HALVES,
     PROPERTY_TRANSACTION_PARKED,
+    PROPERTY_TRANSACTION_PRINCIPAL,
     get_property,
     without_properties,
 )
@@ -61,6 +62,7 @@ BROKERS_OWN: Final = (
     PROPERTY_TRANSACTION_HALVES,
     PROPERTY_TRANSACTION_HALF_ID,
     PROPERTY_TRANSACTION_PARKED,
+    PROPERTY_TRANSACTION_PRINCIPAL,
 )
 """Properties that the broker alone sets; consumers and the broker itself believe them."""
 

@@ -136,6 +136,7 @@ class Checker:
         monotonic_ms: Callable[[], int],
         hurry: Callable[[], None] = lambda: None,
         is_durable: Callable[[int], bool] = lambda _offset: True,
+        may_ask: Callable[[Producer, StoredHalf], bool] = lambda _producer, _half: True,
     ) -> None:
         """Wire it.
 
@@ -152,6 +153,7 @@ class Checker:
             monotonic_ms: The clock of ``tick``.
             hurry: Has ``tick`` called soon.
             is_durable: Tells whether the half at an offset is on disk.
+            may_ask: Tells whether a producer may see this message, which a check shows it.
         """
         self._table = table
         self._producers = producers
@@ -164,6 +166,7 @@ class Checker:
         self._monotonic_ms = monotonic_ms
         self._hurry = hurry
         self._is_durable = is_durable
+        self._may_ask = may_ask
         self._timetable = Timetable()
         self._bucket = 0  # number of the bucket that is being looked through
         self._due: list[int] = []  # the rest of it, last one first
@@ -351,13 +354,16 @@ class Checker:
             return worth
         header, body = self._question(entry, half)
         while target is not None:
-            if self._send(entry, target, tried, header, body):
+            if not self._may_ask(target, half):
+                tried = group.tried[entry.offset] = (*tried, target)
+            elif self._send(entry, target, tried, header, body):
                 group.tried.pop(entry.offset, None)
                 if entry.due != ASKING:
                     self.delivered += 1
                     self._count_delivered(entry, now_ms)
                 return worth
-            self._full.add(target)
+            else:
+                self._full.add(target)
             target = self._next_target(entry, tried)
         self._nobody(entry, group, now_ms, asked_all=bool(tried))
         return worth

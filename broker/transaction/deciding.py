@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
@@ -103,6 +103,10 @@ class PlannedDecision(msgspec.Struct, gc=False):
         return self.draft.store_host if self.state is _COMMITTED else None
 
 
+MayDecide: TypeAlias = Callable[[bytes], None]
+"""Takes the properties of a half, and raises RequestRefusedError unless a subject may decide it."""
+
+
 class Decisions:
     """Takes decisions, and answers those that come again."""
 
@@ -156,6 +160,7 @@ class Decisions:
         event: Event,
         from_check: bool = False,
         names: Sequence[str] = (),
+        may: MayDecide | None = None,
     ) -> Ended:
         """Apply a producer's decision.
 
@@ -166,12 +171,15 @@ class Decisions:
             event: COMMIT, ROLLBACK or UNKNOWN.
             from_check: Whether it is the answer to a check.
             names: What the request calls the transaction; if it does, one must be its unique key.
+            may: Raises unless the sender may decide; None without access control.
 
         Raises:
             TransactionError: The request is refused; the transaction is as it was.
             RequestRefusedError: There is no place for the message now; nothing has changed.
             StoreError: The decision could not be appended; the transaction is as it was.
         """
+        if may is not None:
+            may(self._existing_half(offset).properties)
         entry = self._find(offset)
         if entry is None:
             return self._end_other(offset, queue_offset, producer_group, event, from_check, names)
@@ -218,15 +226,20 @@ class Decisions:
         return Ended(position, appended[0].physical_offset, planned.draft.store_host)
 
     def _decision(
-        self, entry: Pending, state: State, read: ReadHalf, names: Sequence[str]
+        self,
+        entry: Pending,
+        state: State,
+        read: ReadHalf,
+        names: Sequence[str],
+        may: MayDecide | None = None,
     ) -> PlannedDecision:
         """Return what is to be appended for a decision."""
         if state is not _COMMITTED:
-            return self._rollback(entry, read, names)
+            return self._rollback(entry, read, names, may)
         offset = entry.offset
         if offset in self._groups:
             first = self._final_at(offset, read)
-            _check_names(offset, first.properties, names)
+            _check_names(offset, first.properties, names, may)
             members = [member.offset for member in self._groups[offset]]
             rest = [self._placed(committed(self._final_at(member, read))) for member in members]
             final = self._placed(committed(first, members))
@@ -234,17 +247,19 @@ class Decisions:
         recent = self._take_recent(offset)
         if recent is None:
             first = self._final_at(offset, read)
-            _check_names(offset, first.properties, names)
+            _check_names(offset, first.properties, names, may)
             waits = first.topic not in self._unflushed_topics
             final = self._placed(committed(first))
         else:  # asks for no delay
-            _check_names(offset, recent.properties, names)
+            _check_names(offset, recent.properties, names, may)
             waits = recent.topic not in self._unflushed_topics
             final = committed(recent)
             final.topic, final.queue_id = self._place(final.topic, final.queue_id)
         return PlannedDecision(final, entry, state, waits=waits)
 
-    def _rollback(self, entry: Pending, read: ReadHalf, names: Sequence[str]) -> PlannedDecision:
+    def _rollback(
+        self, entry: Pending, read: ReadHalf, names: Sequence[str], may: MayDecide | None
+    ) -> PlannedDecision:
         beside = [member.offset for member in self._groups.get(entry.offset, ())]
         try:
             final = self._final_at(entry.offset, read)
@@ -257,7 +272,7 @@ class Decisions:
                 host=self._store_host,
             )
             return PlannedDecision(bare, entry, State.ROLLED_BACK)
-        _check_names(entry.offset, final.properties, names)
+        _check_names(entry.offset, final.properties, names, may)
         waits = bool(beside) or final.topic not in self._unflushed_topics
         return PlannedDecision(
             rollback_draft(final, beside), entry, State.ROLLED_BACK, (), len(final.body), waits
@@ -313,6 +328,7 @@ class Decisions:
         from_check: bool = False,
         wait: bool = True,
         names: Sequence[str] = (),
+        may: MayDecide | None = None,
     ) -> PlannedDecision | None:
         """Return the records of a first decision, to be appended together with others.
 
@@ -335,7 +351,7 @@ class Decisions:
             return None
         try:
             planned = self._decision(
-                entry, state, self._read_half if wait else self._half_in_memory, names
+                entry, state, self._read_half if wait else self._half_in_memory, names, may
             )
         except (TransactionError, RequestRefusedError):
             return None
@@ -464,15 +480,20 @@ def _wrong_group(offset: int, stored: str, said: str) -> HalfMismatchError:
     )
 
 
-def _check_names(offset: int, properties: bytes, names: Sequence[str]) -> None:
-    """Make sure that a request means this half.
+def _check_names(
+    offset: int, properties: bytes, names: Sequence[str], may: MayDecide | None = None
+) -> None:
+    """Make sure that a request means this half, and that its sender may decide it.
 
     A power cut may take halves that were not on disk yet, and others get their offsets. Whoever
     heard of the earlier one must not decide about the later one.
 
     Raises:
         HalfMismatchError: It names another transaction.
+        RequestRefusedError: The sender may not.
     """
+    if may is not None:
+        may(properties)
     named = False
     for name in names:
         if name:

@@ -46,6 +46,7 @@ from halfmq.store.format.properties import (
     PROPERTIES_SIZE_MAX,
     PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
     PROPERTY_TRANSACTION_CHECK_TIMES,
+    PROPERTY_TRANSACTION_PRINCIPAL,
     get_property,
     tags_code,
     terminated,
@@ -89,6 +90,7 @@ _COPY_MARK: Final = b"TRANSACTION_CHECK_TIMES\x01"
 _PREPARED_MARK: Final = b"TRAN_PREPARED_QUEUE_OFFSET\x01"
 _GROUP_MARK: Final = b"TRANSACTION_GROUP\x01"
 _HALVES_MARK: Final = b"TRANSACTION_HALVES\x01"
+_PRINCIPAL_MARK: Final = b"TRANSACTION_PRINCIPAL\x01"
 
 
 class GroupMark(NamedTuple):
@@ -140,6 +142,26 @@ def half_draft(message: Draft, unique_key: str) -> Draft:
         reconsume_times=message.reconsume_times,
         unique_key=message.unique_key,
     )
+
+
+def of_principal(properties: bytes, name: str) -> bytes:
+    """Return a half's properties with the name of the principal who prepares it."""
+    return b"%b%b%b\x02" % (terminated(properties), _PRINCIPAL_MARK, name.encode())
+
+
+def principal_of(properties: bytes) -> str | None:
+    """Return who prepared a half; None if nobody had to say who they are."""
+    if _PRINCIPAL_MARK not in properties:
+        return None
+    name = get_property(properties, PROPERTY_TRANSACTION_PRINCIPAL.encode())
+    return None if name is None else name.decode()
+
+
+def without_principal(properties: bytes) -> bytes:
+    """Return the properties without who prepared, which is nobody's business but the broker's."""
+    if _PRINCIPAL_MARK not in properties:
+        return properties
+    return without_properties(properties, (PROPERTY_TRANSACTION_PRINCIPAL,))
 
 
 def in_group(half: Draft, mark: GroupMark) -> Draft:
@@ -322,7 +344,7 @@ def committed(final: Draft, beside: Sequence[int] = ()) -> Draft:
         final: Made by ``final_draft`` or ``prepared_final``, not appended yet.
         beside: Of the leader of several messages: the offsets of the other halves.
     """
-    properties = final.properties
+    properties = without_principal(final.properties)
     if beside or properties[-1] != 2:
         properties = terminated(properties) + _halves(beside)
     offset = final.prepared_transaction_offset.to_bytes(8, "big")
@@ -411,6 +433,7 @@ def parked_draft(half: StoredHalf, reason: ParkedReason) -> Draft:
     if reason.text is not None:
         text = b"TRANSACTION_PARKED\x01%b\x02" % reason.text.encode()
         parked.properties = terminated(parked.properties) + text
+    parked.properties = without_principal(parked.properties)
     parked.topic = TRANS_CHECK_MAX_TIME_TOPIC
     parked.queue_id = 0
     parked.sys_flag &= _KEPT_FLAGS
@@ -426,7 +449,7 @@ def check_body(half: StoredHalf, check_number: int) -> bytes:
     Raises:
         ValueError: The half does not say where the message belongs.
     """
-    properties = half.properties
+    properties = without_principal(half.properties)
     if _COPY_MARK in properties or _PREPARED_MARK in properties:
         properties = without_properties(properties, _MARKS_OF_COPIES)
     topic, queue_id = _destination(half.properties)

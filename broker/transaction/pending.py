@@ -50,6 +50,11 @@ class Producer(Protocol):
     name: str  # the peer, "127.0.0.1:54321"
 
     @property
+    def subject(self) -> object:
+        """Who signed its latest request; None without access control."""
+        ...
+
+    @property
     def closed(self) -> bool:
         """Whether the peer is gone."""
         ...

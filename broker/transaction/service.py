@@ -120,6 +120,7 @@ class TransactionService:
         hurry: Callable[[], None] = lambda: None,
         snapshot_log_bytes: int = LOG_BYTES_MIN,
         decided_remembered: int = DECIDED_REMEMBERED,
+        may_ask: Callable[[Producer, StoredHalf], bool] = lambda _producer, _half: True,
     ) -> None:
         """Wire the parts.
 
@@ -128,7 +129,8 @@ class TransactionService:
         the topic of parked messages created; ``place`` says to which topic and queue a message
         goes that was prepared for one; ``delayed`` turns a final message that asks for a delay into
         what its commit stores, now; ``read_cold`` reads a half that is not in memory and calls
-        back; ``jitter`` spreads the checks; ``hurry`` has ``tick`` called soon.
+        back; ``jitter`` spreads the checks; ``hurry`` has ``tick`` called soon; ``may_ask`` tells
+        whether a producer may see a message that it would be asked about.
         """
         self._log = log
         self._append = log.append
@@ -191,6 +193,7 @@ class TransactionService:
             monotonic_ms=monotonic_ms,
             hurry=hurry,
             is_durable=lambda offset: offset < log.durable_offset,
+            may_ask=may_ask,
         )
         self._snapshots = Snapshots(
             snapshot_path,

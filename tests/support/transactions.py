@@ -247,6 +247,7 @@ class Connected:
         acknowledges: bool = False,
     ) -> None:
         self.name = name
+        self.subject: object = None
         self.remote_host = PEER
         self.store_host = HOST
         self.broker_address = "127.0.0.1:10911"
