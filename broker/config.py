@@ -104,6 +104,12 @@ class NetworkConfig:
         integer(0, 65_535, "0 serves name-server requests on listenPort only"),
         "name-server requests",
     )
+    connections_per_address: int = setting(
+        "connectionsPerAddressMax",
+        0,
+        integer(0, 20_000, "connections; 0: no limit"),
+        "connections from one address; one more is closed at once",
+    )
     namesrv_addr: str = setting(
         "namesrvAddr",
         "",
@@ -295,6 +301,12 @@ class TransactionConfig:
         1_000_000,
         integer(1, 100_000_000, "halves"),
         "undecided half messages, 300 MiB of memory per million; beyond, more are SYSTEM_BUSY",
+    )
+    group_pending_max: int = setting(
+        "transactionPendingMaxPerGroup",
+        0,
+        integer(0, 100_000_000, "transactions; 0: no limit"),
+        "undecided transactions of one producer group; beyond, more of it are SYSTEM_BUSY",
     )
     reject: bool = setting(
         "rejectTransactionMessage", False, SWITCH, "answer NO_PERMISSION to half messages"

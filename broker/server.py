@@ -13,6 +13,7 @@ import itertools
 import logging
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol, cast
 
@@ -100,6 +101,8 @@ class Shared:
         self.release = release
         self.on_closed = on_closed
         self.connections: set[ClientConnection] = set()
+        self.per_address_max = 0  # connections; 0: as many as there are
+        self.per_address: Counter[str] = Counter()
         self.opaques = itertools.count(1)
         self.ask_expiry = AskExpiry()
         self.unlooked_bytes = 0  # read since the last look whether the disk is behind
@@ -127,7 +130,7 @@ class ClientConnection(asyncio.Protocol):
         self.subject: object = None
         self.closed = False
         self.writable = True
-        self.name = ""
+        self.name = self._peer_host = ""
         self.remote_host = self.store_host = b""
         self.broker_address = ""
         self.language = self.version = 0
@@ -145,9 +148,18 @@ class ClientConnection(asyncio.Protocol):
         peer = transport.get_extra_info("peername")
         local = transport.get_extra_info("sockname")
         self.name = _address_text(peer[0], peer[1])
-        if shared.stopping or len(shared.connections) >= CONNECTIONS_MAX:
+        host = self._peer_host = peer[0]
+        limit = shared.per_address_max
+        if (
+            shared.stopping
+            or len(shared.connections) >= CONNECTIONS_MAX
+            or (limit and shared.per_address[host] >= limit)
+        ):
             logger.warning(
-                "event=connection_refused peer=%s open=%d", self.name, len(shared.connections)
+                "event=connection_refused peer=%s open=%d of_this_address=%d",
+                self.name,
+                len(shared.connections),
+                shared.per_address[host],
             )
             self.closed = True
             self._transport.abort()
@@ -160,6 +172,7 @@ class ClientConnection(asyncio.Protocol):
         if connected is not None:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         shared.connections.add(self)
+        shared.per_address[host] += 1
         logger.debug("event=connected peer=%s", self.name)
 
     def data_received(self, data: bytes) -> None:
@@ -259,12 +272,19 @@ class ClientConnection(asyncio.Protocol):
             self._socket = None
         if self in self._shared.connections:
             self._shared.connections.discard(self)
+            self._forget_address()
             self.closed = True
             self._shared.on_closed(self)
             logger.debug("event=disconnected peer=%s error=%r", self.name, exc)
         self.closed = True
         if self._asks is not None:
             self._asks.fail()
+
+    def _forget_address(self) -> None:
+        counts = self._shared.per_address
+        counts[self._peer_host] -= 1
+        if not counts[self._peer_host]:
+            del counts[self._peer_host]
 
     def pause_writing(self) -> None:
         """Stop reading a peer that does not read its replies."""
@@ -477,11 +497,13 @@ class Server:
         listen_port: int,
         namesrv_port: int,
         tls: TlsContext | None = None,
+        connections_per_address: int = 0,
     ) -> None:
         self._shared = Shared(dispatcher, release, on_closed)
         self._host = host
         self._listen_port, self._namesrv_port = listen_port, namesrv_port
         self._release = release
+        self._shared.per_address_max = connections_per_address
         self._tls = tls
         self._servers: list[asyncio.Server | TlsListener] = []
         self._idle_scan: asyncio.TimerHandle | None = None

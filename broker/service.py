@@ -192,6 +192,7 @@ class Broker:
             listen_port=config.network.listen_port,
             namesrv_port=config.network.namesrv_listen_port,
             tls=self._tls,
+            connections_per_address=config.network.connections_per_address,
         )
         self._stack = ServiceStack(
             [

@@ -132,8 +132,7 @@ class Topics(Protocol):
 class Transactions(Protocol):
     """What the short path needs of the transaction service."""
 
-    @property
-    def takes_prepares(self) -> bool: ...
+    def takes_prepares(self, group: str) -> bool: ...
 
     @property
     def twins(self) -> Twins: ...
@@ -271,7 +270,7 @@ class PlainSends:
             and properties_size <= PROPERTIES_SIZE_MAX - FINAL_RESERVE
             and body_size + properties_size <= self._half_size_max
             and not header.reconsume_times
-            and self._transactions.takes_prepares
+            and self._transactions.takes_prepares(shape.producer_group)
         )
 
     def _learn(self, head: str, tail: str) -> Shape:

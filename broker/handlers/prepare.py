@@ -41,7 +41,7 @@ _ALLOWED_BITS: Final = frozenset({int(TransactionType.NONE), int(TransactionType
 class Transactions(Protocol):
     """What preparing needs of the transaction service."""
 
-    def refuse_prepares(self, broker_address: str) -> None: ...
+    def refuse_prepares(self, group: str, broker_address: str) -> None: ...
 
     def twin(
         self,
@@ -109,7 +109,7 @@ class PrepareHandler:
         self._check_together(messages)
         halves = self._transactions.twin(messages, group, connection)
         if halves is None:
-            self._transactions.refuse_prepares(connection.broker_address)
+            self._transactions.refuse_prepares(group, connection.broker_address)
             appended = self._transactions.prepare_group(messages, group, connection)
             halves = [
                 FirstHalf(one.physical_offset, one.queue_offset, draft.queue_id, draft.store_host)

@@ -82,7 +82,7 @@ class Transactions(plain_send.Transactions, Protocol):
         self, message: Draft, producer_group: str, unique_key: str, connection: Connection
     ) -> Appended: ...
 
-    def refuse_prepares(self, broker_address: str) -> None: ...
+    def refuse_prepares(self, group: str, broker_address: str) -> None: ...
 
     def twin(
         self,
@@ -368,7 +368,7 @@ class SendHandler:
         if twin is not None:
             (first,) = twin
         else:
-            self._transactions.refuse_prepares(connection.broker_address)
+            self._transactions.refuse_prepares(group, connection.broker_address)
             appended = self._transactions.prepare(draft, group, unique_key, connection)
             first = FirstHalf(
                 appended.physical_offset, appended.queue_offset, draft.queue_id, draft.store_host

@@ -169,6 +169,17 @@ def leave_room(
         )
 
 
+def group_is_full(group: str, limit: int) -> RequestRefusedError:
+    """Return the refusal of a half whose producer group has too many undecided transactions."""
+    return RequestRefusedError(
+        ResponseCode.SYSTEM_BUSY,
+        f"[OVERLOAD]{limit} transactions of the producer group {group} are undecided, and "
+        f"transactionPendingMaxPerGroup={limit}: decide them, repair its checker, or raise the "
+        "limit; then try again",
+        REFUSAL_FIELDS,
+    )
+
+
 def not_taken(config: TransactionConfig, halves: int, broker_address: str) -> RequestRefusedError:
     """Return the refusal of any half: they are forbidden, or ``halves`` are undecided already."""
     if config.reject:

@@ -413,6 +413,7 @@ class PendingTable:
         self._copies_of: dict[int, list[int]] = {}  # first half -> queue offsets of its copies
         self.groups: dict[int, tuple[Member, ...]] = {}  # by the leader's offset, in index order
         self._leader_of: dict[int, int] = {}  # by the member's offset
+        self._of_group: dict[str, int] = {}  # undecided transactions by producer group, none of 0
         self.parked = 0  # how many of the undecided are PARKED
         self.newest_offset = -1  # the newest record of ours that changed the table
         self.get = self._pending.get  # by the offset of the first half; the hot path's look-up
@@ -424,6 +425,10 @@ class PendingTable:
     def halves(self) -> int:
         """How many halves are undecided: one per transaction, and the further ones of groups."""
         return len(self._pending) + len(self._leader_of)
+
+    def count_of(self, group: str) -> int:
+        """Return how many transactions of a producer group are undecided, parked ones included."""
+        return self._of_group.get(group, 0)
 
     def __iter__(self) -> Iterator[Pending]:
         return iter(self._pending.values())
@@ -513,14 +518,17 @@ class PendingTable:
             owner,
         )
         self._pending[offset] = entry
+        self._of_group[entry.group] = self._of_group.get(entry.group, 0) + 1
         self.newest_offset = offset
         return entry
 
     def restore(self, entries: Iterable[Pending]) -> None:
         """Enter transactions as a snapshot describes them; snapshots come in log order."""
         pending, intern, newest = self._pending, sys.intern, self.newest_offset
+        of_group = self._of_group
         for entry in entries:
-            entry.group = intern(entry.group)
+            entry.group = group = intern(entry.group)
+            of_group[group] = of_group.get(group, 0) + 1
             pending[entry.offset] = entry
             if entry.state is _PARKED:
                 self.parked += 1
@@ -530,6 +538,7 @@ class PendingTable:
     def clear(self) -> None:
         """Forget everything, to be filled again."""
         self._pending.clear()
+        self._of_group.clear()
         self.decided.clear()
         self.copies.clear()
         self._copies_of.clear()
@@ -543,12 +552,20 @@ class PendingTable:
         if entry.state is _PARKED:
             self.parked -= 1
         offset = entry.offset
-        del self._pending[offset]
+        self._take_off(entry)
         self.decided.remember(offset, state, position)
         self.newest_offset = position
         if self.groups:
             for member in self._disband(offset):
                 self.decided.remember(member.offset, state, position)
+
+    def _take_off(self, entry: Pending) -> None:
+        del self._pending[entry.offset]
+        left = self._of_group[entry.group] - 1
+        if left:
+            self._of_group[entry.group] = left
+        else:
+            del self._of_group[entry.group]
 
     def _disband(self, leader: int) -> tuple[Member, ...]:
         members = self.groups.pop(leader, ())
@@ -587,5 +604,5 @@ class PendingTable:
         """Forget an undecided transaction whose half can no longer be read."""
         if entry.state is State.PARKED:
             self.parked -= 1
-        del self._pending[entry.offset]
+        self._take_off(entry)
         self._disband(entry.offset)

@@ -36,6 +36,7 @@ from .admission import (
     GROUP_DECISION_RESERVE,
     GROUP_RESERVE,
     admitted,
+    group_is_full,
     leave_room,
     not_taken,
 )
@@ -246,20 +247,25 @@ class TransactionService:
 
     # --- half messages
 
-    @property
-    def takes_prepares(self) -> bool:
-        """Whether half messages are taken: not forbidden, and the table is not full."""
-        return self._table.halves < self._pending_max
+    def takes_prepares(self, group: str) -> bool:
+        """Whether halves of a producer group are taken now."""
+        limit = self._config.group_pending_max
+        return self._table.halves < self._pending_max and (
+            not limit or self._table.count_of(group) < limit
+        )
 
-    def refuse_prepares(self, broker_address: str) -> None:
-        """Raise if no half messages are taken.
+    def refuse_prepares(self, group: str, broker_address: str) -> None:
+        """Raise if half messages of a producer group are not taken.
 
         Raises:
-            RequestRefusedError: They are forbidden, or the table is full.
+            RequestRefusedError: They are forbidden, or the group or the table is full.
         """
-        if not self.takes_prepares:
-            self._counters.prepares_refused += not self._config.reject
-            raise not_taken(self._config, self._table.halves, broker_address)
+        if self.takes_prepares(group):
+            return
+        self._counters.prepares_refused += not self._config.reject
+        if self._table.halves < self._pending_max:
+            raise group_is_full(group, self._config.group_pending_max)
+        raise not_taken(self._config, self._table.halves, broker_address)
 
     def prepare(
         self, message: Draft, producer_group: str, unique_key: str, connection: Producer

@@ -72,10 +72,12 @@ class Topics:
 class Halves:
     """Transactions that are only prepared; `entered` holds what the table would get."""
 
-    takes_prepares = True
     unflushed_topics: frozenset[str] = frozenset()
 
-    def refuse_prepares(self, broker_address: str) -> None:
+    def takes_prepares(self, group: str) -> bool:
+        return bool(group)
+
+    def refuse_prepares(self, group: str, broker_address: str) -> None:
         """Nothing is refused here."""
 
     def __init__(self, log: Log) -> None:

@@ -71,7 +71,11 @@ def _table(handler: Handler) -> dict[int, Handler]:
 
 @asynccontextmanager
 async def _serving(
-    handler: Handler, log: Log | None = None, lost: list[Connection] | None = None
+    handler: Handler,
+    log: Log | None = None,
+    lost: list[Connection] | None = None,
+    *,
+    connections_per_address: int = 0,
 ) -> AsyncIterator[tuple[Server, ReplyRelease]]:
     release = ReplyRelease(log or Log())
     gone: list[Connection] = [] if lost is None else lost
@@ -82,6 +86,7 @@ async def _serving(
         host="127.0.0.1",
         listen_port=0,
         namesrv_port=0,
+        connections_per_address=connections_per_address,
     )
     await server.start()
     try:
@@ -836,3 +841,25 @@ async def test_who_fails_at_an_answer_harms_no_other(caplog: pytest.LogCaptureFi
         await asked.wait_for(1)
 
         assert "event=answer_failed" in caplog.text
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_connections_of_one_address_can_be_limited(loop_factory: LoopFactory) -> None:
+    """One more is closed at once; when one has gone there is room again."""
+
+    async def served(peer: Peer) -> bool:
+        peer.writer.write(encode_request(105, opaque=1, header=ROUTE))
+        return (await peer.answer()).code == ResponseCode.SUCCESS
+
+    async def main() -> None:
+        async with _serving(_echo, connections_per_address=2) as (server, _), _peer(server) as one:
+            async with _peer(server) as two, _peer(server) as three:
+                assert await served(one)
+                assert await served(two)
+                assert await three.is_closed()
+            while server.open_connections > 1:  # noqa: ASYNC110 -- the server tells nobody
+                await asyncio.sleep(0)
+            async with _peer(server) as four:
+                assert await served(four)
+
+    run_on(loop_factory, main())

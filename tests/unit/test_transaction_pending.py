@@ -244,6 +244,24 @@ def test_rocketmq_does_not_say_why_it_parks() -> None:
     assert parked_reason_of(b"something else") is ParkedReason.UNSAID
 
 
+def test_undecided_transactions_are_counted_by_group() -> None:
+    """However a transaction leaves the table: decided, forgotten, or with all others."""
+    table = PendingTable()
+    entries = [table.add(1_000 * number, number, 0, "pg") for number in range(4)]
+    table.add(9_000, 9, 0, "other")
+
+    table.decide(entries[0], State.COMMITTED, 10_000)
+    table.discard(entries[1])
+    counted = [table.count_of("pg"), table.count_of("other"), table.count_of("nobody")]
+    again = PendingTable()
+    again.restore(list(table))
+
+    assert counted == [2, 1, 0]
+    assert again.count_of("pg") == 2
+    table.clear()
+    assert table.count_of("pg") == 0
+
+
 @pytest.mark.parametrize("asked", [False, True])
 def test_an_undecided_transaction_takes_little_memory(asked: bool) -> None:
     """A million of them must fit beside a broker's other work."""

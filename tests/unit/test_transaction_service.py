@@ -164,8 +164,25 @@ def test_a_delayed_half_is_refused(broker: Broker) -> None:
 
 def test_rejection_is_a_setting(tmp_path: Path) -> None:
     """The send handler answers NO_PERMISSION by it."""
-    assert not Broker(tmp_path, config=TransactionConfig(reject=True)).service.takes_prepares
-    assert Broker(tmp_path).service.takes_prepares
+    assert not Broker(tmp_path, config=TransactionConfig(reject=True)).service.takes_prepares("pg")
+    assert Broker(tmp_path).service.takes_prepares("pg")
+
+
+def test_undecided_transactions_of_one_group_can_be_limited(tmp_path: Path) -> None:
+    """A group whose checker is broken must not fill the table for the others."""
+    broker = Broker(tmp_path, config=TransactionConfig(group_pending_max=2))
+    first = broker.prepare()
+    broker.prepare()
+
+    broker.service.refuse_prepares("pg2", "127.0.0.1:10911")
+    with pytest.raises(RequestRefusedError, match="transactionPendingMaxPerGroup=2") as caught:
+        broker.service.refuse_prepares("pg", "127.0.0.1:10911")
+    assert caught.value.code is ResponseCode.SYSTEM_BUSY
+    assert not broker.service.takes_prepares("pg")
+
+    broker.end(first, Event.ROLLBACK)
+
+    assert broker.service.takes_prepares("pg")
 
 
 # --- restarts
