@@ -221,7 +221,7 @@ class AccessControl:
         except RemotingError as error:
             raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         if requirements is None:
-            return  # the router serves no code without a row, which a test sees to
+            return  # no `RequestCode`: the router serves none, which a test sees to
         if self._dialect.trace_is_free and [one.resource.name for one in requirements] == [
             TRACE_TOPIC
         ]:

@@ -1,13 +1,17 @@
-"""Request code → what its sender must be allowed to do. Every code that is served has a row.
+"""Request code → what its sender must be allowed to do. Every `RequestCode` has a row.
 
-``()`` means: a valid signature and no permission, as for routes. A row is a function of the typed
-header and the body. Where the resource is known only when a record has been read (a decision names
-an offset, not a topic), the row is ``()`` and says so: the handler asks ``Subject.require``.
+Codes that no handler serves yet have one too: a code gets its rule before its handler, and whoever
+may not ask is told so, not that the request is unknown.
+
+``()`` means: a valid signature and no permission, as for routes. A row is a function of the header
+and the body; the header is typed where ``headers.REQUEST_HEADERS`` has a class for the code.
+Where the resource is known only when a record has been read (a decision names an offset, not a
+topic), the row is ``()`` and says so: the handler asks ``Subject.require``.
 
 Rows follow RocketMQ 5.3 (``DefaultAuthorizationContextBuilder`` and the ``RocketMQAction`` of each
-header) except where that is too lax: settings, groups, configuration and lists of connections need
-rights of their own, a retry topic belongs to its group whoever asks, and the broker's internal
-topics belong to the cluster.
+header) except where that is too lax: it asks for nothing where a header has no such annotation.
+Here settings, groups, configuration and lists need rights of their own, a retry topic belongs to
+its group whoever asks, and the broker's internal topics belong to the cluster.
 """
 
 from __future__ import annotations
@@ -16,8 +20,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
+import msgspec
+
 from halfmq.remoting.bodies import decode_heartbeat, decode_lock_batch, decode_subscription
 from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.errors import BodyError
 from halfmq.remoting.transactions import decode_prepared_messages
 from halfmq.store.format.topics import (
     CLIENTS_MAY_NOT_SEND,
@@ -129,6 +136,96 @@ def _transactions_of(header: Any, _body: bytes) -> Sequence[Requirement]:
     return (cluster(GET),)
 
 
+def _group_and_optional_topic(field: str, *actions: Action) -> Row:
+    def row(header: Any, _body: bytes) -> Sequence[Requirement]:
+        of_group = group(getattr(header, field), *actions)
+        return (of_group, topic(header.topic, *actions)) if header.topic else (of_group,)
+
+    return row
+
+
+def _consume_stats(header: Any, _body: bytes) -> Sequence[Requirement]:
+    names = [header.topic, *(header.topic_list or "").split(";")]
+    return group(header.consumer_group, GET), *(topic(name, GET) for name in names if name)
+
+
+def _clone_offsets(header: Any, _body: bytes) -> Sequence[Requirement]:
+    needed = (group(header.src_group, GET), group(header.dest_group, UPDATE))
+    return (*needed, topic(header.topic, UPDATE)) if header.topic else needed
+
+
+def _consume_queue(header: Any, _body: bytes) -> Sequence[Requirement]:
+    of_topic = topic(header.topic, GET)
+    return (of_topic, group(header.consumer_group, GET)) if header.consumer_group else (of_topic,)
+
+
+# -- rows of codes whose headers have no class yet, or whose names are in the body
+
+
+def _text(header: Any, name: str) -> str:
+    return str(header.get(name) or "") if isinstance(header, dict) else ""
+
+
+def _pop(*actions: Action) -> Row:
+    return lambda header, _body: (
+        topic(_text(header, "topic"), *actions),
+        group(_text(header, "consumerGroup"), *actions),
+    )
+
+
+def _correction_offsets(header: Any, _body: bytes) -> Sequence[Requirement]:
+    groups = [_text(header, "compareGroup"), *_text(header, "filterGroups").split(",")]
+    return topic(_text(header, "topic"), GET), *(group(name, GET) for name in groups if name)
+
+
+class _Named(msgspec.Struct, rename="camel", gc=False):
+    """What a JSON body names; other fields are of no interest here."""
+
+    topic: str = ""
+    topic_name: str = ""
+    consumer_group: str = ""
+    group_name: str = ""
+
+
+class _BatchAck(msgspec.Struct, gc=False):
+    """One of the acknowledgements in a body. Source: ``BatchAck``."""
+
+    topic: str = msgspec.field(default="", name="t")
+    consumer_group: str = msgspec.field(default="", name="c")
+
+
+class _Listed(msgspec.Struct, rename="camel", gc=False):
+    """Lists that a JSON body may have."""
+
+    topic_config_list: tuple[_Named, ...] = ()
+    group_config_list: tuple[_Named, ...] = ()
+    acks: tuple[_BatchAck, ...] = ()
+
+
+_decode_named: Final = msgspec.json.Decoder(_Named).decode
+_decode_listed: Final = msgspec.json.Decoder(_Listed).decode
+
+
+def _from_body(
+    decode: Callable[[bytes], Any], needed: Callable[[Any], Sequence[Requirement]]
+) -> Row:
+    def row(_header: Any, body: bytes) -> Sequence[Requirement]:
+        try:
+            return needed(decode(body))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BodyError(f"not the body of this request: {error}") from error
+
+    return row
+
+
+def _acknowledged(listed: _Listed) -> Sequence[Requirement]:
+    topics, groups = {ack.topic for ack in listed.acks}, {ack.consumer_group for ack in listed.acks}
+    return (
+        *(topic(name, SUB) for name in sorted(topics)),
+        *(group(name, SUB) for name in sorted(groups)),
+    )
+
+
 REQUIREMENTS: Final[Mapping[int, Row]] = {
     # -- messages
     RequestCode.SEND_MESSAGE: _topic(PUB),
@@ -139,6 +236,16 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
     RequestCode.CONSUMER_SEND_MSG_BACK: _group("group", SUB),  # and SUB on the record's topic
     RequestCode.QUERY_MESSAGE: _topic(SUB, GET),
     RequestCode.VIEW_MESSAGE_BY_ID: _signature,  # and GET or SUB on the record's topic
+    RequestCode.RECALL_MESSAGE: _topic(PUB),
+    # A reply goes to whoever asked: RocketMQ asks for nothing more than to know the question.
+    RequestCode.SEND_REPLY_MESSAGE: _signature,
+    RequestCode.SEND_REPLY_MESSAGE_V2: _signature,
+    RequestCode.POP_MESSAGE: _pop(SUB),
+    RequestCode.ACK_MESSAGE: _pop(SUB),
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME: _pop(SUB),
+    RequestCode.NOTIFICATION: _pop(SUB),
+    RequestCode.POLLING_INFO: _pop(SUB, GET),
+    RequestCode.BATCH_ACK_MESSAGE: _from_body(_decode_listed, _acknowledged),
     # -- transactions
     RequestCode.END_TRANSACTION: _signature,  # and PUB on the half's real topic
     RequestCode.END_TRANSACTIONS: _signature,  # likewise for each
@@ -153,6 +260,14 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
     RequestCode.CHECK_CLIENT_CONFIG: _subscription_check,
     RequestCode.LOCK_BATCH_MQ: _locks,
     RequestCode.UNLOCK_BATCH_MQ: _locks,
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: _group("consumer_group", GET),
+    RequestCode.GET_PRODUCER_CONNECTION_LIST: _cluster(GET),
+    RequestCode.GET_ALL_PRODUCER_INFO: _cluster(GET),
+    RequestCode.GET_CONSUMER_RUNNING_INFO: _group("consumer_group", GET),
+    RequestCode.CONSUME_MESSAGE_DIRECTLY: _group_and_optional_topic("consumer_group", SUB),
+    RequestCode.QUERY_ASSIGNMENT: _from_body(
+        _decode_named, lambda it: (topic(it.topic, SUB), group(it.consumer_group, SUB))
+    ),
     # -- offsets
     RequestCode.QUERY_CONSUMER_OFFSET: _group_and_topic("consumer_group", SUB, GET),
     RequestCode.UPDATE_CONSUMER_OFFSET: _group_and_topic("consumer_group", SUB, UPDATE),
@@ -160,10 +275,60 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
     RequestCode.GET_MAX_OFFSET: _topic(PUB, SUB, GET),
     RequestCode.GET_MIN_OFFSET: _topic(PUB, SUB, GET),
     RequestCode.GET_EARLIEST_MSG_STORETIME: _topic(PUB, SUB, GET),
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: _group_and_topic("group", UPDATE),
+    RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: _group_and_topic("group", GET),
+    RequestCode.CLONE_GROUP_OFFSET: _clone_offsets,
+    RequestCode.GET_CONSUME_STATS: _consume_stats,
+    RequestCode.QUERY_CONSUME_TIME_SPAN: _group_and_topic("group", GET),
+    RequestCode.QUERY_CORRECTION_OFFSET: _correction_offsets,
+    RequestCode.QUERY_CONSUME_QUEUE: _consume_queue,
+    RequestCode.GET_ALL_CONSUMER_OFFSET: _cluster(GET),
+    RequestCode.GET_ALL_DELAY_OFFSET: _cluster(GET),
+    # -- topics and groups
+    RequestCode.UPDATE_AND_CREATE_TOPIC: _topic(CREATE),
+    RequestCode.UPDATE_AND_CREATE_TOPIC_LIST: _from_body(
+        _decode_listed, lambda it: [topic(one.topic_name, CREATE) for one in it.topic_config_list]
+    ),
+    RequestCode.DELETE_TOPIC_IN_BROKER: _topic(DELETE),
+    RequestCode.DELETE_TOPIC_IN_NAMESRV: _cluster(UPDATE),
+    RequestCode.REGISTER_TOPIC_IN_NAMESRV: _cluster(UPDATE),
+    RequestCode.GET_TOPIC_CONFIG: _topic(GET),
+    RequestCode.GET_TOPIC_STATS_INFO: _topic(GET),
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: _topic(GET),
+    RequestCode.GET_ALL_TOPIC_CONFIG: _cluster(GET, LIST),
+    RequestCode.GET_TOPICS_BY_CLUSTER: _cluster(GET, LIST),
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: _cluster(GET, LIST),
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: _cluster(GET, LIST),
+    RequestCode.GET_UNIT_TOPIC_LIST: _cluster(GET, LIST),
+    RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: _cluster(GET, LIST),
+    RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: _cluster(GET, LIST),
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: _from_body(
+        _decode_named, lambda it: (group(it.group_name, CREATE),)
+    ),
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: _from_body(
+        _decode_listed, lambda it: [group(one.group_name, CREATE) for one in it.group_config_list]
+    ),
+    RequestCode.DELETE_SUBSCRIPTIONGROUP: _group("group_name", DELETE),
+    RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: _group("group", GET),
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: _cluster(GET, LIST),
+    RequestCode.QUERY_TOPICS_BY_CONSUMER: _group("group", GET),
+    RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: _group_and_optional_topic("group", GET),
+    RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN: _group_and_topic("group", UPDATE),
+    RequestCode.SET_MESSAGE_REQUEST_MODE: _from_body(
+        _decode_named, lambda it: (topic(it.topic, UPDATE), group(it.consumer_group, UPDATE))
+    ),
     # -- routes
     RequestCode.GET_ROUTEINFO_BY_TOPIC: _signature,
     RequestCode.GET_BROKER_CLUSTER_INFO: _signature,
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _cluster(GET, LIST),
+    RequestCode.GET_KV_CONFIG: _cluster(GET),
+    RequestCode.GET_KVLIST_BY_NAMESPACE: _cluster(GET),
+    RequestCode.PUT_KV_CONFIG: _cluster(UPDATE),
+    RequestCode.DELETE_KV_CONFIG: _cluster(UPDATE),
+    RequestCode.WIPE_WRITE_PERM_OF_BROKER: _cluster(UPDATE),
+    RequestCode.ADD_WRITE_PERM_OF_BROKER: _cluster(UPDATE),
+    RequestCode.GET_NAMESRV_CONFIG: _cluster(GET),
+    RequestCode.UPDATE_NAMESRV_CONFIG: _cluster(UPDATE),
     # -- access
     RequestCode.AUTH_CREATE_USER: _cluster(UPDATE),
     RequestCode.AUTH_UPDATE_USER: _cluster(UPDATE),
@@ -181,12 +346,30 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
     RequestCode.GET_BROKER_CLUSTER_ACL_INFO: _cluster(GET),
     # -- the broker
     RequestCode.GET_BROKER_RUNTIME_INFO: _cluster(GET),
+    RequestCode.GET_BROKER_CONFIG: _cluster(GET),
+    RequestCode.UPDATE_BROKER_CONFIG: _cluster(UPDATE),
+    RequestCode.VIEW_BROKER_STATS_DATA: _cluster(GET),
+    RequestCode.GET_BROKER_CONSUME_STATS: _cluster(GET),
     RequestCode.DELETE_EXPIRED_COMMITLOG: _cluster(UPDATE),
+    RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: _cluster(UPDATE),
+    RequestCode.CLEAN_UNUSED_TOPIC: _cluster(UPDATE),
+    # -- between brokers and name servers
+    RequestCode.REGISTER_BROKER: _cluster(UPDATE),
+    RequestCode.UNREGISTER_BROKER: _cluster(UPDATE),
+    RequestCode.BROKER_HEARTBEAT: _cluster(UPDATE),
+    RequestCode.QUERY_DATA_VERSION: _cluster(GET),
+    RequestCode.GET_BROKER_MEMBER_GROUP: _cluster(GET),
+    # -- from a broker to its clients: nobody sends these to a broker
+    RequestCode.CHECK_TRANSACTION_STATE: _cluster(UPDATE),
+    RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: _cluster(UPDATE),
+    RequestCode.RESET_CONSUMER_CLIENT_OFFSET: _cluster(UPDATE),
+    RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: _cluster(UPDATE),
+    RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: _cluster(UPDATE),
 }
 
 
 def requirements_of(code: int, header: object, body: bytes) -> Sequence[Requirement] | None:
-    """Return what a request needs; None for a code without a row, which nobody may use.
+    """Return what a request needs; None for a code without a row, which nobody serves.
 
     Raises:
         RemotingError: The body cannot be understood.
