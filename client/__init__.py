@@ -22,11 +22,15 @@ a broker for tests. What can go wrong is drawn in ``halfmq.client.errors``. It s
 with JSON headers, to Apache RocketMQ.
 """
 
+from .access import Acl, AclEntry, PolicyType, User
 from .admin import Admin, PendingTransaction
 from .check_back import Checker
 from .config import ClientConfig
 from .consumer import Consumer
+from .credentials import Credentials, CredentialsSource
 from .errors import (
+    AccessDeniedError,
+    AuthenticationError,
     AutocommitError,
     BadAnswerError,
     BrokerRefusedError,
@@ -43,6 +47,7 @@ from .errors import (
     RequestTimeoutError,
     RouteNotFoundError,
     SendTimeoutError,
+    TlsError,
     TransactionFencedError,
     TransactionNotFoundError,
     TransactionNotRecordedError,
@@ -58,7 +63,11 @@ from .producer import Producer
 from .transaction import Transaction, TransactionListener, TransactionProducer
 
 __all__ = [
+    "AccessDeniedError",
+    "Acl",
+    "AclEntry",
     "Admin",
+    "AuthenticationError",
     "AutocommitError",
     "BadAnswerError",
     "BrokerRefusedError",
@@ -72,6 +81,8 @@ __all__ = [
     "Consumer",
     "ConsumerEvent",
     "ConsumerGroup",
+    "Credentials",
+    "CredentialsSource",
     "Decision",
     "DecisionConflictError",
     "FilterError",
@@ -83,12 +94,14 @@ __all__ = [
     "MessageTooLargeError",
     "MessageView",
     "PendingTransaction",
+    "PolicyType",
     "Producer",
     "RequestTimeoutError",
     "RouteNotFoundError",
     "SendResult",
     "SendStatus",
     "SendTimeoutError",
+    "TlsError",
     "TopicMissing",
     "Transaction",
     "TransactionFencedError",
@@ -101,4 +114,5 @@ __all__ = [
     "UnequalSubscriptionsError",
     "UnreadableBodyError",
     "UnsupportedRequestError",
+    "User",
 ]

@@ -20,7 +20,8 @@ again (``resume``) and the metrics.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal, TypeAlias
@@ -45,8 +46,12 @@ from halfmq.remoting.transaction_headers import (
 from halfmq.remoting.transactions import TransactionInfo, decode_transactions
 from halfmq.store.format.ids import parse_offset_message_id, unpack_host
 
+from .access import Acl, AclEntry, PolicyType, User, sent_user, subject_of
+from .access_requests import AccessRequests
 from .config import ClientConfig, join_address
+from .credentials import CredentialsSource
 from .errors import (
+    AccessDeniedError,
     BadAnswerError,
     ConfigurationError,
     ConnectError,
@@ -56,6 +61,7 @@ from .errors import (
 )
 from .groups import ConsumerGroup, GroupCollector
 from .lifecycle import Client
+from .refusals import refusal
 from .session import Session, expect_success, typed
 
 PAGE_SIZE: Final = 500
@@ -179,10 +185,40 @@ async def pending_transactions(
 
 
 class Admin(Client):
-    """Looks at transactions and consumers, and decides in the producers' place."""
+    """Looks at transactions and consumers, decides in the producers' place, and keeps users."""
 
-    def __init__(self, *, namesrv: str | None = None, config: ClientConfig | None = None) -> None:
-        super().__init__(GROUP, namesrv, config)
+    def __init__(
+        self,
+        *,
+        namesrv: str | None = None,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        credentials: CredentialsSource | None = None,
+        tls: bool | ssl.SSLContext | None = None,
+        config: ClientConfig | None = None,
+    ) -> None:
+        """Connect to all brokers of a cluster.
+
+        Args:
+            namesrv: ``host:port``, several with ``;``; wins over the one in ``config``.
+            access_key: Signs every request; wins over ``config``, as do the next three.
+            secret_key: The secret of ``access_key``.
+            credentials: A function that gives both, asked again when they are refused.
+            tls: Whether connections are encrypted; an ``ssl.SSLContext`` says whom to trust.
+            config: Everything else.
+
+        Raises:
+            ConfigurationError: An argument cannot be used; says which.
+        """
+        super().__init__(
+            GROUP,
+            namesrv=namesrv,
+            access_key=access_key,
+            secret_key=secret_key,
+            credentials=credentials,
+            tls=tls,
+            config=config,
+        )
 
     def transactions(
         self,
@@ -311,7 +347,149 @@ class Admin(Client):
                 position = await _collect(session, address, header, found)
         return found.groups()
 
+    # -- users and policies
+
+    async def users(self, name_contains: str = "") -> list[User]:
+        """Users by name; with ``name_contains`` those whose name has that part.
+
+        Users are read from the first broker by name, and changed on all brokers of the cluster, by
+        name: where one refuses, those before it have changed.
+
+        Raises:
+            UnsupportedRequestError: The broker keeps no users.
+            AccessDeniedError: Only administrators may do that.
+            ClientError: A broker does not answer, or refuses.
+        """
+        return await self._first_broker().users(name_contains)
+
+    async def user(self, name: str) -> User | None:
+        """The user of this name, or None. Raises what ``users`` raises."""
+        return await self._first_broker().user(name)
+
+    async def create_user(
+        self, name: str, password: str, *, is_super: bool = False, enabled: bool = True
+    ) -> None:
+        """Add a user. Raises what ``users`` raises; BrokerRefusedError if there is one already."""
+        user = User(name=name, password=password, is_super=is_super, enabled=enabled)
+        for broker in self._all_brokers():
+            await broker.create_user(user)
+
+    async def update_user(
+        self,
+        name: str,
+        *,
+        password: str | None = None,
+        is_super: bool | None = None,
+        enabled: bool | None = None,
+    ) -> None:
+        """Change what is not None. Raises what ``users`` raises; BrokerRefusedError without one."""
+        info = sent_user(name, password, is_super=is_super, enabled=enabled)
+        for broker in self._all_brokers():
+            await broker.update_user(info)
+
+    async def delete_user(self, name: str) -> None:
+        """Remove a user and its entries, if there is one. Raises what ``users`` raises."""
+        for broker in self._all_brokers():
+            await broker.delete_user(name)
+
+    async def copy_users(
+        self, to: str, names: Sequence[str] = (), *, source: str | None = None
+    ) -> list[str]:
+        """Create or update users on the broker at ``to``; return their names.
+
+        Args:
+            to: ``host:port`` of a broker that takes the same credentials.
+            names: Whom; empty: all there are. Names that are unknown are left out.
+            source: ``host:port`` of the broker to read from; None: as ``users``.
+
+        Raises:
+            AccessDeniedError: Secrets are shown to super users only.
+            ClientError: As ``users``.
+        """
+        from_broker, to_broker = self._first_broker(source), self._broker_at(to)
+        wanted = [await from_broker.user(name) for name in names] or await from_broker.users("")
+        copied = []
+        for user in wanted:
+            if user is None:
+                continue
+            if user.password is None:
+                remark = f"the secret of user {user.name} is shown to super users only"
+                raise AccessDeniedError(ResponseCode.NO_PERMISSION, remark)
+            if await to_broker.user(user.name) is None:
+                await to_broker.create_user(user)
+            else:
+                info = sent_user(
+                    user.name, user.password, is_super=user.is_super, enabled=user.enabled
+                )
+                await to_broker.update_user(info)
+            copied.append(user.name)
+        return copied
+
+    async def acls(self, subject_contains: str = "", resource_contains: str = "") -> list[Acl]:
+        """What users may do, by subject; of each only entries whose resource has that part.
+
+        Raises what ``users`` raises, and so do the following.
+        """
+        return await self._first_broker().acls(subject_contains, resource_contains)
+
+    async def acl(self, user: str) -> Acl | None:
+        """What one may do, named as ``User:NAME`` or ``NAME``; None: it has no entries."""
+        return await self._first_broker().acl(subject_of(user))
+
+    async def create_acl(self, user: str, *entries: AclEntry) -> None:
+        """Add entries to those of a user; one on the same resource is replaced."""
+        for broker in self._all_brokers():
+            await broker.create_acl(subject_of(user), entries)
+
+    async def update_acl(self, user: str, *entries: AclEntry) -> None:
+        """Do the same by the request that RocketMQ has for it; brokers treat both alike."""
+        for broker in self._all_brokers():
+            await broker.update_acl(subject_of(user), entries)
+
+    async def delete_acl(
+        self, user: str, resource: str | None = None, policy_type: PolicyType | None = None
+    ) -> None:
+        """Remove the entry on a resource, or with None all entries of a user.
+
+        Raises:
+            BrokerRefusedError: There is no such user, or it has no entries.
+        """
+        for broker in self._all_brokers():
+            await broker.delete_acl(subject_of(user), resource, policy_type)
+
+    async def copy_acls(
+        self, to: str, users: Sequence[str] = (), *, source: str | None = None
+    ) -> list[str]:
+        """Create or update entries on the broker at ``to``, as ``copy_users``; return subjects."""
+        from_broker, to_broker = self._first_broker(source), self._broker_at(to)
+        wanted = [await from_broker.acl(subject_of(user)) for user in users]
+        copied = []
+        for acl in wanted or await from_broker.acls("", ""):
+            if acl is not None:
+                await to_broker.create_acl(acl.subject, acl.entries)
+                copied.append(acl.subject)
+        return copied
+
     # -- inside
+
+    def _first_broker(self, address: str | None = None) -> AccessRequests:
+        if address is not None:
+            return self._broker_at(address)
+        session = self._session
+        return AccessRequests(session, min(session.routes.brokers.items())[1])
+
+    def _all_brokers(self) -> list[AccessRequests]:
+        session = self._session
+        return [
+            AccessRequests(session, address)
+            for _name, address in sorted(session.routes.brokers.items())
+        ]
+
+    def _broker_at(self, address: str) -> AccessRequests:
+        host, colon, port = address.rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigurationError("address", address, "host:port of a broker")
+        return AccessRequests(self._session, address)
 
     async def _decide(self, transaction_id: str, action: Action, reason: str | None) -> str | None:
         address, offset, listed = await self._locate(transaction_id)
@@ -322,9 +500,12 @@ class Admin(Client):
         if answer.code == ResponseCode.ILLEGAL_OPERATION:
             remark = answer.remark or ""
             raise DecisionConflictError(answer.code, remark, transaction_id, action.upper())
-        if answer.code == ResponseCode.SYSTEM_ERROR and not listed:
-            raise TransactionNotFoundError(transaction_id, answer.remark or "")
-        expect_success(answer)
+        if answer.code != ResponseCode.SUCCESS:
+            error = refusal(answer)
+            unknown = error.code == ResponseCode.SYSTEM_ERROR and not listed
+            if unknown and not isinstance(error, AccessDeniedError):
+                raise TransactionNotFoundError(transaction_id, error.remark)
+            raise error
         return typed(answer, DecideTransactionResponseHeader, address).msg_id
 
     async def _locate(self, transaction_id: str) -> tuple[str, int, bool]:
@@ -358,7 +539,10 @@ class Admin(Client):
         code = RequestCode.RESUME_CHECK_HALF_MESSAGE
         answer = await _ask(self._session, address, code, header)
         if answer.code != ResponseCode.SUCCESS:
-            raise TransactionNotFoundError(message_id, answer.remark or "")
+            error = refusal(answer)
+            if isinstance(error, AccessDeniedError):
+                raise error
+            raise TransactionNotFoundError(message_id, error.remark)
 
     def _new_session(self) -> Session:
         return Session(self.config, _announce, {}, {})

@@ -43,9 +43,11 @@ from . import admin as aio_admin
 from . import consumer as aio_consumer
 from . import producer as aio_producer
 from . import transaction as aio_transaction
+from .access import Acl, AclEntry, PolicyType, User
 from .admin import PAGE_SIZE, PendingTransaction, State
 from .check_back import Checker, as_decision, ask
 from .config import ClientConfig
+from .credentials import Credentials, CredentialsSource
 from .errors import ClientClosedError, ClientError
 from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
 from .groups import ConsumerGroup, GroupMember
@@ -64,18 +66,23 @@ from .message import (
 from .transaction import Transaction, TransactionListener
 
 __all__ = [
+    "Acl",
+    "AclEntry",
     "Admin",
     "Checker",
     "ClientConfig",
     "Consumer",
     "ConsumerEvent",
     "ConsumerGroup",
+    "Credentials",
+    "CredentialsSource",
     "Decision",
     "GroupMember",
     "Message",
     "MessageQueue",
     "MessageView",
     "PendingTransaction",
+    "PolicyType",
     "Producer",
     "SendResult",
     "SendStatus",
@@ -85,6 +92,7 @@ __all__ = [
     "TransactionListener",
     "TransactionProducer",
     "UnequalSubscriptions",
+    "User",
 ]
 
 logger = logging.getLogger(__name__)
@@ -519,6 +527,18 @@ class Admin(_Facade[aio_admin.Admin]):
     resume = _Waiting(aio_admin.Admin.resume)
     metrics = _Waiting(aio_admin.Admin.metrics)
     groups = _Waiting(aio_admin.Admin.groups)
+    users = _Waiting(aio_admin.Admin.users)
+    user = _Waiting(aio_admin.Admin.user)
+    create_user = _Waiting(aio_admin.Admin.create_user)
+    update_user = _Waiting(aio_admin.Admin.update_user)
+    delete_user = _Waiting(aio_admin.Admin.delete_user)
+    copy_users = _Waiting(aio_admin.Admin.copy_users)
+    acls = _Waiting(aio_admin.Admin.acls)
+    acl = _Waiting(aio_admin.Admin.acl)
+    create_acl = _Waiting(aio_admin.Admin.create_acl)
+    update_acl = _Waiting(aio_admin.Admin.update_acl)
+    delete_acl = _Waiting(aio_admin.Admin.delete_acl)
+    copy_acls = _Waiting(aio_admin.Admin.copy_acls)
 
     def transactions(
         self,

@@ -34,7 +34,7 @@ from .config import ClientConfig
 from .connection import Connection
 from .decisions import Decisions, Ending, Settled
 from .encoding import Draft
-from .errors import ClientClosedError, ClientError
+from .errors import AccessDeniedError, ClientClosedError, ClientError
 from .message import Decision, MessageView, SendResult
 
 logger = logging.getLogger(__name__)
@@ -150,8 +150,11 @@ class CheckBack:
                 ending.decision.name,
             )
         else:
-            # Not remembered: the broker asks again, and the checker may know better by then.
-            logger.info(
+            # Not remembered: the broker asks again, and the checker may know better by then. But
+            # what this client may not answer it never may.
+            level = logging.WARNING if isinstance(error, AccessDeniedError) else logging.INFO
+            logger.log(
+                level,
                 "event=check_not_answered transaction=%s decision=%s reason=%s",
                 ending.transaction_id,
                 ending.decision.name,

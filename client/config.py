@@ -7,9 +7,11 @@ subscriptions, checker) is an argument of theirs; what is the same for all of th
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import ssl
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from .credentials import Credentials, CredentialsSource
 from .errors import ConfigurationError
 
 DEFAULT_NAMESRV: Final = "127.0.0.1:9876"
@@ -38,6 +40,17 @@ class ClientConfig:
     """``auto`` speaks MSGPACK headers with a halfmq broker and JSON with every other."""
     instance_name: str | None = None
     """Last part of the client id ``address@instance``; None: process id and a number."""
+
+    access_key: str | None = None
+    """Signs every request; with users of RocketMQ 5.3, the user's name. None: nothing is signed."""
+    secret_key: str | None = field(default=None, repr=False)
+    """The secret of ``access_key``; with users, the password."""
+    credentials: CredentialsSource | None = None
+    """A function that gives both, for secrets that change: asked at the start, and once for each
+    request refused because of its signature, which is then repeated. A plain function runs in a
+    worker thread."""
+    tls: bool | ssl.SSLContext = False
+    """Whether connections are encrypted: True trusts what the system trusts."""
 
     connect_timeout: float = 3.0
     request_timeout: float = 3.0
@@ -91,7 +104,7 @@ class ClientConfig:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if isinstance(value, int | float) and value <= 0:
+            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
                 raise ConfigurationError(name, value, "a number above 0")
         if self.header_type not in {"auto", "json", "msgpack"}:
             raise ConfigurationError("header_type", self.header_type, "auto, json or msgpack")
@@ -99,8 +112,21 @@ class ClientConfig:
             raise ConfigurationError(
                 "reconnect_delay_max", self.reconnect_delay_max, "at least reconnect_delay_min"
             )
+        self._check_access()
         if self.namesrv is not None:
             parse_addresses(self.namesrv)
+
+    def _check_access(self) -> None:
+        key, secret = self.access_key, self.secret_key
+        if (key is None) != (secret is None):
+            name = "access_key" if key is None else "secret_key"
+            raise ConfigurationError(name, None, "both access_key and secret_key, or neither")
+        if key is not None and self.credentials is not None:
+            raise ConfigurationError("credentials", self.credentials, "None beside access_key")
+        if key is not None and secret is not None:
+            Credentials(key, secret)
+        if not isinstance(self.tls, bool | ssl.SSLContext):
+            raise ConfigurationError("tls", self.tls, "True, False or an ssl.SSLContext")
 
     @property
     def namesrv_addresses(self) -> list[str]:

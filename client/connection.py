@@ -8,6 +8,8 @@ A connection is given up when the peer breaks the protocol, or when a request ti
 peer has sent nothing at all since it left: then it is dead, not slow. Requests that were under way
 end with :class:`ConnectionLostError`, and the next request opens a new connection. A failed connect
 is repeated no sooner than a growing delay allows, however many callers wait for it.
+
+All requests leave through here, so here they are signed.
 """
 
 from __future__ import annotations
@@ -28,10 +30,28 @@ from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.ext_fields import Header
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
+from halfmq.remoting.signature import Identity
 
 from .config import ClientConfig
-from .errors import ClientClosedError, ConnectError, ConnectionLostError, RequestTimeoutError
+from .errors import (
+    AuthenticationError,
+    ClientClosedError,
+    ConnectError,
+    ConnectionLostError,
+    RequestTimeoutError,
+    TlsError,
+)
+from .refusals import REFUSAL_CODES, refusal
 from .retry import Chance, pause
+from .security import (
+    ONLY_TLS,
+    TLS_ALERT,
+    UNHEARD_PLAIN,
+    UNHEARD_TLS,
+    Security,
+    alert_reason,
+    tls_error,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +78,7 @@ class Connection(asyncio.Protocol):
         config: ClientConfig,
         handlers: Mapping[int, ServerRequestHandler],
         on_gone: Callable[[Connection], None],
+        security: Security,
     ) -> None:
         self.address = address
         self.header_type = HeaderType.JSON
@@ -65,6 +86,7 @@ class Connection(asyncio.Protocol):
         self._config = config
         self._handlers = handlers
         self._on_gone = on_gone
+        self._security = security
         self._decoder = FrameDecoder(responses_first=True)
         self._waiting: Correlation[_Waiting] = Correlation(waiting_max=config.in_flight_max)
         self._room_wanted: deque[asyncio.Future[None]] = deque()
@@ -74,7 +96,9 @@ class Connection(asyncio.Protocol):
         self._paused = False
         self._sweep: asyncio.TimerHandle | None = None
         self._heard_at = self._loop.time()
+        self._heard = False
         self._end_reason: str | None = None
+        self._ended_by_tls = False
         self._retired = False
         self._closed = self._loop.create_future()
 
@@ -99,25 +123,43 @@ class Connection(asyncio.Protocol):
     ) -> RemotingCommand:
         """Send a request and return its answer, whatever code that carries.
 
+        It is sent once more if it was refused because of its signature, and there are other
+        credentials by now.
+
         Raises:
             ConnectionLostError: The connection ended first.
             RequestTimeoutError: ``seconds`` passed first.
+            TlsError: The peer takes only TLS, or refuses this client's certificate.
         """
-        if self._choked or len(self._waiting) >= self._config.in_flight_max:
-            await self._room(code, seconds)
-        if self._end_reason is not None:
-            raise ConnectionLostError(self.address, self._end_reason)
-        now = self._loop.time()
-        future: asyncio.Future[RemotingCommand] = self._loop.create_future()
-        opaque = self._waiting.register((future, code, now, seconds), now + seconds)
-        self._write(
-            encode_request(
-                code, opaque=opaque, header=header, body=body, header_type=self.header_type
+        renewed = False
+        while True:
+            if self._choked or len(self._waiting) >= self._config.in_flight_max:
+                await self._room(code, seconds)
+            if self._end_reason is not None:
+                raise self._lost(self._end_reason)
+            now = self._loop.time()
+            future: asyncio.Future[RemotingCommand] = self._loop.create_future()
+            opaque = self._waiting.register((future, code, now, seconds), now + seconds)
+            identity = self._security.identity
+            self._write(
+                encode_request(
+                    code,
+                    opaque=opaque,
+                    header=header,
+                    body=body,
+                    header_type=self.header_type,
+                    signed_by=identity,
+                )
             )
-        )
-        if self._sweep is None:
-            self._sweep = self._loop.call_later(SWEEP_INTERVAL, self._end_overdue)
-        return await future
+            if self._sweep is None:
+                self._sweep = self._loop.call_later(SWEEP_INTERVAL, self._end_overdue)
+            answer = await future
+            if answer.code not in REFUSAL_CODES or renewed or identity is None:
+                return answer
+            seconds -= self._loop.time() - now
+            renewed = await self._renewed(answer, identity, seconds)
+            if not renewed:
+                return answer
 
     def send_one_way(self, code: int, header: HeaderFields = None, body: bytes = b"") -> None:
         """Send a request that is not answered.
@@ -126,7 +168,7 @@ class Connection(asyncio.Protocol):
             ConnectionLostError: The connection has ended.
         """
         if self._end_reason is not None:
-            raise ConnectionLostError(self.address, self._end_reason)
+            raise self._lost(self._end_reason)
         self._write(
             encode_request(
                 code,
@@ -135,6 +177,7 @@ class Connection(asyncio.Protocol):
                 body=body,
                 one_way=True,
                 header_type=self.header_type,
+                signed_by=self._security.identity,
             )
         )
 
@@ -194,19 +237,24 @@ class Connection(asyncio.Protocol):
             commands = self._decoder.receive_data(data)
         except ProtocolError as error:
             self._take(error.commands)
+            if not self._heard and data.startswith(TLS_ALERT):
+                self._ended_by_tls = True
+                self._give_up(ONLY_TLS)
+                return
             logger.warning("event=protocol_error peer=%s reason=%s", self.address, error)
             self._give_up(f"it broke the protocol: {error}")
         else:
+            self._heard = True
             self._take(commands)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._end_reason is None:
-            self._end_reason = str(exc) if exc else "closed by the peer"
+            self._end_reason = self._reason_of(exc)
         if self._sweep is not None:
             self._sweep.cancel()
         for future, *_ in self._waiting.fail_all():
             if not future.done():
-                future.set_exception(ConnectionLostError(self.address, self._end_reason))
+                future.set_exception(self._lost(self._end_reason))
         while self._room_wanted:
             self._grant_room()
         if not self._closed.done():
@@ -221,6 +269,30 @@ class Connection(asyncio.Protocol):
         self._grant_room()
 
     # -- inside
+
+    def _lost(self, reason: str) -> ConnectionLostError | TlsError:
+        kind = TlsError if self._ended_by_tls else ConnectionLostError
+        return kind(self.address, reason)
+
+    def _reason_of(self, exc: Exception | None) -> str:
+        """Say in words why the connection has ended, other than by us."""
+        alert = alert_reason(exc)
+        if alert is not None:
+            self._ended_by_tls = True
+            return alert
+        if not self._heard and self._waiting:
+            return UNHEARD_PLAIN if self._security.tls is None else UNHEARD_TLS
+        return str(exc) if exc else "closed by the peer"
+
+    async def _renewed(self, answer: RemotingCommand, identity: Identity, seconds: float) -> bool:
+        """Whether the answer refuses its request's signature, and there are other credentials."""
+        if not isinstance(refusal(answer), AuthenticationError):
+            return False
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._security.renew(identity)
+        except TimeoutError:
+            return False
 
     def _take(self, commands: list[RemotingCommand]) -> None:
         match = self._waiting.match
@@ -348,9 +420,11 @@ class ConnectionPool:
         *,
         greet: Callable[[Connection], Awaitable[None]] | None = None,
         on_lost: Callable[[str], None] | None = None,
+        security: Security | None = None,
         chance: Chance = random.random,
     ) -> None:
         self._config = config
+        self._security = security or Security(config)
         self._handlers = handlers
         self._greet = greet
         self._on_lost = on_lost
@@ -459,15 +533,21 @@ class ConnectionPool:
         """A TCP connection to the first of the host's addresses that takes one."""
         loop = asyncio.get_running_loop()
         host, _, port = address.rpartition(":")
+        host = host.strip("[]")
+        tls = self._security.tls
         try:
             async with asyncio.timeout(self._config.connect_timeout):
                 error: OSError | None = None
-                for target in await _resolve(host.strip("[]"), int(port)):
+                for target in await _resolve(host, int(port)):
                     try:
                         _, connection = await loop.create_connection(
-                            lambda: Connection(address, self._config, self._handlers, self._forget),
+                            lambda: Connection(
+                                address, self._config, self._handlers, self._forget, self._security
+                            ),
                             target,
                             int(port),
+                            ssl=tls,
+                            server_hostname=self._security.server_name(host, target),
                         )
                     except OSError as failed:
                         error = failed
@@ -480,7 +560,8 @@ class ConnectionPool:
             seconds = f"{self._config.connect_timeout:g} s"
             raise ConnectError(address, f"no answer within {seconds}") from timeout
         except OSError as refused:
-            raise ConnectError(address, _connect_reason(refused)) from refused
+            error_of_tls = None if tls is None else tls_error(address, refused)
+            raise error_of_tls or ConnectError(address, _connect_reason(refused)) from refused
         except (ValueError, OverflowError) as wrong:  # a label of a host name, or a port
             raise ConnectError(address, f"this is no address ({wrong})") from wrong
 

@@ -20,8 +20,10 @@ import asyncio
 import contextlib
 import logging
 import os
+import ssl
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -47,10 +49,13 @@ from halfmq.store.format.topics import RETRY_PREFIX, retry_topic
 
 from .config import ClientConfig
 from .connection import Connection
+from .credentials import CredentialsSource
 from .delivery import Delivery, DeliveryBuffer
 from .errors import (
     FILTER_EXPECTED,
+    AccessDeniedError,
     BadAnswerError,
+    BrokerRefusedError,
     ClientClosedError,
     ClientError,
     ConfigurationError,
@@ -63,6 +68,7 @@ from .message import MessageQueue, MessageView, topic_fault
 from .offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, broker_address
 from .pulling import QueuePuller
 from .rebalance import average_share
+from .refusals import refusal
 from .routes import nearest_topics
 from .session import Session, expect_success, typed, wall_clock_ms
 from .window import QueueWindow
@@ -108,6 +114,10 @@ class Consumer(Client):
         offsets_file: str | os.PathLike[str] | None = None,
         on_event: Callable[[ConsumerEvent], object] | None = None,
         namesrv: str | None = None,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        credentials: CredentialsSource | None = None,
+        tls: bool | ssl.SSLContext | None = None,
         config: ClientConfig | None = None,
     ) -> None:
         """Subscribe a group to topics; every member of a group must subscribe to the same.
@@ -132,13 +142,25 @@ class Consumer(Client):
             on_event: Called with each ``TopicMissing`` and ``UnequalSubscriptions``, which are
                 also warnings in the log. It runs on the event loop, so it must return at once.
             namesrv: ``host:port``, several with ``;``; wins over the one in ``config``.
+            access_key: Signs every request; wins over ``config``, as do the next three.
+            secret_key: The secret of ``access_key``.
+            credentials: A function that gives both, asked again when they are refused.
+            tls: Whether connections are encrypted; an ``ssl.SSLContext`` says whom to trust.
             config: Everything else.
 
         Raises:
             FilterError: A filter cannot be read; says at which character.
             ConfigurationError: Another argument cannot be used; says which.
         """
-        super().__init__(group, namesrv, config)
+        super().__init__(
+            group,
+            namesrv=namesrv,
+            access_key=access_key,
+            secret_key=secret_key,
+            credentials=credentials,
+            tls=tls,
+            config=config,
+        )
         self._start_from = start_from
         self._ack_timeout = ack_timeout
         self._retries_max = retries_max
@@ -163,7 +185,7 @@ class Consumer(Client):
         self._new: set[str] = set()  # topics that did not exist when this consumer looked first
         self._complaint = ""
         self._unequal: dict[str, UnequalSubscriptions] = {}  # by broker
-        self._refusals: dict[str, UnequalSubscriptionsError] = {}
+        self._refusals: dict[str | MessageQueue, BrokerRefusedError] = {}  # of heartbeats and pulls
         self._reminder_due = 0.0  # on the loop's clock
 
     @property
@@ -177,6 +199,7 @@ class Consumer(Client):
         Raises:
             ClientClosedError: The consumer was never started.
             UnequalSubscriptionsError: A broker has come to refuse this consumer.
+            AccessDeniedError: This consumer may not consume any more.
         """
         if self._buffer is None:
             raise ClientClosedError(self._name)
@@ -252,8 +275,8 @@ class Consumer(Client):
 
     async def _start_session(self, session: Session) -> None:
         await session.start(topics=tuple(self._subscriptions))
-        for refusal in self._refusals.values():
-            raise refusal
+        for error in self._refusals.values():
+            raise error
         self._buffer = DeliveryBuffer(self.config, self._ack_timeout, self._send_back)
         self._tasks = [
             asyncio.create_task(self._rebalance_forever(session), name=f"rebalance {self.group}"),
@@ -284,7 +307,11 @@ class Consumer(Client):
         self._refusals.pop(address, None)
         was_unequal = self._unequal.pop(address, None) is not None
         event = self._difference(client_id, address, answer)
-        if event is None:
+        if answer.code != ResponseCode.SUCCESS and event is None:
+            error = refusal(answer)
+            if isinstance(error, AccessDeniedError):
+                self._refusals[address] = error
+        elif event is None:
             if was_unequal and not self._unequal:
                 logger.info("event=subscriptions_equal group=%s", self.group)
         elif answer.code == ResponseCode.SUCCESS:
@@ -297,6 +324,16 @@ class Consumer(Client):
             wishes = event.topic, event.filter, event.other_client_id, event.other_filter
             remark = answer.remark or str(event)
             self._refusals[address] = UnequalSubscriptionsError(answer.code, remark, *wishes)
+        self._tell_refusals()
+
+    def _pulled(self, queue: MessageQueue, error: AccessDeniedError | None) -> None:
+        """Learn that pulls of a queue have come to be refused, or are not any more."""
+        self._refusals.pop(queue, None)
+        if error is not None:
+            self._refusals[queue] = error
+        self._tell_refusals()
+
+    def _tell_refusals(self) -> None:
         if self._buffer is not None:
             self._buffer.fail(next(iter(self._refusals.values()), None))
 
@@ -412,7 +449,8 @@ class Consumer(Client):
         assert self._buffer is not None
         window = QueueWindow(queue, start.offset, start.stored)
         subscription = self._subscriptions[queue.topic]
-        puller = QueuePuller(session, self.group, subscription, window, self._buffer)
+        tell = partial(self._pulled, queue)
+        puller = QueuePuller(session, self.group, subscription, window, self._buffer, tell)
         task = asyncio.create_task(puller.run(), name=f"pull {queue}")
         self._pullers[queue] = puller, task
 
@@ -420,6 +458,9 @@ class Consumer(Client):
         """Stop reading queues, and leave behind how far we got."""
         lost = [self._pullers.pop(queue) for queue in queues if queue in self._pullers]
         await _cancel([task for _, task in lost])
+        for queue in queues:
+            if queue in self._refusals:
+                self._pulled(queue, None)
         await asyncio.gather(*(self._hand_over(session, puller.window) for puller, _ in lost))
 
     async def _hand_over(self, session: Session, window: QueueWindow) -> None:

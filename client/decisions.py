@@ -42,6 +42,7 @@ from .errors import (
     DecisionConflictError,
 )
 from .message import Decision
+from .refusals import refusal, refusal_of
 from .retry import leaves_doubt
 from .session import Session, typed
 
@@ -194,7 +195,7 @@ class Decisions:
         )
         answer = await session.call(address, RequestCode.END_TRANSACTION, header, seconds=seconds)
         if answer.code != ResponseCode.SUCCESS:
-            raise _refusal(answer.code, answer.remark, ending, conflicts=session.routes.halfmq)
+            raise _refused(refusal(answer), ending, conflicts=session.routes.halfmq)
         if answer.header is None:
             return None
         return typed(answer, EndTransactionResponseHeader, address).msg_id
@@ -228,7 +229,7 @@ class Decisions:
             batch.clear()
             return []
         if answer.code != ResponseCode.SUCCESS:
-            raise BrokerRefusedError(answer.code, answer.remark or "")
+            raise refusal(answer)
         try:
             results = decode_end_results(answer.body)
         except ProtocolError as error:
@@ -238,7 +239,7 @@ class Decisions:
         return [
             result.message_id
             if result.code == ResponseCode.SUCCESS
-            else _refusal(result.code, result.remark, ending, conflicts=True)
+            else _refused(refusal_of(result.code, result.remark or ""), ending, conflicts=True)
             for ending, result in zip(batch, results, strict=True)
         ]
 
@@ -249,9 +250,9 @@ def _may_repeat(error: ClientError, decision: Decision, session: Session) -> boo
     return error.retriable and (harmless or not leaves_doubt(error))
 
 
-def _refusal(code: int, remark: str | None, ending: Ending, *, conflicts: bool) -> ClientError:
+def _refused(error: BrokerRefusedError, ending: Ending, *, conflicts: bool) -> ClientError:
     """The error for a broker's no; official brokers mean something else by ILLEGAL_OPERATION."""
-    if conflicts and code == ResponseCode.ILLEGAL_OPERATION:
+    if conflicts and error.code == ResponseCode.ILLEGAL_OPERATION:
         wanted = ending.decision.name
-        return DecisionConflictError(code, remark or "", ending.transaction_id, wanted)
-    return BrokerRefusedError(code, remark or "")
+        return DecisionConflictError(error.code, error.remark, ending.transaction_id, wanted)
+    return error

@@ -9,15 +9,18 @@
     │   └── MessageTooLargeError   body or properties above their limit
     ├── ClientClosedError          used before it was started, or after it was closed
     ├── ConnectError               no connection: address and cause               retriable
+    │   └── TlsError               TLS on one side only, or a certificate is not accepted
     ├── ConnectionLostError        the connection ended while an answer was due   retriable
     ├── RequestTimeoutError        no answer in time                              retriable
     │   └── SendTimeoutError       no attempt of a send was answered in time      retriable
     ├── BadAnswerError             the answer breaks the protocol
     ├── RouteNotFoundError         nobody serves this topic
     ├── BrokerRefusedError         the broker answered with an error code         by code
+    │   ├── AccessDeniedError      who signed may not do that: subject, action, resource
+    │   │   └── AuthenticationError  the key is unknown or missing, or the secret is wrong
     │   ├── DecisionConflictError  the transaction was decided the other way before
     │   └── UnequalSubscriptionsError  other members of the group subscribe differently  retriable
-    ├── UnsupportedRequestError    the broker does not know the request: it is not halfmq's
+    ├── UnsupportedRequestError    the broker does not serve the request: it is not halfmq's, …
     ├── TransactionNotFoundError   no broker knows the transaction
     ├── AutocommitError            the ledger's row would be committed by itself
     ├── TransactionFencedError     a check came before the local transaction's row in the ledger
@@ -52,6 +55,8 @@ RETRIABLE_CODES: Final = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
+
+_ABOUT_USERS: Final = range(RequestCode.AUTH_CREATE_USER, RequestCode.AUTH_LIST_ACL + 1)
 
 FILTER_EXPECTED: Final = '"*", or tags separated by || such as "created || paid"'
 FILTER_SHOWN: Final = 80
@@ -143,6 +148,18 @@ class ConnectError(ClientError):
         return f"cannot connect to {self.address}: {self.reason}"
 
 
+class TlsError(ConnectError):
+    """TLS on one side only, or one side does not accept the other's certificate.
+
+    ``reason`` says which, and how to mend it. It is ``retriable`` where a broker that restarts
+    would look the same: when the handshake was cut off.
+    """
+
+    def __init__(self, address: str, reason: str, *, retriable: bool = False) -> None:
+        super().__init__(address, reason)
+        self.retriable = retriable
+
+
 class ConnectionLostError(ClientError):
     """The connection to ``address`` ended while an answer was due; its request may have worked."""
 
@@ -220,6 +237,38 @@ class BrokerRefusedError(ClientError):
         return f"refused with {code_name(self.code)}: {self.remark}"
 
 
+class AccessDeniedError(BrokerRefusedError):
+    """Who signed the request may not do that; the same request will not be served.
+
+    An official broker does not name all of the three: what it leaves out is empty.
+    """
+
+    def __init__(
+        self, code: int, remark: str, subject: str = "", action: str = "", resource: str = ""
+    ) -> None:
+        super().__init__(code, remark)
+        self.args = (code, remark, subject, action, resource)
+        self.retriable = False
+        self.subject = subject
+        """Who asked: ``User:NAME``, or ``accessKey:KEY`` under plain ACL."""
+        self.action = action
+        """``Pub``; where one of several would have been enough, ``Sub or Get``."""
+        self.resource = resource
+        """``Topic:orders``, ``Group:billing``, ``Cluster:DefaultCluster``."""
+
+
+class AuthenticationError(AccessDeniedError):
+    """The request is not signed, or not by somebody the server knows, or with another secret.
+
+    Give the client an ``access_key`` and ``secret_key``, or ``credentials``. ``subject`` is empty
+    where the request was not signed; ``action`` and ``resource`` always are.
+    """
+
+    def __init__(self, code: int, remark: str, subject: str = "") -> None:
+        super().__init__(code, remark, subject)
+        self.args = (code, remark, subject)
+
+
 class DecisionConflictError(BrokerRefusedError):
     """The transaction had been decided the other way before; that decision stands.
 
@@ -261,7 +310,11 @@ class UnequalSubscriptionsError(BrokerRefusedError):
 
 
 class UnsupportedRequestError(ClientError):
-    """The broker at ``address`` does not know request ``code``, which is halfmq's own."""
+    """The broker at ``address`` does not serve request ``code``.
+
+    It is one of halfmq's own and the broker is not halfmq's, or it is about users and the broker
+    keeps none.
+    """
 
     def __init__(self, address: str, code: int) -> None:
         super().__init__(address, code)
@@ -269,7 +322,10 @@ class UnsupportedRequestError(ClientError):
 
     def __str__(self) -> str:
         request = code_name(self.code, RequestCode)
-        return f"the broker at {self.address} does not know {request}: it is not halfmq's"
+        why = "it is not halfmq's"
+        if self.code in _ABOUT_USERS:
+            why = "it keeps no users, as one does with authenticationEnabled=true"
+        return f"the broker at {self.address} does not know {request}: {why}"
 
 
 class TransactionNotFoundError(ClientError):

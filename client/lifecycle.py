@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import replace
 from types import TracebackType
 from typing import Final, Self
@@ -9,6 +10,7 @@ from typing import Final, Self
 from halfmq.store.format.topics import validate_group
 
 from .config import ClientConfig
+from .credentials import CredentialsSource
 from .errors import ClientClosedError, ConfigurationError
 from .session import Session
 
@@ -19,13 +21,29 @@ RESERVED_GROUPS: Final = frozenset({"DEFAULT_PRODUCER", "DEFAULT_CONSUMER"})
 class Client:
     """Runs on one session, once: from ``start`` to ``close``."""
 
-    def __init__(self, group: str, namesrv: str | None, config: ClientConfig | None) -> None:
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv: str | None,
+        access_key: str | None,
+        secret_key: str | None,
+        credentials: CredentialsSource | None,
+        tls: bool | ssl.SSLContext | None,
+        config: ClientConfig | None,
+    ) -> None:
         reason = "reserved" if group in RESERVED_GROUPS else validate_group(group)
         if reason is not None:
             raise ConfigurationError("group", group, f"another name ({reason})")
         config = config or ClientConfig()
         if namesrv is not None:
             config = replace(config, namesrv=namesrv)
+        if access_key is not None or secret_key is not None or credentials is not None:
+            config = replace(
+                config, access_key=access_key, secret_key=secret_key, credentials=credentials
+            )
+        if tls is not None:
+            config = replace(config, tls=tls)
         self.group = group
         self.config = config
         self._running: Session | None = None
@@ -44,6 +62,8 @@ class Client:
             ConnectError: No name server can be reached; says which address, and why.
             RequestTimeoutError: The only name server is silent.
             ConnectionLostError: The only name server hangs up, or speaks another protocol.
+            TlsError: TLS on one side only, or a certificate is not accepted.
+            AccessDeniedError: The credentials are not accepted, or a consumer may not consume.
             ClientClosedError: It was started before; make a new one.
             UnequalSubscriptionsError: A broker refuses this consumer: others of its group differ.
         """

@@ -9,6 +9,7 @@ from halfmq.remoting.command import RemotingCommand
 from .config import ClientConfig
 from .connection import ConnectionPool
 from .errors import ConnectError, ConnectionLostError, RequestTimeoutError
+from .security import Security
 
 _Unanswered = (ConnectError, ConnectionLostError, RequestTimeoutError)
 
@@ -16,10 +17,10 @@ _Unanswered = (ConnectError, ConnectionLostError, RequestTimeoutError)
 class NameServers:
     """Asks one name server after the other until one answers."""
 
-    def __init__(self, config: ClientConfig) -> None:
+    def __init__(self, config: ClientConfig, security: Security | None = None) -> None:
         self._config = config
         self._addresses = config.namesrv_addresses  # the one that answered last comes first
-        self._pool = ConnectionPool(config, {})
+        self._pool = ConnectionPool(config, {}, security=security)
 
     @property
     def address(self) -> str:

@@ -15,6 +15,7 @@ the first attempt may have worked, since the copy could land behind its successo
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,6 +28,7 @@ from halfmq.store.format.topics import DEFAULT_TOPIC
 
 from .config import ClientConfig
 from .connection import ServerRequestHandler
+from .credentials import CredentialsSource
 from .encoding import Draft, draft_batch, draft_message
 from .errors import (
     BrokerRefusedError,
@@ -34,6 +36,7 @@ from .errors import (
 )
 from .lifecycle import Client
 from .message import Message, MessageQueue, SendResult, SendStatus
+from .refusals import refusal
 from .retry import ROUTE_IS_OLD, final_error, may_try_again
 from .routes import Route
 from .session import Session, typed, wall_clock_ms
@@ -56,19 +59,39 @@ class Producer(Client):
     """
 
     def __init__(
-        self, group: str, *, namesrv: str | None = None, config: ClientConfig | None = None
+        self,
+        group: str,
+        *,
+        namesrv: str | None = None,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        credentials: CredentialsSource | None = None,
+        tls: bool | ssl.SSLContext | None = None,
+        config: ClientConfig | None = None,
     ) -> None:
         """Take part in a producer group; brokers know producers by its name.
 
         Args:
             group: One name for all producers of one purpose, as ``orders-producer``.
             namesrv: ``host:port``, several with ``;``; wins over the one in ``config``.
+            access_key: Signs every request; wins over ``config``, as do the next three.
+            secret_key: The secret of ``access_key``.
+            credentials: A function that gives both, asked again when they are refused.
+            tls: Whether connections are encrypted; an ``ssl.SSLContext`` says whom to trust.
             config: Everything else.
 
         Raises:
             ConfigurationError: An argument cannot be used; says which.
         """
-        super().__init__(group, namesrv, config)
+        super().__init__(
+            group,
+            namesrv=namesrv,
+            access_key=access_key,
+            secret_key=secret_key,
+            credentials=credentials,
+            tls=tls,
+            config=config,
+        )
 
     async def send(self, message: Message, *, order_key: str | None = None) -> SendResult:
         """Store a message and say where.
@@ -76,6 +99,7 @@ class Producer(Client):
         Raises:
             MessageTooLargeError: Body or properties are above their limit.
             RouteNotFoundError: Nobody serves the topic, and nobody would create it.
+            AccessDeniedError: This client may not send to the topic, or nobody knows its key.
             BrokerRefusedError: The broker said no, and the last attempt did not change that.
             ConnectError: No broker could be reached within ``send_timeout``.
             ConnectionLostError: An answer was lost; the message may be stored all the same.
@@ -180,7 +204,7 @@ class Producer(Client):
                 )
                 status = STATUSES.get(answer.code)
                 if status is None:
-                    raise BrokerRefusedError(answer.code, answer.remark or "")
+                    raise refusal(answer)
                 return send_result(answer, status, draft.unique_key, queue, address)
             except ClientError as error:
                 failures.append(error)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from halfmq.remoting.bodies import SubscriptionData
@@ -19,8 +19,9 @@ from halfmq.store.format.record import Record, decode_record
 
 from .config import ClientConfig
 from .delivery import DeliveryBuffer
-from .errors import BrokerRefusedError, ClientError
+from .errors import AccessDeniedError, BrokerRefusedError, ClientError
 from .offsets import broker_address
+from .refusals import refusal
 from .session import Session, typed
 from .window import QueueWindow
 
@@ -61,7 +62,9 @@ class QueuePuller:
         subscription: SubscriptionData,
         window: QueueWindow,
         buffer: DeliveryBuffer,
+        on_access: Callable[[AccessDeniedError | None], None],
     ) -> None:
+        """Prepare; ``on_access`` hears why pulls are refused, and None when they no longer are."""
         self.window = window
         """Replaced by a new one when the broker moves the offset."""
         self._session = session
@@ -70,6 +73,8 @@ class QueuePuller:
         self._subscription = subscription
         self._buffer = buffer
         self._complaint = ""
+        self._on_access = on_access
+        self._denied = False
 
     async def run(self) -> None:
         """Pull until cancelled; failures are logged and tried again."""
@@ -83,6 +88,9 @@ class QueuePuller:
                 await self._recover(error)
             else:
                 self._complaint = ""
+                if self._denied:
+                    self._denied = False
+                    self._on_access(None)
                 if self.window.next_offset == before and clock() - asked_at < STANDSTILL_SECONDS:
                     await asyncio.sleep(STANDSTILL_SECONDS)
 
@@ -109,7 +117,7 @@ class QueuePuller:
             address, RequestCode.PULL_MESSAGE, header, seconds=seconds
         )
         if answer.code not in _WITH_OFFSETS:
-            raise BrokerRefusedError(answer.code, answer.remark or "")
+            raise refusal(answer)
         next_offset = typed(answer, PullMessageResponseHeader, address).next_begin_offset
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             self._move(next_offset, answer.remark or "")
@@ -160,6 +168,9 @@ class QueuePuller:
         level = logging.DEBUG if str(error) == self._complaint else logging.WARNING
         self._complaint = str(error)
         logger.log(level, "event=pull_failed queue=%s reason=%s", self.window.queue, error)
+        if isinstance(error, AccessDeniedError):
+            self._denied = True
+            self._on_access(error)
         if isinstance(error, BrokerRefusedError) and error.code in _SUBSCRIPTION_UNKNOWN:
             await self._introduce_again()
         await asyncio.sleep(RETRY_SECONDS)

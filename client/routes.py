@@ -40,13 +40,13 @@ from .config import ClientConfig
 from .connection import ConnectionPool
 from .errors import (
     BadAnswerError,
-    BrokerRefusedError,
     ClientClosedError,
     ClientError,
     RouteNotFoundError,
 )
 from .message import MessageQueue
 from .name_servers import NameServers
+from .refusals import refusal
 
 logger = logging.getLogger(__name__)
 
@@ -239,7 +239,7 @@ class RouteTable:
         try:
             answer = await self._servers.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
             if answer.code != ResponseCode.SUCCESS:
-                raise BrokerRefusedError(answer.code, answer.remark or "")
+                raise refusal(answer)
             cluster = decode_cluster_info(answer.body)
         except (ClientError, ProtocolError) as error:
             logger.info("event=cluster_unknown reason=%s", error)
@@ -257,7 +257,7 @@ class RouteTable:
         try:
             answer = await self._servers.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
             if answer.code != ResponseCode.SUCCESS:
-                raise BrokerRefusedError(answer.code, answer.remark or "")
+                raise refusal(answer)
             return decode_topic_list(answer.body)
         except (ClientError, ProtocolError) as error:
             logger.info("event=topics_unknown reason=%s", error)
@@ -306,7 +306,7 @@ class RouteTable:
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
         if answer.code != ResponseCode.SUCCESS:
-            raise BrokerRefusedError(answer.code, answer.remark or "")
+            raise refusal(answer)
         try:
             return decode_route(answer.body)
         except ProtocolError as error:

@@ -37,8 +37,8 @@ from halfmq.store.format.topics import DEFAULT_TOPIC
 from .config import ClientConfig
 from .connection import Connection, ConnectionPool, ServerRequestHandler
 from .errors import (
+    AccessDeniedError,
     BadAnswerError,
-    BrokerRefusedError,
     ClientError,
     ConnectError,
     ConnectionLostError,
@@ -46,8 +46,10 @@ from .errors import (
     code_name,
 )
 from .name_servers import NameServers
+from .refusals import refusal
 from .retry import may_try_again
 from .routes import Route, RouteTable
+from .security import Security
 
 logger = logging.getLogger(__name__)
 
@@ -87,14 +89,20 @@ class Session:
         self._announce = announce
         self._farewell = farewell
         self._lost = asyncio.Event()
-        self._servers = NameServers(config)
+        self._security = Security(config)
+        self._servers = NameServers(config, self._security)
         self.brokers = ConnectionPool(
-            config, handlers, greet=self._greet, on_lost=lambda _address: self._lost.set()
+            config,
+            handlers,
+            greet=self._greet,
+            on_lost=lambda _address: self._lost.set(),
+            security=self._security,
         )
         first_turn = random.SystemRandom().randrange(1 << 16)
         self.routes = RouteTable(config, self._servers, self.brokers, first_turn)
         self._keeper: asyncio.Task[None] | None = None
         self._unreachable: set[str] = set()
+        self._denied: dict[str, AccessDeniedError] = {}  # by broker, what its heartbeat was told
         self._keys: UniqueKeyFactory | None = None
 
     async def start(self, *, whole_cluster: bool = False, topics: tuple[str, ...] = ()) -> None:
@@ -102,8 +110,10 @@ class Session:
 
         Raises:
             ConnectError: No name server could be reached within ``send_timeout``.
+            AccessDeniedError: A name server or a broker does not accept who signed.
             ClientError: None answers as it should.
         """
+        await self._security.start()
         deadline = self.clock() + self.config.send_timeout
         await self._patiently(partial(self.routes.fetch, DEFAULT_TOPIC), deadline)
         address = self._servers.local_address or "127.0.0.1"
@@ -120,6 +130,8 @@ class Session:
         for topic in topics:
             await self._patiently(partial(self.routes.existing, topic), deadline)
         await self._reach(self.routes.addresses)
+        for error in self._denied.values():
+            raise error
         self._keeper = asyncio.create_task(self._keep_in_touch(), name=f"keep {self.client_id}")
 
     async def _patiently(self, ask: Callable[[], Awaitable[object]], deadline: float) -> None:
@@ -157,6 +169,7 @@ class Session:
 
     async def close(self) -> None:
         """Take leave of the brokers and close all connections; cancelled, close them at once."""
+        self._security.close()
         try:
             if self._keeper is not None:
                 self._keeper.cancel()
@@ -212,7 +225,11 @@ class Session:
         )
         if self._heard is not None:
             self._heard(connection.address, answer)
+        self._denied.pop(connection.address, None)
         if answer.code != ResponseCode.SUCCESS:
+            error = refusal(answer)
+            if isinstance(error, AccessDeniedError):
+                self._denied[connection.address] = error
             logger.warning(
                 "event=heartbeat_refused broker=%s code=%s remark=%s",
                 connection.address,
@@ -277,7 +294,7 @@ def expect_success(answer: RemotingCommand) -> RemotingCommand:
         BrokerRefusedError: It is not.
     """
     if answer.code != ResponseCode.SUCCESS:
-        raise BrokerRefusedError(answer.code, answer.remark or "")
+        raise refusal(answer)
     return answer
 
 

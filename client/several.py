@@ -33,6 +33,7 @@ from .errors import (
     MessageTooLargeError,
 )
 from .message import Message, MessageQueue, SendResult
+from .refusals import refusal
 from .retry import ROUTE_IS_OLD, final_error, may_try_again
 from .routes import Route
 from .session import Session, wall_clock_ms
@@ -188,7 +189,7 @@ def _results(
     address: str,
 ) -> list[SendResult]:
     if answer.code != ResponseCode.SUCCESS:
-        raise BrokerRefusedError(answer.code, answer.remark or "")
+        raise refusal(answer)
     try:
         stored = decode_prepared_results(answer.body)
     except ProtocolError as error:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Coroutine, Sequence
 from functools import partial
@@ -40,6 +41,7 @@ from .admin import PendingTransaction, pending_pages
 from .check_back import CheckBack, Checker, Memory, as_checked, ask
 from .config import ClientConfig
 from .connection import ServerRequestHandler
+from .credentials import CredentialsSource
 from .decisions import Decisions, Ending, Settled
 from .encoding import Draft, draft_half
 from .errors import (
@@ -266,6 +268,10 @@ class TransactionProducer(Producer):
         *,
         topics: tuple[str, ...] = (),
         namesrv: str | None = None,
+        access_key: str | None = None,
+        secret_key: str | None = None,
+        credentials: CredentialsSource | None = None,
+        tls: bool | ssl.SSLContext | None = None,
         config: ClientConfig | None = None,
     ) -> None:
         """Take part in a producer group, whose members answer for each other.
@@ -278,12 +284,24 @@ class TransactionProducer(Producer):
             topics: Brokers of these are greeted at start too, in clusters that tell clients
                 nothing else.
             namesrv: ``host:port``, several with ``;``; wins over the one in ``config``.
+            access_key: Signs every request; wins over ``config``, as do the next three.
+            secret_key: The secret of ``access_key``.
+            credentials: A function that gives both, asked again when they are refused.
+            tls: Whether connections are encrypted; an ``ssl.SSLContext`` says whom to trust.
             config: Everything else.
 
         Raises:
             ConfigurationError: An argument cannot be used; says which.
         """
-        super().__init__(group, namesrv=namesrv, config=config)
+        super().__init__(
+            group,
+            namesrv=namesrv,
+            access_key=access_key,
+            secret_key=secret_key,
+            credentials=credentials,
+            tls=tls,
+            config=config,
+        )
         self._topics = topics
         # Weak: one whose block was interrupted before it could be left has nobody who decides about
         # it, and must not be taken for running once nobody has it any more.

@@ -24,9 +24,11 @@ from .codes import (
     ResponseCode,
 )
 from .command import RemotingCommand
-from .ext_fields import Header
+from .ext_fields import Header, texts_of
 from .headers import RESPONSE_HEADERS, PullMessageResponseHeader, SendMessageResponseHeader
+from .msgpack_header import sign
 from .serialization import FRAME_HEAD, encode_header, frame_head, join_frame
+from .signature import Identity, signed_fields
 
 DEFAULT_REGION: Final = "DefaultRegion"
 
@@ -61,14 +63,21 @@ def encode_request(
     remark: str | None = None,
     version: int = VERSION,
     language: int = LanguageCode.PYTHON,
+    signed_by: Identity | None = None,
 ) -> bytes:
-    """Return the whole frame of a request."""
+    """Return the whole frame of a request, signed if ``signed_by`` is given."""
     flag = FLAG_ONE_WAY if one_way else 0
     if header_type == _MSGPACK and isinstance(header, Header):  # our own client's way
         fields = astuple(header)
         head = _encode_msgpack((code, opaque, flag, language, version, remark, fields))
+        if signed_by is not None:
+            head = sign(head, body, *signed_by)
         return frame_head(_MSGPACK, len(head), len(body)) + head + body
+    if signed_by is not None and header_type != _MSGPACK:
+        header = signed_fields(texts_of(header) or {}, body, *signed_by)
     head = encode_header(header_type, code, opaque, flag, language, version, remark, header)
+    if signed_by is not None and header_type == _MSGPACK:
+        head = sign(head, body, *signed_by)
     return join_frame(header_type, head, body)
 
 

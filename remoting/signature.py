@@ -15,7 +15,7 @@ import binascii
 import hashlib
 import hmac
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
@@ -64,6 +64,13 @@ class Signer:
             return hmac.compare_digest(digest, signature)
         expected = binascii.b2a_base64(digest, newline=False)
         return hmac.compare_digest(expected, signature.encode())
+
+
+class Identity(NamedTuple):
+    """Who signs requests."""
+
+    access_key: str
+    signer: Signer
 
 
 def signed_text(fields: Mapping[str, str], *, without_unique_key_query: bool = False) -> bytes:

@@ -136,6 +136,12 @@ def _transactions_of(header: Any, _body: bytes) -> Sequence[Requirement]:
     return (cluster(GET),)
 
 
+def _consumers_of(header: Any, _body: bytes) -> Sequence[Requirement]:
+    if header.consumer_group:
+        return (group(header.consumer_group, SUB, GET),)
+    return (cluster(GET),)
+
+
 def _group_and_optional_topic(field: str, *actions: Action) -> Row:
     def row(header: Any, _body: bytes) -> Sequence[Requirement]:
         of_group = group(getattr(header, field), *actions)
@@ -257,6 +263,7 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
     RequestCode.HEART_BEAT: _heartbeat,
     RequestCode.UNREGISTER_CLIENT: _consumer_group,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: _group("consumer_group", SUB, GET),
+    RequestCode.QUERY_CONSUMERS: _consumers_of,
     RequestCode.CHECK_CLIENT_CONFIG: _subscription_check,
     RequestCode.LOCK_BATCH_MQ: _locks,
     RequestCode.UNLOCK_BATCH_MQ: _locks,

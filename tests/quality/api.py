@@ -6,19 +6,24 @@ Nothing here runs. A type that a user would have to spell out or cast shows as a
 from __future__ import annotations
 
 import sqlite3
+import ssl
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from halfmq.client import (
+    AccessDeniedError,
+    AclEntry,
     Admin,
+    AuthenticationError,
     AutocommitError,
     BrokerRefusedError,
     ClientConfig,
     ClientError,
     Consumer,
     ConsumerEvent,
+    Credentials,
     Decision,
     Message,
     MessageQueue,
@@ -27,6 +32,7 @@ from halfmq.client import (
     Producer,
     SendResult,
     SendStatus,
+    TlsError,
     TopicMissing,
     Transaction,
     TransactionFencedError,
@@ -34,6 +40,7 @@ from halfmq.client import (
     TransactionListener,
     TransactionProducer,
     UnequalSubscriptions,
+    User,
     blocking,
 )
 from halfmq.client.testing import broker_process
@@ -166,6 +173,55 @@ async def consuming() -> None:
         view: MessageView | None = await consumer.receive(timeout=1.0)
         show(view)
         await consumer.commit()
+
+
+async def rotating() -> Credentials:
+    return Credentials("orders-app", await secret())
+
+
+async def secret() -> str:
+    return "…"
+
+
+async def protected() -> None:
+    trust = ssl.create_default_context(cafile="ca.pem")
+    config = ClientConfig(access_key="orders-app", secret_key="…", tls=trust)
+    try:
+        async with Producer("p", config=config) as producer:
+            await producer.send(Message("orders", b"x"))
+        async with TransactionProducer("tx", checker, credentials=rotating, tls=True):
+            pass
+        async with Consumer("c", {"orders": "*"}, access_key="a", secret_key="…", tls=trust):
+            pass
+    except AuthenticationError as error:
+        show(error.subject)
+    except AccessDeniedError as error:
+        who: tuple[str, str, str] = (error.subject, error.action, error.resource)
+        show(who, error.retriable, error.code)
+    except TlsError as error:
+        show(error.address, error.reason)
+
+
+async def keeping_users() -> None:
+    async with Admin(access_key="root", secret_key="…") as admin:
+        await admin.create_user("orders-app", "…", enabled=False)
+        await admin.update_user("orders-app", enabled=True)
+        entry = AclEntry(resource="Topic:orders*", actions=["Pub", "Sub"], sources=["10.0.0.0/8"])
+        await admin.create_acl("orders-app", entry)
+        users: list[User] = await admin.users("orders")
+        acl = await admin.acl(users[0].name)
+        if acl is not None:
+            show(acl.subject, [(one.resource, one.actions, one.allow) for one in acl.entries])
+        copied: list[str] = await admin.copy_users("10.0.0.2:10911", ["orders-app"])
+        show(copied)
+        await admin.delete_acl("orders-app", "Topic:orders*")
+        await admin.delete_user("orders-app")
+
+
+def keeping_users_without_await() -> None:
+    with blocking.Admin(credentials=lambda: Credentials("root", "…"), tls=True) as admin:
+        names: list[str] = [user.name for user in admin.users()]
+        admin.copy_acls("10.0.0.2:10911", names)
 
 
 async def operating() -> None:

@@ -21,6 +21,7 @@ from halfmq.broker.router import Router
 from halfmq.broker.server import Server
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.errors import FrameTooLargeError
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
 from tests.support.loops import LOOPS, LoopFactory, run_on
@@ -137,13 +138,17 @@ def test_both_are_served_on_one_port(certificates: Certificates, loop: LoopFacto
 def test_an_enforcing_broker_closes_plain_connections(
     certificates: Certificates, loop: LoopFactory
 ) -> None:
-    """Nothing is read from them but the first byte."""
+    """An alert says why; as no frame begins so, every client gives up."""
 
     async def scenario() -> None:
         async with _serving(TlsContext(certificates.config(TlsMode.ENFORCING))) as server:
             assert await _ask(server, certificates.client()) == LARGE
-            with pytest.raises(ConnectionError):
+            with pytest.raises(FrameTooLargeError):
                 await _ask(server, None)
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(bytes(4))
+            assert await reader.read() == bytes.fromhex("15 0301 0002 02 46")
+            writer.close()
 
     run_on(loop, scenario())
 

@@ -1,0 +1,103 @@
+"""Requests about users and policies to one broker. They are RocketMQ's, so 5.3 takes them too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from halfmq.remoting.access_bodies import (
+    AclInfo,
+    AclRequestHeader,
+    DeleteAclRequestHeader,
+    ListAclsRequestHeader,
+    ListUsersRequestHeader,
+    UserInfo,
+    UserRequestHeader,
+    decode_acl,
+    decode_acls,
+    decode_user,
+    decode_users,
+    encode_access,
+)
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.errors import ProtocolError
+from halfmq.remoting.ext_fields import Header
+
+from .access import Acl, AclEntry, User, sent_acl, sent_user, shown_acl, shown_user
+from .errors import BadAnswerError, UnsupportedRequestError
+from .session import Session, expect_success
+
+
+class AccessRequests:
+    """What can be asked of the broker at one address, and changed there.
+
+    Every method raises ClientError where the broker does not answer or refuses, and
+    UnsupportedRequestError where it keeps no users (``authenticationEnabled=false``).
+    """
+
+    def __init__(self, session: Session, address: str) -> None:
+        self._session = session
+        self._address = address
+
+    async def users(self, name_contains: str) -> list[User]:
+        header = ListUsersRequestHeader(filter=name_contains or None)
+        body = await self._ask(RequestCode.AUTH_LIST_USER, header)
+        try:
+            return [shown_user(info) for info in decode_users(body)]
+        except ProtocolError as error:
+            raise BadAnswerError(self._address, str(error)) from error
+
+    async def user(self, name: str) -> User | None:
+        body = await self._ask(RequestCode.AUTH_GET_USER, UserRequestHeader(username=name))
+        try:
+            return shown_user(decode_user(body)) if body else None
+        except ProtocolError as error:
+            raise BadAnswerError(self._address, str(error)) from error
+
+    async def create_user(self, user: User) -> None:
+        info = sent_user(user.name, user.password, is_super=user.is_super, enabled=user.enabled)
+        await self._change(RequestCode.AUTH_CREATE_USER, info)
+
+    async def update_user(self, info: UserInfo) -> None:
+        await self._change(RequestCode.AUTH_UPDATE_USER, info)
+
+    async def delete_user(self, name: str) -> None:
+        await self._ask(RequestCode.AUTH_DELETE_USER, UserRequestHeader(username=name))
+
+    async def acls(self, subject_contains: str, resource_contains: str) -> list[Acl]:
+        header = ListAclsRequestHeader(
+            subject_filter=subject_contains or None, resource_filter=resource_contains or None
+        )
+        body = await self._ask(RequestCode.AUTH_LIST_ACL, header)
+        try:
+            return [shown_acl(info) for info in decode_acls(body)]
+        except ProtocolError as error:
+            raise BadAnswerError(self._address, str(error)) from error
+
+    async def acl(self, subject: str) -> Acl | None:
+        body = await self._ask(RequestCode.AUTH_GET_ACL, AclRequestHeader(subject=subject))
+        try:
+            return shown_acl(decode_acl(body)) if body else None
+        except ProtocolError as error:
+            raise BadAnswerError(self._address, str(error)) from error
+
+    async def create_acl(self, subject: str, entries: Sequence[AclEntry]) -> None:
+        await self._put(RequestCode.AUTH_CREATE_ACL, sent_acl(subject, entries))
+
+    async def update_acl(self, subject: str, entries: Sequence[AclEntry]) -> None:
+        await self._put(RequestCode.AUTH_UPDATE_ACL, sent_acl(subject, entries))
+
+    async def delete_acl(self, subject: str, resource: str | None, policy_type: str | None) -> None:
+        header = DeleteAclRequestHeader(subject=subject, policy_type=policy_type, resource=resource)
+        await self._ask(RequestCode.AUTH_DELETE_ACL, header)
+
+    async def _change(self, code: RequestCode, user: UserInfo) -> None:
+        await self._ask(code, UserRequestHeader(username=user.username), encode_access(user))
+
+    async def _put(self, code: RequestCode, acl: AclInfo) -> None:
+        await self._ask(code, AclRequestHeader(subject=acl.subject), encode_access(acl))
+
+    async def _ask(self, code: RequestCode, header: Header, body: bytes = b"") -> bytes:
+        answer = await self._session.call(self._address, code, header, body)
+        if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise UnsupportedRequestError(self._address, code)
+        return expect_success(answer).body

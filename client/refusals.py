@@ -1,0 +1,82 @@
+"""From a server's no to the error that says what it means.
+
+Refusals of access name subject, action and resource in the ext fields of a halfmq broker's answer.
+Official brokers, and the results of single decisions, have a remark alone; what can be read there
+is taken from it. Source: RocketMQ 5.3 ``DefaultAuthenticationHandler``,
+``AclAuthorizationHandler``; 4.9.8 ``PlainPermissionManager``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.errors import ProtocolError
+from halfmq.remoting.serialization import ext_fields
+
+from .errors import AccessDeniedError, AuthenticationError, BrokerRefusedError
+
+REFUSAL_CODES: Final = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.NO_PERMISSION})
+"""Codes of a refusal of access: that of plain ACL, and that of users. Both mean other things too,
+and are worth another try then."""
+
+_UNAUTHENTICATED: Final = re.compile(
+    r"(?P<user>(?:User|accessKey):\S+?) (?:is )?(?:not found|disabled)\."
+    r"|(?P<signer>accessKey:\S+): check signature failed\."
+    r"|check signature failed\.|username cannot be null\.|Authentication failed\."
+    r"|authentication \w+ .*is incorrect"
+    r"|(?:\S+AclException: )?(?:No accessKey is configured"
+    r"|(?:No acl config for |No PlainAccessResource for accessKey="
+    r"|Check signature failed for accessKey=)(?P<key>[^\s,]+))"
+)
+_DENIED: Final = re.compile(
+    r"(?P<subject>\S+) has no permission to (?P<action>\S+(?: or \S+)*) (?P<resource>\S+) from "
+    r"|Authorization failed\."
+    r"|(?:\S+AclException: )?(?:No default permission for (?P<kind>topic|group):(?P<name>[^\s,]+)"
+    r"|Need admin permission for request code=\d+, but accessKey=(?P<key>\S+) is not)"
+)
+_ANY_ACTION: Final = "access"  # what official remarks say for every action
+
+
+def refusal(answer: RemotingCommand) -> BrokerRefusedError:
+    """Return the error for an answer whose code says no."""
+    if answer.code not in REFUSAL_CODES:
+        return BrokerRefusedError(answer.code, answer.remark or "")
+    try:
+        fields = ext_fields(answer)
+    except ProtocolError:  # the remark still says why
+        fields = {}
+    return refusal_of(answer.code, answer.remark or "", fields)
+
+
+def refusal_of(
+    code: int, remark: str, fields: Mapping[str, str] | None = None
+) -> BrokerRefusedError:
+    """Return the error for a code, its remark and the ext fields of the answer, if it had any."""
+    if code not in REFUSAL_CODES:
+        return BrokerRefusedError(code, remark)
+    fields = fields or {}
+    subject, action = fields.get("subject", ""), fields.get("action", "")
+    if action:
+        return AccessDeniedError(code, remark, subject, action, fields.get("resource", ""))
+    if subject:
+        return AuthenticationError(code, remark, subject)
+    match = _UNAUTHENTICATED.match(remark)
+    if match is not None:
+        key = match["key"]
+        subject = match["user"] or match["signer"] or (f"accessKey:{key}" if key else "")
+        return AuthenticationError(code, remark, subject)
+    match = _DENIED.match(remark)
+    if match is not None:
+        subject = match["subject"] or (f"accessKey:{match['key']}" if match["key"] else "")
+        resource = match["resource"] or (
+            f"{match['kind'].capitalize()}:{match['name']}" if match["kind"] else ""
+        )
+        action = match["action"] or ""
+        return AccessDeniedError(
+            code, remark, subject, "" if action == _ANY_ACTION else action, resource
+        )
+    return BrokerRefusedError(code, remark)
