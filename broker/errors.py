@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from halfmq.remoting.codes import ResponseCode
+    from halfmq.remoting.command import RemotingCommand
+
+    from .connection import Connection
 
 
 class BrokerError(Exception):
@@ -32,6 +35,9 @@ class RequestRefusedError(BrokerError):
 
     def __str__(self) -> str:
         return f"{self.code.name}: {self.remark}"
+
+    def answered(self, command: RemotingCommand, connection: Connection) -> None:
+        """Take note that it has become the answer to a command, or its result if one-way."""
 
 
 class NotYetError(BrokerError):

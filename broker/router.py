@@ -104,6 +104,7 @@ def _answer_error(
             error.wait(partial(_serve_later, handler, command, connection), len(command.body))
             return None
         case RequestRefusedError():
+            error.answered(command, connection)
             return encode_reply(command, error.code, header=error.ext_fields, remark=error.remark)
         case RemotingError():  # a body or an expression that cannot be understood
             return _refuse(command, ResponseCode.SYSTEM_ERROR, str(error))

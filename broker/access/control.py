@@ -58,6 +58,8 @@ class AccessDeniedError(RequestRefusedError):
         remark: str,
         subject: str = "",
         requirement: Requirement | None = None,
+        *,
+        log: _RefusalLog | None = None,
     ) -> None:
         fields = {"subject": subject} if subject else {}
         if requirement is not None:
@@ -65,6 +67,12 @@ class AccessDeniedError(RequestRefusedError):
             fields["resource"] = str(requirement.resource)
         super().__init__(code, remark, fields or None)
         self.subject, self.requirement = subject, requirement
+        self._log = log
+
+    def answered(self, command: RemotingCommand, connection: Connection) -> None:
+        """Count and log it."""
+        if self._log is not None:
+            self._log.note(self, command, connection)
 
 
 class Subject:
@@ -141,8 +149,7 @@ class AccessControl:
             try:
                 command.subject = connection.subject = self._admit(command, connection)
             except RequestRefusedError as refused:
-                if isinstance(refused, AccessDeniedError):
-                    self._refusals.note(refused, command, connection)
+                refused.answered(command, connection)
                 if command.flag & FLAG_ONE_WAY:
                     return None
                 return encode_reply(
@@ -166,11 +173,13 @@ class AccessControl:
             f"{subject} has no permission to {' or '.join(requirement.actions)} "
             f"{requirement.resource} from {address}, {reason}"
         )
-        return AccessDeniedError(self._dialect.refusal_code, remark, subject, requirement)
+        return AccessDeniedError(
+            self._dialect.refusal_code, remark, subject, requirement, log=self._refusals
+        )
 
     def _unknown(self, remark: str, name: str = "") -> AccessDeniedError:
         subject = self._subject(name) if name else ""
-        return AccessDeniedError(self._dialect.refusal_code, remark, subject)
+        return AccessDeniedError(self._dialect.refusal_code, remark, subject, log=self._refusals)
 
     def _subject(self, name: str) -> str:
         return f"{self._dialect.subject_word}:{name}"

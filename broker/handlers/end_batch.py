@@ -276,6 +276,7 @@ class EndBatches:
             log_refusal(end, group, batch.connection, error)
             return EndResult(code=ERROR_CODES[type(error)], remark=str(error)), stands_at(error)
         except RequestRefusedError as refusal:
+            refusal.answered(batch.request, batch.connection)
             return EndResult(code=refusal.code, remark=refusal.remark), 0
         except StoreError as error:
             code = STORE_ERROR_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)

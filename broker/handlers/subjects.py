@@ -41,7 +41,8 @@ def may_decide(request: RemotingCommand, *, from_check: bool) -> MayDecide | Non
 
     A producer's own decision must come from the principal that prepared. A check may be answered by
     whoever may publish to the real topic. (RocketMQ 5.3.3 asks for a right on the half topic, which
-    no producer has.)
+    no producer has.) What calls itself the answer to a check, and no check has been sent, is a
+    producer's own decision.
     """
     subject = request.subject
     if not isinstance(subject, Subject) or subject.principal.is_super:
@@ -59,10 +60,10 @@ def _publishing(half: bytes) -> Requirement:
     return topic((get_property(half, b"REAL_TOPIC") or b"").decode(errors="replace"), PUB)
 
 
-def _check_decision(subject: Subject, from_check: bool, half: bytes) -> None:
+def _check_decision(subject: Subject, from_check: bool, half: bytes, asked: bool) -> None:
     requirement = _publishing(half)
     subject.require(requirement)
-    if from_check:
+    if from_check and asked:
         return
     principal = principal_of(half)
     if principal is not None and principal != subject.name:

@@ -103,8 +103,9 @@ class PlannedDecision(msgspec.Struct, gc=False):
         return self.draft.store_host if self.state is _COMMITTED else None
 
 
-MayDecide: TypeAlias = Callable[[bytes], None]
-"""Takes the properties of a half, and raises RequestRefusedError unless a subject may decide it."""
+MayDecide: TypeAlias = Callable[[bytes, bool], None]
+"""Takes the properties of a half and whether a producer has been asked about it; raises
+RequestRefusedError unless a subject may decide it."""
 
 
 class Decisions:
@@ -179,7 +180,7 @@ class Decisions:
             StoreError: The decision could not be appended; the transaction is as it was.
         """
         if may is not None:
-            may(self._existing_half(offset).properties)
+            self._refuse_strangers(offset, may)
         entry = self._find(offset)
         if entry is None:
             return self._end_other(offset, queue_offset, producer_group, event, from_check, names)
@@ -204,6 +205,15 @@ class Decisions:
     def refuse_decided(self, offset: int, event: Event) -> Ended:
         """Answer an event of a half that is not undecided: with its decision, or an error."""
         return self._answer_decided(offset, self._existing_half(offset), event)
+
+    def _refuse_strangers(self, offset: int, may: MayDecide) -> None:
+        """Raise unless the sender may decide each message of the transaction with this half."""
+        leader = self._table.first_of(offset)
+        entry = self._find(leader)
+        asked = entry is None or entry.sent > 0  # of one that is decided nothing changes any more
+        members = [member.offset for member in self._groups.get(leader, ())]
+        for half in dict.fromkeys((offset, leader, *members)):
+            may(self._existing_half(half).properties, asked)
 
     def _answered(self, entry: Pending) -> None:
         """Count the answer to a check; one is answered once, however often the answer comes."""
@@ -239,7 +249,7 @@ class Decisions:
         offset = entry.offset
         if offset in self._groups:
             first = self._final_at(offset, read)
-            _check_names(offset, first.properties, names, may)
+            _check_names(offset, first.properties, names)
             members = [member.offset for member in self._groups[offset]]
             rest = [self._placed(committed(self._final_at(member, read))) for member in members]
             final = self._placed(committed(first, members))
@@ -247,11 +257,15 @@ class Decisions:
         recent = self._take_recent(offset)
         if recent is None:
             first = self._final_at(offset, read)
-            _check_names(offset, first.properties, names, may)
+            _check_names(offset, first.properties, names)
+            if may is not None:
+                may(first.properties, entry.sent > 0)
             waits = first.topic not in self._unflushed_topics
             final = self._placed(committed(first))
         else:  # asks for no delay
-            _check_names(offset, recent.properties, names, may)
+            _check_names(offset, recent.properties, names)
+            if may is not None:
+                may(recent.properties, entry.sent > 0)
             waits = recent.topic not in self._unflushed_topics
             final = committed(recent)
             final.topic, final.queue_id = self._place(final.topic, final.queue_id)
@@ -263,7 +277,10 @@ class Decisions:
         beside = [member.offset for member in self._groups.get(entry.offset, ())]
         try:
             final = self._final_at(entry.offset, read)
-        except TransactionError:  # a half that the disk has damaged can still be rolled back
+        except TransactionError:
+            if may is not None:
+                raise  # it does not say whose it is
+            # A half that the disk has damaged can still be rolled back.
             bare = bare_draft(
                 entry.offset,
                 entry.group,
@@ -272,7 +289,9 @@ class Decisions:
                 host=self._store_host,
             )
             return PlannedDecision(bare, entry, State.ROLLED_BACK)
-        _check_names(entry.offset, final.properties, names, may)
+        _check_names(entry.offset, final.properties, names)
+        if may is not None:
+            may(final.properties, entry.sent > 0)
         waits = bool(beside) or final.topic not in self._unflushed_topics
         return PlannedDecision(
             rollback_draft(final, beside), entry, State.ROLLED_BACK, (), len(final.body), waits
@@ -344,6 +363,7 @@ class Decisions:
             or entry.queue_offset != queue_offset
             or entry.group != producer_group
             or offset in self._planned
+            or (may is not None and offset in self._groups)  # each of its messages is looked at
         ):
             return None
         state, verdict = RESULTS[entry.state][event]
@@ -480,20 +500,15 @@ def _wrong_group(offset: int, stored: str, said: str) -> HalfMismatchError:
     )
 
 
-def _check_names(
-    offset: int, properties: bytes, names: Sequence[str], may: MayDecide | None = None
-) -> None:
-    """Make sure that a request means this half, and that its sender may decide it.
+def _check_names(offset: int, properties: bytes, names: Sequence[str]) -> None:
+    """Make sure that a request means this half.
 
     A power cut may take halves that were not on disk yet, and others get their offsets. Whoever
     heard of the earlier one must not decide about the later one.
 
     Raises:
         HalfMismatchError: It names another transaction.
-        RequestRefusedError: The sender may not.
     """
-    if may is not None:
-        may(properties)
     named = False
     for name in names:
         if name:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from halfmq.broker.config import (
+    AccessConfig,
     BrokerConfig,
     NetworkConfig,
     StoreSettings,
@@ -109,6 +110,8 @@ class Rig:
             "check_interval_ms": INTERVAL_MS,
         }
         self._configure(settings)
+        self.access = AccessConfig()
+        """Who may use the broker, from its next start on."""
         self.root = directory / "store"
         self.disk = Disk()
         self.clock_ahead_ms = 0
@@ -129,6 +132,7 @@ class Rig:
             topics=TopicDefaults(default_queue_nums=4),
             store=StoreSettings(root=self.root, **self._store),
             transaction=TransactionConfig(**self._transaction),
+            access=self.access,
         )
         self.broker = Broker(
             config,
@@ -219,16 +223,19 @@ class Rig:
         self, group: str = "pg", *, ours: bool = False, member: bool = True, name: str = ""
     ) -> Peer:
         """Connect a client: an official one, or one of ours that acknowledges checks."""
-        host, _, port = self.address.rpartition(":")
         name = name or f"client-{next(self._names)}"
         header_type = HeaderType.MSGPACK if ours else HeaderType.JSON
-        _, peer = await self._loop.create_connection(
-            lambda: Peer(group, header_type, name), host, int(port)
-        )
-        self._peers.append(peer)
+        peer = Peer(group, header_type, name)
+        await self.connect(peer)
         if member:
             await peer.heartbeat()
         return peer
+
+    async def connect(self, peer: Peer) -> None:
+        """Connect a client that the test has made."""
+        host, _, port = self.address.rpartition(":")
+        await self._loop.create_connection(lambda: peer, host, int(port))
+        self._peers.append(peer)
 
     async def lose(self, peer: Peer) -> None:
         """Have a client vanish, as a killed process does, and the broker notice it."""
