@@ -1,7 +1,8 @@
 """Unmodified Java clients of Apache RocketMQ, driven by the programs in `tests/support/java`.
 
-Maven fetches each version's jars once into a cache directory, and `javac` compiles the programs
-against them. A `JavaClient` is one JVM: it runs scenarios side by side and says what it saw.
+Maven fetches each version's jars once into a cache directory, those of its tools among them, and
+`javac` compiles the programs against them. A `JavaClient` is one JVM: it runs scenarios side by
+side and says what it saw.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _LOG_TAIL: Final = 6000  # characters shown when something fails
 _POM: Final = """\
 <project xmlns="http://maven.apache.org/POM/4.0.0">
   <modelVersion>4.0.0</modelVersion>
-  <groupId>halfmq</groupId><artifactId>rocketmq-client-peer</artifactId><version>1</version>
+  <groupId>halfmq</groupId><artifactId>rocketmq-peer</artifactId><version>1</version>
   <dependencies>
     <dependency>
-      <groupId>org.apache.rocketmq</groupId><artifactId>rocketmq-client</artifactId>
+      <groupId>org.apache.rocketmq</groupId><artifactId>rocketmq-tools</artifactId>
       <version>{version}</version>
     </dependency>
   </dependencies>
@@ -80,7 +81,7 @@ def class_path(version: str) -> str:
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     if missing:
         raise JavaMissingError(f"not installed: {', '.join(missing)}")
-    jars = cache_directory() / f"rocketmq-client-{version}"
+    jars = cache_directory() / f"rocketmq-tools-{version}"
     if not jars.is_dir():
         with being_made(jars) as unfinished:
             _fetch(version, unfinished)
@@ -158,6 +159,12 @@ class JavaClient:
                 return lines
             assert line["event"] != "failed", self._report(line["reason"], lines)
             lines.append(line)
+
+    def said(self, run: str, event: str) -> Line:
+        """Wait until a run, which goes on, says this; return that line."""
+        while (line := self._runs[run].get(timeout=RUN_SECONDS))["event"] != event:
+            assert line["event"] not in {"done", "failed"}, self._report(str(line), [])
+        return line
 
     def run(self, scenario: str, *arguments: object) -> list[Line]:
         """Have a scenario run; return what it said."""

@@ -38,6 +38,10 @@ public final class Driver {
         SCENARIOS.put("transactions", Transactions::transactions);
         SCENARIOS.put("die_undecided", Transactions::dieUndecided);
         SCENARIOS.put("take_over", Transactions::takeOver);
+        SCENARIOS.put("attempt", Access::attempt);
+        SCENARIOS.put("until_refused", Access::untilRefused);
+        SCENARIOS.put("ask", Access::ask);
+        SCENARIOS.put("mqadmin", Access::mqadmin);
     }
 
     private Driver() {
@@ -48,7 +52,7 @@ public final class Driver {
             new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         String line;
         while ((line = commands.readLine()) != null) {
-            Scope scope = new Scope(arguments[0], line.split("\t"));
+            Scope scope = new Scope(arguments[0], line.split("\t", -1));
             Scenario scenario = SCENARIOS.get(scope.scenario);
             Thread thread = new Thread(() -> run(scenario, scope), "run-" + scope.run);
             thread.setDaemon(true);

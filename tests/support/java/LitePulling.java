@@ -40,7 +40,8 @@ final class LitePulling {
 
     private static DefaultLitePullConsumer consumer(Scope scope) {
         DefaultLitePullConsumer consumer =
-            scope.named(new DefaultLitePullConsumer(scope.group("consumer")));
+            scope.named(
+                new DefaultLitePullConsumer(scope.group("consumer"), scope.signing()));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.setAutoCommit(false);
         return consumer;

@@ -1,13 +1,18 @@
+import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayDeque;
+import java.util.Arrays;
 import java.util.Deque;
 import java.util.LinkedHashMap;
 import java.util.Map;
 import java.util.concurrent.Callable;
 import java.util.zip.CRC32;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.ClientConfig;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.client.producer.TransactionListener;
@@ -16,8 +21,14 @@ import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageClientExt;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.remoting.RPCHook;
 
-/** What one run of a scenario has: its names, its clients, which end with it, and its output. */
+/**
+ * What one run of a scenario has: its names, its clients, which end with it, and its output.
+ *
+ * Clients sign with the system properties halfmq.accessKey and halfmq.secretKey if they are set, or
+ * with the keys that a scenario chooses.
+ */
 final class Scope implements AutoCloseable {
     static final long WAIT_MS = 60_000;  // for what is expected to happen; a busy machine is slow
     private static final int HEARTBEAT_MS = 1000;  // instead of 30 s: a producer is known by it
@@ -29,6 +40,9 @@ final class Scope implements AutoCloseable {
     private final String namesrv;
     private final String[] command;
     private final Deque<Runnable> closers = new ArrayDeque<>();
+    private static final PrintStream OUTPUT = System.out;  // mqadmin's own output is taken away
+    private RPCHook signing = signing(
+        System.getProperty("halfmq.accessKey", ""), System.getProperty("halfmq.secretKey", ""));
     private int clients;
 
     Scope(String namesrv, String[] command) {
@@ -40,6 +54,28 @@ final class Scope implements AutoCloseable {
 
     String argument(int index) {
         return command[2 + index];
+    }
+
+    String[] arguments() {
+        return Arrays.copyOfRange(command, 2, command.length);
+    }
+
+    /** How a client signs; null without a key: it does not. */
+    private static RPCHook signing(String key, String secret) {
+        return key.isEmpty() ? null : new AclClientRPCHook(new SessionCredentials(key, secret));
+    }
+
+    /** Clients made from now on sign with these keys. */
+    void signWith(String key, String secret) {
+        signing = signing(key, secret);
+    }
+
+    RPCHook signing() {
+        return signing;
+    }
+
+    String namesrv() {
+        return namesrv;
     }
 
     /** The topic of the run: no other run sends to it. */
@@ -60,12 +96,12 @@ final class Scope implements AutoCloseable {
     }
 
     DefaultMQProducer producer() throws Exception {
-        DefaultMQProducer producer = named(new DefaultMQProducer(group("producer")));
+        DefaultMQProducer producer = named(new DefaultMQProducer(group("producer"), signing));
         return started(producer);
     }
 
     TransactionMQProducer producer(String group, TransactionListener listener) throws Exception {
-        TransactionMQProducer producer = named(new TransactionMQProducer(group));
+        TransactionMQProducer producer = named(new TransactionMQProducer(group, signing));
         producer.setTransactionListener(listener);
         return started(producer);
     }
@@ -80,7 +116,8 @@ final class Scope implements AutoCloseable {
     /** Not started: the scenario sets its model and listener first. */
     DefaultMQPushConsumer pushConsumer(String group, String topic, String expression)
             throws Exception {
-        DefaultMQPushConsumer consumer = named(new DefaultMQPushConsumer(group));
+        DefaultMQPushConsumer consumer = named(
+            new DefaultMQPushConsumer(group, signing, new AllocateMessageQueueAveragely()));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(topic, expression);
         closers.push(consumer::shutdown);
@@ -88,7 +125,7 @@ final class Scope implements AutoCloseable {
     }
 
     DefaultMQPullConsumer pullConsumer(String group) throws Exception {
-        DefaultMQPullConsumer consumer = named(new DefaultMQPullConsumer(group));
+        DefaultMQPullConsumer consumer = named(new DefaultMQPullConsumer(group, signing));
         consumer.start();
         closers.push(consumer::shutdown);
         return consumer;
@@ -179,6 +216,6 @@ final class Scope implements AutoCloseable {
         for (int i = 0; i < pairs.length; i += 2) {
             line.put((String) pairs[i], pairs[i + 1]);
         }
-        System.out.println(Json.object(line));  // one call per line: PrintStream writes it whole
+        OUTPUT.println(Json.object(line));  // one call per line: PrintStream writes it whole
     }
 }
