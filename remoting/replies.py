@@ -27,7 +27,7 @@ from .command import RemotingCommand
 from .ext_fields import Header, texts_of
 from .headers import RESPONSE_HEADERS, PullMessageResponseHeader, SendMessageResponseHeader
 from .msgpack_header import sign
-from .serialization import FRAME_HEAD, encode_header, frame_head, join_frame
+from .serialization import FRAME_HEAD, encode_header, encode_texts, frame_head, join_frame
 from .signature import Identity, signed_fields
 
 DEFAULT_REGION: Final = "DefaultRegion"
@@ -73,11 +73,13 @@ def encode_request(
         if signed_by is not None:
             head = sign(head, body, *signed_by)
         return frame_head(_MSGPACK, len(head), len(body)) + head + body
-    if signed_by is not None and header_type != _MSGPACK:
-        header = signed_fields(texts_of(header) or {}, body, *signed_by)
-    head = encode_header(header_type, code, opaque, flag, language, version, remark, header)
-    if signed_by is not None and header_type == _MSGPACK:
-        head = sign(head, body, *signed_by)
+    if signed_by is None or header_type == _MSGPACK:
+        head = encode_header(header_type, code, opaque, flag, language, version, remark, header)
+        if signed_by is not None:
+            head = sign(head, body, *signed_by)
+    else:
+        texts = signed_fields(texts_of(header) or {}, body, *signed_by)
+        head = encode_texts(header_type, code, opaque, flag, language, version, remark, texts)
     return join_frame(header_type, head, body)
 
 

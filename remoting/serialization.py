@@ -7,7 +7,7 @@ whose low 24 bits are the header's length, the header, and the body. Source: Roc
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Final
 
@@ -69,8 +69,24 @@ def encode_header(
     """Return the header alone; ``header`` is a struct of ``headers``, a map or None."""
     if header_type == HeaderType.MSGPACK:
         return msgpack_header.encode(code, opaque, flag, language, version, remark, header)
+    return encode_texts(
+        header_type, code, opaque, flag, language, version, remark, texts_of(header)
+    )
+
+
+def encode_texts(
+    header_type: int,
+    code: int,
+    opaque: int,
+    flag: int,
+    language: int,
+    version: int,
+    remark: str | None,
+    texts: Mapping[str, str] | None,
+) -> bytes:
+    """Return the JSON or ROCKETMQ header alone, of ext fields that are texts already."""
     encode = rocketmq_header.encode if header_type == HeaderType.ROCKETMQ else json_header.encode
-    return encode(code, opaque, flag, language, version, remark, texts_of(header))
+    return encode(code, opaque, flag, language, version, remark, texts)
 
 
 def join_frame(header_type: int, header: bytes, body: bytes) -> bytes:

@@ -85,7 +85,11 @@ def signed_text(fields: Mapping[str, str], *, without_unique_key_query: bool = F
 def signed_fields(
     fields: Mapping[str, str], body: bytes, access_key: str, signer: Signer
 ) -> dict[str, str]:
-    """Return the ext fields of a request with its access key and its signature."""
+    """Return the ext fields of a request with its access key and its signature.
+
+    None of the fields given may be the signature.
+    """
     signed = {**fields, ACCESS_KEY: access_key}
-    signed[SIGNATURE] = signer.sign(signed_text(signed), body)
+    text = "".join([signed[name] for name in sorted(signed)])
+    signed[SIGNATURE] = signer.sign(text.encode(), body)
     return signed
