@@ -13,13 +13,15 @@ import argparse
 import asyncio
 import json
 import logging
+import os
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
 from .admin import Admin, PendingTransaction
-from .errors import ClientError, ConfigurationError
+from .command_access import add_options, config_of
+from .errors import ClientError, ConfigurationError, TlsError
 from .groups import ConsumerGroup
 
 DONE: Final = 0
@@ -45,12 +47,14 @@ def add_nouns(nouns: Any) -> None:
     _add_transaction_verbs(transactions.add_subparsers(metavar="VERB", required=True))
     groups = nouns.add_parser("group", help="consumer groups that are connected")
     verbs = groups.add_subparsers(metavar="VERB", required=True)
-    _verb(verbs, "list", _list_groups, "list them, and whether their members subscribe to the same")
-    show = _verb(verbs, "show", _show_group, "show who consumes for one, and what")
+    add_verb(
+        verbs, "list", _list_groups, "list them, and whether their members subscribe to the same"
+    )
+    show = add_verb(verbs, "show", _show_group, "show who consumes for one, and what")
     show.add_argument("name", metavar="NAME", help="of the consumer group")
     broker = nouns.add_parser("broker", help="the broker itself")
     verbs = broker.add_subparsers(metavar="VERB", required=True)
-    metrics = _verb(verbs, "metrics", _metrics, "what the broker counts and measures")
+    metrics = add_verb(verbs, "metrics", _metrics, "what the broker counts and measures")
     metrics.add_argument(
         "--all", action="store_true", help="RocketMQ's keys too, and not only halfmq's own"
     )
@@ -60,16 +64,21 @@ def run(options: argparse.Namespace) -> int:
     """Do what the options say and return the exit code."""
     logging.basicConfig(level=logging.ERROR, format="halfmq: %(message)s")
     try:
+        if options.prepare is not None:
+            options.prepare(options)
         return asyncio.run(_run(options))
     except ConfigurationError as error:
         return _failed(error, USAGE)
+    except TlsError as error:
+        complain(f"{error}; of this command: --tls, or --ca FILE")
+        return FAILED
     except ClientError as error:
         return _failed(error, FAILED)
 
 
 async def _run(options: argparse.Namespace) -> int:
     verb: Verb = options.verb
-    async with Admin(namesrv=options.namesrv) as admin:
+    async with Admin(config=config_of(options, os.environ)) as admin:
         return await verb(admin, options)
 
 
@@ -77,7 +86,7 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 def _add_transaction_verbs(verbs: Any) -> None:
-    listing = _verb(verbs, "list", _list, "list them, the oldest first")
+    listing = add_verb(verbs, "list", _list, "list them, the oldest first")
     listing.add_argument("--group", metavar="G", help="of this producer group only")
     listing.add_argument("--state", choices=("prepared", "parked"), help="of this state only")
     listing.add_argument(
@@ -87,10 +96,10 @@ def _add_transaction_verbs(verbs: Any) -> None:
         metavar="N",
         help=f"as many at most; 0: all (default {LIST_LIMIT})",
     )
-    show = _verb(verbs, "show", _show, "show one")
-    commit = _verb(verbs, "commit", _commit, "have its message delivered")
-    rollback = _verb(verbs, "rollback", _rollback, "have its message dropped")
-    resume = _verb(verbs, "resume", _resume, "have its producers asked again")
+    show = add_verb(verbs, "show", _show, "show one")
+    commit = add_verb(verbs, "commit", _commit, "have its message delivered")
+    rollback = add_verb(verbs, "rollback", _rollback, "have its message dropped")
+    resume = add_verb(verbs, "resume", _resume, "have its producers asked again")
     for parser in (show, commit, rollback, resume):
         parser.add_argument(
             "id", metavar="ID", help="half message id, or transaction id, as list shows them"
@@ -99,7 +108,8 @@ def _add_transaction_verbs(verbs: Any) -> None:
         parser.add_argument("--reason", metavar="TEXT", help="for the broker's log")
 
 
-def _verb(verbs: Any, name: str, verb: Verb, text: str) -> argparse.ArgumentParser:
+def add_verb(verbs: Any, name: str, verb: Verb, text: str) -> argparse.ArgumentParser:
+    """Add a verb; what it is given as ``prepare`` runs before there is a connection."""
     parser: argparse.ArgumentParser = verbs.add_parser(
         name, help=text, description=f"{text[0].upper()}{text[1:]}."
     )
@@ -108,8 +118,9 @@ def _verb(verbs: Any, name: str, verb: Verb, text: str) -> argparse.ArgumentPars
         metavar="HOST:PORT",
         help="name server or halfmq broker (default: NAMESRV_ADDR, else 127.0.0.1:9876)",
     )
+    add_options(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
-    parser.set_defaults(verb=verb, run=run)
+    parser.set_defaults(verb=verb, run=run, prepare=None)
     return parser
 
 
@@ -132,7 +143,7 @@ async def _list(admin: Admin, options: argparse.Namespace) -> int:
     count = 0
     async for transaction in found:
         if count == limit:
-            _complain(f"only the first {limit} are listed; --limit 0 lists all")
+            complain(f"only the first {limit} are listed; --limit 0 lists all")
             break
         count += 1
         show.add(transaction)
@@ -143,16 +154,16 @@ async def _list(admin: Admin, options: argparse.Namespace) -> int:
 async def _show(admin: Admin, options: argparse.Namespace) -> int:
     transaction = await admin.transaction(options.id)
     if transaction is None:
-        _complain(f"nothing undecided has the id {options.id}")
+        complain(f"nothing undecided has the id {options.id}")
         return FAILED
     if options.json:
-        _say(json.dumps(_fields(transaction), indent=2))
+        say(json.dumps(_fields(transaction), indent=2))
         return DONE
     checks = (
         f"{transaction.checks_sent} sent, {transaction.checks_delivered} delivered, "
         f"{transaction.checks_answered} answered"
     )
-    _say_pairs(
+    say_pairs(
         {
             "half message id": transaction.half_message_id,
             "transaction id": transaction.transaction_id,
@@ -176,26 +187,26 @@ async def _show(admin: Admin, options: argparse.Namespace) -> int:
 async def _commit(admin: Admin, options: argparse.Namespace) -> int:
     message_id = await admin.commit(options.id, reason=options.reason)
     text = f"committed {options.id}; its message is {message_id}"
-    return _done(options, {"id": options.id, "action": "commit", "message_id": message_id}, text)
+    return done(options, {"id": options.id, "action": "commit", "message_id": message_id}, text)
 
 
 async def _rollback(admin: Admin, options: argparse.Namespace) -> int:
     await admin.rollback(options.id, reason=options.reason)
-    return _done(options, {"id": options.id, "action": "rollback"}, f"rolled back {options.id}")
+    return done(options, {"id": options.id, "action": "rollback"}, f"rolled back {options.id}")
 
 
 async def _resume(admin: Admin, options: argparse.Namespace) -> int:
     await admin.resume(options.id, reason=options.reason)
-    return _done(options, {"id": options.id, "action": "resume"}, f"resumed {options.id}")
+    return done(options, {"id": options.id, "action": "resume"}, f"resumed {options.id}")
 
 
 async def _list_groups(admin: Admin, options: argparse.Namespace) -> int:
     groups = await admin.groups()
     if options.json:
-        _say(json.dumps([_group_fields(group) for group in groups], indent=2))
+        say(json.dumps([_group_fields(group) for group in groups], indent=2))
         return DONE
     if not groups:
-        _say("no consumer is connected")
+        say("no consumer is connected")
         return DONE
     rows = [
         (
@@ -207,21 +218,21 @@ async def _list_groups(admin: Admin, options: argparse.Namespace) -> int:
         )
         for group in groups
     ]
-    _say_table(("GROUP", "MODEL", "MEMBERS", "REFUSED", "SUBSCRIPTIONS"), rows)
+    say_table(("GROUP", "MODEL", "MEMBERS", "REFUSED", "SUBSCRIPTIONS"), rows)
     return DONE
 
 
 async def _show_group(admin: Admin, options: argparse.Namespace) -> int:
     groups = await admin.groups(options.name)
     if not groups:
-        _complain(f"no consumer of group {options.name} is connected")
+        complain(f"no consumer of group {options.name} is connected")
         return FAILED
     (group,) = groups
     unequal = group.unequal_topics
     if options.json:
-        _say(json.dumps(_group_fields(group), indent=2))
+        say(json.dumps(_group_fields(group), indent=2))
         return DONE
-    _say_pairs(
+    say_pairs(
         {
             "group": group.name,
             "model": group.message_model.lower(),
@@ -230,8 +241,8 @@ async def _show_group(admin: Admin, options: argparse.Namespace) -> int:
         }
     )
     if unequal:
-        _say("messages that go to a member which does not want them are lost to the group")
-    _say("")
+        say("messages that go to a member which does not want them are lost to the group")
+    say("")
     rows = [
         (
             member.client_id,
@@ -243,20 +254,20 @@ async def _show_group(admin: Admin, options: argparse.Namespace) -> int:
         for member in group.members
         for topic in sorted({*member.filters, *unequal})
     ]
-    _say_table(("CLIENT ID", "ADDRESS", "TOPIC", "FILTER", ""), rows)
+    say_table(("CLIENT ID", "ADDRESS", "TOPIC", "FILTER", ""), rows)
     return DONE
 
 
 async def _metrics(admin: Admin, options: argparse.Namespace) -> int:
     found = await admin.metrics()
     if options.json:
-        _say(json.dumps(found, indent=2, sort_keys=True))
+        say(json.dumps(found, indent=2, sort_keys=True))
         return DONE
     for broker_name, table in sorted(found.items()):
         ours = {key: value for key, value in table.items() if key.startswith("halfmq.")}
         shown = table if options.all or not ours else ours
-        _say(broker_name)
-        _say_pairs({f"  {key}": value for key, value in sorted(shown.items())})
+        say(broker_name)
+        say_pairs({f"  {key}": value for key, value in sorted(shown.items())})
     return DONE
 
 
@@ -279,7 +290,7 @@ class _Table:
 
     def end(self) -> None:
         if not self._widths and len(self._rows) == 1:
-            _say("no transaction is undecided")
+            say("no transaction is undecided")
         else:
             self._flush()
 
@@ -288,7 +299,7 @@ class _Table:
             self._widths = [max(map(len, column)) for column in zip(*self._rows, strict=True)]
         for row in self._rows:
             cells = (cell.ljust(width) for cell, width in zip(row, self._widths, strict=True))
-            _say("  ".join(cells).rstrip())
+            say("  ".join(cells).rstrip())
         self._rows.clear()
 
 
@@ -303,15 +314,16 @@ class _JsonList:
         self._lead = ","
 
     def end(self) -> None:
-        _say("[]" if self._lead == "[" else "\n]")
+        say("[]" if self._lead == "[" else "\n]")
 
 
-def _say_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+def say_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows under titles."""
     lines = [titles, *([_printable(cell) for cell in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        _say("  ".join(cells).rstrip())
+        say("  ".join(cells).rstrip())
 
 
 def _group_fields(group: ConsumerGroup) -> dict[str, Any]:
@@ -372,26 +384,30 @@ def _printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _done(options: argparse.Namespace, fields: dict[str, Any], text: str) -> int:
-    _say(json.dumps(fields) if options.json else text)
+def done(options: argparse.Namespace, fields: dict[str, Any], text: str) -> int:
+    """Say what was done, to programs or to people."""
+    say(json.dumps(fields) if options.json else text)
     return DONE
 
 
-def _say_pairs(pairs: dict[str, str]) -> None:
+def say_pairs(pairs: dict[str, str]) -> None:
+    """Print names and values, one pair a line."""
     width = max(map(len, pairs), default=0)
     for name, value in pairs.items():
-        _say(f"{name.ljust(width)}  {_printable(value)}".rstrip())
+        say(f"{name.ljust(width)}  {_printable(value)}".rstrip())
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """Print a line."""
     sys.stdout.write(text + "\n")
 
 
-def _complain(text: str) -> None:
+def complain(text: str) -> None:
+    """Print a line on standard error."""
     sys.stdout.flush()
     sys.stderr.write(f"halfmq: {text}\n")
 
 
 def _failed(error: ClientError, code: int) -> int:
-    _complain(str(error))
+    complain(str(error))
     return code

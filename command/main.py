@@ -1,8 +1,9 @@
 """The command ``halfmq``: nouns, then verbs.
 
-``halfmq tx`` and ``halfmq broker`` talk to a broker and come from ``halfmq.client``;
-``halfmq store`` looks at a broker's files and comes from ``halfmq.store``. Neither knows of the
-other. Tables are for people; with ``--json`` the same is for programs, and its keys stay.
+``halfmq tx``, ``group``, ``broker``, ``user`` and ``acl`` talk to a broker and come from
+``halfmq.client``; ``halfmq store`` looks at a broker's files and comes from ``halfmq.store``.
+Neither knows of the other. Tables are for people; with ``--json`` the same is for programs, and its
+keys stay.
 
 Exit codes: 0 done · 1 refused, not found or not reached; of ``store verify``, damage found ·
 2 usage; of ``store``, a directory that cannot be read.
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from halfmq.client import command as client_command
+from halfmq.client import command_users
 
 DONE: Final = 0
 INTERRUPTED: Final = 130  # what a shell reports for Ctrl-C
@@ -46,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     nouns = parser.add_subparsers(metavar="NOUN", required=True)
     client_command.add_nouns(nouns)
+    command_users.add_nouns(nouns)
     if sys.platform != "win32":  # there is no broker there either, and no file lock to ask for it
         from halfmq.store.tools import command as store_command  # noqa: PLC0415
 
