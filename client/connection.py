@@ -156,10 +156,10 @@ class Connection(asyncio.Protocol):
             answer = await future
             if answer.code not in REFUSAL_CODES or renewed or identity is None:
                 return answer
-            seconds -= self._loop.time() - now
-            renewed = await self._renewed(answer, identity, seconds)
+            renewed = await self._renewed(answer, identity, now + seconds)
             if not renewed:
                 return answer
+            seconds -= self._loop.time() - now
 
     def send_one_way(self, code: int, header: HeaderFields = None, body: bytes = b"") -> None:
         """Send a request that is not answered.
@@ -284,12 +284,12 @@ class Connection(asyncio.Protocol):
             return UNHEARD_PLAIN if self._security.tls is None else UNHEARD_TLS
         return str(exc) if exc else "closed by the peer"
 
-    async def _renewed(self, answer: RemotingCommand, identity: Identity, seconds: float) -> bool:
+    async def _renewed(self, answer: RemotingCommand, identity: Identity, deadline: float) -> bool:
         """Whether the answer refuses its request's signature, and there are other credentials."""
         if not isinstance(refusal(answer), AuthenticationError):
             return False
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(deadline):
                 return await self._security.renew(identity)
         except TimeoutError:
             return False

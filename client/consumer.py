@@ -185,7 +185,9 @@ class Consumer(Client):
         self._new: set[str] = set()  # topics that did not exist when this consumer looked first
         self._complaint = ""
         self._unequal: dict[str, UnequalSubscriptions] = {}  # by broker
-        self._refusals: dict[str | MessageQueue, BrokerRefusedError] = {}  # of heartbeats and pulls
+        self._refusals: dict[
+            str | MessageQueue, BrokerRefusedError
+        ] = {}  # by address, topic, queue
         self._reminder_due = 0.0  # on the loop's clock
 
     @property
@@ -326,11 +328,12 @@ class Consumer(Client):
             self._refusals[address] = UnequalSubscriptionsError(answer.code, remark, *wishes)
         self._tell_refusals()
 
-    def _pulled(self, queue: MessageQueue, error: AccessDeniedError | None) -> None:
-        """Learn that pulls of a queue have come to be refused, or are not any more."""
-        self._refusals.pop(queue, None)
+    def _note_access(self, what: MessageQueue | str, error: AccessDeniedError | None) -> None:
+        """Learn that pulls of a queue, or shares of a topic, are refused, or no longer are."""
+        if self._refusals.pop(what, None) is None and error is None:
+            return
         if error is not None:
-            self._refusals[queue] = error
+            self._refusals[what] = error
         self._tell_refusals()
 
     def _tell_refusals(self) -> None:
@@ -395,6 +398,7 @@ class Consumer(Client):
             if share is None:  # only a broker that is away forgets a topic that we hold
                 if not held and not topic.startswith(RETRY_PREFIX):
                     self._missing.add(topic)
+                self._note_access(topic, None)
                 return True
             self._missing.discard(topic)
             self._seen.add(topic)
@@ -404,7 +408,9 @@ class Consumer(Client):
             level = logging.DEBUG if str(error) == self._complaint else logging.WARNING
             self._complaint = str(error)
             logger.log(level, "event=rebalance_failed topic=%s reason=%s", topic, error)
+            self._note_access(topic, error if isinstance(error, AccessDeniedError) else None)
             return False
+        self._note_access(topic, None)
         if held != set(share):
             logger.info("event=assigned topic=%s queues=%d before=%d", topic, len(share), len(held))
         return True
@@ -449,7 +455,7 @@ class Consumer(Client):
         assert self._buffer is not None
         window = QueueWindow(queue, start.offset, start.stored)
         subscription = self._subscriptions[queue.topic]
-        tell = partial(self._pulled, queue)
+        tell = partial(self._note_access, queue)
         puller = QueuePuller(session, self.group, subscription, window, self._buffer, tell)
         task = asyncio.create_task(puller.run(), name=f"pull {queue}")
         self._pullers[queue] = puller, task
@@ -459,8 +465,7 @@ class Consumer(Client):
         lost = [self._pullers.pop(queue) for queue in queues if queue in self._pullers]
         await _cancel([task for _, task in lost])
         for queue in queues:
-            if queue in self._refusals:
-                self._pulled(queue, None)
+            self._note_access(queue, None)
         await asyncio.gather(*(self._hand_over(session, puller.window) for puller, _ in lost))
 
     async def _hand_over(self, session: Session, window: QueueWindow) -> None:

@@ -24,8 +24,8 @@ REFUSAL_CODES: Final = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.NO_PER
 and are worth another try then."""
 
 _UNAUTHENTICATED: Final = re.compile(
-    r"(?P<user>(?:User|accessKey):\S+?) (?:is )?(?:not found|disabled)\."
-    r"|(?P<signer>accessKey:\S+): check signature failed\."
+    r"(?P<user>(?:User|accessKey):.+?) (?:is )?(?:not found|disabled)\."
+    r"|(?P<signer>(?:User|accessKey):.+?): check signature failed\."
     r"|check signature failed\.|username cannot be null\.|Authentication failed\."
     r"|authentication \w+ .*is incorrect"
     r"|(?:\S+AclException: )?(?:No accessKey is configured"
@@ -33,7 +33,7 @@ _UNAUTHENTICATED: Final = re.compile(
     r"|Check signature failed for accessKey=)(?P<key>[^\s,]+))"
 )
 _DENIED: Final = re.compile(
-    r"(?P<subject>\S+) has no permission to (?P<action>\S+(?: or \S+)*) (?P<resource>\S+) from "
+    r"(?P<subject>.+?) has no permission to (?P<action>\S+(?: or \S+)*) (?P<resource>\S+) from "
     r"|Authorization failed\."
     r"|(?:\S+AclException: )?(?:No default permission for (?P<kind>topic|group):(?P<name>[^\s,]+)"
     r"|Need admin permission for request code=\d+, but accessKey=(?P<key>\S+) is not)"

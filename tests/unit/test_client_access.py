@@ -38,7 +38,7 @@ from halfmq.remoting.replies import encode_request
 from halfmq.remoting.serialization import ext_fields
 from halfmq.remoting.signature import Identity, Signer, signed_text
 from tests.support.client_loops import on_both_loops
-from tests.support.fake_broker import FakeBroker, until
+from tests.support.fake_broker import FakeBroker, Refuse, until
 from tests.support.guarded_broker import (
     ADMIN,
     PUBLISHER,
@@ -257,6 +257,29 @@ async def test_a_consumer_learns_that_it_may_no_longer_consume(with_users: Guard
             except AccessDeniedError:
                 await asyncio.sleep(0.01)
         assert message.body == b"o-1"
+
+
+@on_both_loops
+async def test_a_consumer_that_may_not_read_its_offsets_does_not_wait_in_silence(
+    broker: FakeBroker,
+) -> None:
+    """What a group needs before its first pull may be refused alone."""
+    remark = (
+        "User:bob has no permission to access Group:billing from 127.0.0.1, no matched policies."
+    )
+    async with Producer("p", namesrv=broker.address) as producer:
+        await producer.send(MESSAGE)
+    broker.fail(RequestCode.QUERY_CONSUMER_OFFSET, *[Refuse(16, remark)] * 5)
+    async with Consumer("billing", BILLING, start_from="first", namesrv=broker.address) as consumer:
+        with pytest.raises(AccessDeniedError) as caught:
+            await consumer.receive(30)
+        assert (caught.value.subject, caught.value.resource) == ("User:bob", "Group:billing")
+        message = None
+        while message is None:
+            try:
+                message = await consumer.receive(30)
+            except AccessDeniedError:
+                await asyncio.sleep(0.01)
 
 
 @on_both_loops
