@@ -101,6 +101,19 @@ class TopicDefaults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerConfig:
+    """What consumers may do."""
+
+    refuse_unequal: bool = setting(
+        "refuseUnequalSubscriptions",
+        False,
+        SWITCH,
+        "refuse a consumer whose topics or filters differ from those of its group's other members; "
+        "otherwise it is a warning, and the group misses messages while it lasts",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
     """Where and how messages are kept."""
 
@@ -304,6 +317,7 @@ class BrokerConfig:
 
     network: NetworkConfig = field(default_factory=NetworkConfig)
     topics: TopicDefaults = field(default_factory=TopicDefaults)
+    consumers: ConsumerConfig = field(default_factory=ConsumerConfig)
     store: StoreSettings = field(default_factory=StoreSettings)
     disk: DiskConfig = field(default_factory=DiskConfig)
     transaction: TransactionConfig = field(default_factory=TransactionConfig)
@@ -313,6 +327,7 @@ class BrokerConfig:
 _SECTIONS: Final = {
     "network": NetworkConfig,
     "topics": TopicDefaults,
+    "consumers": ConsumerConfig,
     "store": StoreSettings,
     "disk": DiskConfig,
     "transaction": TransactionConfig,

@@ -5,7 +5,9 @@ connection replaces the old one. A registration ends with its connection, with U
 when no heartbeat came for `EXPIRY_MS`.
 
 Subscriptions belong to the group: of two for one topic the newer version counts, and what the
-latest heartbeat leaves out is dropped. Members of a group share its queues, so each change of the
+latest heartbeat leaves out is dropped. Members that subscribe differently lose messages; that is
+logged once per change and told in the answer to each heartbeat, or the later member is refused
+(`subscriptions`). Members of a group share its queues, so each change of the
 members or of the topics must be told to all of them: the methods here return the groups to tell.
 
 Source: RocketMQ `ConsumerManager`, `ConsumerGroupInfo`, `ProducerManager`.
@@ -18,11 +20,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from msgspec.structs import replace
+
 from halfmq.remoting.bodies import ConsumerData, HeartbeatData, MessageModel, SubscriptionData
 from halfmq.remoting.codes import ResponseCode
 
 from .connection import Connection
 from .errors import RequestRefusedError
+from .subscriptions import Difference, Filters, Variants, filters_of
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +49,9 @@ LEFT_GROUPS_MAX: Final = 1_024
 """Groups whose producer one connection has ended, remembered for as long as it lives; of a
 connection with more it is assumed that it has left every group it is not in."""
 
+REFUSED_MAX: Final = 64
+"""Refused members of one group that are remembered, the latest ones."""
+
 SUBSCRIPTIONS_MAX: Final = 4_096
 """Topics that one group may subscribe to; far above what a consumer can poll."""
 
@@ -61,6 +69,15 @@ class Member:
     fingerprint: int = 0  # of the last whole heartbeat in version 2
 
 
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A client that may not consume for a group, because it subscribes differently."""
+
+    connection: Connection
+    filters: Filters
+    difference: Difference
+
+
 @dataclass(slots=True)
 class ConsumerGroup:
     """The consumers of one group that are connected, and what the group subscribes to."""
@@ -69,6 +86,32 @@ class ConsumerGroup:
     data: ConsumerData  # as the latest heartbeat describes the group
     members: dict[str, Member] = field(default_factory=dict)
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
+    variants: Variants = field(default_factory=Variants)
+    refused: dict[str, Refused] = field(default_factory=dict)
+
+    def settle(self) -> None:
+        """After a difference: subscribe to what all members want now, whatever is newer.
+
+        Else the newest filter would stay, also when the one member that wanted it has left.
+        """
+        if (wanted := self.variants.only) is None:
+            return
+        before, self.subscriptions = self.subscriptions, {}
+        for one in wanted:
+            old = before.get(one.topic, one)  # its version, or pulls of its time are refused
+            version = max(one.sub_version, old.sub_version)
+            self.subscriptions[one.topic] = replace(one, sub_version=version)
+        logger.info("event=subscriptions_equal group=%s", self.name)
+
+    def connection_of(self, client_id: str) -> Connection:
+        """The connection of a member, or of a client that was refused."""
+        refused = self.refused.get(client_id)
+        return self.members[client_id].connection if refused is None else refused.connection
+
+    def filters_of(self, client_id: str) -> Filters:
+        """What a member subscribes to, or a client that was refused."""
+        refused = self.refused.get(client_id)
+        return self.variants.of(client_id) if refused is None else refused.filters
 
     @property
     def is_broadcasting(self) -> bool:
@@ -91,8 +134,14 @@ class ClientRegistry:
     """All connected clients by group and client id."""
 
     def __init__(
-        self, *, now_ms: Callable[[], int], registrations_max: int = REGISTRATIONS_MAX
+        self,
+        *,
+        now_ms: Callable[[], int],
+        registrations_max: int = REGISTRATIONS_MAX,
+        refuse_unequal: bool = False,
     ) -> None:
+        """`refuse_unequal` refuses a consumer that subscribes differently from its group."""
+        self._refuse_unequal = refuse_unequal
         self._now_ms = now_ms
         self._registrations_max = registrations_max
         self._consumers: dict[str, ConsumerGroup] = {}
@@ -144,9 +193,11 @@ class ClientRegistry:
         """End a client's registration; return the consumer group if it changed."""
         if producer_group:
             self._remove_producer(producer_group, client_id)
-        if consumer_group and self._remove_consumer(consumer_group, client_id):
-            return [consumer_group]
-        return []
+        group = self._consumers.get(consumer_group or "")
+        if group is None:
+            return []
+        group.refused.pop(client_id, None)
+        return [group.name] if self._lose_consumer(group.name, client_id) else []
 
     def forget(self, connection: Connection) -> list[str]:
         """End what was registered through a lost connection; return the consumer groups changed."""
@@ -155,7 +206,7 @@ class ClientRegistry:
         for is_consumer, group, client_id in self._by_connection.pop(connection, ()):
             if not is_consumer:
                 self._remove_producer(group, client_id)
-            elif self._remove_consumer(group, client_id):
+            elif self._lose_consumer(group, client_id):
                 changed.append(group)
         return changed
 
@@ -178,7 +229,7 @@ class ClientRegistry:
             silent = _silent(group.members, limit)
             for client_id in silent:
                 logger.info("event=consumer_expired group=%s client=%s", name, client_id)
-                self._remove_consumer(name, client_id)
+                self._lose_consumer(name, client_id)
             if silent:
                 changed.append(name)
         return changed
@@ -213,6 +264,61 @@ class ClientRegistry:
         """Return what the group subscribes to in the topic."""
         known = self._consumers.get(group)
         return None if known is None else known.subscriptions.get(topic)
+
+    def difference(self, data: HeartbeatData) -> Difference | None:
+        """How a client that has just been heard differs from its group; the first one found."""
+        for consumer in data.consumer_data_set:
+            group = self._consumers.get(consumer.group_name)
+            if group is None:
+                continue
+            if (refused := group.refused.get(data.client_id)) is not None:
+                return refused.difference
+            if len(group.variants) < 2:
+                continue
+            filters = (
+                group.variants.of(data.client_id)
+                if data.without_sub
+                else filters_of(consumer.subscription_data_set)
+            )
+            found = group.variants.difference(group.name, data.client_id, filters)
+            if found is not None:
+                return found
+        return None
+
+    def refusal(self, group: str, connection: Connection) -> Difference | None:
+        """Why a client on this connection may not consume for the group; None when it may."""
+        known = self._consumers.get(group)
+        if known is None or not known.refused:
+            return None
+        return next(
+            (one.difference for one in known.refused.values() if one.connection is connection), None
+        )
+
+    def listing(
+        self, group: str | None, after_group: str = "", after_client: str = ""
+    ) -> Iterator[tuple[ConsumerGroup, str]]:
+        """Give `(group, client_id)` of members and refused clients, in order, `after` one of them.
+
+        The registry must not change meanwhile.
+        """
+        names = sorted(self._consumers) if group is None else [group]
+        for name in names:
+            known = self._consumers.get(name)
+            if known is None or name < after_group:
+                continue
+            for client_id in sorted({*known.members, *known.refused}):
+                if name > after_group or client_id > after_client:
+                    yield known, client_id
+
+    def subscription_metrics(self) -> dict[str, int]:
+        """Count groups, their members, and what is wrong with their subscriptions."""
+        groups = self._consumers.values()
+        return {
+            "groups": len(groups),
+            "members": sum(len(group.members) for group in groups),
+            "groups_unequal": sum(len(group.variants) > 1 for group in groups),
+            "members_refused": sum(len(group.refused) for group in groups),
+        }
 
     def consumers_of(self, group: str) -> list[Connection]:
         """Return the connections of the group's consumers."""
@@ -282,12 +388,17 @@ class ClientRegistry:
                 f"group {consumer.group_name} subscribes to {len(consumer.subscription_data_set)} "
                 f"topics, the limit is {SUBSCRIPTIONS_MAX}",
             )
+        filters = None if data.without_sub else filters_of(consumer.subscription_data_set)
         group = self._consumers.get(consumer.group_name)
+        if group is not None:
+            if filters is not None and self._is_refused(group, data.client_id, filters, connection):
+                return self._lose_consumer(group.name, data.client_id)
+            group.refused.pop(data.client_id, None)
         member = None if group is None else group.members.get(data.client_id)
         is_new = member is None or member.connection is not connection
         if is_new:
             self._check_room()
-            self._remove_consumer(consumer.group_name, data.client_id)
+            self._remove_consumer(consumer.group_name, data.client_id, keep_filters=True)
             # A group whose last member has just been replaced keeps its subscriptions.
             group = self._consumers.setdefault(
                 consumer.group_name, group or ConsumerGroup(consumer.group_name, consumer)
@@ -300,10 +411,59 @@ class ClientRegistry:
         assert member is not None
         group.data = consumer
         member.seen_ms = self._now_ms()
-        if data.without_sub:  # the client knows that we have them
+        if filters is None:  # the client knows that we have them
             return is_new
         member.fingerprint = data.heartbeat_fingerprint
-        return group.update_subscriptions(consumer.subscription_data_set) or is_new
+        changed = group.update_subscriptions(consumer.subscription_data_set)
+        self._place(group, data.client_id, filters, consumer.subscription_data_set)
+        return changed or is_new
+
+    def _is_refused(
+        self, group: ConsumerGroup, client_id: str, filters: Filters, connection: Connection
+    ) -> bool:
+        """Refuse a consumer that differs from its group, if that is wanted."""
+        if not self._refuse_unequal:
+            return False
+        difference = group.variants.difference(group.name, client_id, filters)
+        if difference is None:
+            return False
+        known = group.refused.pop(client_id, None)
+        if known is None or known.filters != filters:
+            _log_difference(difference, "consumer_refused")
+        for one in [one for one, refused in group.refused.items() if refused.connection.closed]:
+            del group.refused[one]
+        if len(group.refused) >= REFUSED_MAX:
+            del group.refused[next(iter(group.refused))]
+        group.refused[client_id] = Refused(connection, filters, difference._replace(refused=True))
+        return True
+
+    def _place(
+        self,
+        group: ConsumerGroup,
+        client_id: str,
+        filters: Filters,
+        subscriptions: Collection[SubscriptionData],
+    ) -> None:
+        """Note what a member subscribes to; log when the group falls apart or comes together."""
+        before = len(group.variants)
+        is_new = group.variants.place(client_id, filters, subscriptions)
+        if is_new and len(group.variants) > 1:
+            difference = group.variants.difference(group.name, client_id, filters)
+            if difference is not None:
+                _log_difference(difference, "unequal_subscriptions")
+        elif before > 1:
+            group.settle()
+
+    def _lose_consumer(self, name: str, client_id: str) -> bool:
+        """End the registration of a client that goes; return whether it had one."""
+        group = self._consumers.get(name)
+        if group is None:
+            return False
+        before = len(group.variants)
+        was_member = self._remove_consumer(name, client_id)
+        if before > 1:
+            group.settle()
+        return was_member
 
     def _remove_producer(self, group: str, client_id: str) -> None:
         members = self._producers.get(group)
@@ -324,12 +484,14 @@ class ClientRegistry:
         if len(left) < LEFT_GROUPS_MAX:
             left.add(group)
 
-    def _remove_consumer(self, name: str, client_id: str) -> bool:
-        """Return whether the client was registered."""
+    def _remove_consumer(self, name: str, client_id: str, *, keep_filters: bool = False) -> bool:
+        """Return whether the client was registered; one that is replaced keeps its filters."""
         group = self._consumers.get(name)
         member = None if group is None else group.members.pop(client_id, None)
         if group is None or member is None:
             return False
+        if not keep_filters:
+            group.variants.remove(client_id)
         if not group.members:
             del self._consumers[name]
         self._unlink(member.connection, (True, name, client_id))
@@ -353,6 +515,19 @@ class ClientRegistry:
             registrations.discard(registration)
             if not registrations:
                 del self._by_connection[connection]
+
+
+def _log_difference(found: Difference, event: str) -> None:
+    logger.warning(
+        "event=%s group=%s topic=%s client=%s filter=%r other_client=%s other_filter=%r",
+        event,
+        found.group,
+        found.topic,
+        found.client_id,
+        found.expression,
+        found.other_client_id,
+        found.other_expression,
+    )
 
 
 def _silent(members: Mapping[str, Member], limit_ms: int) -> list[str]:

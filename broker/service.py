@@ -216,7 +216,9 @@ class Broker:
                 now_ms=now_ms,
             ),
             offsets=ConsumerOffsetTable(self._table_path("consumerOffset.json"), now_ms=now_ms),
-            registry=ClientRegistry(now_ms=self._monotonic_ms),
+            registry=ClientRegistry(
+                now_ms=self._monotonic_ms, refuse_unequal=self.config.consumers.refuse_unequal
+            ),
             locks=QueueLocks(now_ms=self._monotonic_ms),
         )
 
@@ -335,6 +337,7 @@ class Broker:
             root=self.config.store.root,
             now_ms=self._now_ms,
             more={
+                "consumers": self._tables.registry.subscription_metrics,
                 "disk": self._guard.metrics,
                 "retention": self._retention.metrics,
                 "recovery": self._store_service.recovery_metrics,

@@ -46,10 +46,12 @@ from .errors import (
     TransactionFencedError,
     TransactionNotFoundError,
     TransactionNotRecordedError,
+    UnequalSubscriptionsError,
     UnreadableBodyError,
     UnsupportedRequestError,
 )
-from .events import ConsumerEvent, TopicMissing
+from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
+from .groups import ConsumerGroup, GroupMember
 from .ledger import TransactionLedger
 from .message import Decision, Message, MessageQueue, MessageView, SendResult, SendStatus
 from .producer import Producer
@@ -69,9 +71,11 @@ __all__ = [
     "ConnectionLostError",
     "Consumer",
     "ConsumerEvent",
+    "ConsumerGroup",
     "Decision",
     "DecisionConflictError",
     "FilterError",
+    "GroupMember",
     "HalfNotDurableError",
     "InvalidMessageError",
     "Message",
@@ -93,6 +97,8 @@ __all__ = [
     "TransactionNotFoundError",
     "TransactionNotRecordedError",
     "TransactionProducer",
+    "UnequalSubscriptions",
+    "UnequalSubscriptionsError",
     "UnreadableBodyError",
     "UnsupportedRequestError",
 ]

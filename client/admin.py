@@ -1,4 +1,4 @@
-"""For operators: which transactions are undecided, and deciding about one.
+"""For operators: which transactions are undecided, deciding about one, and who consumes what.
 
 ::
 
@@ -28,9 +28,14 @@ from typing import Final, Literal, TypeAlias
 from halfmq.remoting.bodies import HeartbeatData, decode_table
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.consumers import decode_consumers
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.ext_fields import Header
-from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
+from halfmq.remoting.headers import (
+    QueryConsumersRequestHeader,
+    QueryConsumersResponseHeader,
+    ResumeCheckHalfMessageRequestHeader,
+)
 from halfmq.remoting.transaction_headers import (
     DecideTransactionRequestHeader,
     DecideTransactionResponseHeader,
@@ -49,6 +54,7 @@ from .errors import (
     TransactionNotFoundError,
     UnsupportedRequestError,
 )
+from .groups import ConsumerGroup, GroupCollector
 from .lifecycle import Client
 from .session import Session, expect_success, typed
 
@@ -173,7 +179,7 @@ async def pending_transactions(
 
 
 class Admin(Client):
-    """Looks at the transactions of a cluster, and decides in their producers' place."""
+    """Looks at transactions and consumers, and decides in the producers' place."""
 
     def __init__(self, *, namesrv: str | None = None, config: ClientConfig | None = None) -> None:
         super().__init__(GROUP, namesrv, config)
@@ -283,6 +289,28 @@ class Admin(Client):
                 raise BadAnswerError(address, str(error)) from error
         return found
 
+    async def groups(self, group: str | None = None) -> list[ConsumerGroup]:
+        """The consumer groups that are connected, by name; with ``group`` that one, if it is.
+
+        Raises:
+            UnsupportedRequestError: A broker is not halfmq's.
+            ClientError: A broker does not answer, or refuses.
+        """
+        session = self._session
+        found = GroupCollector()
+        for broker_name, address in sorted(session.routes.brokers.items()):
+            position: tuple[str, str] | None = ("", "")
+            while position is not None:
+                header = QueryConsumersRequestHeader(
+                    consumer_group=group,
+                    after_group=position[0],
+                    after_client=position[1],
+                    max_count=PAGE_SIZE,
+                    broker_name=broker_name,
+                )
+                position = await _collect(session, address, header, found)
+        return found.groups()
+
     # -- inside
 
     async def _decide(self, transaction_id: str, action: Action, reason: str | None) -> str | None:
@@ -356,6 +384,22 @@ async def _query(
         return decode_transactions(answer.body), following
     except ProtocolError as error:
         raise BadAnswerError(address, str(error)) from error
+
+
+async def _collect(
+    session: Session, address: str, header: QueryConsumersRequestHeader, found: GroupCollector
+) -> tuple[str, str] | None:
+    """Add a page of consumers; return after which member the next one begins."""
+    answer = expect_success(await _ask(session, address, RequestCode.QUERY_CONSUMERS, header))
+    try:
+        for info in decode_consumers(answer.body):
+            found.add(info)
+    except ProtocolError as error:
+        raise BadAnswerError(address, str(error)) from error
+    following = typed(answer, QueryConsumersResponseHeader, address)
+    if following.next_group is None:
+        return None
+    return following.next_group, following.next_client or ""
 
 
 async def _ask(

@@ -47,7 +47,8 @@ from .admin import PAGE_SIZE, PendingTransaction, State
 from .check_back import Checker, as_decision, ask
 from .config import ClientConfig
 from .errors import ClientClosedError, ClientError
-from .events import ConsumerEvent, TopicMissing
+from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
+from .groups import ConsumerGroup, GroupMember
 from .ledger import TransactionLedger
 from .message import (
     Decision,
@@ -68,7 +69,9 @@ __all__ = [
     "ClientConfig",
     "Consumer",
     "ConsumerEvent",
+    "ConsumerGroup",
     "Decision",
+    "GroupMember",
     "Message",
     "MessageQueue",
     "MessageView",
@@ -81,6 +84,7 @@ __all__ = [
     "TransactionLedger",
     "TransactionListener",
     "TransactionProducer",
+    "UnequalSubscriptions",
 ]
 
 logger = logging.getLogger(__name__)
@@ -502,7 +506,7 @@ class Consumer(_Facade[aio_consumer.Consumer]):
 
 
 class Admin(_Facade[aio_admin.Admin]):
-    """Looks at undecided transactions and decides about them; see ``halfmq.client.Admin``."""
+    """Looks at undecided transactions, decides about them, lists groups; see ``client.Admin``."""
 
     @_made_like(aio_admin.Admin)
     def __init__(self, client: aio_admin.Admin) -> None:
@@ -514,6 +518,7 @@ class Admin(_Facade[aio_admin.Admin]):
     rollback = _Waiting(aio_admin.Admin.rollback)
     resume = _Waiting(aio_admin.Admin.resume)
     metrics = _Waiting(aio_admin.Admin.metrics)
+    groups = _Waiting(aio_admin.Admin.groups)
 
     def transactions(
         self,

@@ -1,7 +1,8 @@
-"""The nouns ``tx`` and ``broker`` of the command ``halfmq``: an operator and a running broker.
+"""The nouns ``tx``, ``group`` and ``broker`` of the command ``halfmq``: about a running broker.
 
-``halfmq tx list``, ``halfmq tx commit ID``, ``halfmq broker metrics``. Tables are for people; with
-``--json`` the same is for programs, and its keys stay. ``halfmq.command`` puts all nouns together.
+``halfmq tx list``, ``halfmq group show NAME``, ``halfmq broker metrics``. Tables are for people;
+with ``--json`` the same is for programs, and its keys stay. ``halfmq.command`` puts all nouns
+together.
 
 Exit codes: 0 done · 1 refused, not found or not reached · 2 usage.
 """
@@ -19,6 +20,7 @@ from typing import Any, Final, TypeAlias
 
 from .admin import Admin, PendingTransaction
 from .errors import ClientError, ConfigurationError
+from .groups import ConsumerGroup
 
 DONE: Final = 0
 FAILED: Final = 1
@@ -41,6 +43,11 @@ def add_nouns(nouns: Any) -> None:
     """Add the nouns to the command's parser; the options parsed then have a ``run``."""
     transactions = nouns.add_parser("tx", help="transactions that nobody has decided")
     _add_transaction_verbs(transactions.add_subparsers(metavar="VERB", required=True))
+    groups = nouns.add_parser("group", help="consumer groups that are connected")
+    verbs = groups.add_subparsers(metavar="VERB", required=True)
+    _verb(verbs, "list", _list_groups, "list them, and whether their members subscribe to the same")
+    show = _verb(verbs, "show", _show_group, "show who consumes for one, and what")
+    show.add_argument("name", metavar="NAME", help="of the consumer group")
     broker = nouns.add_parser("broker", help="the broker itself")
     verbs = broker.add_subparsers(metavar="VERB", required=True)
     metrics = _verb(verbs, "metrics", _metrics, "what the broker counts and measures")
@@ -182,6 +189,64 @@ async def _resume(admin: Admin, options: argparse.Namespace) -> int:
     return _done(options, {"id": options.id, "action": "resume"}, f"resumed {options.id}")
 
 
+async def _list_groups(admin: Admin, options: argparse.Namespace) -> int:
+    groups = await admin.groups()
+    if options.json:
+        _say(json.dumps([_group_fields(group) for group in groups], indent=2))
+        return DONE
+    if not groups:
+        _say("no consumer is connected")
+        return DONE
+    rows = [
+        (
+            group.name,
+            group.message_model.lower(),
+            str(len(group.members)),
+            str(sum(member.refused for member in group.members)),
+            f"UNEQUAL: {', '.join(group.unequal_topics)}" if group.unequal_topics else "equal",
+        )
+        for group in groups
+    ]
+    _say_table(("GROUP", "MODEL", "MEMBERS", "REFUSED", "SUBSCRIPTIONS"), rows)
+    return DONE
+
+
+async def _show_group(admin: Admin, options: argparse.Namespace) -> int:
+    groups = await admin.groups(options.name)
+    if not groups:
+        _complain(f"no consumer of group {options.name} is connected")
+        return FAILED
+    (group,) = groups
+    unequal = group.unequal_topics
+    if options.json:
+        _say(json.dumps(_group_fields(group), indent=2))
+        return DONE
+    _say_pairs(
+        {
+            "group": group.name,
+            "model": group.message_model.lower(),
+            "members": str(len(group.members)),
+            "subscriptions": f"UNEQUAL: {', '.join(unequal)}" if unequal else "equal",
+        }
+    )
+    if unequal:
+        _say("messages that go to a member which does not want them are lost to the group")
+    _say("")
+    rows = [
+        (
+            member.client_id,
+            member.address,
+            topic,
+            member.filters.get(topic, "-"),
+            "refused" if member.refused else "",
+        )
+        for member in group.members
+        for topic in sorted({*member.filters, *unequal})
+    ]
+    _say_table(("CLIENT ID", "ADDRESS", "TOPIC", "FILTER", ""), rows)
+    return DONE
+
+
 async def _metrics(admin: Admin, options: argparse.Namespace) -> int:
     found = await admin.metrics()
     if options.json:
@@ -239,6 +304,18 @@ class _JsonList:
 
     def end(self) -> None:
         _say("[]" if self._lead == "[" else "\n]")
+
+
+def _say_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    lines = [titles, *([_printable(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        _say("  ".join(cells).rstrip())
+
+
+def _group_fields(group: ConsumerGroup) -> dict[str, Any]:
+    return asdict(group) | {"unequal_topics": list(group.unequal_topics)}
 
 
 def _row(transaction: PendingTransaction) -> Sequence[str]:

@@ -35,12 +35,13 @@ from halfmq.remoting.bodies import (
     decode_consumer_list,
     subscription_data,
 )
-from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.headers import (
     ConsumerSendMsgBackRequestHeader,
     GetConsumerListByGroupRequestHeader,
+    HeartbeatResponseHeader,
 )
 from halfmq.store.format.topics import RETRY_PREFIX, retry_topic
 
@@ -53,8 +54,9 @@ from .errors import (
     ClientClosedError,
     ClientError,
     ConfigurationError,
+    UnequalSubscriptionsError,
 )
-from .events import ConsumerEvent, TopicMissing
+from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
 from .filters import normalised_filter
 from .lifecycle import Client
 from .message import MessageQueue, MessageView, topic_fault
@@ -62,7 +64,7 @@ from .offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, broker
 from .pulling import QueuePuller
 from .rebalance import average_share
 from .routes import nearest_topics
-from .session import Session, expect_success, wall_clock_ms
+from .session import Session, expect_success, typed, wall_clock_ms
 from .window import QueueWindow
 
 logger = logging.getLogger(__name__)
@@ -71,6 +73,9 @@ REBALANCE_RETRY: Final = 1.0
 """Seconds to the next attempt when the queues of a topic could not be shared out."""
 MISSING_TOPIC_INTERVAL: Final = 0.5
 """Seconds between two looks for a missing topic, so that its first message takes less than one."""
+REMINDER_INTERVAL: Final = 55.0
+"""Seconds that two warnings about unequal subscriptions are apart at least: they come with every
+second heartbeat, once a minute."""
 MISSING_TOPIC_RATE: Final = 20
 """Looks for missing topics in a second, at most; more than ten such topics wait longer."""
 RETRIES_DEFAULT: Final = 16
@@ -107,6 +112,8 @@ class Consumer(Client):
     ) -> None:
         """Subscribe a group to topics; every member of a group must subscribe to the same.
 
+        While another member does not, messages are lost to the group, and ``on_event`` is told.
+
         Args:
             group: The consumer group.
             subscriptions: Topic to filter: tags as in ``"created || paid"``, or ``"*"`` for all
@@ -122,8 +129,8 @@ class Consumer(Client):
                 topic: what it does not ack is delivered again only by itself.
             offsets_file: Where a broadcasting consumer keeps its offsets. Without it, it starts
                 by ``start_from`` each time.
-            on_event: Called with each :data:`~halfmq.client.events.ConsumerEvent`, which is also
-                a warning in the log. It runs on the event loop, so it must return at once.
+            on_event: Called with each ``TopicMissing`` and ``UnequalSubscriptions``, which are
+                also warnings in the log. It runs on the event loop, so it must return at once.
             namesrv: ``host:port``, several with ``;``; wins over the one in ``config``.
             config: Everything else.
 
@@ -155,6 +162,9 @@ class Consumer(Client):
         self._seen: set[str] = set()  # topics that had one, or whose absence was told
         self._new: set[str] = set()  # topics that did not exist when this consumer looked first
         self._complaint = ""
+        self._unequal: dict[str, UnequalSubscriptions] = {}  # by broker
+        self._refusals: dict[str, UnequalSubscriptionsError] = {}
+        self._reminder_due = 0.0  # on the loop's clock
 
     @property
     def assignment(self) -> list[MessageQueue]:
@@ -166,6 +176,7 @@ class Consumer(Client):
 
         Raises:
             ClientClosedError: The consumer was never started.
+            UnequalSubscriptionsError: A broker has come to refuse this consumer.
         """
         if self._buffer is None:
             raise ClientClosedError(self._name)
@@ -231,10 +242,18 @@ class Consumer(Client):
             self._rebalance_wanted.set()
 
         handlers = {int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED): members_changed}
-        return Session(self.config, self._announce, handlers, {"consumer_group": self.group})
+
+        def heard(address: str, answer: RemotingCommand) -> None:
+            self._heard(session.client_id, address, answer)
+
+        farewell = {"consumer_group": self.group}
+        session = Session(self.config, self._announce, handlers, farewell, heard)
+        return session
 
     async def _start_session(self, session: Session) -> None:
         await session.start(topics=tuple(self._subscriptions))
+        for refusal in self._refusals.values():
+            raise refusal
         self._buffer = DeliveryBuffer(self.config, self._ack_timeout, self._send_back)
         self._tasks = [
             asyncio.create_task(self._rebalance_forever(session), name=f"rebalance {self.group}"),
@@ -257,6 +276,50 @@ class Consumer(Client):
             subscription_data_set=tuple(self._subscriptions.values()),
         )
         return HeartbeatData(client_id=client_id, consumer_data_set=(group,))
+
+    # -- what brokers say about the group
+
+    def _heard(self, client_id: str, address: str, answer: RemotingCommand) -> None:
+        """Learn from the answer to a heartbeat whether another member subscribes differently."""
+        self._refusals.pop(address, None)
+        was_unequal = self._unequal.pop(address, None) is not None
+        event = self._difference(client_id, address, answer)
+        if event is None:
+            if was_unequal and not self._unequal:
+                logger.info("event=subscriptions_equal group=%s", self.group)
+        elif answer.code == ResponseCode.SUCCESS:
+            self._unequal[address] = event
+            now = asyncio.get_running_loop().time()
+            if now >= self._reminder_due:
+                self._reminder_due = now + REMINDER_INTERVAL
+                self._tell(event)
+        else:
+            wishes = event.topic, event.filter, event.other_client_id, event.other_filter
+            remark = answer.remark or str(event)
+            self._refusals[address] = UnequalSubscriptionsError(answer.code, remark, *wishes)
+        if self._buffer is not None:
+            self._buffer.fail(next(iter(self._refusals.values()), None))
+
+    def _difference(
+        self, client_id: str, address: str, answer: RemotingCommand
+    ) -> UnequalSubscriptions | None:
+        try:
+            header = typed(answer, HeartbeatResponseHeader, address)
+        except BadAnswerError as error:
+            logger.debug("event=heartbeat_answer_unreadable reason=%s", error)
+            return None
+        topic, other = header.unequal_topic, header.unequal_client_id
+        if topic is None or other is None:
+            return None
+        own = self._subscriptions.get(topic)
+        return UnequalSubscriptions(
+            group=self.group,
+            topic=topic,
+            client_id=client_id,
+            filter=None if own is None else own.sub_string,
+            other_client_id=other,
+            other_filter=header.unequal_filter,
+        )
 
     # -- sharing queues
 

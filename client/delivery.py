@@ -87,6 +87,7 @@ class DeliveryBuffer:
         self._bytes = 0
         self._room = asyncio.Event()
         self._closed = False
+        self._failure: Exception | None = None
 
     # -- the pulling side
 
@@ -113,10 +114,15 @@ class DeliveryBuffer:
     # -- the user's side
 
     async def take(self) -> MessageView | None:
-        """The next message, waited for; None once the buffer is closed."""
+        """The next message, waited for; None once the buffer is closed.
+
+        Raises what ``fail`` was given last.
+        """
         while True:
             if self._closed:
                 return None
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)  # it may be raised many times
             message = self._take_ready()
             if message is not None:
                 return message
@@ -161,6 +167,13 @@ class DeliveryBuffer:
             else self._config.retry_delay
         )
         self._make_ready_later(delivery, seconds)
+
+    def fail(self, failure: Exception | None) -> None:
+        """Have ``take`` raise this from now on, also where it waits; None: no longer."""
+        self._failure = failure
+        if failure is not None:
+            while self._takers:
+                self._wake_taker()
 
     async def close(self) -> None:
         """End all waiting; what is not acked stays unfinished in its window."""

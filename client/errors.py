@@ -15,7 +15,8 @@
     ├── BadAnswerError             the answer breaks the protocol
     ├── RouteNotFoundError         nobody serves this topic
     ├── BrokerRefusedError         the broker answered with an error code         by code
-    │   └── DecisionConflictError  the transaction was decided the other way before
+    │   ├── DecisionConflictError  the transaction was decided the other way before
+    │   └── UnequalSubscriptionsError  other members of the group subscribe differently  retriable
     ├── UnsupportedRequestError    the broker does not know the request: it is not halfmq's
     ├── TransactionNotFoundError   no broker knows the transaction
     ├── AutocommitError            the ledger's row would be committed by itself
@@ -234,6 +235,29 @@ class DecisionConflictError(BrokerRefusedError):
 
     def __str__(self) -> str:
         return f"{self.wanted} of transaction {self.transaction_id} comes too late: {self.remark}"
+
+
+class UnequalSubscriptionsError(BrokerRefusedError):
+    """The broker refuses this consumer: another member of its group subscribes differently.
+
+    A broker does so with ``refuseUnequalSubscriptions=true``. Give the group one subscription, or
+    wait until ``other_client_id`` has left. A filter is None where its client does not subscribe
+    to ``topic``.
+    """
+
+    def __init__(
+        self,
+        code: int,
+        remark: str,
+        topic: str,
+        filter: str | None,  # noqa: A002 -- as everywhere else
+        other_client_id: str,
+        other_filter: str | None,
+    ) -> None:
+        super().__init__(code, remark)
+        self.args = (code, remark, topic, filter, other_client_id, other_filter)
+        self.topic, self.filter = topic, filter
+        self.other_client_id, self.other_filter = other_client_id, other_filter
 
 
 class UnsupportedRequestError(ClientError):

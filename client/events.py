@@ -26,4 +26,34 @@ class TopicMissing:
         return f"topic {self.topic} does not exist; it is consumed once it is created{hint}"
 
 
-ConsumerEvent: TypeAlias = TopicMissing
+@dataclass(frozen=True, slots=True)
+class UnequalSubscriptions:
+    """Another member of the group wants other messages of ``topic``; not all of them arrive.
+
+    Told once a minute while it lasts, as during a deployment that changes a subscription. A filter
+    is None where its client does not subscribe to the topic.
+    """
+
+    name: ClassVar[str] = "unequal_subscriptions"
+
+    group: str
+    topic: str
+    client_id: str
+    """This consumer."""
+    filter: str | None
+    other_client_id: str
+    other_filter: str | None
+
+    def __str__(self) -> str:
+        return (
+            f"of topic {self.topic}, {self.client_id} (this consumer) wants {_wish(self.filter)} "
+            f"and {self.other_client_id} wants {_wish(self.other_filter)}; messages that go to the "
+            f"wrong one are lost to the group: all its members must subscribe to the same"
+        )
+
+
+def _wish(expression: str | None) -> str:
+    return "nothing" if expression is None else repr(expression)
+
+
+ConsumerEvent: TypeAlias = TopicMissing | UnequalSubscriptions

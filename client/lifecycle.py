@@ -45,6 +45,7 @@ class Client:
             RequestTimeoutError: The only name server is silent.
             ConnectionLostError: The only name server hangs up, or speaks another protocol.
             ClientClosedError: It was started before; make a new one.
+            UnequalSubscriptionsError: A broker refuses this consumer: others of its group differ.
         """
         if self._used:
             raise ClientClosedError(self._name)

@@ -71,12 +71,15 @@ class Session:
         announce: Callable[[str], HeartbeatData],
         handlers: Mapping[int, ServerRequestHandler],
         farewell: Mapping[str, str],
+        heard: Callable[[str, RemotingCommand], None] | None = None,
     ) -> None:
         """Prepare; nothing is connected before ``start``.
 
         ``announce`` makes the heartbeat for a client id; ``farewell`` names the group to leave, by
-        the attributes of ``UnregisterClientRequestHeader``.
+        the attributes of ``UnregisterClientRequestHeader``; ``heard`` gets each broker's address
+        and answer to a heartbeat.
         """
+        self._heard = heard
         self.config = config
         self.client_id = ""
         # Kept, because to ask for the running loop costs a system call up to Python 3.11.
@@ -207,6 +210,8 @@ class Session:
             encode_heartbeat(self._announce(self.client_id)),
             seconds=self.config.request_timeout,
         )
+        if self._heard is not None:
+            self._heard(connection.address, answer)
         if answer.code != ResponseCode.SUCCESS:
             logger.warning(
                 "event=heartbeat_refused broker=%s code=%s remark=%s",

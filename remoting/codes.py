@@ -159,6 +159,7 @@ class RequestCode(IntEnum):
     END_TRANSACTIONS = 9001
     PREPARE_TRANSACTION = 9002
     DECIDE_TRANSACTION = 9003
+    QUERY_CONSUMERS = 9004
 
 
 class ResponseCode(IntEnum):

@@ -367,10 +367,30 @@ class HeartbeatRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class HeartbeatResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 34."""
+    """Answer to 34. The last three are ours: another member of the group subscribes differently."""
 
     is_support_heart_beat_v2: bool = field(default=False, name="IS_SUPPORT_HEART_BEAT_V2")
     is_sub_change: bool = field(default=True, name="IS_SUB_CHANGE")
+    unequal_topic: str | None = None
+    unequal_client_id: str | None = None  # the other member
+    unequal_filter: str | None = None  # what that one wants of the topic; None: nothing
+
+
+class QueryConsumersRequestHeader(Header, frozen=True, kw_only=True):
+    """9004, ours: a page of the members of consumer groups, by group and client id."""
+
+    consumer_group: str | None = None  # None: all groups
+    after_group: str = ""  # of the last member of the page before
+    after_client: str = ""
+    max_count: Int32 = 100  # at most consumers.CONSUMERS_MAX; the last member's entries are whole
+    broker_name: str | None = field(default=None, name="bname")
+
+
+class QueryConsumersResponseHeader(Header, frozen=True, kw_only=True):
+    """Answer to 9004: the next request's ``after``; None: that was all."""
+
+    next_group: str | None = None
+    next_client: str | None = None
 
 
 class UnregisterClientRequestHeader(Header, frozen=True, kw_only=True):
@@ -518,6 +538,7 @@ REQUEST_HEADERS: Final[dict[int, type[Header]]] = {
     RequestCode.END_TRANSACTIONS: EndTransactionsRequestHeader,
     RequestCode.PREPARE_TRANSACTION: PrepareTransactionRequestHeader,
     RequestCode.DECIDE_TRANSACTION: DecideTransactionRequestHeader,
+    RequestCode.QUERY_CONSUMERS: QueryConsumersRequestHeader,
 }
 """Request code to the class of its header."""
 
@@ -550,6 +571,7 @@ RESPONSE_HEADERS: Final[dict[int, type[Header]]] = {
     RequestCode.END_TRANSACTION: EndTransactionResponseHeader,
     RequestCode.QUERY_TRANSACTIONS: QueryTransactionsResponseHeader,
     RequestCode.DECIDE_TRANSACTION: DecideTransactionResponseHeader,
+    RequestCode.QUERY_CONSUMERS: QueryConsumersResponseHeader,
 }
 """Request code to the class of its answer's header; the others answer without ext fields."""
 

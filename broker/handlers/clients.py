@@ -1,7 +1,10 @@
-"""Clients come and go: heartbeat (34), unregister (35), members of a group (38), filter check (46).
+"""Clients come and go: heartbeat (34), unregister (35), group members (38, 9004), filters (46).
 
 When the members of a consumer group or its topics change, every member is told at once (40), the
 new one before the answer to its own heartbeat: it then asks who shares the queues.
+
+The answer to a heartbeat says whether another member of the group subscribes differently; with
+`refuseUnequalSubscriptions` it is then a refusal, and nothing of that consumer is registered.
 
 Source: RocketMQ `ClientManageProcessor`, `ConsumerManageProcessor`,
 `DefaultConsumerIdsChangeListener`.
@@ -25,19 +28,23 @@ from halfmq.remoting.bodies import (
 )
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.consumers import CONSUMERS_MAX, ConsumerInfo
 from halfmq.remoting.errors import BodyError
 from halfmq.remoting.headers import (
     GetConsumerListByGroupRequestHeader,
     HeartbeatResponseHeader,
     NotifyConsumerIdsChangedRequestHeader,
+    QueryConsumersRequestHeader,
+    QueryConsumersResponseHeader,
     UnregisterClientRequestHeader,
 )
 from halfmq.remoting.replies import encode_reply
+from halfmq.remoting.transactions import encode_entries
 
 from ..connection import Connection, Handler
 from ..errors import RequestRefusedError
 from ..groups import GroupConfig
-from ..registry import ClientRegistry
+from ..registry import ClientRegistry, ConsumerGroup
 from ..topics import TopicConfig
 
 logger = logging.getLogger(__name__)
@@ -72,6 +79,7 @@ class ClientHandlers:
             RequestCode.UNREGISTER_CLIENT: self.unregister,
             RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
             RequestCode.CHECK_CLIENT_CONFIG: self.check_client_config,
+            RequestCode.QUERY_CONSUMERS: self.query_consumers,
         }
 
     # --- requests
@@ -84,12 +92,24 @@ class ClientHandlers:
             data.without_sub and not self._registry.knows_fingerprint(data)
         )
         self._tell_members(self._registry.heartbeat(data, connection))
-        return encode_reply(
-            request,
-            header=HeartbeatResponseHeader(
+        found = self._registry.difference(data)
+        if found is None:
+            header = HeartbeatResponseHeader(
                 is_support_heart_beat_v2=True, is_sub_change=is_sub_change
-            ),
+            )
+            return encode_reply(request, header=header)
+        header = HeartbeatResponseHeader(
+            is_support_heart_beat_v2=True,
+            is_sub_change=is_sub_change,
+            unequal_topic=found.topic,
+            unequal_client_id=found.other_client_id,
+            unequal_filter=found.other_expression,
         )
+        if found.refused:
+            return encode_reply(
+                request, ResponseCode.NO_PERMISSION, header=header, remark=str(found)
+            )
+        return encode_reply(request, header=header)
 
     def unregister(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """End a registration; an unknown one is no error."""
@@ -112,6 +132,29 @@ class ClientHandlers:
                 ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {header.consumer_group}"
             )
         return encode_reply(request, body=encode_consumer_list(client_ids))
+
+    def query_consumers(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer an operator who consumes what: a page of the members of one or all groups."""
+        header = request.header
+        assert isinstance(header, QueryConsumersRequestHeader)
+        if not 1 <= header.max_count <= CONSUMERS_MAX:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                f"maxCount is {header.max_count}, expected 1 to {CONSUMERS_MAX}",
+            )
+        entries: list[ConsumerInfo] = []
+        following = QueryConsumersResponseHeader()
+        listing = self._registry.listing(
+            header.consumer_group, header.after_group, header.after_client
+        )
+        for group, client_id in listing:
+            entries += _member_entries(group, client_id)
+            if len(entries) >= header.max_count:
+                following = QueryConsumersResponseHeader(
+                    next_group=group.name, next_client=client_id
+                )
+                break
+        return encode_reply(request, header=following, body=encode_entries(entries))
 
     def check_client_config(self, request: RemotingCommand, _connection: Connection) -> bytes:
         """Refuse, before the consumer starts, a filter that pulls would refuse."""
@@ -169,6 +212,16 @@ class ClientHandlers:
             header = NotifyConsumerIdsChangedRequestHeader(consumer_group=name)
             for connection in self._registry.consumers_of(name):
                 connection.send_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
+
+
+def _member_entries(group: ConsumerGroup, client_id: str) -> list[ConsumerInfo]:
+    address = group.connection_of(client_id).name
+    model, refused = group.data.message_model.value, client_id in group.refused
+    filters = sorted(group.filters_of(client_id)) or [("", "")]
+    return [
+        ConsumerInfo(group.name, client_id, address, model, refused, topic, expression)
+        for topic, expression in filters
+    ]
 
 
 def _decode_heartbeat(request: RemotingCommand) -> HeartbeatData:

@@ -162,6 +162,10 @@ class Subscriptions(Protocol):
 
     def is_broadcasting(self, group: str) -> bool: ...
 
+    def refusal(self, group: str, connection: Connection) -> object | None:
+        """Why a client on this connection may not consume for the group; its text says so."""
+        ...
+
 
 class Offsets(Protocol):
     """What pulling needs of the consumer offsets."""
@@ -439,6 +443,9 @@ class PullHandler:
                 f"subscription group no permission, {header.consumer_group}",
                 {"forbiddenType": "2"},
             )
+        refusal = self._subscriptions.refusal(header.consumer_group, connection)
+        if refusal is not None:
+            raise RequestRefusedError(ResponseCode.NO_PERMISSION, str(refusal))
         topic = self._topics.get(header.topic)
         if topic is None:
             raise RequestRefusedError(

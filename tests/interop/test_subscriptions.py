@@ -3,24 +3,43 @@
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 
 import pytest
 
-from halfmq.client import ClientConfig, Consumer, ConsumerEvent, Message, Producer, TopicMissing
+from halfmq.client import (
+    Admin,
+    ClientConfig,
+    Consumer,
+    ConsumerEvent,
+    Message,
+    Producer,
+    TopicMissing,
+    UnequalSubscriptionsError,
+    blocking,
+)
 from halfmq.client.connection import Connection, ConnectionPool
 from halfmq.client.testing import BrokerProcess, broker_process
-from halfmq.remoting.bodies import ConsumerData, HeartbeatData, SubscriptionData, encode_heartbeat
+from halfmq.remoting.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    SubscriptionData,
+    encode_heartbeat,
+    subscription_data,
+)
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import HeartbeatRequestHeader, PullMessageRequestHeader
+from tests.support.consuming_process import consuming
 from tests.support.fake_broker import until
+from tests.support.patience import PATIENCE_S
 
 SQL_REMARK = "The broker does not support consumer to filter message by SQL92"
-WAIT = 20.0
-"""Seconds after which a message that has not come will not come; the machine may be busy."""
-
 _numbers = itertools.count()
 
 
@@ -118,10 +137,10 @@ async def test_a_consumer_that_is_first_gets_the_message_that_creates_its_topic(
         async with consumer:
             await until(lambda: any(queue.topic == topic for queue in consumer.assignment))
             await producer.send(Message(topic, b"other", tags="now"))
-            other = await consumer.receive(timeout=WAIT)
+            other = await consumer.receive(timeout=PATIENCE_S)
             await until(lambda: bool(events))
             await producer.send(Message(later, b"first"))
-            first = await consumer.receive(timeout=WAIT)
+            first = await consumer.receive(timeout=PATIENCE_S)
 
     assert other is not None
     assert first is not None
@@ -130,3 +149,103 @@ async def test_a_consumer_that_is_first_gets_the_message_that_creates_its_topic(
     assert isinstance(event, TopicMissing)
     assert event.topic == later
     assert topic in event.nearest
+
+
+def halfmq(broker: BrokerProcess, *words: str) -> str:
+    """What the operator's command prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "halfmq.command", *words, "--namesrv", broker.address],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=True,
+    )
+    return done.stdout
+
+
+def test_nobody_can_miss_that_two_members_subscribe_differently(
+    broker: BrokerProcess, topic: str
+) -> None:
+    """Both are told, the broker logs it once, the command shows it; a deployment ends it."""
+    group = f"g-{topic}"
+    with blocking.Producer("g", namesrv=broker.address) as producer:
+        producer.send(Message(topic, b"before", tags="created"))
+    place = (broker.address, group, topic)
+    with ExitStack() as running:
+        old = running.enter_context(consuming(*place, "created"))
+        names = {old: old.next("ready")}
+        new = running.enter_context(consuming(*place, "paid || created"))
+        names[new] = new.next("ready")
+        for one, other in ((old, new), (new, old)):
+            event = one.next("event")
+            assert event["name"] == "unequal_subscriptions"
+            assert (event["client_id"], event["other_client_id"]) == (names[one], names[other])
+            filters = {event["filter"], event["other_filter"]}
+            assert filters & {"paid || created", "created || paid"}
+            assert "created" in filters
+        start = f"event=unequal_subscriptions group={group} "
+        (line,) = [line for line in broker.log.splitlines() if start in line]
+        for text in (*names.values(), "'created'", "'created || paid'"):
+            assert text in line
+        (row,) = [row for row in halfmq(broker, "group", "list").splitlines() if group in row]
+        assert row.split() == [group, "clustering", "2", "0", "UNEQUAL:", topic]
+        shown = halfmq(broker, "group", "show", group)
+        (row,) = [row for row in shown.splitlines() if names[new] in row]
+        assert row.endswith(f"{topic}  created || paid")
+        told = json.loads(halfmq(broker, "group", "show", group, "--json"))
+        assert told["unequal_topics"] == [topic]
+        assert {one["client_id"]: one["filters"][topic] for one in told["members"]} == {
+            names[old]: "created",
+            names[new]: "created || paid",
+        }
+
+        old.end()
+        missing = {f"{number}" for number in range(8)}
+        with blocking.Producer("g", namesrv=broker.address) as producer:
+            for body in sorted(missing):
+                producer.send(Message(topic, body.encode(), tags="paid"))
+        while missing:
+            missing.discard(new.next("message"))
+        assert f"event=subscriptions_equal group={group}" in broker.log
+
+
+@pytest.fixture
+def strict_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
+    with broker_process(tmp_path, refuseUnequalSubscriptions=True) as started:
+        yield started
+
+
+async def test_a_consumer_that_is_refused_is_told_why(strict_broker: BrokerProcess) -> None:
+    """Its start fails, of ours and of official clients; when the others have left, it may come."""
+    address = strict_broker.address
+    async with Producer("g", namesrv=address) as producer:
+        sent = await producer.send(Message("orders", b"x", tags="paid"))
+    async with official_client(strict_broker) as connection:
+        async with Consumer("billing", {"orders": "created"}, namesrv=address) as first:
+            late = Consumer("billing", {"orders": "paid"}, namesrv=address)
+            with pytest.raises(UnequalSubscriptionsError) as refusal:
+                await late.start()
+            error = refusal.value
+            assert (error.code, error.retriable) == (ResponseCode.NO_PERMISSION, True)
+            assert (error.topic, error.filter, error.other_filter) == ("orders", "paid", "created")
+            assert error.other_client_id == first.client_id
+
+            wanted = subscription_data("orders", "paid || shipped")
+            answer = await heartbeat(connection, "billing", wanted)
+            refused = await pull(connection, "billing", "orders", sent.queue.queue_id)
+            for one in (answer, refused):
+                assert one.code == ResponseCode.NO_PERMISSION
+                assert one.remark == (
+                    "the members of group billing subscribe differently to topic orders: "
+                    f"java to 'paid || shipped', {first.client_id} to 'created'; "
+                    "all members of a group must subscribe to the same"
+                )
+            async with Admin(namesrv=address) as admin:
+                (group,) = await admin.groups()
+            assert group.unequal_topics == ()
+            assert [(one.client_id, one.refused) for one in group.members] == sorted(
+                [("java", True), (first.client_id, False)]
+            )
+        assert (await heartbeat(connection, "billing", wanted)).code == ResponseCode.SUCCESS
+        found = await pull(connection, "billing", "orders", sent.queue.queue_id)
+        assert found.code == ResponseCode.SUCCESS

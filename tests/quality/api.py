@@ -33,6 +33,7 @@ from halfmq.client import (
     TransactionLedger,
     TransactionListener,
     TransactionProducer,
+    UnequalSubscriptions,
     blocking,
 )
 from halfmq.client.testing import broker_process
@@ -41,6 +42,8 @@ from halfmq.client.testing import broker_process
 def on_event(event: ConsumerEvent) -> None:
     if isinstance(event, TopicMissing):
         show(event.topic, *event.nearest)
+    elif isinstance(event, UnequalSubscriptions):
+        show(event.topic, event.filter, event.other_client_id, event.other_filter)
     show(event.name, event.group, str(event))
 
 
@@ -178,6 +181,9 @@ async def operating() -> None:
         one: PendingTransaction | None = await admin.transaction("transaction id")
         metrics: dict[str, dict[str, str]] = await admin.metrics()
         show(one, metrics)
+        for group in await admin.groups():
+            filters: dict[str, str] = {t: f for m in group.members for t, f in m.filters.items()}
+            show(group.name, group.message_model, group.unequal_topics, filters)
 
 
 def without_await(directory: Path) -> None:

@@ -37,6 +37,7 @@ from halfmq.remoting.headers import (
     GetMinOffsetRequestHeader,
     GetMinOffsetResponseHeader,
     GetRouteInfoRequestHeader,
+    HeartbeatResponseHeader,
     NotifyConsumerIdsChangedRequestHeader,
     PullMessageRequestHeader,
     QueryConsumerOffsetRequestHeader,
@@ -164,6 +165,8 @@ class FakeBroker(FakeTransactions):
         self.send_back_supported = True
         self.pull_max = PULL_MAX
         self.send_status: int = ResponseCode.SUCCESS
+        self.unequal: HeartbeatResponseHeader | None = None
+        self.refuses_unequal = False
         self.broker_name = "broker-a"
         self.address = ""
         self.peers: list[Peer] = []
@@ -308,13 +311,17 @@ class FakeBroker(FakeTransactions):
         )
 
     def _heartbeat(self, command: RemotingCommand, peer: Peer) -> bytes:
+        if self.unequal is not None and self.refuses_unequal:
+            return encode_reply(
+                command, ResponseCode.NO_PERMISSION, header=self.unequal, remark="they differ"
+            )
         before = set(peer.consumer_groups)
         peer.heartbeat = decode_heartbeat(command.body)
         for group in peer.consumer_groups:
             self.create_topic(retry_topic(group), 1)
             if group not in before:
                 self.notify_members(group)
-        return encode_reply(command)
+        return encode_reply(command, header=self.unequal)
 
     def _unregister(self, command: RemotingCommand, peer: Peer) -> bytes:
         header = cast("UnregisterClientRequestHeader", command.header)

@@ -15,6 +15,7 @@ from halfmq.broker.locks import QueueLocks
 from halfmq.broker.registry import EXPIRY_MS, ClientRegistry
 from halfmq.broker.topics import TopicTable
 from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.consumers import ConsumerInfo, decode_consumers
 from halfmq.remoting.headers import NotifyConsumerIdsChangedRequestHeader
 from tests.support.broker_doubles import (
     Clock,
@@ -35,7 +36,9 @@ TOLD = (
 class Parts:
     """The handlers with the true tables behind them."""
 
-    def __init__(self, root: Path, *, auto_create: bool = True) -> None:
+    def __init__(
+        self, root: Path, *, auto_create: bool = True, refuse_unequal: bool = False
+    ) -> None:
         self.clock = Clock()
         self.topics = TopicTable(config_path(root, "topics.json"), identity(), now_ms=self.clock)
         self.groups = GroupTable(
@@ -44,7 +47,7 @@ class Parts:
             now_ms=self.clock,
         )
         self.groups.load()
-        self.registry = ClientRegistry(now_ms=self.clock)
+        self.registry = ClientRegistry(now_ms=self.clock, refuse_unequal=refuse_unequal)
         self.clients = ClientHandlers(self.registry, self.topics, self.groups)
         self.handlers = self.clients.handlers()
 
@@ -75,6 +78,11 @@ class Parts:
         }
         command = request(RequestCode.HEART_BEAT, body=json.dumps(body).encode())
         return ext(call(self.handlers, command, connection))
+
+    def consumers(self, **fields: str) -> tuple[list[ConsumerInfo], dict[str, str]]:
+        """Return a page of QUERY_CONSUMERS and the fields of its answer."""
+        answer = call(self.handlers, request(RequestCode.QUERY_CONSUMERS, fields))
+        return decode_consumers(answer.body), ext(answer)
 
 
 @pytest.fixture
@@ -187,6 +195,93 @@ def test_a_short_heartbeat_is_believed_only_when_the_whole_one_is_known(parts: P
     assert whole["IS_SUB_CHANGE"] == "false"
     assert short()["IS_SUB_CHANGE"] == "false"
     assert parts.registry.subscription_of("g", "T") is not None
+
+
+def test_a_heartbeat_is_told_how_another_member_differs(parts: Parts) -> None:
+    """In fields that official clients do not read, as long as it lasts."""
+    first, second = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
+    parts.beat(first, "a")
+    told = parts.beat(second, "b", topics=("T", "U"))
+    assert (told["unequalTopic"], told["unequalClientId"]) == ("U", "a")
+    assert "unequalFilter" not in told
+    told = parts.beat(first, "a")
+    assert told == {
+        "IS_SUPPORT_HEART_BEAT_V2": "true",
+        "IS_SUB_CHANGE": "true",
+        "unequalTopic": "U",
+        "unequalClientId": "b",
+        "unequalFilter": "*",
+    }
+    parts.clients.connection_lost(second)
+
+    assert "unequalTopic" not in parts.beat(first, "a")
+
+
+def test_a_refused_heartbeat_registers_everything_else(tmp_path: Path) -> None:
+    """A process of official clients has one heartbeat for all its groups."""
+    parts = Parts(tmp_path, refuse_unequal=True)
+    parts.beat(FakeConnection("127.0.0.1:1"), "a")
+    body = {
+        "clientID": "b",
+        "consumerDataSet": [
+            {"groupName": group, "subscriptionDataSet": [{"topic": "U", "subString": "*"}]}
+            for group in ("g", "h")
+        ],
+        "producerDataSet": [{"groupName": "p"}],
+    }
+    command = request(RequestCode.HEART_BEAT, body=json.dumps(body).encode())
+    answer = call(parts.handlers, command, FakeConnection("127.0.0.1:2"))
+
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert answer.remark == (
+        "the members of group g subscribe differently to topic T: b to nothing, a to '*'; "
+        "all members of a group must subscribe to the same"
+    )
+    assert ext(answer)["unequalClientId"] == "a"
+    assert parts.registry.consumer_ids("g") == ["a"]
+    assert parts.registry.consumer_ids("h") == ["b"]
+    assert parts.registry.producers_of("p")
+
+
+def test_consumers_are_listed_in_pages_of_whole_members(tmp_path: Path) -> None:
+    """Everybody once, also those who were refused or subscribe to nothing."""
+    parts = Parts(tmp_path, refuse_unequal=True)
+    for number in range(4):
+        connection = FakeConnection(f"127.0.0.1:{number}")
+        parts.beat(connection, f"m{number}", topics=("T", "U"))
+        parts.beat(connection, f"m{number}", group="h", topics=())
+    parts.beat(FakeConnection("127.0.0.1:9"), "late", topics=("T",))
+    seen: list[ConsumerInfo] = []
+    after = {"nextGroup": "", "nextClient": ""}
+    while "nextGroup" in after:
+        page, after = parts.consumers(
+            maxCount="3",
+            afterGroup=after["nextGroup"],
+            afterClient=after["nextClient"],
+        )
+        assert len(page) <= 4
+        seen += page
+
+    assert seen[:3] == [
+        ConsumerInfo("g", "late", "127.0.0.1:9", "CLUSTERING", True, "T", "*"),
+        ConsumerInfo("g", "m0", "127.0.0.1:0", "CLUSTERING", False, "T", "*"),
+        ConsumerInfo("g", "m0", "127.0.0.1:0", "CLUSTERING", False, "U", "*"),
+    ]
+    assert [(one.group, one.client_id) for one in seen[3:]] == [
+        *(("g", f"m{number}") for number in (1, 1, 2, 2, 3, 3)),
+        *(("h", f"m{number}") for number in range(4)),
+    ]
+    assert {one.topic for one in seen[9:]} == {""}
+    assert parts.consumers(consumerGroup="h")[0] == seen[9:]
+    assert parts.consumers(consumerGroup="none") == ([], {})
+
+
+@pytest.mark.parametrize("count", ["0", "1001"])
+def test_a_page_of_consumers_has_its_limits(parts: Parts, count: str) -> None:
+    """One request must not keep the others waiting."""
+    command = request(RequestCode.QUERY_CONSUMERS, {"maxCount": count})
+    with pytest.raises(RequestRefusedError, match=f"maxCount is {count}, expected 1 to 1000"):
+        parts.handlers[RequestCode.QUERY_CONSUMERS](command, FakeConnection())
 
 
 @pytest.mark.parametrize("body", [b"", b"{nonsense", b"[]", b'{"producerDataSet":3}'])

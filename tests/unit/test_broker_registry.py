@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import logging
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from halfmq.broker.connection import Connection
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.registry import EXPIRY_MS, LEFT_GROUPS_MAX, ClientRegistry
+from halfmq.broker.registry import EXPIRY_MS, LEFT_GROUPS_MAX, REFUSED_MAX, ClientRegistry
+from halfmq.broker.subscriptions import VARIANTS_MAX, Difference
 from halfmq.remoting.bodies import (
     ConsumerData,
     HeartbeatData,
     MessageModel,
     ProducerData,
     SubscriptionData,
+    decode_heartbeat,
+    subscription_data,
 )
 from tests.support.broker_doubles import Clock, FakeConnection
 
 
 def subscription(topic: str, version: int = 1, expression: str = "*") -> SubscriptionData:
-    return SubscriptionData(topic=topic, sub_string=expression, sub_version=version)
+    return subscription_data(topic, expression, sub_version=version)
 
 
 def consumer(
@@ -288,3 +296,224 @@ def test_groups_left_are_forgotten_with_their_connection_and_are_bounded() -> No
     connection.closed = True
     registry.forget(connection)
     assert not registry._left
+
+
+def filters(**topics: str) -> list[SubscriptionData]:
+    return [subscription_data(topic, text, sub_version=1) for topic, text in topics.items()]
+
+
+def differences(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The events about subscriptions in the log, and who was named."""
+    names = ("unequal_subscriptions", "subscriptions_equal", "consumer_refused")
+    return [line for line in caplog.messages if any(name in line for name in names)]
+
+
+def test_members_that_subscribe_differently_are_logged_once_per_change(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A rolling deployment is one line when it begins and one when it is over, not two a minute."""
+    caplog.set_level(logging.INFO)
+    registry = ClientRegistry(now_ms=Clock())
+    old, new = filters(T="a || b"), filters(T="b||a||c", U="*")
+    for _ in range(3):
+        for client_id in ("old-1", "old-2"):
+            registry.heartbeat(consumer(client_id, *old), FakeConnection())
+    assert differences(caplog) == []
+
+    for _ in range(3):
+        for client_id in ("old-1", "new-1", "old-2", "new-2"):
+            wanted = new if client_id.startswith("new") else old
+            registry.heartbeat(consumer(client_id, *wanted), FakeConnection())
+    assert differences(caplog) == [
+        (
+            "event=unequal_subscriptions group=g topic=T client=new-1 filter='a || b || c' "
+            "other_client=old-1 other_filter='a || b'"
+        )
+    ]
+
+    registry.unregister("old-1", None, "g")
+    assert len(differences(caplog)) == 1
+    registry.unregister("old-2", None, "g")
+    assert differences(caplog)[1:] == ["event=subscriptions_equal group=g"]
+
+
+def test_a_member_that_subscribes_to_other_topics_differs_too(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It gets queues of topics that it does not read, whatever the strategy of the client."""
+    registry = ClientRegistry(now_ms=Clock())
+    registry.heartbeat(consumer("a", *filters(T="*", U="*")), FakeConnection())
+    short = consumer("b", *filters(T="*"))
+    registry.heartbeat(short, FakeConnection("127.0.0.1:2"))
+
+    found = registry.difference(short)
+    assert found == Difference("g", "U", "b", None, "a", "*")
+    assert "b to nothing, a to '*'" in str(found)
+    assert len(differences(caplog)) == 1
+    assert registry.subscription_metrics() == {
+        "groups": 1,
+        "members": 2,
+        "groups_unequal": 1,
+        "members_refused": 0,
+    }
+
+
+@pytest.mark.parametrize("ends", ["left", "lost", "expired", "changed"])
+def test_a_filter_goes_with_the_last_member_that_wanted_it(ends: str) -> None:
+    """A newer one stays while it is wanted; a canary that has gone must not filter for the rest."""
+    clock = Clock()
+    registry = ClientRegistry(now_ms=clock)
+    stays, canary = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
+    usual = consumer("a", subscription("T", 5, "created"), subscription("%RETRY%g"))
+    registry.heartbeat(consumer("b", subscription("T", 9, "paid")), canary)
+    registry.heartbeat(usual, stays)
+    wanted = registry.subscription_of("g", "T")
+    assert wanted is not None
+    assert wanted.sub_string == "paid"
+
+    if ends == "left":
+        registry.unregister("b", None, "g")
+    elif ends == "lost":
+        registry.forget(canary)
+    elif ends == "expired":
+        for _ in range(20):
+            clock.now += 10_000
+            registry.heartbeat(usual, stays)
+            registry.expire()
+    else:
+        registry.heartbeat(consumer("b", subscription("T", 8, "created")), canary)
+    left = registry.subscription_of("g", "T")
+    assert left is not None
+    assert (left.sub_string, left.sub_version) == ("created", 9)
+    assert registry.subscription_of("g", "%RETRY%g") is not None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("a||b", " b || a "), ("*", ""), ("*", "||"), ("a", "a || a")],
+)
+def test_filters_that_mean_the_same_are_equal(one: str, other: str) -> None:
+    """Java, Go and Python write them in different ways; retry topics do not count."""
+    registry = ClientRegistry(now_ms=Clock())
+    registry.heartbeat(consumer("a", decoded("T", one)), FakeConnection())
+    second = consumer("b", decoded("T", other), decoded("%RETRY%g", "*"))
+    registry.heartbeat(second, FakeConnection("127.0.0.1:2"))
+
+    assert registry.difference(second) is None
+
+
+def decoded(topic: str, expression: str) -> SubscriptionData:
+    """A subscription as the broker reads it from a heartbeat."""
+    body = {
+        "clientID": "x",
+        "consumerDataSet": [
+            {
+                "groupName": "g",
+                "subscriptionDataSet": [{"topic": topic, "subString": expression}],
+            }
+        ],
+    }
+    (read,) = decode_heartbeat(json.dumps(body).encode()).consumer_data_set
+    return read.subscription_data_set[0]
+
+
+def test_a_member_that_reconnects_or_shortens_its_heartbeat_is_no_change(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Neither the new connection nor a version 2 heartbeat says anything new."""
+    registry = ClientRegistry(now_ms=Clock())
+    registry.heartbeat(consumer("a", *filters(T="a")), FakeConnection())
+    whole = consumer("b", *filters(T="b"), fingerprint=7)
+    registry.heartbeat(whole, FakeConnection("127.0.0.1:2"))
+    assert len(differences(caplog)) == 1
+
+    registry.heartbeat(whole, FakeConnection("127.0.0.1:3"))
+    short = consumer("b", fingerprint=7, without_sub=True)
+    registry.heartbeat(short, FakeConnection("127.0.0.1:3"))
+    assert registry.difference(short) == registry.difference(whole) is not None
+    assert len(differences(caplog)) == 1
+
+
+def test_a_later_member_is_refused_where_that_is_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    """The group goes on without it; it may come as soon as the others have left."""
+    registry = ClientRegistry(now_ms=Clock(), refuse_unequal=True)
+    first, second = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
+    registry.heartbeat(consumer("a", *filters(T="a")), first)
+    late = consumer("b", *filters(T="b"))
+    for _ in range(3):
+        assert registry.heartbeat(late, second) == []
+
+    assert registry.consumer_ids("g") == ["a"]
+    found = registry.difference(late)
+    assert found == Difference("g", "T", "b", "b", "a", "a", refused=True)
+    assert registry.refusal("g", second) == found
+    assert registry.refusal("g", first) is None
+    assert [line.split()[0] for line in differences(caplog)] == ["event=consumer_refused"]
+    wanted = registry.subscription_of("g", "T")
+    assert wanted is not None
+    assert wanted.sub_string == "a"
+
+    registry.unregister("a", None, "g")
+    assert registry.heartbeat(late, second) == ["g"]
+    assert registry.difference(late) is None
+    assert registry.refusal("g", second) is None
+
+
+def test_a_member_that_changes_its_subscription_is_refused_unless_it_is_alone() -> None:
+    """The later heartbeat is the later member; its queues go to the others."""
+    registry = ClientRegistry(now_ms=Clock(), refuse_unequal=True)
+    first, second = FakeConnection("127.0.0.1:1"), FakeConnection("127.0.0.1:2")
+    registry.heartbeat(consumer("a", *filters(T="a")), first)
+    assert registry.heartbeat(consumer("a", *filters(T="b")), first) == []
+    registry.heartbeat(consumer("b", *filters(T="b")), second)
+
+    assert registry.heartbeat(consumer("b", *filters(T="c")), second) == ["g"]
+    assert registry.consumer_ids("g") == ["a"]
+    assert registry.heartbeat(consumer("b", *filters(T="b")), second) == ["g"]
+    assert registry.consumer_ids("g") == ["a", "b"]
+
+
+def test_what_is_kept_of_filters_is_bounded() -> None:
+    """Clients that make up filters cannot fill the memory, and are still told that they differ."""
+    registry = ClientRegistry(now_ms=Clock(), refuse_unequal=False)
+    for number in range(3 * VARIANTS_MAX):
+        data = consumer(f"c{number}", *filters(T=f"{number}" * 1000))
+        registry.heartbeat(data, FakeConnection(f"127.0.0.1:{number}"))
+        found = registry.difference(data)
+        assert (found is None) == (number == 0)
+        if found is not None:
+            assert len(str(found)) < 1_000
+    group = registry.consumer_groups["g"]
+    assert len(group.variants) == VARIANTS_MAX + 1
+
+    refusing = ClientRegistry(now_ms=Clock(), refuse_unequal=True)
+    refusing.heartbeat(consumer("a", *filters(T="a")), FakeConnection())
+    for number in range(2 * REFUSED_MAX):
+        refusing.heartbeat(consumer(f"c{number}", *filters(T="b")), FakeConnection())
+    assert len(refusing.consumer_groups["g"].refused) == REFUSED_MAX
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 4), st.sampled_from(["a", "b", "a||b", None])), max_size=30
+    )
+)
+def test_a_difference_is_told_exactly_while_there_is_one(
+    steps: list[tuple[int, str | None]],
+) -> None:
+    """Whoever comes, changes or goes, in whatever order."""
+    registry = ClientRegistry(now_ms=Clock())
+    model: dict[str, str] = {}
+    for number, wanted in steps:
+        client_id = f"c{number}"
+        if wanted is None:
+            registry.unregister(client_id, None, "g")
+            model.pop(client_id, None)
+            continue
+        data = consumer(client_id, *filters(T=wanted))
+        registry.heartbeat(data, FakeConnection())
+        model[client_id] = wanted
+        found = registry.difference(data)
+        assert (found is not None) == (len(set(model.values())) > 1)
+        if found is not None:
+            assert model[found.other_client_id] != wanted

@@ -19,8 +19,10 @@ from halfmq.client.command import in_words
 from halfmq.command.main import main
 from halfmq.remoting.bodies import encode_table
 from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.consumers import ConsumerInfo
 from halfmq.remoting.replies import encode_reply
-from tests.support.fake_broker import FakeBroker
+from halfmq.remoting.transactions import encode_entries
+from tests.support.fake_broker import Answer, FakeBroker
 from tests.support.operated import QUERY, Operated
 
 
@@ -280,3 +282,40 @@ def test_the_installed_command_is_this_one() -> None:
 def test_ages_are_words(seconds: float, words: str) -> None:
     """As exact as anybody needs, and never more than two parts."""
     assert in_words(seconds) == words
+
+
+def test_a_cluster_without_consumers_says_so(halfmq: Shell, served: OperatedThread) -> None:
+    """An empty table would look like a mistake; a program gets an empty array."""
+    served.broker.fail(RequestCode.QUERY_CONSUMERS, *[Answer(encode_entries([]))] * 3)
+
+    assert halfmq("group", "list").out == "no consumer is connected\n"
+    assert halfmq("group", "list", "--json").json == []
+    done = halfmq("group", "show", "billing")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == "halfmq: no consumer of group billing is connected\n"
+
+
+def test_a_refused_member_does_not_make_its_group_unequal(
+    halfmq: Shell, served: OperatedThread
+) -> None:
+    """It gets no message; it is shown all the same, and what others chose cannot steer a screen."""
+    entries = [
+        ConsumerInfo("g", "a", "10.0.0.1:1", "CLUSTERING", False, "orders", "created"),
+        ConsumerInfo("g", "b\x1b[2J", "10.0.0.2:2", "CLUSTERING", True, "orders", "paid"),
+        ConsumerInfo("h", "c", "10.0.0.3:3", "BROADCASTING", False, "", ""),
+    ]
+    served.broker.fail(
+        RequestCode.QUERY_CONSUMERS,
+        Answer(encode_entries(entries)),
+        Answer(encode_entries(entries[:2])),
+    )
+
+    assert [line.split() for line in halfmq("group", "list").out.splitlines()] == [
+        ["GROUP", "MODEL", "MEMBERS", "REFUSED", "SUBSCRIPTIONS"],
+        ["g", "clustering", "2", "1", "equal"],
+        ["h", "broadcasting", "1", "0", "equal"],
+    ]
+    assert [line.split() for line in halfmq("group", "show", "g").out.splitlines()[-2:]] == [
+        ["a", "10.0.0.1:1", "orders", "created"],
+        ["b?[2J", "10.0.0.2:2", "orders", "paid", "refused"],
+    ]

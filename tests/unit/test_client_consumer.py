@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import pickle
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -22,14 +24,17 @@ from halfmq.client import (
     MessageView,
     Producer,
     TopicMissing,
+    UnequalSubscriptions,
+    UnequalSubscriptionsError,
 )
 from halfmq.client import consumer as consumer_module
-from halfmq.client.consumer import REBALANCE_RETRY, look_interval
+from halfmq.client.consumer import REBALANCE_RETRY, REMINDER_INTERVAL, look_interval
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import (
     ConsumerSendMsgBackRequestHeader,
     GetRouteInfoRequestHeader,
+    HeartbeatResponseHeader,
     PullMessageRequestHeader,
     QueryConsumerOffsetRequestHeader,
 )
@@ -540,6 +545,92 @@ async def test_an_event_function_that_fails_stops_nothing(
         await until(lambda: "ZeroDivisionError" in caplog.text)
         await publish(broker, "0", topic="later")
         assert await take(consumer, 1) == ["0"]
+
+
+# -- members that subscribe differently
+
+OTHERS = HeartbeatResponseHeader(
+    unequal_topic="orders", unequal_client_id="other", unequal_filter="paid"
+)
+OFTEN = replace(QUICK, heartbeat_interval=0.01)
+
+
+@on_both_loops
+@pytest.mark.parametrize("header_type", ["json", "msgpack"])
+async def test_a_consumer_warns_once_a_minute_while_another_subscribes_differently(
+    broker: FakeBroker,
+    header_type: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both filters are named, in the log and to the program, and the end of it is logged."""
+    caplog.set_level(logging.INFO)
+    broker.unequal = OTHERS
+    events: list[ConsumerEvent] = []
+    consumer = new_consumer(
+        broker,
+        subscriptions={"orders": "created"},
+        on_event=events.append,
+        config=replace(OFTEN, header_type=header_type),
+    )
+    async with consumer:
+        assert ClientConfig().heartbeat_interval == 30 < REMINDER_INTERVAL < 60
+        await until(lambda: len(broker.requests_of(RequestCode.HEART_BEAT)) > 20)
+        assert events == [
+            UnequalSubscriptions(
+                "billing", "orders", consumer.client_id, "created", "other", "paid"
+            )
+        ]
+        (line,) = [line for line in caplog.messages if "unequal" in line]
+        assert line == f"event=unequal_subscriptions group=billing: {events[0]}"
+        assert "'created'" in line
+        assert "'paid'" in line
+
+        monkeypatch.setattr(consumer_module, "REMINDER_INTERVAL", 0.0)
+        consumer._reminder_due = 0.0
+        await until(lambda: len(events) > 3)
+        broker.unequal = None
+        await until(lambda: "event=subscriptions_equal group=billing" in caplog.messages)
+    assert set(events) == {events[0]}
+
+
+@on_both_loops
+async def test_a_consumer_that_is_refused_does_not_start(broker: FakeBroker) -> None:
+    """It would get no queue and wait for ever."""
+    broker.unequal, broker.refuses_unequal = OTHERS, True
+    consumer = new_consumer(broker, subscriptions={"refunds": "*"})
+    with pytest.raises(UnequalSubscriptionsError, match="they differ") as refusal:
+        await consumer.start()
+    error = refusal.value
+    facts = (error.topic, error.filter, error.other_client_id, error.other_filter)
+    assert facts == ("orders", None, "other", "paid")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    with pytest.raises(ClientClosedError):
+        await consumer.receive()
+
+
+@on_both_loops
+async def test_a_consumer_that_is_refused_later_raises_until_it_is_accepted(
+    broker: FakeBroker,
+) -> None:
+    """As when a broker comes back and others were faster; those who wait are woken."""
+    await publish(broker, "0")
+    async with new_consumer(broker, config=OFTEN) as consumer:
+        await take(consumer, 1)
+        waiting = [asyncio.ensure_future(consumer.receive()) for _ in range(3)]
+        await asyncio.sleep(0)
+        broker.unequal, broker.refuses_unequal = OTHERS, True
+        for task in waiting:
+            with pytest.raises(UnequalSubscriptionsError):
+                await task
+        with pytest.raises(UnequalSubscriptionsError):
+            await anext(consumer)
+
+        broker.unequal = None
+        beats = len(broker.requests_of(RequestCode.HEART_BEAT))
+        await until(lambda: len(broker.requests_of(RequestCode.HEART_BEAT)) > beats + 2)
+        await publish(broker, "1")
+        assert await take(consumer, 1) == ["1"]
 
 
 # -- redelivery

@@ -8,8 +8,9 @@ from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 
-from halfmq.remoting import transactions
+from halfmq.remoting import consumers, transactions
 from halfmq.remoting.codes import RequestCode
+from halfmq.remoting.consumers import CONSUMERS_MAX, MEMBER_TOPICS_MAX
 from halfmq.remoting.ext_fields import Header, Int32, Int64
 from halfmq.remoting.headers import REQUEST_HEADERS, RESPONSE_HEADERS
 from halfmq.remoting.transactions import (
@@ -29,6 +30,7 @@ LIMITS: Final = {
     "PreparedMessage": GROUP_MESSAGES_MAX,
     "PreparedResult": GROUP_MESSAGES_MAX,
     "TransactionInfo": TRANSACTIONS_MAX,
+    "ConsumerInfo": CONSUMERS_MAX + MEMBER_TOPICS_MAX,
 }
 
 
@@ -80,7 +82,7 @@ def test_every_entry_is_listed_with_its_fields_and_its_limit() -> None:
     """The bodies are arrays without names: the order is all a reader has."""
     kinds = [
         kind
-        for kind in vars(transactions).values()
+        for kind in (vars(transactions) | vars(consumers)).values()
         if isinstance(kind, type) and issubclass(kind, Entry) and kind is not Entry
     ]
 
@@ -98,10 +100,12 @@ def test_bodies_and_answers_are_entries_of_the_second_table() -> None:
 
 
 def test_official_requests_that_do_more_are_named_rightly() -> None:
-    """Codes and names go together, and the answer to 37 has the field that is promised."""
+    """Codes and names go together, and the answers to 34 and 37 have the promised fields."""
     for code, name, *_ in _rows("Official requests that do more between the two"):
         assert RequestCode(int(code)).name == name
     assert _fields(RESPONSE_HEADERS[RequestCode.END_TRANSACTION]) == "msgId S?"
+    heartbeat = _fields(RESPONSE_HEADERS[RequestCode.HEART_BEAT])
+    assert heartbeat.endswith("unequalTopic S?, unequalClientId S?, unequalFilter S?")
 
 
 def test_an_old_reader_finds_the_group_size_missing() -> None:

@@ -1,0 +1,147 @@
+"""Whether the members of a consumer group subscribe to the same.
+
+They have to. The queues of each topic are shared out by the list of all members, so a message goes
+to one member only, and is lost to the group when that member does not want it: because its filter
+is another one, or because it does not subscribe to the topic at all. Moreover a broker keeps one
+filter per group and topic, the newest. Broadcasting members share no queues but that one filter.
+
+The comparison is by topic and by what a filter means: ``a||b`` is ``b || a``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Final, NamedTuple, TypeAlias
+
+from halfmq.remoting.bodies import SUBSCRIBE_ALL, TAG, SubscriptionData
+from halfmq.store.format.topics import RETRY_PREFIX
+
+TEXT_MAX: Final = 256
+"""Characters of a topic or filter that are kept; of a longer one the rest is a hash."""
+
+VARIANTS_MAX: Final = 16
+"""Different sets of filters that are kept for one group, each 4096 topics at most."""
+
+Filters: TypeAlias = frozenset[tuple[str, str]]
+"""Topic and filter of everything that a member subscribes to, in normal form."""
+
+MANY: Final[Filters] = frozenset({("?", f"not kept: more than {VARIANTS_MAX} different ones")})
+"""Stands for the filters of members beyond ``VARIANTS_MAX``."""
+
+
+class Difference(NamedTuple):
+    """A topic of which two members of a group want different messages."""
+
+    group: str
+    topic: str
+    client_id: str
+    expression: str | None  # of the filter in normal form; None: it does not subscribe
+    other_client_id: str
+    other_expression: str | None
+    refused: bool = False  # whether the first client may not consume because of it
+
+    def __str__(self) -> str:
+        own = _in_words(self.client_id, self.expression)
+        other = _in_words(self.other_client_id, self.other_expression)
+        return (
+            f"the members of group {self.group} subscribe differently to topic {self.topic}: "
+            f"{own}, {other}; all members of a group must subscribe to the same"
+        )
+
+
+@dataclass(slots=True)
+class _Variant:
+    filters: Filters
+    subscriptions: Collection[SubscriptionData]  # as the first of its clients sent them
+    clients: dict[str, None] = field(default_factory=dict)  # the longest-standing first
+
+
+class Variants:
+    """The different sets of filters within one group, the oldest first, and who has which."""
+
+    def __init__(self) -> None:
+        self._variants: dict[Filters, _Variant] = {}
+        self._by_client: dict[str, _Variant] = {}
+
+    def __len__(self) -> int:
+        return len(self._variants)
+
+    @property
+    def only(self) -> Collection[SubscriptionData] | None:
+        """What all members subscribe to; None when they differ, or nobody knows."""
+        if len(self._variants) != 1 or MANY in self._variants:
+            return None
+        return next(iter(self._variants.values())).subscriptions
+
+    def place(
+        self, client_id: str, filters: Filters, subscriptions: Collection[SubscriptionData]
+    ) -> bool:
+        """Note what a member subscribes to; return whether nobody else does."""
+        if filters not in self._variants and len(self._variants) >= VARIANTS_MAX:
+            filters = MANY
+        old = self._by_client.get(client_id)
+        if old is not None and old.filters == filters:
+            return False
+        variant = self._variants.setdefault(filters, _Variant(filters, subscriptions))
+        variant.clients[client_id] = None
+        self._by_client[client_id] = variant
+        if old is not None:
+            self._leave(client_id, old)
+        return len(variant.clients) == 1
+
+    def remove(self, client_id: str) -> None:
+        """Forget a member."""
+        variant = self._by_client.pop(client_id, None)
+        if variant is not None:
+            self._leave(client_id, variant)
+
+    def of(self, client_id: str) -> Filters:
+        """What a member subscribes to; empty when it has not said."""
+        variant = self._by_client.get(client_id)
+        return frozenset() if variant is None else variant.filters
+
+    def difference(self, group: str, client_id: str, filters: Filters) -> Difference | None:
+        """How another member differs from one with these filters; None when none does."""
+        for variant in self._variants.values():
+            others = [one for one in islice(variant.clients, 2) if one != client_id]
+            if not others or variant.filters in (filters, MANY):
+                continue
+            own, other = dict(filters), dict(variant.filters)
+            topic = min(topic for topic, _ in filters ^ variant.filters)
+            return Difference(group, topic, client_id, own.get(topic), others[0], other.get(topic))
+        return None
+
+    def _leave(self, client_id: str, variant: _Variant) -> None:
+        del variant.clients[client_id]
+        if not variant.clients:
+            del self._variants[variant.filters]
+
+
+def filters_of(subscriptions: Iterable[SubscriptionData]) -> Filters:
+    """What a heartbeat says that a consumer wants, but for retry topics, in normal form."""
+    return frozenset(
+        (_short(one.topic), _short(_meaning(one)))
+        for one in subscriptions
+        if not one.topic.startswith(RETRY_PREFIX)  # each group has its own, whoever lists it
+    )
+
+
+def _meaning(subscription: SubscriptionData) -> str:
+    kind = subscription.expression_type
+    if kind != TAG:
+        return f"{kind} {subscription.sub_string.strip()}"
+    return " || ".join(sorted(subscription.tags_set)) or SUBSCRIBE_ALL
+
+
+def _short(text: str) -> str:
+    if len(text) <= TEXT_MAX:
+        return text
+    digest = hashlib.blake2s(text.encode(errors="replace"), digest_size=8).hexdigest()
+    return f"{text[: TEXT_MAX - len(digest) - 1]}…{digest}"
+
+
+def _in_words(client_id: str, expression: str | None) -> str:
+    return f"{client_id} to {'nothing' if expression is None else repr(expression)}"
