@@ -37,6 +37,7 @@ from .errors import (
     ConnectionLostError,
     DecisionConflictError,
     FilterError,
+    ForkedError,
     HalfNotDurableError,
     InvalidMessageError,
     MessageTooLargeError,
@@ -49,6 +50,7 @@ from .errors import (
     UnequalSubscriptionsError,
     UnreadableBodyError,
     UnsupportedRequestError,
+    WrongLoopError,
 )
 from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
 from .groups import ConsumerGroup, GroupMember
@@ -75,6 +77,7 @@ __all__ = [
     "Decision",
     "DecisionConflictError",
     "FilterError",
+    "ForkedError",
     "GroupMember",
     "HalfNotDurableError",
     "InvalidMessageError",
@@ -101,4 +104,5 @@ __all__ = [
     "UnequalSubscriptionsError",
     "UnreadableBodyError",
     "UnsupportedRequestError",
+    "WrongLoopError",
 ]

@@ -31,6 +31,7 @@ from halfmq.remoting.replies import encode_reply, encode_request
 
 from .config import ClientConfig
 from .errors import ClientClosedError, ConnectError, ConnectionLostError, RequestTimeoutError
+from .home import forget_socket, note_socket
 from .retry import Chance, pause
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ class Connection(asyncio.Protocol):
         self._end_reason: str | None = None
         self._retired = False
         self._closed = self._loop.create_future()
+        self._fd = -1
 
     @property
     def usable(self) -> bool:
@@ -187,6 +189,10 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's do not derive from it
         self._transport.set_write_buffer_limits(high=self._config.write_buffer_max)
+        connected = transport.get_extra_info("socket")
+        if connected is not None:  # None in simulations
+            self._fd = connected.fileno()
+            note_socket(self._fd)
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
@@ -200,6 +206,7 @@ class Connection(asyncio.Protocol):
             self._take(commands)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        forget_socket(self._fd)
         if self._end_reason is None:
             self._end_reason = str(exc) if exc else "closed by the peer"
         if self._sweep is not None:

@@ -180,6 +180,7 @@ class Consumer(Client):
         """
         if self._buffer is None:
             raise ClientClosedError(self._name)
+        self._check_home()
         if timeout is None:
             return await self._buffer.take()
         with contextlib.suppress(TimeoutError):
@@ -202,6 +203,8 @@ class Consumer(Client):
 
     async def close(self) -> None:
         """End the loops, write the offsets, hand the queues over; safe to call twice."""
+        if self._is_the_parents():
+            return
         try:
             if self._buffer is not None:
                 await self._buffer.close()

@@ -8,6 +8,8 @@
     ├── InvalidMessageError        the message breaks a rule of the format (also a ValueError)
     │   └── MessageTooLargeError   body or properties above their limit
     ├── ClientClosedError          used before it was started, or after it was closed
+    ├── ForkedError                used in a forked child of the process that started it
+    ├── WrongLoopError             used on another event loop than the one it was started on
     ├── ConnectError               no connection: address and cause               retriable
     ├── ConnectionLostError        the connection ended while an answer was due   retriable
     ├── RequestTimeoutError        no answer in time                              retriable
@@ -33,6 +35,7 @@ that a second send can store it twice.
 
 from __future__ import annotations
 
+import os
 from enum import IntEnum
 from typing import Final
 
@@ -128,6 +131,39 @@ class ClientClosedError(ClientError):
 
     def __str__(self) -> str:
         return f"{self.what} is not running: it runs once, from `with` or start() to close()"
+
+
+class ForkedError(ClientError):
+    """The client was started in process ``pid``, and this is a forked child of it.
+
+    Threads and connections stay with the parent, where the client goes on working. Closing it in
+    the child does nothing.
+    """
+
+    def __init__(self, what: str, pid: int) -> None:
+        super().__init__(what, pid)
+        self.what, self.pid = what, pid
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} was started in process {self.pid} and does not work in its forked child "
+            f"{os.getpid()}: make and start a client after the fork (gunicorn: post_fork; Celery: "
+            "worker_process_init; multiprocessing: an initializer, or the start method spawn)"
+        )
+
+
+class WrongLoopError(ClientError):
+    """An async client was used on another event loop than the one it was started on."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} was started on another event loop and works only there: start one on "
+            "this loop, or use halfmq.client.blocking, which any thread may call"
+        )
 
 
 class ConnectError(ClientError):

@@ -10,6 +10,7 @@ from halfmq.store.format.topics import validate_group
 
 from .config import ClientConfig
 from .errors import ClientClosedError, ConfigurationError
+from .home import Home
 from .session import Session
 
 # Taken by clients that were given no group; the official client refuses them too.
@@ -29,6 +30,7 @@ class Client:
         self.group = group
         self.config = config
         self._running: Session | None = None
+        self._home: Home | None = None
         self._used = False
         self._client_id = ""
 
@@ -50,6 +52,7 @@ class Client:
         if self._used:
             raise ClientClosedError(self._name)
         self._used = True
+        self._home = Home(self._name)
         session = self._new_session()
         try:
             await self._start_session(session)
@@ -59,7 +62,13 @@ class Client:
         self._running, self._client_id = session, session.client_id
 
     async def close(self) -> None:
-        """Take leave of the brokers; safe to call twice."""
+        """Take leave of the brokers; safe to call twice. In a forked child it does nothing.
+
+        Raises:
+            WrongLoopError: It runs on another event loop.
+        """
+        if self._is_the_parents():
+            return
         session, self._running = self._running, None
         if session is not None:
             await session.close()
@@ -68,7 +77,26 @@ class Client:
     def _session(self) -> Session:
         if self._running is None:
             raise ClientClosedError(self._name)
+        self._check_home()
         return self._running
+
+    def _check_home(self) -> None:
+        """Raise ForkedError or WrongLoopError unless this is where the client was started."""
+        if self._home is not None:
+            self._home.check()
+
+    def _is_the_parents(self) -> bool:
+        """Whether to leave it alone: it runs in the process of which this is a forked child.
+
+        Raises:
+            WrongLoopError: It runs on another event loop.
+        """
+        if self._running is None or self._home is None:
+            return False
+        if self._home.forked:
+            return True
+        self._home.check()
+        return False
 
     @property
     def _name(self) -> str:

@@ -368,6 +368,8 @@ class TransactionProducer(Producer):
 
     async def close(self) -> None:
         """Wait a little for decisions and checks under way, then close; safe to call twice."""
+        if self._is_the_parents():
+            return
         self._check_back.closing = True
         try:
             clock = asyncio.get_running_loop().time

@@ -483,3 +483,41 @@ def test_an_operator_needs_no_event_loop(served: BrokerThread) -> None:
     assert everything == list(range(100, 100 + 2 * PAGE_SIZE))
     assert few == [100, 101, 102]
     assert operated.decided == [(101, "rollback", "no such order")]
+
+
+def test_a_background_thread_that_is_blocked_is_an_error(
+    served: BrokerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A coroutine that blocks without await must not hang every thread of the program."""
+    monkeypatch.setattr(blocking, "LOOP_SECONDS", 0.05)
+    free = threading.Event()
+
+    async def block() -> None:
+        free.wait(PATIENCE_S)
+
+    with blocking.Producer("g", namesrv=served.broker.address) as producer:
+        producer.hand_over(block())
+        with pytest.raises(ClientError, match="blocks without await"):
+            producer.send(MESSAGE)
+        free.set()
+        monkeypatch.undo()
+        producer.send(MESSAGE)
+
+
+def test_slow_work_is_waited_for(served: BrokerThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as the background thread runs, an answer may take its time."""
+    monkeypatch.setattr(blocking, "LOOP_SECONDS", 0.01)
+    with blocking.Producer("g", namesrv=served.broker.address) as producer:
+        assert producer.wait(asyncio.sleep(0.2, "done")) == "done"
+
+
+def test_a_coroutine_that_exits_ends_nobody_elses_work(served: BrokerThread) -> None:
+    """``sys.exit`` in an async checker is its own affair."""
+
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    with blocking.Producer("g", namesrv=served.broker.address) as producer:
+        with pytest.raises(SystemExit):
+            producer.wait(leave())
+        producer.send(MESSAGE)

@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from halfmq.client import (
     Producer,
     RequestTimeoutError,
     TransactionProducer,
+    WrongLoopError,
     session,
 )
 from halfmq.client.connection import Connection, ConnectionPool, ServerRequestHandler
@@ -529,3 +531,31 @@ async def test_closing_does_not_wait_for_a_peer_that_does_not_read(broker: FakeB
 
     assert connection.closed
     assert clock() - before < 3
+
+
+@on_both_loops
+async def test_a_client_works_on_its_own_loop_only(broker: FakeBroker) -> None:
+    """From the loop of another thread it would wait for ever, or break its tables."""
+    broker.create_topic("orders")
+    async with (
+        Producer("g", namesrv=broker.address) as producer,
+        Consumer(
+            "billing", {"orders": "*"}, start_from="first", namesrv=broker.address
+        ) as consumer,
+    ):
+        await producer.send(Message("orders", b"x"))
+        message = await consumer.receive()
+        assert message is not None
+        for work in (
+            partial(producer.send, Message("orders", b"x")),
+            partial(producer.send_oneway, Message("orders", b"x")),
+            consumer.receive,
+            consumer.commit,
+            message.ack,
+            message.retry,
+            producer.close,
+            consumer.close,
+        ):
+            with pytest.raises(WrongLoopError, match="started on another event loop"):
+                await asyncio.to_thread(asyncio.run, work())
+        assert await message.ack()
