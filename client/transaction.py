@@ -471,8 +471,9 @@ class TransactionProducer(Producer):
         finally:
             asking.cancel()  # without effect on one that is done
             if transaction.decision is None:
-                logger.warning("event=transaction_undecided transaction=%s", transaction.id)
                 await self.finish(transaction, Decision.UNKNOWN)
+            if transaction.decision is Decision.UNKNOWN:
+                logger.warning("event=transaction_undecided transaction=%s", transaction.id)
         if not asking.cancelled():
             asking.result()
 
