@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections import defaultdict
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +16,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 
 from halfmq.client import ClientConfig
+from halfmq.store import disk
 from tests.support.patience import PATIENCE_S
 from tests.support.seeds import NAME, run_seed
 
@@ -48,6 +50,18 @@ def patient_clients() -> None:
     defaults = ClientConfig.__init__.__kwdefaults__
     assert defaults is not None
     defaults.update(dict.fromkeys(LIMITS, PATIENCE_S))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_wait_for_the_disk() -> Iterator[None]:
+    """No test cuts the power, so what a test's own process has written is there without a flush.
+
+    Brokers in processes of their own flush in earnest.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(disk, name, os.fstat)  # which refuses a wrong descriptor too
+        yield
 
 
 def pytest_configure() -> None:
