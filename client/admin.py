@@ -45,6 +45,7 @@ from halfmq.remoting.transaction_headers import (
 from halfmq.remoting.transactions import TransactionInfo, decode_transactions
 from halfmq.store.format.ids import parse_offset_message_id, unpack_host
 
+from .arguments import check_count, check_kind, check_optional_text, check_text
 from .config import ClientConfig, join_address
 from .errors import (
     BadAnswerError,
@@ -140,8 +141,13 @@ async def pending_pages(
         UnsupportedRequestError: A broker is not halfmq's.
         ClientError: A broker does not answer, or refuses.
     """
-    if state not in {None, "prepared", "parked"}:
+    check_optional_text("group", group)
+    if state not in (None, "prepared", "parked"):  # no set: it may be unhashable
         raise ConfigurationError("state", state, "prepared or parked")
+    if after is not None:
+        check_kind("after", after, PendingTransaction)
+    if limit is not None:
+        check_count("limit", limit, range(1 << 31))
     left = limit
     for broker_name, address in sorted(session.routes.brokers.items()):
         position: int | None = -1
@@ -228,6 +234,7 @@ class Admin(Client):
             ClientError: A broker does not answer, or refuses.
         """
         session = self._session
+        check_text("transaction_id", transaction_id)
         wanted = transaction_id.upper()
         for broker_name, address in sorted(session.routes.brokers.items()):
             header = QueryTransactionsRequestHeader(
@@ -297,6 +304,7 @@ class Admin(Client):
             ClientError: A broker does not answer, or refuses.
         """
         session = self._session
+        check_optional_text("group", group)
         found = GroupCollector()
         for broker_name, address in sorted(session.routes.brokers.items()):
             position: tuple[str, str] | None = ("", "")
@@ -314,6 +322,7 @@ class Admin(Client):
     # -- inside
 
     async def _decide(self, transaction_id: str, action: Action, reason: str | None) -> str | None:
+        check_optional_text("reason", reason)
         address, offset, listed = await self._locate(transaction_id)
         header = DecideTransactionRequestHeader(
             transaction_offset=offset, action=action, reason=reason

@@ -30,7 +30,15 @@ from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
 
 from .config import ClientConfig
-from .errors import ClientClosedError, ConnectError, ConnectionLostError, RequestTimeoutError
+from .errors import (
+    PEER_EXPECTED,
+    BadAnswerError,
+    ClientClosedError,
+    ClientError,
+    ConnectError,
+    ConnectionLostError,
+    RequestTimeoutError,
+)
 from .home import forget_socket, note_socket
 from .retry import Chance, pause
 
@@ -38,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 SWEEP_INTERVAL: Final = 0.05
 """Seconds between looks for overdue requests: how late a timeout may be noticed."""
+FOREIGN_SHOWN: Final = 24
+"""Bytes of what another server sent, in the error: an HTTP server is known by its first line."""
 CLOSE_SECONDS: Final = 1.0
 """How long closing waits for a peer to take what was written."""
 
@@ -79,6 +89,8 @@ class Connection(asyncio.Protocol):
         self._retired = False
         self._closed = self._loop.create_future()
         self._fd = -1
+        self._answered = False  # something whole has come from the peer
+        self._foreign = False  # what came first was no frame
 
     @property
     def usable(self) -> bool:
@@ -108,7 +120,7 @@ class Connection(asyncio.Protocol):
         if self._choked or len(self._waiting) >= self._config.in_flight_max:
             await self._room(code, seconds)
         if self._end_reason is not None:
-            raise ConnectionLostError(self.address, self._end_reason)
+            raise self.loss(self._end_reason)
         now = self._loop.time()
         future: asyncio.Future[RemotingCommand] = self._loop.create_future()
         opaque = self._waiting.register((future, code, now, seconds), now + seconds)
@@ -128,7 +140,7 @@ class Connection(asyncio.Protocol):
             ConnectionLostError: The connection has ended.
         """
         if self._end_reason is not None:
-            raise ConnectionLostError(self.address, self._end_reason)
+            raise self.loss(self._end_reason)
         self._write(
             encode_request(
                 code,
@@ -201,7 +213,11 @@ class Connection(asyncio.Protocol):
         except ProtocolError as error:
             self._take(error.commands)
             logger.warning("event=protocol_error peer=%s reason=%s", self.address, error)
-            self._give_up(f"it broke the protocol: {error}")
+            self._foreign = not self._answered
+            if self._foreign:
+                self._give_up(f"{error}, and its first bytes are {data[:FOREIGN_SHOWN]!r}")
+            else:
+                self._give_up(f"it broke the protocol: {error}")
         else:
             self._take(commands)
 
@@ -213,7 +229,7 @@ class Connection(asyncio.Protocol):
             self._sweep.cancel()
         for future, *_ in self._waiting.fail_all():
             if not future.done():
-                future.set_exception(ConnectionLostError(self.address, self._end_reason))
+                future.set_exception(self.loss(self._end_reason))
         while self._room_wanted:
             self._grant_room()
         if not self._closed.done():
@@ -229,7 +245,15 @@ class Connection(asyncio.Protocol):
 
     # -- inside
 
+    def loss(self, reason: str) -> ClientError:
+        """The error for those whose answer will not come any more, for want of a better reason."""
+        if self._foreign:
+            return BadAnswerError(self.address, self._end_reason or reason)
+        hint = "" if self._answered else f", before any answer; {PEER_EXPECTED}"
+        return ConnectionLostError(self.address, f"{reason}{hint}")
+
     def _take(self, commands: list[RemotingCommand]) -> None:
+        self._answered = self._answered or bool(commands)
         match = self._waiting.match
         for command in commands:
             if not command.flag & FLAG_RESPONSE:
@@ -281,7 +305,10 @@ class Connection(asyncio.Protocol):
         for future, code, sent_at, seconds in self._waiting.expire(now):
             dead = dead or self._heard_at < sent_at
             if not future.done():
-                future.set_exception(RequestTimeoutError(self.address, code, seconds))
+                silent = not self._answered
+                future.set_exception(
+                    RequestTimeoutError(self.address, code, seconds, silent=silent)
+                )
         if dead:
             self._give_up("it has fallen silent")
             return
@@ -442,13 +469,16 @@ class ConnectionPool:
             connection = await self._dial(address)
             await self._introduce(connection)
             if not connection.usable:  # or a dead connection would stay in the table for good
-                raise ConnectionLostError(address, "closed by the peer at once")  # noqa: TRY301
+                raise connection.loss("closed by the peer at once")
         except ConnectError as error:
             self._note_failure(address, error.reason)
             raise
         except (ConnectionLostError, RequestTimeoutError) as error:
             self._note_failure(address, str(error))
             raise ConnectError(address, str(error)) from error
+        except BadAnswerError as error:
+            self._note_failure(address, str(error))
+            raise
         self._failures.pop(address, None)
         self._connections[address] = connection
         return connection

@@ -61,6 +61,11 @@ FILTER_SHOWN: Final = 80
 """Characters of a filter expression shown around the mistake: one line of a terminal."""
 
 
+VALUE_SHOWN_MAX: Final = 200
+"""Characters of a wrong value in an error: enough to know it again."""
+PEER_EXPECTED: Final = "a RocketMQ or halfmq server was expected at this address"
+
+
 class ClientError(Exception):
     """Root of everything the client raises on its own account."""
 
@@ -75,7 +80,10 @@ class ConfigurationError(ClientError, ValueError):
         self.name, self.value, self.expected = name, value, expected
 
     def __str__(self) -> str:
-        return f"{self.name} is {self.value!r}, expected {self.expected}"
+        shown = repr(self.value)
+        if len(shown) > VALUE_SHOWN_MAX:
+            shown = f"{shown[:VALUE_SHOWN_MAX]}…"
+        return f"{self.name} is {shown}, expected {self.expected}"
 
 
 class FilterError(ConfigurationError):
@@ -193,17 +201,22 @@ class ConnectionLostError(ClientError):
 
 
 class RequestTimeoutError(ClientError):
-    """``address`` did not answer request ``code`` within ``seconds``; it may have worked."""
+    """``address`` did not answer request ``code`` within ``seconds``; it may have worked.
+
+    ``silent`` is true when nothing at all has come on that connection.
+    """
 
     retriable = True
 
-    def __init__(self, address: str, code: int, seconds: float) -> None:
+    def __init__(self, address: str, code: int, seconds: float, *, silent: bool = False) -> None:
         super().__init__(address, code, seconds)
         self.address, self.code, self.seconds = address, code, seconds
+        self.silent = silent
 
     def __str__(self) -> str:
         request = code_name(self.code, RequestCode)
-        return f"no answer from {self.address} to {request} within {self.seconds:g} s"
+        hint = f"; {PEER_EXPECTED}" if self.silent else ""
+        return f"no answer from {self.address} to {request} within {self.seconds:g} s{hint}"
 
 
 class SendTimeoutError(RequestTimeoutError):
@@ -223,14 +236,17 @@ class SendTimeoutError(RequestTimeoutError):
 
 
 class BadAnswerError(ClientError):
-    """``address`` answered with something the protocol does not allow."""
+    """``address`` answered with something the protocol does not allow.
+
+    Often another server listens there: for HTTP, TLS or a database.
+    """
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(address, reason)
         self.address, self.reason = address, reason
 
     def __str__(self) -> str:
-        return f"answer from {self.address} breaks the protocol: {self.reason}"
+        return f"answer from {self.address} breaks the protocol: {self.reason}; {PEER_EXPECTED}"
 
 
 class RouteNotFoundError(ClientError):

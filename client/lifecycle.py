@@ -8,6 +8,7 @@ from typing import Final, Self
 
 from halfmq.store.format.topics import validate_group
 
+from .arguments import check_kind, check_text
 from .config import ClientConfig
 from .errors import ClientClosedError, ConfigurationError
 from .home import Home
@@ -21,10 +22,13 @@ class Client:
     """Runs on one session, once: from ``start`` to ``close``."""
 
     def __init__(self, group: str, namesrv: str | None, config: ClientConfig | None) -> None:
+        check_text("group", group)
         reason = "reserved" if group in RESERVED_GROUPS else validate_group(group)
         if reason is not None:
             raise ConfigurationError("group", group, f"another name ({reason})")
-        config = config or ClientConfig()
+        if config is None:
+            config = ClientConfig()
+        check_kind("config", config, ClientConfig)
         if namesrv is not None:
             config = replace(config, namesrv=namesrv)
         self.group = group
@@ -45,7 +49,8 @@ class Client:
         Raises:
             ConnectError: No name server can be reached; says which address, and why.
             RequestTimeoutError: The only name server is silent.
-            ConnectionLostError: The only name server hangs up, or speaks another protocol.
+            ConnectionLostError: The only name server hangs up.
+            BadAnswerError: The only name server speaks another protocol.
             ClientClosedError: It was started before; make a new one.
             UnequalSubscriptionsError: A broker refuses this consumer: others of its group differ.
         """
