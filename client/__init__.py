@@ -41,6 +41,7 @@ from .errors import (
     ConnectionLostError,
     DecisionConflictError,
     FilterError,
+    ForkedError,
     HalfNotDurableError,
     InvalidMessageError,
     MessageTooLargeError,
@@ -54,6 +55,7 @@ from .errors import (
     UnequalSubscriptionsError,
     UnreadableBodyError,
     UnsupportedRequestError,
+    WrongLoopError,
 )
 from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
 from .groups import ConsumerGroup, GroupMember
@@ -86,6 +88,7 @@ __all__ = [
     "Decision",
     "DecisionConflictError",
     "FilterError",
+    "ForkedError",
     "GroupMember",
     "HalfNotDurableError",
     "InvalidMessageError",
@@ -115,4 +118,5 @@ __all__ = [
     "UnreadableBodyError",
     "UnsupportedRequestError",
     "User",
+    "WrongLoopError",
 ]

@@ -48,6 +48,7 @@ from halfmq.store.format.ids import parse_offset_message_id, unpack_host
 
 from .access import Acl, AclEntry, PolicyType, User, sent_user, subject_of
 from .access_requests import AccessRequests
+from .arguments import check_count, check_kind, check_optional_text, check_text
 from .config import ClientConfig, join_address
 from .credentials import CredentialsSource
 from .errors import (
@@ -146,8 +147,13 @@ async def pending_pages(
         UnsupportedRequestError: A broker is not halfmq's.
         ClientError: A broker does not answer, or refuses.
     """
-    if state not in {None, "prepared", "parked"}:
+    check_optional_text("group", group)
+    if state not in (None, "prepared", "parked"):  # no set: it may be unhashable
         raise ConfigurationError("state", state, "prepared or parked")
+    if after is not None:
+        check_kind("after", after, PendingTransaction)
+    if limit is not None:
+        check_count("limit", limit, range(1 << 31))
     left = limit
     for broker_name, address in sorted(session.routes.brokers.items()):
         position: int | None = -1
@@ -200,7 +206,7 @@ class Admin(Client):
         """Connect to all brokers of a cluster.
 
         Args:
-            namesrv: ``host:port``, several with ``;``; wins over the one in ``config``.
+            namesrv: ``host:port``, several with ``;`` or ``,``; wins over the one in ``config``.
             access_key: Signs every request; wins over ``config``, as do the next three.
             secret_key: The secret of ``access_key``.
             credentials: A function that gives both, asked again when they are refused.
@@ -264,6 +270,7 @@ class Admin(Client):
             ClientError: A broker does not answer, or refuses.
         """
         session = self._session
+        check_text("transaction_id", transaction_id)
         wanted = transaction_id.upper()
         for broker_name, address in sorted(session.routes.brokers.items()):
             header = QueryTransactionsRequestHeader(
@@ -333,6 +340,7 @@ class Admin(Client):
             ClientError: A broker does not answer, or refuses.
         """
         session = self._session
+        check_optional_text("group", group)
         found = GroupCollector()
         for broker_name, address in sorted(session.routes.brokers.items()):
             position: tuple[str, str] | None = ("", "")
@@ -492,6 +500,7 @@ class Admin(Client):
         return AccessRequests(self._session, address)
 
     async def _decide(self, transaction_id: str, action: Action, reason: str | None) -> str | None:
+        check_optional_text("reason", reason)
         address, offset, listed = await self._locate(transaction_id)
         header = DecideTransactionRequestHeader(
             transaction_offset=offset, action=action, reason=reason

@@ -20,6 +20,11 @@ There is one client, the async one. It runs on the event loop of a background th
 objects of this module share and which ends when the last of them is closed; every method here hands
 its call to that thread and waits for the outcome. Methods may be called from any thread.
 
+A process that forks (gunicorn ``--preload``, Celery, ``multiprocessing``) starts its clients after
+the fork: in a child, what the parent has started raises ``ForkedError``. Nothing waits for ever but
+a ``receive`` without a timeout: each call has the limits of the async client, and one whose
+background thread does not run any more, or is blocked, ends after a minute at most.
+
 The block of a transaction runs in the thread that entered it, and so does a listener's
 ``execute_local_transaction``, so that both may use a database connection of that thread. Checkers
 are called in worker threads.
@@ -33,11 +38,12 @@ import contextlib
 import functools
 import inspect
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from . import admin as aio_admin
 from . import consumer as aio_consumer
@@ -48,7 +54,7 @@ from .admin import PAGE_SIZE, PendingTransaction, State
 from .check_back import Checker, as_decision, ask
 from .config import ClientConfig
 from .credentials import Credentials, CredentialsSource
-from .errors import ClientClosedError, ClientError
+from .errors import ClientClosedError, ClientError, ForkedError
 from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
 from .groups import ConsumerGroup, GroupMember
 from .ledger import TransactionLedger
@@ -95,7 +101,16 @@ __all__ = [
     "User",
 ]
 
+try:  # here and not when it is needed, or a fork could find its import under way in a thread
+    import uvloop
+except ImportError:  # on Windows
+    uvloop = None  # type: ignore[assignment]
+
 logger = logging.getLogger(__name__)
+
+LOOP_SECONDS: Final = 30.0
+"""Until a thread that waits for the background thread looks whether that still runs; and until it
+stops waiting for one that does not answer."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -122,8 +137,24 @@ class _Call(Generic[R]):
 
         Raises:
             asyncio.CancelledError: It was cancelled, because the loop has ended.
+            ClientError: The loop does not run any more, or something blocks it.
         """
-        return self._done.get().result()
+        while True:
+            try:
+                return self._done.get(timeout=LOOP_SECONDS).result()
+            except queue.Empty:
+                self._look_at_the_loop()
+
+    def _look_at_the_loop(self) -> None:
+        runs: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        with contextlib.suppress(RuntimeError, queue.Empty):  # closed; blocked
+            self._loop.call_soon_threadsafe(runs.put, True)
+            runs.get(timeout=LOOP_SECONDS)
+            return
+        raise ClientError(
+            f"the thread halfmq-client has done nothing for {LOOP_SECONDS:g} s: a coroutine given "
+            "to it, such as an async checker, blocks without await"
+        )
 
     def cancel(self) -> None:
         """Have it cancelled, and do not wait."""
@@ -147,6 +178,17 @@ class _LoopThread:
         self._users = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._of_parents: list[object] = []
+
+    def forget(self) -> None:
+        """In a forked child: the thread has stayed with the parent, perhaps with the lock held."""
+        if self._loop is not None:
+            # Kept, for to be collected would close what the parent's loop still uses.
+            tasks = asyncio.all_tasks(self._loop)
+            self._of_parents.append((self._loop, tasks))
+        self._lock = threading.Lock()
+        self._users = 0
+        self._loop = self._thread = None
 
     def enter(self) -> asyncio.AbstractEventLoop:
         """Become a user; the loop is running on return."""
@@ -181,7 +223,7 @@ class _LoopThread:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
         loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+        thread.join(LOOP_SECONDS)  # it is a daemon, should something block it
 
     @staticmethod
     def _run(loop: asyncio.AbstractEventLoop) -> None:
@@ -189,11 +231,21 @@ class _LoopThread:
         workers = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="halfmq-worker")
         loop.set_default_executor(workers)
         try:
-            loop.run_forever()
+            _run_until_stopped(loop)
             loop.run_until_complete(_cancel_all(loop))  # or their callers would wait for ever
         finally:
             workers.shutdown(wait=False)
             loop.close()
+
+
+def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            loop.run_forever()
+        except (SystemExit, KeyboardInterrupt):  # of a user's coroutine; others go on
+            logger.exception("event=loop_interrupted")
+        else:
+            return
 
 
 async def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
@@ -204,15 +256,13 @@ async def _cancel_all(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop  # noqa: PLC0415 -- absent on Windows
-    except ImportError:
-        return asyncio.new_event_loop()
-    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    loop: asyncio.AbstractEventLoop = (uvloop or asyncio).new_event_loop()
     return loop
 
 
 _thread = _LoopThread()
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(after_in_child=_thread.forget)
 
 
 class _AsyncClient(Protocol):
@@ -235,6 +285,7 @@ class _Facade(Generic[A]):
         self.asynchronous = client
         """The client that does the work; its methods belong to the background thread."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pid = 0
         self._closing = threading.Lock()
 
     @property
@@ -245,7 +296,9 @@ class _Facade(Generic[A]):
     def start(self) -> None:
         """Connect and be ready; ``with`` does it. Raises what the async client raises."""
         if self._loop is not None:
+            self._check_process()
             raise ClientClosedError(self._name)
+        self._pid = os.getpid()
         loop = _thread.enter()
         try:
             self._wait(self.asynchronous.start(), loop)
@@ -258,7 +311,12 @@ class _Facade(Generic[A]):
         self._loop = loop
 
     def close(self) -> None:
-        """Take leave of the brokers; safe to call twice, from several threads too."""
+        """Take leave of the brokers; safe to call twice, from several threads too.
+
+        In a forked child it does nothing: the client is the parent's.
+        """
+        if self._loop is not None and self._pid != os.getpid():
+            return
         with self._closing:
             if self._loop is not None:
                 try:
@@ -274,12 +332,22 @@ class _Facade(Generic[A]):
 
         Raises:
             ClientClosedError: The client is not running, or another thread has closed it.
+            ForkedError: It runs in the process of which this is a forked child.
         """
         loop = self._loop
         if loop is None:
             work.close()
             raise ClientClosedError(self._name)
+        try:
+            self._check_process()
+        except ForkedError:
+            work.close()
+            raise
         return self._wait(work, loop)
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise ForkedError(self._name, self._pid)
 
     def hand_over(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine on the background thread and do not wait; without one, drop it."""
@@ -441,7 +509,8 @@ class _Entered(contextlib.AbstractContextManager[Transaction]):
             return
         try:
             self._producer.wait(transaction.__aexit__(kind, error, trace))
-        except ClientClosedError as closed:  # by another thread: the checker will tell
+        except (ClientClosedError, ForkedError) as closed:
+            # By another thread: the checker will tell. Or in a forked child: the parent will.
             logger.warning(
                 "event=decision_not_delivered transaction=%s reason=%s", transaction.id, closed
             )

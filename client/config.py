@@ -6,17 +6,24 @@ subscriptions, checker) is an argument of theirs; what is the same for all of th
 
 from __future__ import annotations
 
+import ipaddress
 import os
+import re
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final, Literal
 
+from .arguments import check_count, check_optional_text, check_seconds, check_text
 from .credentials import Credentials, CredentialsSource
 from .errors import ConfigurationError
 
 DEFAULT_NAMESRV: Final = "127.0.0.1:9876"
 NAMESRV_PORT: Final = 9876
 NAMESRV_VARIABLE: Final = "NAMESRV_ADDR"  # the environment variable RocketMQ's own clients read
+
+NAMESRV_EXPECTED: Final = "host:port, several separated by ;"
+COUNTS: Final = range(1, 1 << 31)
+"""Of whole numbers in a configuration; some of them travel in 32 bits."""
 
 HeaderChoice = Literal["auto", "json", "msgpack"]
 
@@ -35,7 +42,8 @@ class ClientConfig:
     """
 
     namesrv: str | None = None
-    """``host:port``, several separated by ``;``. None: ``NAMESRV_ADDR``, else 127.0.0.1:9876."""
+    """``host:port``, several separated by ``;`` or ``,``; the port may be left out (9876), and an
+    IPv6 address has brackets: ``[::1]:9876``. None: ``NAMESRV_ADDR``, else 127.0.0.1:9876."""
     header_type: HeaderChoice = "auto"
     """``auto`` speaks MSGPACK headers with a halfmq broker and JSON with every other."""
     instance_name: str | None = None
@@ -102,11 +110,19 @@ class ClientConfig:
     """Check requests waiting for their turn; further ones are dropped: the broker asks again."""
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            value = getattr(self, name)
-            if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
-                raise ConfigurationError(name, value, "a number above 0")
-        if self.header_type not in {"auto", "json", "msgpack"}:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if item.type in {"int", "int | None"}:
+                if value is not None:
+                    check_count(item.name, value, COUNTS)
+                elif "None" not in item.type:
+                    raise ConfigurationError(item.name, value, "a number")
+            elif item.type == "float":
+                check_seconds(item.name, value)
+        check_optional_text("instance_name", self.instance_name)
+        if self.instance_name is not None and not self.instance_name.isprintable():
+            raise ConfigurationError("instance_name", self.instance_name, "printable text")
+        if self.header_type not in ("auto", "json", "msgpack"):  # no set: it may be unhashable
             raise ConfigurationError("header_type", self.header_type, "auto, json or msgpack")
         if self.reconnect_delay_max < self.reconnect_delay_min:
             raise ConfigurationError(
@@ -135,14 +151,15 @@ class ClientConfig:
 
 
 def parse_addresses(text: str) -> list[str]:
-    """``"a:9876;b"`` as ``["a:9876", "b:9876"]``.
+    """``"a:9876;b"`` as ``["a:9876", "b:9876"]``; a comma separates as well.
 
     Raises:
-        ConfigurationError: No address, or one whose port is no port.
+        ConfigurationError: No address, or one that cannot be one.
     """
-    addresses = [part.strip() for part in text.split(";") if part.strip()]
+    check_text("namesrv", text, NAMESRV_EXPECTED)
+    addresses = [part.strip() for part in re.split("[;,]", text) if part.strip()]
     if not addresses:
-        raise ConfigurationError("namesrv", text, "host:port, several separated by ;")
+        raise ConfigurationError("namesrv", text, NAMESRV_EXPECTED)
     return [join_address(*split_address(address)) for address in addresses]
 
 
@@ -150,19 +167,46 @@ def split_address(address: str) -> tuple[str, int]:
     """Host and port of ``host:port``, ``host`` or ``[v6]:port``; the port defaults to 9876.
 
     Raises:
-        ConfigurationError: The host is empty, or the port not in 1-65535.
+        ConfigurationError: It is a URL, no host, or the port is not in 1-65535.
     """
-    if address.startswith("["):
-        host, bracket, rest = address[1:].partition("]")
-        port_text = rest.removeprefix(":") if bracket else "missing"
-    elif address.count(":") > 1:  # a bare IPv6 address cannot carry a port
-        host, port_text = address, ""
-    else:
-        host, _, port_text = address.partition(":")
-    port = int(port_text) if port_text.isdecimal() else (0 if port_text else NAMESRV_PORT)
-    if not host or not 0 < port < 65536:
+    scheme, is_url, rest = address.partition("://")
+    if is_url:
+        bare = rest.partition("/")[0] or "host:port"
+        raise ConfigurationError("namesrv", address, f"no URL but {bare}, without {scheme}://")
+    host, port_text = _host_and_port(address)
+    port = int(port_text) if port_text.isascii() and port_text.isdecimal() else 0
+    if not _is_host(host):
+        raise ConfigurationError("namesrv", address, NAMESRV_EXPECTED)
+    if not 0 < port < 65536:
         raise ConfigurationError("namesrv", address, "host:port with a port in 1-65535")
     return host, port
+
+
+def _host_and_port(address: str) -> tuple[str, str]:
+    if address.startswith("["):
+        host, bracket, rest = address[1:].partition("]")
+        if not bracket or ":" not in host or (rest and not rest.startswith(":")):
+            return "", ""
+        return host, rest.removeprefix(":") or str(NAMESRV_PORT)
+    if address.count(":") > 1:  # a bare IPv6 address cannot carry a port
+        return address, str(NAMESRV_PORT)
+    host, colon, port = address.partition(":")
+    return host, port if colon else str(NAMESRV_PORT)
+
+
+def _is_host(host: str) -> bool:
+    """Whether it is an address or can be looked up: a name has no blanks, and short labels."""
+    if ":" in host:
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            return False
+        return True
+    try:
+        host.encode("idna")  # what a look-up does
+    except UnicodeError:
+        return False
+    return bool(host) and not re.search(r"[^\w.-]", host)
 
 
 def join_address(host: str, port: int) -> str:

@@ -34,13 +34,17 @@ from halfmq.remoting.signature import Identity
 
 from .config import ClientConfig
 from .errors import (
+    PEER_EXPECTED,
     AuthenticationError,
+    BadAnswerError,
     ClientClosedError,
+    ClientError,
     ConnectError,
     ConnectionLostError,
     RequestTimeoutError,
     TlsError,
 )
+from .home import forget_socket, note_socket
 from .refusals import REFUSAL_CODES, refusal
 from .retry import Chance, pause
 from .security import (
@@ -57,6 +61,8 @@ logger = logging.getLogger(__name__)
 
 SWEEP_INTERVAL: Final = 0.05
 """Seconds between looks for overdue requests: how late a timeout may be noticed."""
+FOREIGN_SHOWN: Final = 24
+"""Bytes of what another server sent, in the error: an HTTP server is known by its first line."""
 CLOSE_SECONDS: Final = 1.0
 """How long closing waits for a peer to take what was written."""
 
@@ -101,6 +107,9 @@ class Connection(asyncio.Protocol):
         self._ended_by_tls = False
         self._retired = False
         self._closed = self._loop.create_future()
+        self._fd = -1
+        self._answered = False  # something whole has come from the peer
+        self._foreign = False  # what came first was no frame
 
     @property
     def usable(self) -> bool:
@@ -136,7 +145,7 @@ class Connection(asyncio.Protocol):
             if self._choked or len(self._waiting) >= self._config.in_flight_max:
                 await self._room(code, seconds)
             if self._end_reason is not None:
-                raise self._lost(self._end_reason)
+                raise self.loss(self._end_reason)
             now = self._loop.time()
             future: asyncio.Future[RemotingCommand] = self._loop.create_future()
             opaque = self._waiting.register((future, code, now, seconds), now + seconds)
@@ -168,7 +177,7 @@ class Connection(asyncio.Protocol):
             ConnectionLostError: The connection has ended.
         """
         if self._end_reason is not None:
-            raise self._lost(self._end_reason)
+            raise self.loss(self._end_reason)
         self._write(
             encode_request(
                 code,
@@ -230,6 +239,10 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's do not derive from it
         self._transport.set_write_buffer_limits(high=self._config.write_buffer_max)
+        connected = transport.get_extra_info("socket")
+        if connected is not None:  # None in simulations
+            self._fd = connected.fileno()
+            note_socket(self._fd)
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()
@@ -242,19 +255,24 @@ class Connection(asyncio.Protocol):
                 self._give_up(ONLY_TLS)
                 return
             logger.warning("event=protocol_error peer=%s reason=%s", self.address, error)
-            self._give_up(f"it broke the protocol: {error}")
+            self._foreign = not self._answered
+            if self._foreign:
+                self._give_up(f"{error}, and its first bytes are {data[:FOREIGN_SHOWN]!r}")
+            else:
+                self._give_up(f"it broke the protocol: {error}")
         else:
             self._heard = True
             self._take(commands)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        forget_socket(self._fd)
         if self._end_reason is None:
             self._end_reason = self._reason_of(exc)
         if self._sweep is not None:
             self._sweep.cancel()
         for future, *_ in self._waiting.fail_all():
             if not future.done():
-                future.set_exception(self._lost(self._end_reason))
+                future.set_exception(self.loss(self._end_reason))
         while self._room_wanted:
             self._grant_room()
         if not self._closed.done():
@@ -270,9 +288,15 @@ class Connection(asyncio.Protocol):
 
     # -- inside
 
-    def _lost(self, reason: str) -> ConnectionLostError | TlsError:
-        kind = TlsError if self._ended_by_tls else ConnectionLostError
-        return kind(self.address, reason)
+    def loss(self, reason: str) -> ClientError:
+        """The error for those whose answer will not come any more, for want of a better reason."""
+        if self._ended_by_tls:
+            return TlsError(self.address, self._end_reason or reason)
+        if self._foreign:
+            return BadAnswerError(self.address, self._end_reason or reason)
+        told = self._answered or reason in (UNHEARD_PLAIN, UNHEARD_TLS)
+        hint = "" if told else f", before any answer; {PEER_EXPECTED}"
+        return ConnectionLostError(self.address, f"{reason}{hint}")
 
     def _reason_of(self, exc: Exception | None) -> str:
         """Say in words why the connection has ended, other than by us."""
@@ -295,6 +319,7 @@ class Connection(asyncio.Protocol):
             return False
 
     def _take(self, commands: list[RemotingCommand]) -> None:
+        self._answered = self._answered or bool(commands)
         match = self._waiting.match
         for command in commands:
             if not command.flag & FLAG_RESPONSE:
@@ -346,7 +371,10 @@ class Connection(asyncio.Protocol):
         for future, code, sent_at, seconds in self._waiting.expire(now):
             dead = dead or self._heard_at < sent_at
             if not future.done():
-                future.set_exception(RequestTimeoutError(self.address, code, seconds))
+                silent = not self._answered
+                future.set_exception(
+                    RequestTimeoutError(self.address, code, seconds, silent=silent)
+                )
         if dead:
             self._give_up("it has fallen silent")
             return
@@ -509,13 +537,16 @@ class ConnectionPool:
             connection = await self._dial(address)
             await self._introduce(connection)
             if not connection.usable:  # or a dead connection would stay in the table for good
-                raise ConnectionLostError(address, "closed by the peer at once")  # noqa: TRY301
+                raise connection.loss("closed by the peer at once")
         except ConnectError as error:
             self._note_failure(address, error.reason)
             raise
         except (ConnectionLostError, RequestTimeoutError) as error:
             self._note_failure(address, str(error))
             raise ConnectError(address, str(error)) from error
+        except BadAnswerError as error:
+            self._note_failure(address, str(error))
+            raise
         self._failures.pop(address, None)
         self._connections[address] = connection
         return connection

@@ -47,6 +47,7 @@ from halfmq.remoting.headers import (
 )
 from halfmq.store.format.topics import RETRY_PREFIX, retry_topic
 
+from .arguments import INT32, check_callable, check_count, check_kind, check_seconds
 from .config import ClientConfig
 from .connection import Connection
 from .credentials import CredentialsSource
@@ -64,7 +65,7 @@ from .errors import (
 from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
 from .filters import normalised_filter
 from .lifecycle import Client
-from .message import MessageQueue, MessageView, topic_fault
+from .message import MessageQueue, MessageView, is_topic, topic_error
 from .offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, broker_address
 from .pulling import QueuePuller
 from .rebalance import average_share
@@ -141,7 +142,7 @@ class Consumer(Client):
                 by ``start_from`` each time.
             on_event: Called with each ``TopicMissing`` and ``UnequalSubscriptions``, which are
                 also warnings in the log. It runs on the event loop, so it must return at once.
-            namesrv: ``host:port``, several with ``;``; wins over the one in ``config``.
+            namesrv: ``host:port``, several with ``;`` or ``,``; wins over the one in ``config``.
             access_key: Signs every request; wins over ``config``, as do the next three.
             secret_key: The secret of ``access_key``.
             credentials: A function that gives both, asked again when they are refused.
@@ -166,7 +167,7 @@ class Consumer(Client):
         self._retries_max = retries_max
         self._broadcasting = broadcasting
         self._on_event = on_event
-        self._check_arguments()
+        self._check_arguments(offsets_file)
         self._subscriptions = _subscribe(subscriptions)
         if not broadcasting:
             own = subscription_data(retry_topic(group), "*", sub_version=wall_clock_ms())
@@ -205,6 +206,9 @@ class Consumer(Client):
         """
         if self._buffer is None:
             raise ClientClosedError(self._name)
+        self._check_home()
+        if timeout is not None:
+            check_seconds("timeout", timeout, zero=True)
         if timeout is None:
             return await self._buffer.take()
         with contextlib.suppress(TimeoutError):
@@ -227,6 +231,8 @@ class Consumer(Client):
 
     async def close(self) -> None:
         """End the loops, write the offsets, hand the queues over; safe to call twice."""
+        if self._is_the_parents():
+            return
         try:
             if self._buffer is not None:
                 await self._buffer.close()
@@ -250,17 +256,21 @@ class Consumer(Client):
 
     # -- wiring
 
-    def _check_arguments(self) -> None:
+    def _check_arguments(self, offsets_file: object) -> None:
         start = self._start_from
         if isinstance(start, datetime):
             if start.tzinfo is None:
                 raise ConfigurationError("start_from", start, "a datetime with a time zone")
-        elif start not in {"last", "first"}:
+        elif start not in ("last", "first"):  # no set: it may be unhashable
             raise ConfigurationError("start_from", start, '"last", "first" or a datetime')
-        if self._ack_timeout is not None and self._ack_timeout <= 0:
-            raise ConfigurationError("ack_timeout", self._ack_timeout, "seconds above 0, or None")
-        if self._retries_max < 0:
-            raise ConfigurationError("retries_max", self._retries_max, "0 or more")
+        if self._ack_timeout is not None:
+            check_seconds("ack_timeout", self._ack_timeout)
+        check_count("retries_max", self._retries_max, range(INT32.stop))
+        check_kind("broadcasting", self._broadcasting, bool)
+        if self._on_event is not None:
+            check_callable("on_event", self._on_event)
+        if offsets_file is not None and not isinstance(offsets_file, str | os.PathLike):
+            raise ConfigurationError("offsets_file", offsets_file, "a path")
 
     def _new_session(self) -> Session:
         def members_changed(_command: RemotingCommand, _connection: Connection) -> None:
@@ -277,8 +287,8 @@ class Consumer(Client):
 
     async def _start_session(self, session: Session) -> None:
         await session.start(topics=tuple(self._subscriptions))
-        for error in self._refusals.values():
-            raise error
+        for refused in self._refusals.values():
+            raise refused
         self._buffer = DeliveryBuffer(self.config, self._ack_timeout, self._send_back)
         self._tasks = [
             asyncio.create_task(self._rebalance_forever(session), name=f"rebalance {self.group}"),
@@ -527,14 +537,16 @@ def look_interval(missing: int) -> float:
 
 
 def _subscribe(subscriptions: Mapping[str, str]) -> dict[str, SubscriptionData]:
-    if not subscriptions:
-        raise ConfigurationError("subscriptions", dict(subscriptions), "at least one topic")
+    given: object = subscriptions
+    if not isinstance(given, Mapping) or not given:
+        raise ConfigurationError(
+            "subscriptions", given, 'a mapping of topics to filters, such as {"orders": "*"}'
+        )
     version = wall_clock_ms()
     made: dict[str, SubscriptionData] = {}
     for topic, expression in subscriptions.items():
-        reason = topic_fault(topic)
-        if reason is not None:
-            raise ConfigurationError("subscriptions", topic, f"a topic ({reason})")
+        if not is_topic(topic):
+            raise ConfigurationError("subscriptions", topic, f"a topic: {topic_error(topic)}")
         if not isinstance(expression, str):
             raise ConfigurationError("subscriptions", expression, f"text, {FILTER_EXPECTED}")
         wanted = normalised_filter(topic, expression)

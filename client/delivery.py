@@ -21,6 +21,7 @@ from typing import Final
 from halfmq.store.format.record import Record
 
 from .config import ClientConfig
+from .home import Home
 from .message import MessageView
 from .window import QueueWindow
 
@@ -54,10 +55,12 @@ class Delivery:
 
     def acknowledge(self) -> bool:
         """Count the message as dealt with; False when it came too late."""
+        self._buffer.home.check()
         return self._buffer.finish(self)
 
     async def give_back(self, delay_level: int) -> None:
         """Have the message delivered again later."""
+        self._buffer.home.check()
         await self._buffer.give_back(self, delay_level)
 
 
@@ -77,6 +80,7 @@ class DeliveryBuffer:
         self._ack_timeout = ack_timeout
         self._send_back = send_back
         self._loop = asyncio.get_running_loop()
+        self.home = Home("the consumer")
         self._ready: deque[Delivery] = deque()
         self._takers: deque[asyncio.Future[None]] = deque()
         self._out: OrderedDict[Delivery, float] = OrderedDict()  # deadlines, the earliest first

@@ -8,6 +8,8 @@
     ├── InvalidMessageError        the message breaks a rule of the format (also a ValueError)
     │   └── MessageTooLargeError   body or properties above their limit
     ├── ClientClosedError          used before it was started, or after it was closed
+    ├── ForkedError                used in a forked child of the process that started it
+    ├── WrongLoopError             used on another event loop than the one it was started on
     ├── ConnectError               no connection: address and cause               retriable
     │   └── TlsError               TLS on one side only, or a certificate is not accepted
     ├── ConnectionLostError        the connection ended while an answer was due   retriable
@@ -36,6 +38,7 @@ that a second send can store it twice.
 
 from __future__ import annotations
 
+import os
 from enum import IntEnum
 from typing import Final
 
@@ -63,6 +66,11 @@ FILTER_SHOWN: Final = 80
 """Characters of a filter expression shown around the mistake: one line of a terminal."""
 
 
+VALUE_SHOWN_MAX: Final = 200
+"""Characters of a wrong value in an error: enough to know it again."""
+PEER_EXPECTED: Final = "a RocketMQ or halfmq server was expected at this address"
+
+
 class ClientError(Exception):
     """Root of everything the client raises on its own account."""
 
@@ -77,7 +85,10 @@ class ConfigurationError(ClientError, ValueError):
         self.name, self.value, self.expected = name, value, expected
 
     def __str__(self) -> str:
-        return f"{self.name} is {self.value!r}, expected {self.expected}"
+        shown = repr(self.value)
+        if len(shown) > VALUE_SHOWN_MAX:
+            shown = f"{shown[:VALUE_SHOWN_MAX]}…"
+        return f"{self.name} is {shown}, expected {self.expected}"
 
 
 class FilterError(ConfigurationError):
@@ -135,6 +146,39 @@ class ClientClosedError(ClientError):
         return f"{self.what} is not running: it runs once, from `with` or start() to close()"
 
 
+class ForkedError(ClientError):
+    """The client was started in process ``pid``, and this is a forked child of it.
+
+    Threads and connections stay with the parent, where the client goes on working. Closing it in
+    the child does nothing.
+    """
+
+    def __init__(self, what: str, pid: int) -> None:
+        super().__init__(what, pid)
+        self.what, self.pid = what, pid
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} was started in process {self.pid} and does not work in its forked child "
+            f"{os.getpid()}: make and start a client after the fork (gunicorn: post_fork; Celery: "
+            "worker_process_init; multiprocessing: an initializer, or the start method spawn)"
+        )
+
+
+class WrongLoopError(ClientError):
+    """An async client was used on another event loop than the one it was started on."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} was started on another event loop and works only there: start one on "
+            "this loop, or use halfmq.client.blocking, which any thread may call"
+        )
+
+
 class ConnectError(ClientError):
     """No connection to ``address``; ``reason`` says why in words."""
 
@@ -174,17 +218,22 @@ class ConnectionLostError(ClientError):
 
 
 class RequestTimeoutError(ClientError):
-    """``address`` did not answer request ``code`` within ``seconds``; it may have worked."""
+    """``address`` did not answer request ``code`` within ``seconds``; it may have worked.
+
+    ``silent`` is true when nothing at all has come on that connection.
+    """
 
     retriable = True
 
-    def __init__(self, address: str, code: int, seconds: float) -> None:
+    def __init__(self, address: str, code: int, seconds: float, *, silent: bool = False) -> None:
         super().__init__(address, code, seconds)
         self.address, self.code, self.seconds = address, code, seconds
+        self.silent = silent
 
     def __str__(self) -> str:
         request = code_name(self.code, RequestCode)
-        return f"no answer from {self.address} to {request} within {self.seconds:g} s"
+        hint = f"; {PEER_EXPECTED}" if self.silent else ""
+        return f"no answer from {self.address} to {request} within {self.seconds:g} s{hint}"
 
 
 class SendTimeoutError(RequestTimeoutError):
@@ -204,14 +253,17 @@ class SendTimeoutError(RequestTimeoutError):
 
 
 class BadAnswerError(ClientError):
-    """``address`` answered with something the protocol does not allow."""
+    """``address`` answered with something the protocol does not allow.
+
+    Often another server listens there: for HTTP, TLS or a database.
+    """
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(address, reason)
         self.address, self.reason = address, reason
 
     def __str__(self) -> str:
-        return f"answer from {self.address} breaks the protocol: {self.reason}"
+        return f"answer from {self.address} breaks the protocol: {self.reason}; {PEER_EXPECTED}"
 
 
 class RouteNotFoundError(ClientError):

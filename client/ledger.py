@@ -44,6 +44,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import timedelta
 from typing import Any, Final, TypeAlias, TypeVar
 
+from .arguments import check_callable, check_kind, check_optional_text, check_text
 from .databases import (
     MYSQL,
     PARAMSTYLES,
@@ -131,6 +132,9 @@ class TransactionLedger:
         Raises:
             ConfigurationError: The name needs quoting, or nobody knows this parameter style.
         """
+        check_text("table", table, "a name that needs no quotes")
+        check_optional_text("paramstyle", paramstyle)
+        check_callable("clock", clock)
         if not re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?", table, re.ASCII):
             raise ConfigurationError("table", table, "a name that needs no quotes")
         if paramstyle is not None and paramstyle not in PARAMSTYLES:
@@ -161,6 +165,7 @@ class TransactionLedger:
             ConfigurationError: It is asynchronous, or its driver does not say how it writes
                 parameters.
         """
+        check_text("transaction_id", transaction_id)
 
         async def insert(database: Database) -> None:
             await self._record(database, transaction_id)
@@ -173,6 +178,7 @@ class TransactionLedger:
         SQLAlchemy's ``AsyncSession`` and ``AsyncConnection``, connections of asyncpg, connections
         and cursors of psycopg, aiosqlite, aiomysql and asyncmy.
         """
+        check_text("transaction_id", transaction_id)
 
         async def insert(database: Database) -> None:
             await self._record(database, transaction_id)
@@ -185,6 +191,9 @@ class TransactionLedger:
         There the driver's own error for a duplicate key says that a check came first, and nobody
         tells whether a transaction is open.
         """
+        check_text("transaction_id", transaction_id)
+        if paramstyle not in PARAMSTYLES:
+            raise ConfigurationError("paramstyle", paramstyle, ", ".join(PARAMSTYLES))
         note_recorded(self._table, transaction_id)
         values = (transaction_id, COMMITTED, self._now_ms())
         return written(self._sql(_INSERT), values, paramstyle)
@@ -387,6 +396,7 @@ class TransactionLedger:
         return template.replace("TABLE", self._table, 1)
 
     def _until_ms(self, older_than: timedelta) -> int:
+        check_kind("older_than", older_than, timedelta)
         if older_than < KEPT_MIN:
             raise ConfigurationError("older_than", older_than, f"at least {KEPT_MIN}")
         return self._now_ms() - older_than // timedelta(milliseconds=1)

@@ -9,9 +9,11 @@ from typing import Final, Self
 
 from halfmq.store.format.topics import validate_group
 
+from .arguments import check_kind, check_text
 from .config import ClientConfig
 from .credentials import CredentialsSource
 from .errors import ClientClosedError, ConfigurationError
+from .home import Home
 from .session import Session
 
 # Taken by clients that were given no group; the official client refuses them too.
@@ -32,10 +34,13 @@ class Client:
         tls: bool | ssl.SSLContext | None,
         config: ClientConfig | None,
     ) -> None:
+        check_text("group", group)
         reason = "reserved" if group in RESERVED_GROUPS else validate_group(group)
         if reason is not None:
             raise ConfigurationError("group", group, f"another name ({reason})")
-        config = config or ClientConfig()
+        if config is None:
+            config = ClientConfig()
+        check_kind("config", config, ClientConfig)
         if namesrv is not None:
             config = replace(config, namesrv=namesrv)
         if access_key is not None or secret_key is not None or credentials is not None:
@@ -47,6 +52,7 @@ class Client:
         self.group = group
         self.config = config
         self._running: Session | None = None
+        self._home: Home | None = None
         self._used = False
         self._client_id = ""
 
@@ -61,7 +67,8 @@ class Client:
         Raises:
             ConnectError: No name server can be reached; says which address, and why.
             RequestTimeoutError: The only name server is silent.
-            ConnectionLostError: The only name server hangs up, or speaks another protocol.
+            ConnectionLostError: The only name server hangs up.
+            BadAnswerError: The only name server speaks another protocol.
             TlsError: TLS on one side only, or a certificate is not accepted.
             AccessDeniedError: The credentials are not accepted, or a consumer may not consume.
             ClientClosedError: It was started before; make a new one.
@@ -70,6 +77,7 @@ class Client:
         if self._used:
             raise ClientClosedError(self._name)
         self._used = True
+        self._home = Home(self._name)
         session = self._new_session()
         try:
             await self._start_session(session)
@@ -79,7 +87,13 @@ class Client:
         self._running, self._client_id = session, session.client_id
 
     async def close(self) -> None:
-        """Take leave of the brokers; safe to call twice."""
+        """Take leave of the brokers; safe to call twice. In a forked child it does nothing.
+
+        Raises:
+            WrongLoopError: It runs on another event loop.
+        """
+        if self._is_the_parents():
+            return
         session, self._running = self._running, None
         if session is not None:
             await session.close()
@@ -88,7 +102,26 @@ class Client:
     def _session(self) -> Session:
         if self._running is None:
             raise ClientClosedError(self._name)
+        self._check_home()
         return self._running
+
+    def _check_home(self) -> None:
+        """Raise ForkedError or WrongLoopError unless this is where the client was started."""
+        if self._home is not None:
+            self._home.check()
+
+    def _is_the_parents(self) -> bool:
+        """Whether to leave it alone: it runs in the process of which this is a forked child.
+
+        Raises:
+            WrongLoopError: It runs on another event loop.
+        """
+        if self._running is None or self._home is None:
+            return False
+        if self._home.forked:
+            return True
+        self._home.check()
+        return False
 
     @property
     def _name(self) -> str:

@@ -7,6 +7,7 @@ fields are decoded when they are first asked for, since most consumers read thre
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,12 +25,19 @@ from halfmq.store.format.flags import (
 from halfmq.store.format.half_id import half_message_id
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record
-from halfmq.store.format.topics import RETRY_PREFIX, validate_topic
+from halfmq.store.format.topics import RETRY_PREFIX, TOPIC_LENGTH_MAX, validate_topic
 
+from .arguments import INT32, check_count, text_fault
 from .errors import ClientError, InvalidMessageError, UnreadableBodyError
 from .filters import is_tag
 
 DELAY_LEVEL_MAX: Final = 18  # RocketMQ's default messageDelayLevel has 18 entries, 1 s to 2 h
+DELAY_LEVELS: Final = range(DELAY_LEVEL_MAX + 1)
+BODY_REMEDIES: Final = {
+    "str": "encode() makes bytes of it",
+    "bytearray": "bytes() makes bytes of it",
+    "memoryview": "bytes() makes bytes of it",
+}
 DELIVER_AFTER_MAX: Final = timedelta(days=40)
 """The longest delay that a broker takes: it looks at a delayed message at least so often."""
 INFLATED_SIZE_MAX: Final = 64 << 20
@@ -167,23 +175,66 @@ class Message:
     """Carried untouched for the application."""
 
     def __post_init__(self) -> None:
-        reason = topic_fault(self.topic)
-        if reason is not None:
-            raise InvalidMessageError(reason)
+        if not is_topic(self.topic):
+            raise InvalidMessageError(topic_error(self.topic))
         if not isinstance(self.body, bytes):
-            raise InvalidMessageError(f"the body is {type(self.body).__name__}, expected bytes")
+            raise InvalidMessageError(_body_error(self.body))
         if not self.body:
             raise InvalidMessageError("the body is empty; RocketMQ clients refuse such messages")
-        if self.delay_level and not 0 <= self.delay_level <= DELAY_LEVEL_MAX:
-            raise InvalidMessageError(f"delay_level is {self.delay_level}, expected 0 to 18")
+        if self.delay_level != 0:
+            _check_number("delay_level", self.delay_level, DELAY_LEVELS)
+        if self.flag != 0:
+            _check_number("flag", self.flag, INT32)
         if self.deliver_after is not None or self.deliver_at is not None:
             check_delivery(self)
         if self.tags is not None:
+            if not isinstance(self.tags, str):
+                raise _no_text("tags", self.tags)
             check_tag(self.tags)
         if self.keys is not None:
             join_keys(self.keys)
-        if self.properties:
+        if self.properties is not None:
             check_properties(self.properties)
+
+
+def _body_error(body: object) -> str:
+    kind = type(body).__name__
+    remedy = BODY_REMEDIES.get(kind, "serialize it, for example as JSON")
+    return f"the body is {kind}, expected bytes: {remedy}"
+
+
+def is_topic(name: object) -> bool:
+    """Whether a topic can have this name."""
+    return isinstance(name, str) and topic_fault(name) is None
+
+
+def topic_error(topic: object) -> str:
+    """Say what is wrong with the name of a topic, and what would do."""
+    reason = text_fault(topic)
+    if reason is not None or not isinstance(topic, str):
+        return f"topic is {topic!r:.200}, expected text: {reason}"
+    if len(topic) > TOPIC_LENGTH_MAX:
+        return f"topic has {len(topic)} characters, at most {TOPIC_LENGTH_MAX} are allowed: {topic}"
+    remedy = re.sub(r"[^%|a-zA-Z0-9_-]", "_", topic) if topic.strip() else "orders"
+    return (
+        f"topic is {topic!r}, expected letters, digits and % | - _ only, as RocketMQ's brokers do: "
+        f"{remedy}, for example"
+    )
+
+
+def _no_text(what: str, value: object) -> InvalidMessageError:
+    return InvalidMessageError(f"{what} is {value!r:.200}, expected {text_fault(value) or 'text'}")
+
+
+def _check_number(what: str, value: object, allowed: range) -> None:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or not allowed.start <= value < allowed.stop
+    ):
+        raise InvalidMessageError(
+            f"{what} is {value!r:.200}, expected {allowed.start} to {allowed.stop - 1}"
+        )
 
 
 topic_fault: Callable[[str], str | None] = lru_cache(maxsize=1024)(validate_topic)
@@ -208,8 +259,6 @@ def check_delivery(message: Message) -> None:
 @lru_cache(maxsize=1024)
 def check_tag(tag: str) -> None:
     """Raise InvalidMessageError unless a subscription can name this tag."""
-    if not isinstance(tag, str):
-        raise InvalidMessageError(f"tags is {type(tag).__name__}, expected one tag as text")
     if not is_tag(tag):
         raise InvalidMessageError(
             f"tags is {tag!r}, expected one tag: text without blanks, quotes and |&!<>=(),;*?"
@@ -225,20 +274,42 @@ def join_keys(keys: str | Sequence[str]) -> str:
     if isinstance(keys, str):
         _check_value("keys", keys)
         return keys
+    given: object = keys
+    if isinstance(given, bytes | bytearray) or not isinstance(given, Sequence):
+        raise InvalidMessageError(
+            f"keys is {keys!r:.200}, expected text or a list of texts: {_key_remedy(keys)}"
+        )
     for key in keys:
+        if not isinstance(key, str):
+            raise InvalidMessageError(f"keys has {key!r:.200}, expected text: {_key_remedy(key)}")
         if not key or " " in key:
             raise InvalidMessageError(f"key {key!r} is empty or contains a blank")
         _check_value("keys", key)
     return " ".join(keys)
 
 
+def _key_remedy(key: object) -> str:
+    return "decode it" if isinstance(key, bytes | bytearray) else "str() makes it one"
+
+
 def check_properties(properties: Mapping[str, str]) -> None:
     """Raise InvalidMessageError for a reserved name, or text that could not be read back."""
+    if not isinstance(properties, Mapping):
+        raise InvalidMessageError(
+            f"properties is {properties!r:.200}, expected a mapping of names to text"
+        )
     for name, value in properties.items():
+        if not isinstance(name, str):
+            raise _no_text("name of a property", name)
+        if not isinstance(value, str):
+            raise InvalidMessageError(
+                f"property {name} is {value!r:.200}, expected text: {_key_remedy(value)}"
+            )
         if name in RESERVED_NAMES:
             raise InvalidMessageError(f"property {name} is reserved for clients and brokers")
         if not name or "\x01" in name or "\x02" in name:
             raise InvalidMessageError(f"property name {name!r} is empty or contains 0x01 or 0x02")
+        _check_value("a property name", name)
         if not value:
             raise InvalidMessageError(f"property {name} is empty; readers would drop it")
         _check_value(f"property {name}", value)
@@ -415,6 +486,7 @@ class MessageView(ReceivedMessage):
         Level 0 leaves the delay to the broker: 10 s at first, growing with each attempt. When the
         broker does not take it back, it is delivered again by this consumer.
         """
+        check_count("delay_level", delay_level, DELAY_LEVELS)
         await self._given_by().give_back(delay_level)
 
     def _given_by(self) -> Deliverer:

@@ -8,10 +8,10 @@ from halfmq.remoting.command import RemotingCommand
 
 from .config import ClientConfig
 from .connection import ConnectionPool
-from .errors import ConnectError, ConnectionLostError, RequestTimeoutError
+from .errors import BadAnswerError, ConnectError, ConnectionLostError, RequestTimeoutError
 from .security import Security
 
-_Unanswered = (ConnectError, ConnectionLostError, RequestTimeoutError)
+_Unanswered = (BadAnswerError, ConnectError, ConnectionLostError, RequestTimeoutError)
 
 
 class NameServers:
@@ -40,8 +40,11 @@ class NameServers:
             ConnectError: None can be reached, or none of several answers.
             ConnectionLostError: The only one ended the connection instead.
             RequestTimeoutError: The only one did not answer in time.
+            BadAnswerError: The only one is no RocketMQ server.
         """
-        failures: list[ConnectError | ConnectionLostError | RequestTimeoutError] = []
+        failures: list[
+            BadAnswerError | ConnectError | ConnectionLostError | RequestTimeoutError
+        ] = []
         for address in list(self._addresses):
             try:
                 connection = await self._pool.get(address, self._config.connect_timeout)

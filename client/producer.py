@@ -26,6 +26,7 @@ from halfmq.remoting.headers import SendMessageRequestHeaderV2, SendMessageRespo
 from halfmq.store.format.ids import java_string_hash
 from halfmq.store.format.topics import DEFAULT_TOPIC
 
+from .arguments import check_optional_text
 from .config import ClientConfig
 from .connection import ServerRequestHandler
 from .credentials import CredentialsSource
@@ -33,6 +34,7 @@ from .encoding import Draft, draft_batch, draft_message
 from .errors import (
     BrokerRefusedError,
     ClientError,
+    InvalidMessageError,
 )
 from .lifecycle import Client
 from .message import Message, MessageQueue, SendResult, SendStatus
@@ -73,7 +75,7 @@ class Producer(Client):
 
         Args:
             group: One name for all producers of one purpose, as ``orders-producer``.
-            namesrv: ``host:port``, several with ``;``; wins over the one in ``config``.
+            namesrv: ``host:port``, several with ``;`` or ``,``; wins over the one in ``config``.
             access_key: Signs every request; wins over ``config``, as do the next three.
             secret_key: The secret of ``access_key``.
             credentials: A function that gives both, asked again when they are refused.
@@ -106,6 +108,7 @@ class Producer(Client):
             SendTimeoutError: No answer within ``send_timeout``; it may be stored all the same.
         """
         session = self._session
+        _check_message(message, order_key)
         draft = draft_message(message, session.new_key(), self.config)
         return await self._transmit(session, RequestCode.SEND_MESSAGE_V2, draft, order_key, [])
 
@@ -122,6 +125,11 @@ class Producer(Client):
             ClientError: As :meth:`send`.
         """
         session = self._session
+        given: object = messages
+        if isinstance(given, str | bytes | Message) or not isinstance(given, Sequence):
+            raise InvalidMessageError(f"messages is {given!r:.200}, expected a list of Messages")
+        for message in messages:
+            _check_message(message, order_key)
         keys = [session.new_key() for _ in messages]
         draft = draft_batch(messages, keys, self.config)
         return await self._transmit(session, RequestCode.SEND_BATCH_MESSAGE, draft, order_key, [])
@@ -133,6 +141,7 @@ class Producer(Client):
             ClientError: It could not even be sent within ``send_timeout``.
         """
         session = self._session
+        _check_message(message, order_key)
         draft = draft_message(message, session.new_key(), self.config)
         topic, clock = message.topic, session.clock
         deadline = clock() + self.config.send_timeout
@@ -234,6 +243,13 @@ class Producer(Client):
             batch=batch,
             broker_name=queue.broker_name,
         )
+
+
+def _check_message(message: object, order_key: object) -> None:
+    if not isinstance(message, Message):
+        raise InvalidMessageError(f"message is {message!r:.200}, expected a Message")
+    if order_key is not None:
+        check_optional_text("order_key", order_key)
 
 
 def choose_queue(

@@ -21,7 +21,7 @@ from halfmq.remoting.signature import Identity, Signer
 
 from .config import ClientConfig
 from .credentials import Credentials, CredentialsSource
-from .errors import ConfigurationError, ConnectError, TlsError
+from .errors import PEER_EXPECTED, ConfigurationError, ConnectError, TlsError
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +34,8 @@ _ONLY_PLAIN = (
     "the server ended the TLS handshake; it may not speak TLS (tlsServerMode=disabled): give it a "
     f"certificate by tlsServerCertPath, or leave out tls; {_CLIENT_CERTIFICATE}"
 )
-ONLY_TLS = "it takes only TLS connections (tlsServerMode=enforcing): pass tls=True"
-_UNHEARD = "closed by the peer before it answered anything; "
+ONLY_TLS = f"it takes only TLS connections: pass tls=True; {PEER_EXPECTED}"
+_UNHEARD = f"closed by the peer before any answer; {PEER_EXPECTED}; "
 UNHEARD_PLAIN = f"{_UNHEARD}if it takes only TLS connections, pass tls=True"
 UNHEARD_TLS = f"{_UNHEARD}{_CLIENT_CERTIFICATE}"
 TLS_ALERT = b"\x15\x03"

@@ -28,7 +28,7 @@ import asyncio
 import logging
 import ssl
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -38,6 +38,7 @@ from halfmq.remoting.codes import RequestCode
 from halfmq.store.format.ids import parse_offset_message_id
 
 from .admin import PendingTransaction, pending_pages
+from .arguments import check_callable, check_kind
 from .check_back import CheckBack, Checker, Memory, as_checked, ask
 from .config import ClientConfig
 from .connection import ServerRequestHandler
@@ -53,7 +54,15 @@ from .errors import (
     HalfNotDurableError,
     TransactionNotRecordedError,
 )
-from .message import Decision, Message, MessageView, SendResult, SendStatus
+from .message import (
+    Decision,
+    Message,
+    MessageView,
+    SendResult,
+    SendStatus,
+    is_topic,
+    topic_error,
+)
 from .producer import Producer
 from .recording import take_unrecorded
 from .retry import leaves_doubt
@@ -195,7 +204,12 @@ class Transaction:
         )
 
     def decide(self, decision: Decision) -> None:
-        """Fix the decision, however the block is left. UNKNOWN leaves it to the broker's check."""
+        """Fix the decision, however the block is left. UNKNOWN leaves it to the broker's check.
+
+        Raises:
+            ConfigurationError: It is no Decision.
+        """
+        check_kind("decision", decision, Decision)
         self._explicit = decision
 
     def rollback(self) -> None:
@@ -283,7 +297,7 @@ class TransactionProducer(Producer):
                 listener used last.
             topics: Brokers of these are greeted at start too, in clusters that tell clients
                 nothing else.
-            namesrv: ``host:port``, several with ``;``; wins over the one in ``config``.
+            namesrv: ``host:port``, several with ``;`` or ``,``; wins over the one in ``config``.
             access_key: Signs every request; wins over ``config``, as do the next three.
             secret_key: The secret of ``access_key``.
             credentials: A function that gives both, asked again when they are refused.
@@ -302,7 +316,15 @@ class TransactionProducer(Producer):
             tls=tls,
             config=config,
         )
-        self._topics = topics
+        if checker is not None and not isinstance(checker, TransactionListener):
+            check_callable("checker", checker)
+        given: object = topics
+        if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+            raise ConfigurationError("topics", topics, "several names, such as ('orders',)")
+        for topic in topics:
+            if not is_topic(topic):
+                raise ConfigurationError("topics", topic, f"a topic: {topic_error(topic)}")
+        self._topics = tuple(topics)
         # Weak: one whose block was interrupted before it could be left has nobody who decides about
         # it, and must not be taken for running once nobody has it any more.
         self._open: WeakValueDictionary[str, Transaction] = WeakValueDictionary()
@@ -365,8 +387,8 @@ class TransactionProducer(Producer):
             ConfigurationError: There is none.
         """
         listener = listener or self._listener
-        if listener is None:
-            raise ConfigurationError("listener", None, "a TransactionListener")
+        if not isinstance(listener, TransactionListener):
+            raise ConfigurationError("listener", listener, "a TransactionListener")
         if self._check_back.checker is None or self._listener is not None:
             self._listener = listener
             self._check_back.checker = listener.check_local_transaction
@@ -386,6 +408,8 @@ class TransactionProducer(Producer):
 
     async def close(self) -> None:
         """Wait a little for decisions and checks under way, then close; safe to call twice."""
+        if self._is_the_parents():
+            return
         self._check_back.closing = True
         try:
             clock = asyncio.get_running_loop().time
@@ -487,8 +511,9 @@ class TransactionProducer(Producer):
         finally:
             asking.cancel()  # without effect on one that is done
             if transaction.decision is None:
-                logger.warning("event=transaction_undecided transaction=%s", transaction.id)
                 await self.finish(transaction, Decision.UNKNOWN)
+            if transaction.decision is Decision.UNKNOWN:
+                logger.warning("event=transaction_undecided transaction=%s", transaction.id)
         if not asking.cancelled():
             asking.result()
 

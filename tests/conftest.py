@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 import random
 from collections import defaultdict
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 
+from halfmq.client import ClientConfig
+from halfmq.store import disk
+from tests.support.patience import PATIENCE_S
 from tests.support.seeds import NAME, run_seed
 
 DOSE = "HALFMQ_CAMPAIGN_TESTS"
@@ -34,6 +38,30 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("halfmq")  # before test modules derive their own settings from it
+
+
+LIMITS = ("connect_timeout", "request_timeout", "send_timeout")
+"""Time limits of a client that do not pass in a test that does not set them."""
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_clients() -> None:
+    """A client is no witness of how fast the machine is; its usual three seconds are too few."""
+    defaults = ClientConfig.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults.update(dict.fromkeys(LIMITS, PATIENCE_S))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_wait_for_the_disk() -> Iterator[None]:
+    """No test cuts the power, so what a test's own process has written is there without a flush.
+
+    Brokers in processes of their own flush in earnest.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("fsync", "fdatasync"):
+            patch.setattr(disk, name, os.fstat)  # which refuses a wrong descriptor too
+        yield
 
 
 def pytest_configure() -> None:

@@ -15,7 +15,7 @@ from halfmq.store.format.index import UNIQUE_KEY_SIZE, joined_if_usual
 from halfmq.store.format.properties import tags_code
 from halfmq.store.format.record import CRC_TAIL_START, without_crcs
 
-from ..transaction.admission import check_batched, without_brokers_own
+from ..transaction.admission import fault_in_batch, refusal, without_brokers_own
 
 _UNIQUE_KEY: Final = b"UNIQ_KEY\x01"
 _SEPARATOR: Final = b"\x02"  # behind a property
@@ -118,7 +118,9 @@ def _admitted(raw: bytes, number: int) -> bytes:
     Raises:
         RequestRefusedError: They ask for what the messages of a batch cannot have.
     """
-    check_batched(raw, f"unit {number} of the batch (counted from 0)")
+    fault = fault_in_batch(raw, f"unit {number} of the batch (counted from 0)")
+    if fault is not None:
+        raise refusal(fault)
     return without_brokers_own(without_crcs(raw))
 
 

@@ -40,7 +40,7 @@ from ..errors import RequestRefusedError
 from ..group_append import GroupAppend
 from ..router import answer
 from ..topics import TopicConfig
-from ..transaction.admission import REFUSAL_FIELDS, check_batched, without_brokers_own
+from ..transaction.admission import REFUSAL_FIELDS, fault_in_batch, without_brokers_own
 from ..transaction.twins import FirstHalf
 from . import plain_send
 from .batch_units import read_units
@@ -488,6 +488,7 @@ class SendHandler:
 
     def _admit_batch(self, request: RemotingCommand, header: SendMessageRequestHeader) -> None:
         illegal = None
+        fault = fault_in_batch((header.properties or "").encode(), "The batch")
         if header.topic.startswith(topic_names.RETRY_PREFIX):
             illegal = f"batch request does not support retry group {header.topic}"
         elif header.sys_flag & TRANSACTION_MASK:
@@ -495,6 +496,8 @@ class SendHandler:
                 f"{self._illegal_remark()} A batch cannot be transactional: send its messages one "
                 "by one."
             )
+        elif fault is not None:
+            illegal = f"{self._illegal_remark()} {fault}"
         elif len(request.body) > self._max_message_size:
             raise RequestRefusedError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -504,7 +507,6 @@ class SendHandler:
             )
         if illegal is not None:
             raise RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, illegal, REFUSAL_FIELDS)
-        check_batched((header.properties or "").encode(), "the batch")
 
     def _body_refusal(self, body: bytes) -> RequestRefusedError:
         if not body:  # RocketMQ 5.3.3 fails with a null pointer and answers the same code

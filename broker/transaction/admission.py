@@ -87,14 +87,11 @@ def without_brokers_own(properties: bytes) -> bytes:
     return without_properties(properties, BROKERS_OWN)
 
 
-def check_batched(properties: bytes, where: str) -> None:
-    """Raise if properties in a batch ask for what only single messages can have.
+def fault_in_batch(properties: bytes, where: str) -> str | None:
+    """Say what properties in a batch ask for that only single messages can have; None: nothing.
 
-    ``where`` says whose they are, to begin the remark with.
-
-    Raises:
-        RequestRefusedError: They ask for a transaction, a delay or a time of delivery. Delivered
-            at once, such a message would be silently wrong.
+    That is a transaction, a delay or a time of delivery: delivered at once, such a message would be
+    silently wrong. ``where`` says whose properties they are, to begin the sentence with.
     """
     why = None
     if (get_property(properties, b"TRAN_MSG") or b"").lower() == b"true":
@@ -106,9 +103,10 @@ def check_batched(properties: bytes, where: str) -> None:
             if get_property(properties, name.encode()) is not None:
                 why = "delivery at a chosen time is not offered; use a delay level (DELAY)"
                 break
-    if why is not None:
-        value = _shown(get_property(properties, name.encode()) or b"")
-        raise refusal(f"{where} has {name}={value}: {why}; send it by itself, not in a batch")
+    if why is None:
+        return None
+    value = _shown(get_property(properties, name.encode()) or b"")
+    return f"{where} has {name}={value}: {why}; send it by itself, not in a batch"
 
 
 def admitted(properties: bytes, now_ms: int, *, reserve: int = FINAL_RESERVE) -> bytes:

@@ -85,7 +85,10 @@ class Load:
     @property
     def config(self) -> ClientConfig:
         return ClientConfig(
-            namesrv=self.broker.address, reconnect_delay_min=0.02, reconnect_delay_max=0.1
+            namesrv=self.broker.address,
+            send_attempts_max=1,  # a refusal is the test's to see
+            reconnect_delay_min=0.02,
+            reconnect_delay_max=0.1,
         )
 
     def body(self, kind: str, size: int) -> bytes:

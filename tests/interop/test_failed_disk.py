@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from halfmq.client import (
 )
 from halfmq.store import disk
 from tests.support.client_loops import on_both_loops
+from tests.support.fake_broker import until
 from tests.support.patience import PATIENCE_S
 
 
@@ -43,13 +45,19 @@ async def test_after_a_failed_flush_nothing_is_acknowledged(
     monkeypatch.setattr(server, "CLOSE_TIMEOUT_S", 0.1)  # replies wait that will never be sent
     broker = _broker(tmp_path)
     await broker.start()
-    config = ClientConfig(namesrv=broker.namesrv_address, send_timeout=1.0)
-    async with Producer("p", config=config) as producer:
+    once = ClientConfig(namesrv=broker.namesrv_address, send_attempts_max=1)
+    impatient = replace(once, send_timeout=0.5)
+    async with (
+        Producer("p", config=once) as producer,
+        Producer("p", config=impatient) as unanswered,
+    ):
+        await unanswered.send_oneway(Message("orders", b"before"))  # it knows the route now
         await producer.send(Message("orders", b"before"))
         with monkeypatch.context() as patch:
             patch.setattr(disk, "fdatasync", _broken)
             with pytest.raises(ClientError):
-                await producer.send(Message("orders", b"during"))
+                await unanswered.send(Message("orders", b"during"))
+            await until(lambda: "flush_failed" in caplog.text)
         with pytest.raises(BrokerRefusedError, match=r"flush failed behind offset.*Input/output"):
             await producer.send(Message("orders", b"behind"))
     await broker.stop()

@@ -38,6 +38,7 @@ from halfmq.client import (
     TransactionFencedError,
     TransactionLedger,
     TransactionListener,
+    TransactionNotRecordedError,
     TransactionProducer,
     UnequalSubscriptions,
     User,
@@ -103,6 +104,7 @@ async def transacting() -> None:
         async with producer.transaction(Message("orders", b"o-2", keys="o-2")) as tx:
             identity: str = tx.id
             tx.decide(Decision.UNKNOWN)
+            tx.rollback()
         decided: bool = tx.decided
         show(identity, decided, tx.message_id, tx.result.queue_offset)
     async with TransactionProducer("orders-tx", plain_checker, topics=("orders",)) as producer:
@@ -129,6 +131,9 @@ async def transacting_with_a_ledger() -> None:
                     database.execute(*ledger.statement(tx.id, "qmark"))
         except TransactionFencedError as error:
             show(error.transaction_id)
+            return
+        except TransactionNotRecordedError as error:
+            show(error.transaction_id + error.decision)
             return
         final: str | None = tx.final_message_id
         places: list[int] = [result.queue_offset for result in tx.results]

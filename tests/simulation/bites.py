@@ -9,27 +9,38 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
+from halfmq.broker import delay
+from halfmq.broker.arrivals import Arrivals
+from halfmq.broker.delay import DELAY_MS_MAX
+from halfmq.broker.handlers import batch_units, send
 from halfmq.broker.retention import RetentionSchedule
 from halfmq.broker.server import ClientConnection
+from halfmq.broker.transaction import service as transaction_service
 from halfmq.broker.transaction import snapshot
+from halfmq.broker.transaction.checker import Checker
 from halfmq.broker.transaction.deciding import Decisions
 from halfmq.broker.transaction.fold import Fold
 from halfmq.broker.transaction.half import committed
 from halfmq.broker.transaction.pending import Event
-from halfmq.broker.transaction.twins import TwinFinder
+from halfmq.broker.transaction.snapshot import Snapshots
+from halfmq.broker.transaction.twins import REFILL_BYTES_MAX, TwinFinder, Twins
+from halfmq.client import Decision, TransactionProducer, message
 from halfmq.store import log_scan
 from halfmq.store.consume_queue import ConsumeQueue
 from halfmq.store.flush import Flusher
+from halfmq.store.format.properties import get_property
+from halfmq.store.format.topics import HALF_TOPIC
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery import Recovery
 
 from .__main__ import fix_hashes
-from .clients import Clients
+from .ledger import Ledger
 from .scenario import ROW
 from .world import run
 
@@ -154,8 +165,87 @@ def _nothing_is_waited_for(_original: Any) -> Any:
     return lambda self, end: self._retention.delete(end, 0)
 
 
+def _all_or_none_are_read(original: Any) -> Any:
+    def refill(self: Any, log: Any, *, bytes_max: int = REFILL_BYTES_MAX) -> None:
+        first, end = log.queue_bounds(HALF_TOPIC, 0)
+        newest = max(first, end - 256)
+        if log.get(HALF_TOPIC, 0, newest, max_count=256, max_bytes=1 << 62).size <= bytes_max:
+            original(self, log, bytes_max=bytes_max)
+
+    return refill
+
+
+def _block_decides(original: Any) -> Any:
+    """Roll back when a block is left by an exception, whatever the checker knows."""
+
+    def finish(self: Any, transaction: Any, decision: Decision | None) -> Any:
+        return original(self, transaction, Decision.ROLLBACK if decision is None else decision)
+
+    return finish
+
+
+def _wall_ms() -> int:
+    return int(time.time() * 1_000)
+
+
+def _first_by_timestamp(_original: Any) -> Any:
+    def schedule_first(self: Any, entry: Any) -> None:
+        wait_ms = self._first_wait_ms(entry) + entry.store_timestamp - _wall_ms()
+        self._plan(entry, self._monotonic_ms() + wait_ms)
+
+    return schedule_first
+
+
+def _younger_than_new(_original: Any) -> Any:
+    def schedule_again(self: Any, entry: Any, age_ms: int, *, grace_ms: int = 0) -> None:
+        wait_ms = max(self._first_wait_ms(entry) - age_ms, grace_ms)
+        self._plan(entry, self._monotonic_ms() + wait_ms)
+
+    return schedule_again
+
+
+def _stored_in_future(original: Any) -> Any:
+    def stored_ms(self: Any, physical_offset: int, store_timestamp: int) -> Any:
+        if physical_offset < self._start_end:
+            return self._start_ms - (self._start_wall_ms - store_timestamp)
+        return original(self, physical_offset, store_timestamp)
+
+    return stored_ms
+
+
+def _set_back_is_due(_original: Any) -> Any:
+    """Go by the wall clock, and take a timestamp ahead of it for one that is due."""
+
+    def stored_ms(_self: Any, _physical_offset: int, store_timestamp: int) -> int:
+        waited_ms = _wall_ms() - store_timestamp
+        now_ms = int(time.monotonic() * 1_000)
+        return now_ms - (DELAY_MS_MAX if waited_ms < 0 else waited_ms)
+
+    return stored_ms
+
+
+def _waits_all_again(_original: Any) -> Any:
+    return lambda draft, left_ms, levels: levels.waiting(draft, left_ms)
+
+
+def _property_is_believed(original: Any) -> Any:
+    def half_message_id(record: Any) -> Any:
+        value = get_property(record.properties, b"TRANSACTION_HALF_ID")
+        return original(record) if value is None else value.decode()
+
+    return half_message_id
+
+
+def _checks_are_not_counted(original: Any) -> Any:
+    def tick(self: Any, now_ms: int) -> Any:
+        self._counted = lambda: 0
+        return original(self, now_ms)
+
+    return tick
+
+
 def _no_tombstone(original: Any) -> Any:
-    def look_up(self: Any, key: str) -> Any:
+    def fence(self: Any, key: str) -> Any:
         records = self._world.records
         known = key in records.ledger
         decision = original(self, key)
@@ -163,7 +253,7 @@ def _no_tombstone(original: Any) -> Any:
             del records.ledger[key]
         return decision
 
-    return look_up
+    return fence
 
 
 _REPLY: Final = "reply_when_durable"
@@ -203,6 +293,50 @@ BITES: Final = {
         (Patch(Decisions, "plan", _planned_is_forgotten),),
     ),
     "twins": Bite("a half that was sent twice is one", (Patch(TwinFinder, "find", _nothing()),)),
+    "refill": Bite(
+        "a start knows the newest halves that fit, if they are sent again",
+        (Patch(Twins, "refill", _all_or_none_are_read),),
+    ),
+    "exception": Bite(
+        "a block that is left by an exception does not decide",
+        (Patch(TransactionProducer, "finish", _block_decides),),
+    ),
+    "wait": Bite(
+        "a first check is due when its wait is over, whatever the clock says",
+        (Patch(Checker, "schedule_first", _first_by_timestamp),),
+    ),
+    "age": Bite(
+        "a start asks about a half within its wait, also if the clock was set back",
+        (Patch(Checker, "schedule_again", _younger_than_new),),
+    ),
+    "ahead": Bite(
+        "a start delivers what waits within its delay, also if the clock was set back",
+        (Patch(Arrivals, "stored_ms", _stored_in_future),),
+    ),
+    "arrivals": Bite(
+        "delays count on the monotonic clock", (Patch(Arrivals, "stored_ms", _set_back_is_due),)
+    ),
+    "left": Bite(
+        "of a delay that is longer than its level, the rest is waited for",
+        (Patch(delay, "_again", _waits_all_again),),
+    ),
+    "forged": Bite(
+        "what only the broker may say is taken off, and not believed",
+        (
+            Patch(send, "without_brokers_own", lambda _original: lambda properties: properties),
+            Patch(
+                batch_units, "without_brokers_own", lambda _original: lambda properties: properties
+            ),
+            Patch(message, "half_message_id", _property_is_believed),
+        ),
+    ),
+    "room": Bite(
+        "a half is refused that its decision has no room for",
+        (Patch(transaction_service, "leave_room", _nothing()),),
+    ),
+    "counts": Bite(
+        "checks alone are worth a snapshot", (Patch(Snapshots, "tick", _checks_are_not_counted),)
+    ),
     "flush": Bite(
         "durable is what was written when the flush began",
         (Patch(Flusher, "_flush", _flush_that_looks_late),),
@@ -237,7 +371,7 @@ BITES: Final = {
     ),
     "tombstone": Bite(
         "a checker that finds no row forbids it (the users' part)",
-        (Patch(Clients, "look_up", _no_tombstone),),
+        (Patch(Ledger, "fence", _no_tombstone),),
     ),
 }
 

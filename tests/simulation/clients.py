@@ -1,15 +1,15 @@
-"""The users' side: producers with local transactions, consumers, an operator, and the ledger.
+"""The users' side: producers with local transactions, consumers, and an operator.
 
-The ledger is the users' database: outside all processes, atomic, never lost. A local transaction
-writes a row under its key. The checker looks for the row and, finding none, leaves a tombstone
-there, so that a local transaction that comes later fails. That is what the documentation asks of
-users, and with it *row ⇔ message* must hold, whatever else happens.
+Producers leave their transactions in every way: normally, by an exception before or after the row
+is committed, or cancelled at any await, once or again while they tidy up. They send messages that
+nearly fill a file of the log, and forge what only brokers may say. Consumers retry.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
@@ -21,11 +21,15 @@ from halfmq.client import (
     Decision,
     Message,
     MessageView,
+    Transaction,
     TransactionProducer,
 )
+from halfmq.store.format.ids import parse_offset_message_id
+from halfmq.store.format.properties import PROPERTY_TRANSACTION_HALF_ID
 
+from .ledger import Ledger
 from .loop import Process
-from .scenario import ROW, TOMBSTONE, Attempt
+from .scenario import Attempt
 
 if TYPE_CHECKING:
     from .world import World
@@ -33,12 +37,17 @@ if TYPE_CHECKING:
 GROUP: Final = "payers"
 READERS: Final = "readers"
 TOPICS: Final = ("orders", "invoices")
+DELAYS_S: Final = (0.2, 3.0, 20.0)
+DELAY_LEVELS: Final = ((1, 1.0), (2, 5.0), (3, 10.0))
+"""Of plain messages, with their seconds."""
+GIANT_RESERVE: Final = (300, 700)
+"""Bytes by which a giant body is smaller than a file of the log, from and below."""
 LONGEST_LOCAL_S: Final = 120.0
 RETRY_S: Final = 0.2  # between two attempts of a program to get started
 
 
 class LocalError(Exception):
-    """The local transaction has failed and left no row."""
+    """The local transaction has failed, or its driver says so: perhaps it has left a row."""
 
 
 class Clients:
@@ -48,6 +57,7 @@ class Clients:
         self._world = world
         self._namesrv = namesrv
         self._begun = 0
+        self.ledger = Ledger(world)
         self.under_way: dict[str, Process] = {}  # messages and transactions, by key
 
     def _config(self, process: Process) -> ClientConfig:
@@ -60,6 +70,7 @@ class Clients:
             offset_commit_interval=1.0,
             route_refresh_interval=5.0,
             pull_suspend=5.0,
+            compress_over=None,  # giants are to be stored as they are
         )
 
     def forget(self, process: Process) -> None:
@@ -105,21 +116,36 @@ class Clients:
 
     async def _send(self, producer: TransactionProducer, key: str) -> None:
         records = self._world.records
+        chance = self._world.chance
+        message = Message(chance.choice(TOPICS), key.encode(), keys=key)
+        if chance.random() < 0.1:
+            message.delay_level, delay_s = chance.choice(DELAY_LEVELS)
+            now = self._world.loop.now
+            records.plain_due[key] = now, now + delay_s
         records.plain_sent[key] = None
-        topic = self._world.chance.choice(TOPICS)
+        self._forge(message)
         with contextlib.suppress(ClientError):
-            await producer.send(Message(topic, key.encode(), keys=key))
+            await producer.send(message)
             records.plain_acknowledged[key] = None
+
+    def _forge(self, message: Message) -> None:
+        """Let a message say, with some luck, that it is the commit of somebody's transaction."""
+        chance, attempts = self._world.chance, self._world.records.attempts
+        if attempts and chance.random() < 0.1:
+            attempt = attempts[chance.choice(list(attempts))]
+            if attempt.half_ids:
+                message.properties = {PROPERTY_TRANSACTION_HALF_ID: attempt.half_ids[0]}
 
     async def _send_batch(self, producer: TransactionProducer, key: str) -> None:
         world, records = self._world, self._world.records
         topic = world.chance.choice(TOPICS)
-        size = world.scenario.body_size
+        size = min(world.scenario.body_size, 900)
         # Of a batch all bodies together may be as long as the one of a single message.
         count = world.chance.randrange(2, 7) if size < 900 else 2
         keys = [f"{key}.{number}" for number in range(count)]
         records.plain_sent.update(dict.fromkeys(keys))
         messages = [Message(topic, one.encode().ljust(size), keys=one) for one in keys]
+        self._forge(messages[-1])
         with contextlib.suppress(ClientError):
             await producer.send_batch(messages)
             records.plain_acknowledged.update(dict.fromkeys(keys))
@@ -132,76 +158,69 @@ class Clients:
         bodies = [f"{key}/{number}" for number in range(count)]
         attempt = records.attempts[key] = Attempt(key, bodies)
         if chance.random() < 0.1:
-            attempt.delay_s = chance.choice((0.2, 3.0))
+            attempt.delay_s = chance.choice(DELAYS_S)
         delay = timedelta(seconds=attempt.delay_s) if attempt.delay_s else None
+        size = world.scenario.body_size
+        if world.scenario.giants and count == 1 and chance.random() < 0.15:
+            size = world.scenario.log_file_size - chance.randrange(*GIANT_RESERVE)
         messages = [
             Message(
                 chance.choice(TOPICS),
-                body.encode().ljust(world.scenario.body_size),
+                body.encode().ljust(size),
                 keys=key,
                 deliver_after=delay,
             )
             for body in bodies
         ]
+        self._forge(messages[-1])
         transaction = producer.transaction(messages)
         try:
-            async with transaction:
+            async with self._patience(), transaction:
                 attempt.half_ids = [result.offset_message_id for result in transaction.results]
                 world.loop.witness("prepared", key, *attempt.half_ids)
-                if not await self._local(key):
+                if not await self._local(transaction):
                     transaction.decide(Decision.UNKNOWN)
         except LocalError:
             records.events["local failure"] += 1
+        except TimeoutError:
+            records.events["cancelled"] += 1
         except ClientError as error:
             records.events[type(error).__name__] += 1
         attempt.ended, attempt.accepted = transaction.decision, transaction.decided
         world.loop.witness("ended", key, str(attempt.ended), attempt.accepted)
 
-    # --- the database
+    @contextlib.asynccontextmanager
+    async def _patience(self) -> AsyncIterator[None]:
+        """Cancel what goes on inside, with some luck: once, or again while it tidies up."""
+        chance = self._world.chance
+        if chance.random() >= self._world.scenario.impatience:
+            yield
+            return
+        first = chance.random() * chance.choice((0.02, 0.1, 1.0))
+        again = first + chance.random() * chance.choice((0.01, 0.1, 10.0))
+        async with asyncio.timeout(again), asyncio.timeout(first):
+            yield
 
-    async def _local(self, key: str) -> bool:
+    async def _local(self, transaction: Transaction) -> bool:
         """Run the local transaction; False when its outcome is not known here.
 
         Raises:
-            LocalError: It has failed.
+            LocalError: It has failed, or its driver says so.
         """
         world = self._world
-        chance = world.chance
+        chance, key = world.chance, str(transaction.message.keys)
         longest = LONGEST_LOCAL_S if chance.random() < 0.03 else world.scenario.local_s
         await asyncio.sleep(chance.random() * longest)
         if chance.random() < 0.2:
+            if chance.random() < 0.3:
+                transaction.rollback()
             raise LocalError(key)
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        # The statement is on its way to the database: it arrives even if we die now.
-        world.later(chance.random() * 0.01, self._commit, key, answer, world.loop.process)
-        if not await answer:
+        if not await self.ledger.save(key):
+            raise LocalError(key)
+        if chance.random() < 0.05:
+            world.records.events["failed after commit"] += 1
             raise LocalError(key)
         return chance.random() >= 0.05
-
-    def _commit(self, key: str, answer: asyncio.Future[bool], process: Process) -> None:
-        world = self._world
-        records = world.records
-        committed = key not in records.ledger
-        if committed:
-            records.ledger[key] = ROW
-            records.attempts[key].row_at = world.loop.now
-        world.loop.witness("row", key, committed)
-        if not process.dead:
-            when = world.loop.now + world.chance.random() * 0.01
-            process.call_at(when, _answer, answer, committed)
-
-    def look_up(self, key: str) -> Decision:
-        """Say what the ledger knows of a transaction; fenced, no row now means that none will be.
-
-        Without the fence a row may come later, and its COMMIT be refused: no broker can help that.
-        What the broker says must hold all the same.
-        """
-        ledger = self._world.records.ledger
-        if self._world.scenario.fenced:
-            ledger.setdefault(key, TOMBSTONE)
-        row = ledger.get(key)
-        self._world.loop.witness("looked up", key, row)
-        return Decision.COMMIT if row == ROW else Decision.ROLLBACK
 
     async def check(self, message: MessageView) -> Decision:
         """Be the checker of the producers."""
@@ -216,7 +235,7 @@ class Clients:
                 await asyncio.sleep(40.0)
             if mood > 0.98:
                 raise LocalError(message.keys)
-        decision = self.look_up(message.keys)
+        decision = await self.ledger.look_up(message.keys)
         await asyncio.sleep(world.chance.random() * 0.02)
         return decision
 
@@ -253,11 +272,21 @@ class Clients:
         half_id = message.half_message_id
         if half_id is not None:
             records.half_ids.setdefault(body, set()).add(half_id)
-        attempt = records.attempts.get(message.keys)
-        if attempt is not None and attempt.delay_s:
-            early = attempt.row_at + attempt.delay_s - world.loop.now
-            if attempt.row_at and early > 0.002:  # due times are kept in whole milliseconds
-                world.violate(f"{body} was delivered {early:.3f} s before its time")
+        self._check_time(message.keys, body)
+
+    def _check_time(self, key: str, body: str) -> None:
+        world = self._world
+        attempt = world.records.attempts.get(key)
+        since = due = 0.0
+        if attempt is not None and attempt.delay_s and attempt.row_at:
+            since, due = attempt.row_at, attempt.row_at + attempt.delay_s
+        elif key in world.records.plain_due:
+            since, due = world.records.plain_due[key]
+        early = due - world.loop.now
+        stepped, started = world.records.clock_stepped_at, world.records.started_at
+        # A broker that starts delivers what is due by the clock, however the clock came to it.
+        if early > 0.002 and not (since < stepped and since < started):
+            world.violate(f"{body} was delivered {early:.3f} s before its time")
 
     # --- the operator
 
@@ -282,14 +311,13 @@ class Clients:
         async for parked in admin.transactions(state="parked"):
             self._world.loop.witness("operator", parked.keys)
             if not self._world.settling and self._world.chance.random() < 0.3:
+                offset = parse_offset_message_id(parked.half_message_id).physical_offset
+                self._world.records.resumed[offset] = None
                 await admin.resume(parked.half_message_id)
-            elif self.look_up(parked.keys) is Decision.COMMIT:
+                continue
+            decision = await self.ledger.look_up(parked.keys)
+            if decision is Decision.COMMIT:
                 await admin.commit(parked.half_message_id)
-            else:
+            elif decision is Decision.ROLLBACK:
                 await admin.rollback(parked.half_message_id)
                 self._world.records.operator_rollbacks[parked.keys] = None
-
-
-def _answer(future: asyncio.Future[bool], value: bool) -> None:
-    if not future.done():
-        future.set_result(value)

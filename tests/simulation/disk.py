@@ -107,6 +107,7 @@ class Disk:
         self.fail_at_write = -1
         self.full_until = 0.0  # time until which no more space is to be had
         self.on_fault: Callable[[str, Process], None] = lambda _kind, _process: None
+        self.on_create: Callable[[Path], None] = lambda _path: None
         self.on_unlink: Callable[[Path], None] = lambda _path: None  # before the file is gone
         self._page_chance = 0.0  # with which a changed page survives the power cut under way
 
@@ -332,6 +333,7 @@ class Disk:
     def _created(self, path: Path, inode: int) -> None:
         self._durable.pop(inode, None)
         self._log(path, {path.name: inode})
+        self.on_create(path)
 
     def _log(self, path: Path, change: dict[str, int | None]) -> None:
         directory = self._inode(path.parent)

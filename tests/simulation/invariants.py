@@ -4,15 +4,19 @@
   ASYNC_FLUSH consumers read what is not on disk yet; after a power cut they may be ahead of the
   queue, and skip what takes the place of what was lost. Then "delivered" is: it is in its queue.
   And users whose checker leaves no tombstone are promised less; all that follows, still.
+* What a broker has acknowledged it can decide; in the end all is decided and delivered.
 * A half has at most one final message in the log, and none once a rollback was accepted.
 * So has a message, however often its producer sent it: twins are one transaction.
 * A broker that starts doubts no decision that was confirmed before, and asks about no transaction
   of which halves are missing.
 * Every half that was acknowledged is in the log, and decided, pending or parked.
 * Of several messages in one transaction consumers got all or none.
+* Nothing is delivered before its time. What waits is written again when it changes its delay level,
+  and not otherwise.
 * The queue offsets of a queue have no gap, and its entries lead to its records.
 * The table of undecided transactions is what the log says.
-* A consumer sees the same half, by its id, in every delivery of a message.
+* A consumer sees the same half, by its id, in every delivery of a message; it sees none in messages
+  that were sent outside of transactions, whatever their properties say.
 * What was acknowledged of plain messages was delivered, unless the flush mode allows their loss.
 * ``halfmq store verify`` finds nothing, neither in log and queues nor in index and tables.
 * Nobody logged an error, and no callback failed.
@@ -26,6 +30,7 @@ is not repeated.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -36,7 +41,7 @@ from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.queue_entry import ENTRY_SIZE, unpack_entry
 from halfmq.store.format.record import MAGIC_BLANK, PREFIX, Record, decode_record
-from halfmq.store.format.topics import HALF_TOPIC, RETRY_PREFIX
+from halfmq.store.format.topics import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 from halfmq.store.tools.state import State
 from halfmq.store.tools.verify import verify
 
@@ -47,6 +52,9 @@ if TYPE_CHECKING:
 
 _MASK, _COMMIT, _ROLLBACK = 0xC, 0x8, 0xC
 _NO_QUEUE: Final = frozenset({0x4, 0xC})
+WAITS_MAX: Final = {0.2: 2, 3.0: 4, 20.0: 8}
+"""By delay in seconds: how often a message may be written before it is delivered, by one broker.
+For 20 s that is in levels of 10 s and 5 s, and five times in that of 1 s."""
 
 
 class Log(NamedTuple):
@@ -196,6 +204,7 @@ def check(world: World) -> None:
         _check_finals(world, log)
         _check_groups(world, log)
         _check_acknowledged(world, log)
+        _check_delays(world, log)
         _check_queues(world, log)
         _verify(world)
     except Exception as error:  # noqa: BLE001 -- a store that cannot be read is a finding
@@ -265,6 +274,21 @@ def _check_acknowledged(world: World, log: Log) -> None:
         seen = {parse_offset_message_id(one).physical_offset for one in half_ids}
         if not seen <= halves:
             world.violate(f"consumers of {body} saw the halves {seen}, there are {halves}")
+
+
+def _check_delays(world: World, log: Log) -> None:
+    """Check that what waits for its time is written again as often as it changes its level."""
+    starts, attempts = world.records.log_starts, world.records.attempts
+    waiting = Counter(
+        (_body(record), bisect_right(starts, record.physical_offset))
+        for record in log.records
+        if record.topic == SCHEDULE_TOPIC
+        and not (get_property(record.properties, b"REAL_TOPIC") or b"").startswith(b"%")
+    )
+    for (body, run), count in waiting.items():
+        attempt = attempts.get(body.partition("/")[0])
+        if attempt is not None and count > WAITS_MAX[attempt.delay_s]:
+            world.violate(f"{body} was written {count} times while it waited, in run {run}")
 
 
 def _check_queues(world: World, log: Log) -> None:

@@ -40,6 +40,8 @@ THREAD_WAKE_S_MAX: Final = 0.002
 """How long it may take until a thread that was woken, or started, runs."""
 NESTED_MAX: Final = 4
 """Threads that may be in the middle of waiting for the disk at one time."""
+STEPS_MAX: Final = 400_000
+"""Callbacks of a run that ends; most have some thousand."""
 TRACE_KEPT: Final = 400_000
 """Events of a trace that are kept; a run has some ten thousand."""
 
@@ -59,7 +61,6 @@ class Process:
         self.name = name
         self.address = address
         self.dead = False
-        self.skew_s = 0.0  # how far its wall clock is ahead of the world's
         self.steps = 0
         self.die_at_step = -1
         self.on_step_of_death: Callable[[], None] = lambda: None
@@ -115,12 +116,15 @@ class SimulationLoop(_EventLoop):  # type: ignore[misc]
         self.now = 1_000.0  # seconds of the monotonic clock
         self.steps = 0
         self.process: Process | None = None  # whose callback runs
+        self.clocks: dict[str, float] = {}
+        """By a machine's address: seconds by which its wall clock is ahead of true time."""
         self.network: Any = None
         self.digest = 0  # of everything that has happened
         self.trace: list[tuple[Any, ...]] | None = [] if keep_trace else None
         self.failures: list[str] = []  # errors that no live process caught
         self.errors: list[str] = []  # what live processes logged as errors
         self.over = False  # nothing that is destroyed now counts
+        self.halted = False  # nothing goes on: what happens does not end
         self.depth = 0
         self.in_thread = False  # whether what runs stands for a thread beside the event loop
         self._ready: deque[asyncio.Handle] = deque()
@@ -172,6 +176,8 @@ class SimulationLoop(_EventLoop):  # type: ignore[misc]
 
     def _pass(self, end: float) -> bool:
         """Run what is ready, or go on to the next timer; False when there is none before `end`."""
+        if self.halted:
+            return False
         ready, timers = self._ready, self._timers
         if not ready and timers:
             when = timers[0][0]
@@ -208,6 +214,8 @@ class SimulationLoop(_EventLoop):  # type: ignore[misc]
                 return
         self.steps += 1
         self.now += STEP_S
+        if self.steps == STEPS_MAX:
+            self.halt("something goes on without end")
         outer, self.process = (self.process, self.in_thread), process
         self.in_thread = False
         if self.trace is not None:
@@ -257,6 +265,12 @@ class SimulationLoop(_EventLoop):  # type: ignore[misc]
     def fail(self, reason: str) -> None:
         """Note an error that nobody caught."""
         self.failures.append(f"t={self.now:.6f} {reason}")
+
+    def halt(self, reason: str) -> None:
+        """Let nothing more happen."""
+        if not self.halted:
+            self.halted = True
+            self.fail(reason)
 
     # --- asyncio.AbstractEventLoop
 

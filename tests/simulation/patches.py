@@ -20,6 +20,7 @@ from halfmq.broker import retention as broker_retention
 from halfmq.broker import server as broker_server
 from halfmq.broker import service as broker_service
 from halfmq.broker.transaction import service as transaction_service
+from halfmq.broker.transaction import snapshot
 from halfmq.client import connection as client_connection
 from halfmq.store import disk as door
 
@@ -29,18 +30,21 @@ from .loop import EPOCH_S, Killed, SimulatedThread, SimulationLoop
 _PID: Final = 4242
 _USERS_FAULTS: Final = ("event=check_timed_out", "event=user_function_failed")
 """Errors that checkers of users make, and that are logged as theirs."""
+_UNFENCED_FAULT: Final = "event=decision_refused"
+"""What a checker without a fence brings about: it said ROLLBACK, and then the row came."""
 
 
 class ErrorLog(logging.Handler):
     """Notes what production code logs as an error: nothing here is beyond its control."""
 
-    def __init__(self, loop: SimulationLoop) -> None:
+    def __init__(self, loop: SimulationLoop, *, fenced: bool) -> None:
         super().__init__(logging.ERROR)
         self._loop = loop
+        self._users_faults = _USERS_FAULTS if fenced else (*_USERS_FAULTS, _UNFENCED_FAULT)
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage()
-        if text.startswith(_USERS_FAULTS):
+        if text.startswith(self._users_faults):
             return
         process = self._loop.process
         if process is not None and (process.dead or process.faulty):
@@ -66,13 +70,15 @@ def _numbered() -> Callable[[Any], int]:
 
 
 @contextlib.contextmanager
-def installed(loop: SimulationLoop, disk: Disk, chance: random.Random) -> Iterator[None]:
-    """Put everything in place, and back in the end."""
-    skew: Callable[[], float] = lambda: loop.process.skew_s if loop.process else 0.0  # noqa: E731
+def installed(
+    loop: SimulationLoop, disk: Disk, chance: random.Random, *, fenced: bool = True
+) -> Iterator[None]:
+    """Put everything in place, and back in the end; `fenced` is the scenario's."""
     numbered = _numbered()
 
     def wall_ns() -> int:
-        return int((EPOCH_S + loop.now + skew()) * 1e9)
+        ahead_s = loop.clocks.get(loop.process.address, 0.0) if loop.process else 0.0
+        return int((EPOCH_S + loop.now + ahead_s) * 1e9)
 
     own_thread, sleep = threading.get_ident(), time.sleep
 
@@ -84,6 +90,7 @@ def installed(loop: SimulationLoop, disk: Disk, chance: random.Random) -> Iterat
 
     replaced: list[tuple[Any, str, Any]] = [
         (time, "monotonic", loop.time),
+        (time, "monotonic_ns", lambda: int(loop.now * 1e9)),
         (time, "perf_counter", loop.time),
         (time, "time", lambda: wall_ns() / 1e9),
         (time, "time_ns", wall_ns),
@@ -101,7 +108,8 @@ def installed(loop: SimulationLoop, disk: Disk, chance: random.Random) -> Iterat
         # Housekeeping that is only there to be prompt; a run spends less on it this way.
         (broker_service, "INDEX_TICK_S", 0.25),
         (client_connection, "SWEEP_INTERVAL", 0.25),
-        # Old files are looked for within the seconds of a run.
+        # Snapshots are taken, and old files looked for, within the seconds of a run.
+        (snapshot, "INTERVAL_MS", 1_000),
         (broker_retention, "FIRST_LOOK_S", 0.3),
         (broker_retention, "LOOK_S", 0.4),
     ]
@@ -111,7 +119,7 @@ def installed(loop: SimulationLoop, disk: Disk, chance: random.Random) -> Iterat
     random.seed(chance.random())
     log = logging.getLogger("halfmq")
     level, propagate = log.level, log.propagate
-    errors = ErrorLog(loop)
+    errors = ErrorLog(loop, fenced=fenced)
     SimulatedThread.loop = loop
     collecting = gc.isenabled()
     gc.disable()

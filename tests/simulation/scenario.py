@@ -37,13 +37,18 @@ class Scenario:
     split: float  # share of writes that arrive in pieces
     sync_s: float  # of the disk, at most
     local_s: float  # of a local transaction, at most, as a rule
+    impatience: float  # share of transactions that may be cancelled
     several: float  # share of transactions that have several messages
-    skew_s: float  # how far the clients' clocks are off, at most
+    skew_s: float  # how far the clients' clocks are off at first, at most
+    clock_steps: int  # of a machine's wall clock, forward or back
     body_size: int  # bytes, at least
+    giants: bool  # bodies that nearly fill a file of the log, or are too large for it
     fenced: bool  # the checker leaves a tombstone, as users should have it
     middle_box: bool
     operator: bool  # decides what is parked, all the time; else only in the end
     batches: float  # share of messages outside of transactions that come in batches
+    refill_bytes: int  # of halves that a start reads to know them if they are sent again
+    snapshot_bytes: int  # of the log, that make a snapshot worth its while
     power_cuts: int  # of the broker's machine, besides those that faults bring
     reserved_s: float  # age at which files of the log are deleted, unless there is a middle box
 
@@ -72,13 +77,18 @@ class Scenario:
             split=chance.choice((0.0, 0.05, 0.5)),
             sync_s=chance.choice((0.0005, 0.01, 0.1)),
             local_s=chance.choice((0.05, 0.05, 0.5, 5.0)),
+            impatience=chance.choice((0.0, 0.1, 0.5)),
             several=chance.choice((0.0, 0.3, 1.0)),
             skew_s=chance.choice((0.0, 0.0, 1.0, 86_400.0)),
-            body_size=chance.choice((1, 300, 900)),
+            clock_steps=chance.choice((0, 0, 2, 5)),
+            body_size=chance.choice((1, 300, 900, 1_800)),
+            giants=chance.random() < 0.3,
             fenced=chance.random() < 0.85,
             middle_box=chance.random() < 0.2,
             operator=chance.random() < 0.5,
             batches=chance.choice((0.0, 0.5, 1.0)),
+            refill_bytes=chance.choice((30_000, 100_000)),
+            snapshot_bytes=chance.choice((3_000, 1 << 30)),
             power_cuts=chance.choice((2, 4, 6)),
             reserved_s=chance.choice((1.0, 4.0, 15.0, NEVER_S)),
         )
@@ -106,10 +116,20 @@ class Records:
     delivered: Counter[str] = field(default_factory=Counter)  # by body
     half_ids: dict[str, set[str]] = field(default_factory=dict)  # that consumers saw, by body
     plain_sent: dict[str, None] = field(default_factory=dict)
+    plain_due: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """Of delayed ones: when they were sent, and before when they must not be delivered."""
     plain_acknowledged: dict[str, None] = field(default_factory=dict)
     operator_rollbacks: dict[str, None] = field(default_factory=dict)
+    resumed: dict[int, None] = field(default_factory=dict)
+    """Offsets of parked halves that the operator has had asked about again."""
     events: Counter[str] = field(default_factory=Counter)
     archive: dict[int, bytes] = field(default_factory=dict)
     """Files of the log that were deleted by age, by offset: invariants are about all of it."""
     violations: list[str] = field(default_factory=list)
     power_cuts: int = 0
+    clock_stepped_at: float = 0.0
+    """When the clock of the broker's machine was set last."""
+    started_at: float = 0.0
+    """When the broker was ready last."""
+    log_starts: list[int] = field(default_factory=list)
+    """Where the log ended at each start of a broker, as far as power cuts have left that."""

@@ -43,6 +43,7 @@ def test_no_seed_loses_doubles_or_undoes_a_transaction() -> None:
         events += world.records.events
     print(f"steps={sum(world.loop.steps for world in worlds)} events={dict(events)}")
     assert {"power cut", "killed", "restart", "cut", "check", "local failure"} <= events.keys()
+    assert {"clock step", "cancelled", "failed after commit"} <= events.keys()
     assert {"sync failed", "i/o error", "no space", "batch", "log file deleted"} <= events.keys()
     assert sum(sum(world.records.delivered.values()) for world in worlds) > 200
 
@@ -92,8 +93,23 @@ def test_a_seed_replays_exactly() -> None:
     assert first == again
 
 
-QUICK = ["sync", "tail", "undecided"]
-SLOWER = ["halves", "opposite", "planned", "fold", "decisions", "incomplete", "failure"]
+QUICK = ["sync", "tail", "undecided", "exception", "arrivals", "forged"]
+SLOWER = [
+    "wait",
+    "age",
+    "ahead",
+    "left",
+    "room",
+    "counts",
+    "refill",
+    "halves",
+    "opposite",
+    "planned",
+    "fold",
+    "decisions",
+    "incomplete",
+    "failure",
+]
 BITE_SEEDS_MAX = 600  # until one of these is noticed; most need a few dozen
 
 

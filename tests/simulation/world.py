@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +31,7 @@ from .loop import Killed, Process, SimulatedWorker, SimulationLoop
 from .network import Network
 from .patches import installed
 from .scenario import HASH_SLOTS, Records, Scenario
+from .watch import Watch
 
 BROKER: Final = "10.0.0.1"
 PORT: Final = 10_911
@@ -38,8 +40,14 @@ SETTLE_S_MAX: Final = 400.0
 """Virtual seconds that may pass until everything has come to rest."""
 DISK_SIZE: Final = 1 << 35
 """Bytes, as the broker is told."""
+MESSAGE_SIZE_MAX: Final = 2_048
+LOG_SIZE_MAX: Final = 4 << 20
+"""Bytes of all files of the log that a run may make: several times what it sends."""
 CALM_S: Final = 2.0
 """Virtual seconds after that, in which what must not come has time to come."""
+
+CLOCK_STEPS_S: Final = (120.0, 7_200.0, 10 * 86_400.0)
+"""By how much a clock steps, forward or back."""
 
 FAULTS: Final = {
     "kill": 1.0,  # the broker, now
@@ -78,8 +86,12 @@ class World:
         self.programs: dict[str, Process] = {}  # of users, by name
         self._brokers: list[Broker] = []  # all that there were
         self._outside = contextvars.copy_context()
+        self.watch = Watch(self)
         self.disk.on_fault = self._disk_failed
+        self.disk.on_create = self._created
         self.disk.on_unlink = self._unlinked
+        self._log_files = 0  # that were made
+        self._counts: dict[int, int] = {}  # of checks, that the next broker must know
         self._incarnations = Counter[str]()
 
     # --- the run
@@ -87,7 +99,8 @@ class World:
     def run(self) -> None:
         """Let it all happen; ``records.violations`` tells what must not have happened."""
         scenario, loop = self.scenario, self.loop
-        with installed(loop, self.disk, random.Random(self.chance.random())):
+        chance = random.Random(self.chance.random())
+        with installed(loop, self.disk, chance, fenced=scenario.fenced):
             self.network.delay_s, self.network.split = scenario.delay_s, scenario.split
             self.network.keep_frames = scenario.middle_box
             self.disk.sync_s = scenario.sync_s
@@ -100,6 +113,8 @@ class World:
             self._plan_fault()
             for _ in range(scenario.power_cuts):
                 self.later(self.chance.random() * scenario.seconds, self._cut_power)
+            for _ in range(scenario.clock_steps):
+                self.later(self.chance.random() * scenario.seconds, self._step_clock)
             loop.run_for(scenario.seconds)
             try:
                 self._settle()
@@ -136,10 +151,12 @@ class World:
         if self.broker_process is not None and self.broker_process.faulty:
             self.kill_broker(power=False)
         end = loop.now + SETTLE_S_MAX
-        while loop.now < end and self._unsettled():
+        while loop.now < end and not loop.halted and self._unsettled():
             loop.run_for(0.5)
         unsettled = self._unsettled()
         loop.run_for(CALM_S)
+        if loop.halted:
+            return
         if unsettled:
             self.violate(f"it does not come to rest: {unsettled}")
         if self.broker is not None:
@@ -205,7 +222,8 @@ class World:
         }
         net, main = kinds[kind]
         process = self.programs[name] = self._process(name, f"10.0.{net}.{int(number) + 1}")
-        process.skew_s = self.scenario.skew_s * self.chance.uniform(-1, 1)
+        skew_s = self.scenario.skew_s * self.chance.uniform(-1, 1)
+        self.loop.clocks.setdefault(process.address, skew_s)
         self._run_main(process, main(process))
 
     def _kill(self, process: Process) -> None:
@@ -217,6 +235,7 @@ class World:
         self.network.process_died(process)
         self.clients.forget(process)
         if process is self.broker_process:
+            self.watch.forget()
             self.broker = self.broker_process = None
             self.disk.die_at_write = -1
             self.disk.release(process)
@@ -247,7 +266,7 @@ class World:
                 flush_mode=scenario.flush_mode,
                 commit_log_file_size=scenario.log_file_size,
                 consume_queue_file_size=scenario.queue_file_size,
-                max_message_size=2_048,
+                max_message_size=scenario.log_file_size if scenario.giants else MESSAGE_SIZE_MAX,
                 max_hash_slots=HASH_SLOTS,
                 max_index_items=200,
             ),
@@ -270,7 +289,15 @@ class World:
         await broker.start()
         self.broker = broker
         self.loop.witness("ready", process.name)
+        self._note_start(broker)
         invariants.check_start(self)
+        self.watch.check_counts(self._counts)
+        self._counts = {}
+
+    def _note_start(self, broker: Broker) -> None:
+        records, end = self.records, broker._store.write_offset
+        records.started_at = self.loop.now
+        records.log_starts = [*(start for start in records.log_starts if start < end), end]
 
     def stop_broker(self, restart_after: float | None) -> None:
         """Stop the broker in good order."""
@@ -301,6 +328,7 @@ class World:
     def _gave_up(self, process: Process) -> None:
         """Note that a broker could not be started, or stopped, because the disk has failed."""
         self.records.events["gave up"] += 1
+        self._counts = {}
         self._kill(process)
         self.later(self.chance.random() * 3.0, self.start_broker)
 
@@ -323,6 +351,12 @@ class World:
             self.kill_broker(power=True)
         else:
             self.stop_broker(restart_after=self.chance.random())
+
+    def _created(self, path: Path) -> None:
+        if path.parent == self.disk.root / "commitlog":
+            self._log_files += 1
+            if self._log_files * self.scenario.log_file_size > LOG_SIZE_MAX:
+                self.loop.halt("the log grows without end")
 
     def _unlinked(self, path: Path) -> None:
         """Keep the oldest file of the log, which can only be deleted by age."""
@@ -353,9 +387,12 @@ class World:
             self.network.power_lost(process)
             self.disk.power_cut()
             self.records.power_cuts += 1
+            self._counts = {}
         else:
+            self._counts = self._counts or ({} if process.faulty else self.watch.surviving_counts())
             self.network.process_died(process)
             self.disk.process_killed()
+        self.watch.forget()
         self.loop.process = acting
         # Its stack may still unwind, so its descriptors are closed later.
         self.later(0.0, self.disk.release, process)
@@ -399,6 +436,19 @@ class World:
             self.later(0.2, self._cut_power)  # soon after the next start, then
         else:
             self.kill_broker(power=True)
+
+    def _step_clock(self) -> None:
+        """Set the clock of a machine, most often the broker's: it stays so, whatever restarts."""
+        clocks, chance = self.loop.clocks, self.chance
+        address = BROKER if chance.random() < 0.8 else chance.choice(list(clocks))
+        ahead_s = clocks.get(address, 0.0)
+        if ahead_s and chance.random() < 0.4:
+            clocks[address] = 0.0  # somebody puts it right
+        else:
+            clocks[address] = ahead_s + chance.choice((-1, 1)) * chance.choice(CLOCK_STEPS_S)
+        self.records.events["clock step"] += 1
+        if address == BROKER:
+            self.records.clock_stepped_at = self.loop.now
 
     def _fault_sync(self) -> None:
         self.disk.fail_at_sync = self.disk.syncs + self.chance.randrange(1, 10)
@@ -477,8 +527,11 @@ def _make_small(broker: Broker, scenario: Scenario) -> None:
     broker._retention._reserved_ms = int(scenario.reserved_s * 1_000)
     broker._retention._hours = frozenset(range(24 if scenario.deletes else 0))
     transactions = broker.transactions
-    transactions._snapshots._log_bytes_min = 3_000
+    transactions._snapshots._log_bytes_min = scenario.snapshot_bytes
     transactions._table.decided._limit = 8
+    if not scenario.middle_box:  # which sends again what is any number of prepares old
+        twins = transactions._twins
+        twins.refill = partial(twins.refill, bytes_max=scenario.refill_bytes)  # type: ignore[method-assign]
 
 
 def run(seed: int, *, keep_trace: bool = False) -> World:

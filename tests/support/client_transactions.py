@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from halfmq.client import ClientConfig, Message, MessageView, TransactionProducer
 from halfmq.client.message import Decision
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from tests.support.fake_broker import FakeBroker
+from tests.support.patience import PATIENCE_S
 
 SEND = RequestCode.SEND_MESSAGE_V2
 END = RequestCode.END_TRANSACTION
@@ -16,8 +18,13 @@ ENDS = RequestCode.END_TRANSACTIONS
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 MESSAGE = Message("orders", b"o-2", keys="o-2", tags="created")
 QUICK = ClientConfig(
-    send_timeout=0.3, request_timeout=0.1, reconnect_delay_min=0.01, reconnect_delay_max=0.02
+    send_timeout=PATIENCE_S,
+    request_timeout=PATIENCE_S,
+    reconnect_delay_min=0.01,
+    reconnect_delay_max=0.02,
 )
+IMPATIENT = replace(QUICK, send_timeout=0.3, request_timeout=0.1)
+"""For answers that never come, in steady time."""
 
 
 class LocalError(Exception):

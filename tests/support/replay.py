@@ -162,7 +162,7 @@ class Replay:
         self._loop = loop
         self._news = asyncio.Event()
         lay_down(PastReader(self._steps, self._config).past, self._config.store.root)
-        self._broker = broker = Broker(self._config, now_ms=loop.now_ms)
+        self._broker = broker = Broker(self._config, now_ms=loop.now_ms, monotonic_ms=loop.now_ms)
         await broker.start()
         self._address = broker.address
         self._left_out = LeftOut(

@@ -18,11 +18,11 @@ import benchmarks.build
 from benchmarks.build import SOURCE_DIRECTORY, build
 from benchmarks.stills import Still, Stillness, Stills, Stretch, joined, overlap, witness
 from tests.support.benchmarks import compiling
+from tests.support.patience import PATIENCE_S
 
 STOPPED_S: Final = 0.012
 # Often, since a still that begins between two of a thread's sleeps counts like any other.
 STOPS: Final = 100
-WITHIN_S: Final = 30.0
 # Gives up what real-time priority needs, whoever runs the tests, and becomes its argument.
 UNPRIVILEGED: Final = """
 import ctypes, os, resource, sys
@@ -50,7 +50,7 @@ def started(*command: str) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> Stills:
-    told, errors = process.communicate(timeout=WITHIN_S)
+    told, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, errors) == (0, "")
     return msgspec.json.decode(told, type=Stills)
 
@@ -192,7 +192,7 @@ def test_a_signal_ends_it_with_its_list(program: Path, number: signal.Signals) -
     """Whoever ends a run from outside does not lose what was seen."""
     process = started(str(program))
     process.send_signal(number)
-    assert process.wait(WITHIN_S) == 0
+    assert process.wait(PATIENCE_S) == 0
 
     assert ended(process).seconds >= 0
 
@@ -208,7 +208,7 @@ def test_it_ends_when_its_standard_input_is_closed(program: Path) -> None:
 
     process.stdin.close()
 
-    assert process.wait(WITHIN_S) == 0
+    assert process.wait(PATIENCE_S) == 0
     process.stdin = None  # closed already
     assert ended(process).seconds > 0
 

@@ -87,7 +87,7 @@ def test_a_batch_as_a_whole_cannot_ask_for_it_either(
     code, remark = sends.refusal(body=encode_batch([BatchUnit(0, b"body", b"")]), **asked)
 
     assert code == ILLEGAL
-    assert f"the batch has {name}={value}" in remark
+    assert f"The batch has {name}={value}" in remark
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"])

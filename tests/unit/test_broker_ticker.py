@@ -11,6 +11,7 @@ import pytest
 
 from halfmq.broker import ticker as ticker_module
 from halfmq.broker.ticker import Ticker
+from tests.support.client_loops import in_steady_time
 from tests.support.loops import LOOPS, LoopFactory, run_on
 
 
@@ -55,6 +56,7 @@ def test_work_may_hurry_itself_and_stays_one_chain(loop_factory: LoopFactory) ->
     run_on(loop_factory, main())
 
 
+@in_steady_time
 async def test_work_that_is_not_done_leaves_the_loop_to_others() -> None:
     """However much there is, and whoever hurries; the end of the pause is not put off either."""
     loop = asyncio.get_running_loop()

@@ -22,13 +22,13 @@ from halfmq.remoting.ext_fields import texts_of
 from halfmq.remoting.replies import encode_reply
 from halfmq.remoting.transactions import encode_entries
 from halfmq.store.format.ids import offset_message_id, pack_host
-from tests.support.client_loops import on_both_loops
+from tests.support.client_loops import in_steady_time, on_both_loops
 from tests.support.fake_broker import FakeBroker, Ignore, fake_broker
 from tests.support.operated import Operated
 
 QUERY = RequestCode.QUERY_TRANSACTIONS
 DECIDE = RequestCode.DECIDE_TRANSACTION
-QUICK = ClientConfig(request_timeout=0.2, connect_timeout=0.2)
+IMPATIENT = ClientConfig(request_timeout=0.2, send_timeout=0.2)
 
 
 @on_both_loops
@@ -208,17 +208,19 @@ async def test_a_broker_that_breaks_the_protocol_is_named() -> None:
                 await call()
 
 
+@in_steady_time
 async def test_a_silent_broker_is_a_timeout() -> None:
     """An operator's tool must come back."""
-    async with fake_broker() as broker, Admin(namesrv=broker.address, config=QUICK) as admin:
+    async with fake_broker() as broker, Admin(namesrv=broker.address, config=IMPATIENT) as admin:
         broker.fail(QUERY, Ignore())
         with pytest.raises(RequestTimeoutError, match="QUERY_TRANSACTIONS"):
             await admin.page()
 
 
+@in_steady_time
 async def test_an_admin_is_a_client_like_the_others() -> None:
     """Not usable before its start; and it says where it could not connect."""
-    admin = Admin(namesrv="127.0.0.1:1")
+    admin = Admin(namesrv="127.0.0.1:1", config=IMPATIENT)
     with pytest.raises(ClientClosedError):
         admin.transactions()
     with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1"):

@@ -318,14 +318,24 @@ def served() -> Iterator[BrokerThread]:
 @pytest.fixture
 def signalled() -> Iterator[Callable[[], None]]:
     """Sends the main thread a signal, whose handler raises."""
+    taken = threading.Event()
 
     def handler(_number: int, _frame: object) -> None:
-        raise InterruptionError
+        if not taken.is_set():
+            taken.set()
+            raise InterruptionError
 
     before = signal.signal(signal.SIGUSR1, handler)
     main = threading.main_thread().ident
     assert main is not None
-    yield lambda: signal.pthread_kill(main, signal.SIGUSR1)
+
+    def send() -> None:
+        # Again, should it come just before the main thread begins to wait, which it does not end.
+        while not taken.is_set():
+            signal.pthread_kill(main, signal.SIGUSR1)
+            taken.wait(0.05)
+
+    yield send
     signal.signal(signal.SIGUSR1, before)
 
 

@@ -16,11 +16,12 @@ from halfmq.client import Decision, MessageView
 from halfmq.client.checker_calls import CheckerCalls, InThread
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import EndTransactionRequestHeader
-from tests.support.client_loops import on_both_loops
+from tests.support.client_loops import in_steady_time, on_both_loops
 from tests.support.client_transactions import (
     COMMIT,
     END,
     ENDS,
+    IMPATIENT,
     MESSAGE,
     QUICK,
     ROLLBACK,
@@ -33,8 +34,6 @@ from tests.support.client_transactions import (
     undecided,
 )
 from tests.support.fake_broker import Cut, FakeBroker, Ignore, Refuse, fake_broker, until
-
-PATIENT = replace(QUICK, send_timeout=3.0)
 
 
 @on_both_loops
@@ -58,7 +57,7 @@ async def test_a_check_is_acknowledged_before_anybody_is_asked(broker: FakeBroke
 @on_both_loops
 async def test_an_answer_is_repeated_until_confirmed(broker: FakeBroker) -> None:
     """Also when the connection by which the check came is gone: the routes know the way."""
-    async with new_producer(broker, commits, PATIENT) as producer:
+    async with new_producer(broker, commits) as producer:
         identity = await undecided(producer)
         broker.fail(END, Cut(), Refuse(ResponseCode.SYSTEM_BUSY), Cut(after_doing=True))
         broker.check(broker.half_of(identity))
@@ -311,7 +310,7 @@ async def test_checks_are_bounded_and_the_rest_is_asked_again(
         running -= 1
         return Decision.COMMIT
 
-    config = replace(QUICK, check_concurrency=2, check_queue_max=5, send_timeout=2.0)
+    config = replace(QUICK, check_concurrency=2, check_queue_max=5)
     async with fake_broker() as broker, new_producer(broker, checker, config) as producer:
         identities = [await undecided(producer) for _ in range(7)]
         for identity in identities + identities:
@@ -328,6 +327,7 @@ async def test_checks_are_bounded_and_the_rest_is_asked_again(
         await until(lambda: len(broker.messages("orders")) == 7)
 
 
+@in_steady_time
 async def test_a_checker_that_hangs_stops_no_other_check() -> None:
     """It counts as "not known yet", and its turn goes to the next."""
     called = 0
@@ -351,6 +351,7 @@ async def test_a_checker_that_hangs_stops_no_other_check() -> None:
         assert broker.half_of(second).decisions == [COMMIT]
 
 
+@in_steady_time
 async def test_checkers_that_hang_on_threads_hang_nothing_else() -> None:
     """Neither the program's own threads, nor other checks; and the broker is sent to others."""
     release = threading.Event()
@@ -438,12 +439,12 @@ async def test_checks_that_make_no_sense_are_logged_and_dropped(
         assert broker.requests_of(END) == []
 
 
-@on_both_loops
+@in_steady_time
 async def test_a_check_that_comes_before_the_start_is_over_is_answered(broker: FakeBroker) -> None:
     """A broker asks as soon as it has heard of a producer, and again only after a long while."""
     async with new_producer(broker) as producer:
         identity = await undecided(producer)
-    late = new_producer(broker, commits, replace(QUICK, send_timeout=3.0))
+    late = new_producer(broker, commits, IMPATIENT)
     broker.fail(RequestCode.HEART_BEAT, Ignore(after_doing=True))  # the start waits for it
     starting = asyncio.ensure_future(late.start())
     await until(lambda: bool(broker.producers("orders-tx")))
@@ -456,7 +457,7 @@ async def test_a_check_that_comes_before_the_start_is_over_is_answered(broker: F
     await late.close()
 
 
-@on_both_loops
+@in_steady_time
 async def test_a_check_that_comes_after_the_end_is_refused(broker: FakeBroker) -> None:
     """A broker asks until it has heard the farewell; that must not break the connection."""
     producer = new_producer(broker)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from halfmq.client import ClientConfig
 from halfmq.client.command import in_words
 from halfmq.command.main import main
 from halfmq.remoting.bodies import encode_table
@@ -249,8 +250,11 @@ def test_wrong_usage_is_exit_code_2(
     assert done.err
 
 
-def test_a_broker_that_is_not_there_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broker_that_is_not_there_is_exit_code_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With its address and what may help."""
+    monkeypatch.setitem(ClientConfig.__init__.__kwdefaults__ or {}, "send_timeout", 1.0)
     done = Shell(capsys)("tx", "list", "--namesrv", "127.0.0.1:1")
 
     assert done.code == 1

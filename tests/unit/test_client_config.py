@@ -27,12 +27,16 @@ from halfmq.client.config import DEFAULT_NAMESRV, parse_addresses
         ("a", ["a:9876"]),
         ("a:1;b:2", ["a:1", "b:2"]),
         (" a:1 ; ", ["a:1"]),
+        ("a:1,b:2, c", ["a:1", "b:2", "c:9876"]),
+        ("a:1,[::1]:2;::1", ["a:1", "[::1]:2", "[::1]:9876"]),
+        ("[::1]", ["[::1]:9876"]),
+        ("mq_1.example-2.org", ["mq_1.example-2.org:9876"]),
         ("[::1]:9999", ["[::1]:9999"]),
         ("::1", ["[::1]:9876"]),
     ],
 )
 def test_name_servers_are_read_as_users_write_them(text: str, addresses: list[str]) -> None:
-    """Several are separated by a semicolon, and the port may be left out."""
+    """Several are separated by a semicolon or a comma, and the port may be left out."""
     assert parse_addresses(text) == addresses
 
 

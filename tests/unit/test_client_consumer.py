@@ -28,7 +28,7 @@ from halfmq.client import (
     UnequalSubscriptionsError,
 )
 from halfmq.client import consumer as consumer_module
-from halfmq.client.consumer import REBALANCE_RETRY, REMINDER_INTERVAL, look_interval
+from halfmq.client.consumer import REMINDER_INTERVAL, look_interval
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import (
@@ -39,7 +39,7 @@ from halfmq.remoting.headers import (
     QueryConsumerOffsetRequestHeader,
 )
 from halfmq.remoting.replies import encode_reply
-from tests.support.client_loops import on_both_loops
+from tests.support.client_loops import in_steady_time, on_both_loops
 from tests.support.fake_broker import (
     Answer,
     Cut,
@@ -54,13 +54,21 @@ from tests.support.patience import PATIENCE_S
 
 PULL = RequestCode.PULL_MESSAGE
 QUICK = ClientConfig(
-    request_timeout=1.0,
     reconnect_delay_min=0.01,
     reconnect_delay_max=0.02,
     offset_commit_interval=0.02,
     retry_delay=0.02,
     pull_suspend=2.0,
 )
+
+
+RETRY_S = 0.1
+"""Seconds to the next attempt at sharing out queues; a second in earnest."""
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consumer_module, "REBALANCE_RETRY", RETRY_S)
 
 
 async def publish(
@@ -683,13 +691,13 @@ async def test_a_message_no_broker_takes_back_is_delivered_again_here(broker: Fa
     assert committed(broker) == 1
 
 
-@on_both_loops
+@in_steady_time
 @pytest.mark.parametrize("supported", [True, False])
 async def test_a_message_not_acked_in_time_comes_again(broker: FakeBroker, supported: bool) -> None:
     """Whoever held it may be stuck; a late ack of it still counts if nobody else did."""
     broker.send_back_supported = supported
     await publish(broker, "0", "1")
-    async with new_consumer(broker, ack_timeout=0.05) as consumer:
+    async with new_consumer(broker, ack_timeout=0.2) as consumer:
         stuck = await consumer.receive()
         assert stuck is not None
         assert await take(consumer, 1) == ["1"]
@@ -698,7 +706,7 @@ async def test_a_message_not_acked_in_time_comes_again(broker: FakeBroker, suppo
         assert (again.body, again.delivery_attempt, again.topic) == (b"0", 2, "orders")
         assert await stuck.ack() is not supported  # the broker has it now, or we still have
         assert await again.ack() is supported
-        assert await consumer.receive(timeout=0.1) is None
+        assert await consumer.receive(timeout=0.5) is None
 
     assert committed(broker) == 2
 
@@ -715,7 +723,7 @@ async def test_an_ack_timeout_of_none_waits_for_good() -> None:
             assert await message.ack()
 
 
-@on_both_loops
+@in_steady_time
 async def test_a_late_ack_spares_a_redelivery_that_is_still_waiting(broker: FakeBroker) -> None:
     """The work was done after all."""
     broker.send_back_supported = False
@@ -845,12 +853,14 @@ async def test_a_failed_group_question_changes_nothing() -> None:
         assert len(consumer.assignment) == 5
 
 
+@in_steady_time
 async def test_a_failed_start_leaves_nothing_running() -> None:
     """The caller sees one error, and no task or socket stays behind."""
     async with fake_broker() as broker:
         address = broker.address
     before = asyncio.all_tasks()
-    consumer = Consumer("billing", {"orders": "*"}, namesrv=address)
+    config = ClientConfig(send_timeout=0.2)
+    consumer = Consumer("billing", {"orders": "*"}, namesrv=address, config=config)
     with pytest.raises(Exception, match="connection refused"):
         await consumer.start()
 
@@ -858,6 +868,7 @@ async def test_a_failed_start_leaves_nothing_running() -> None:
     assert asyncio.all_tasks() == before
 
 
+@in_steady_time
 async def test_a_queue_is_pulled_once_although_another_could_not_be_taken() -> None:
     """One queue is refused, the other answered late: the next attempt must not take it twice."""
     late = asyncio.Event()
@@ -877,14 +888,13 @@ async def test_a_queue_is_pulled_once_although_another_could_not_be_taken() -> N
             if header.topic == "orders" and asked == 2:
                 assert reply is not None
                 loop = asyncio.get_running_loop()
-                loop.call_later(REBALANCE_RETRY * 1.3, peer.transport.write, reply)
-                loop.call_later(REBALANCE_RETRY * 1.3, late.set)
+                loop.call_later(1.3 * RETRY_S, peer.transport.write, reply)
+                loop.call_later(1.3 * RETRY_S, late.set)
                 return None
             return reply
 
         broker._handlers[RequestCode.QUERY_CONSUMER_OFFSET] = refuse_one_delay_one
-        config = replace(QUICK, request_timeout=5.0)
-        async with new_consumer(broker, config=config) as consumer:
+        async with new_consumer(broker) as consumer:
             await late.wait()
             for _ in range(3):  # answered after what follows from the late answer
                 await consumer._session.heartbeat(broker.address)

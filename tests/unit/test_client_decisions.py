@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
-from halfmq.client import ClientConfig, DecisionConflictError, Transaction, TransactionProducer
+from halfmq.client import DecisionConflictError, Transaction, TransactionProducer
 from halfmq.client import decisions as client_decisions
 from halfmq.client.message import Decision
 from halfmq.remoting.codes import ResponseCode
-from tests.support.client_loops import on_both_loops
+from tests.support.client_loops import in_steady_time, on_both_loops
 from tests.support.client_transactions import (
     COMMIT,
     END,
     ENDS,
+    IMPATIENT,
     MESSAGE,
-    QUICK,
     ROLLBACK,
     new_producer,
 )
 from tests.support.fake_broker import Answer, Cut, FakeBroker, Ignore, Refuse, fake_broker, until
-
-PATIENT = replace(QUICK, send_timeout=3.0)
 
 
 async def prepared(producer: TransactionProducer, count: int) -> list[Transaction]:
@@ -75,7 +72,7 @@ async def test_a_decision_that_is_alone_is_an_end_transaction(broker: FakeBroker
 async def test_a_lost_answer_to_a_batch_yields_no_second_message(broker: FakeBroker) -> None:
     """The batch is told again, and its results name the first final messages."""
     broker.fail(ENDS, Cut(after_doing=True), Cut(), Refuse(ResponseCode.SYSTEM_BUSY))
-    async with new_producer(broker, config=PATIENT) as producer:
+    async with new_producer(broker) as producer:
         transactions = await prepared(producer, 3)
         await finish(producer, transactions)
 
@@ -103,9 +100,10 @@ async def test_each_transaction_of_a_batch_has_its_own_result(broker: FakeBroker
     assert late.final_message_id is None
 
 
+@in_steady_time
 async def test_only_what_may_help_is_told_again() -> None:
     """Of a batch with one transaction that the broker does not know, that one is given up."""
-    async with fake_broker() as broker, new_producer(broker, config=PATIENT) as producer:
+    async with fake_broker() as broker, new_producer(broker, config=IMPATIENT) as producer:
         known, unknown = await prepared(producer, 2)
         half = broker.half_of(unknown.id)
         del broker.halves[half.record.physical_offset]
@@ -162,7 +160,7 @@ async def test_a_nonsensical_answer_to_a_batch_is_no_confirmation() -> None:
 async def test_closing_settles_a_batch_that_has_not_left() -> None:
     """Whoever waits for it is not left waiting."""
     async with fake_broker() as broker:
-        producer = new_producer(broker, config=ClientConfig())
+        producer = new_producer(broker)
         await producer.start()
         transactions = await prepared(producer, 2)
         broker.fail(ENDS, Ignore())

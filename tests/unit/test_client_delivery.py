@@ -167,7 +167,7 @@ async def test_giving_back_that_is_cancelled_delivers_the_message_again() -> Non
 
     async def hang(_delivery: Delivery, _level: int) -> bool:
         asked.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()  # until it is cancelled
         return True
 
     buffer, window = new_buffer(send_back=hang)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -32,16 +33,15 @@ from halfmq.client.routes import Route
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.store.format.ids import java_string_hash
-from tests.support.client_loops import on_both_loops
+from tests.support.client_loops import in_steady_time, on_both_loops
 from tests.support.fake_broker import Cut, FakeBroker, Ignore, Refuse, fake_broker, until
 
 SEND = RequestCode.SEND_MESSAGE_V2
 ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 MESSAGE = Message("orders", b"hello", tags="created", keys="o-1")
-PATIENT = ClientConfig(send_timeout=60.0, reconnect_delay_min=0.01, reconnect_delay_max=0.02)
-QUICK = ClientConfig(
-    send_timeout=0.3, request_timeout=0.3, reconnect_delay_min=0.01, reconnect_delay_max=0.02
-)
+QUICK = ClientConfig(reconnect_delay_min=0.01, reconnect_delay_max=0.02)
+IMPATIENT = replace(QUICK, send_timeout=0.3, request_timeout=0.3)
+"""For answers that never come, in steady time."""
 
 
 @on_both_loops
@@ -137,7 +137,7 @@ async def test_the_third_answer_that_a_route_is_old_is_the_callers() -> None:
     """Each was followed by a fresh route; time does not mend it."""
     async with (
         fake_broker() as broker,
-        Producer("g", namesrv=broker.address, config=PATIENT) as producer,
+        Producer("g", namesrv=broker.address, config=QUICK) as producer,
     ):
         broker.fail(SEND, *[Refuse(ResponseCode.NO_PERMISSION)] * 4)
 
@@ -173,9 +173,7 @@ async def test_a_restart_of_the_broker_costs_latency_and_no_error(
     broker: FakeBroker, form: str, *, known: bool
 ) -> None:
     """However often it refuses connections meanwhile, and whatever of it is asked first."""
-    async with TransactionProducer(
-        "g", _commit, namesrv=broker.address, config=PATIENT
-    ) as producer:
+    async with TransactionProducer("g", _commit, namesrv=broker.address, config=QUICK) as producer:
         if known:
             await producer.send(MESSAGE)
         await broker.stop()
@@ -196,7 +194,7 @@ async def test_a_busy_broker_is_asked_again_until_it_is_not(form: str, code: int
         wanted = RequestCode.PREPARE_TRANSACTION
     async with (
         fake_broker() as broker,
-        TransactionProducer("g", _commit, namesrv=broker.address, config=PATIENT) as producer,
+        TransactionProducer("g", _commit, namesrv=broker.address, config=QUICK) as producer,
     ):
         broker.fail(wanted, *[Refuse(code)] * 20)
         await SENDS[form](producer)
@@ -204,18 +202,19 @@ async def test_a_busy_broker_is_asked_again_until_it_is_not(form: str, code: int
         assert len(broker.requests_of(wanted)) == 21
 
 
+@in_steady_time
 async def test_a_server_that_hangs_up_at_once_is_not_asked_in_a_tight_loop() -> None:
     """Each attempt is followed by a pause, and the last error is the caller's."""
     async with (
         fake_broker() as broker,
-        Producer("g", namesrv=broker.address, config=QUICK) as producer,
+        Producer("g", namesrv=broker.address, config=IMPATIENT) as producer,
     ):
         broker.fail(ROUTE, *[Cut()] * 1000)
 
         with pytest.raises(ConnectError, match=r"no route of orders: .* closed by the peer"):
             await producer.send(MESSAGE)
 
-        pauses_max = QUICK.send_timeout / (QUICK.reconnect_delay_min / 2)
+        pauses_max = IMPATIENT.send_timeout / (IMPATIENT.reconnect_delay_min / 2)
         assert 2 <= len(broker.requests_of(ROUTE)) <= 2 + pauses_max
 
 
@@ -268,10 +267,10 @@ async def test_a_lost_connection_is_tried_again(broker: FakeBroker) -> None:
     assert ids == [result.message_id] * 2
 
 
-@on_both_loops
+@in_steady_time
 async def test_silence_ends_in_a_timeout_that_says_so(broker: FakeBroker) -> None:
     """The caller learns how long was waited, for whom, and that it may be stored."""
-    async with Producer("g", namesrv=broker.address, config=QUICK) as producer:
+    async with Producer("g", namesrv=broker.address, config=IMPATIENT) as producer:
         broker.fail(SEND, Ignore(after_doing=True))
 
         with pytest.raises(SendTimeoutError) as caught:
@@ -284,10 +283,11 @@ async def test_silence_ends_in_a_timeout_that_says_so(broker: FakeBroker) -> Non
     assert len(broker.messages("orders")) == 1
 
 
+@in_steady_time
 async def test_a_doubt_is_not_hidden_by_a_later_clear_failure() -> None:
     """Who reads "connection refused" takes it that nothing was stored."""
     async with fake_broker() as broker:
-        async with Producer("g", namesrv=broker.address, config=QUICK) as producer:
+        async with Producer("g", namesrv=broker.address, config=IMPATIENT) as producer:
             await producer.send(MESSAGE)
             broker.fail(SEND, Cut(after_doing=True, for_good=True))
 
@@ -297,11 +297,12 @@ async def test_a_doubt_is_not_hidden_by_a_later_clear_failure() -> None:
         assert isinstance(caught.value.__cause__, ConnectError)
 
 
+@in_steady_time
 async def test_sends_work_again_after_the_broker_restarted() -> None:
     """No action of the program is needed."""
     async with (
         fake_broker() as broker,
-        Producer("g", namesrv=broker.address, config=QUICK) as producer,
+        Producer("g", namesrv=broker.address, config=IMPATIENT) as producer,
     ):
         await producer.send(MESSAGE)
         await broker.stop()

@@ -25,9 +25,10 @@ from halfmq.client.message import MessageQueue
 from halfmq.client.routes import Route
 from halfmq.client.several import choose_queues
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from tests.support.client_loops import on_both_loops
+from tests.support.client_loops import in_steady_time, on_both_loops
 from tests.support.client_transactions import (
     COMMIT,
+    IMPATIENT,
     MESSAGE,
     QUICK,
     ROLLBACK,
@@ -111,9 +112,10 @@ async def test_a_lost_answer_prepares_nothing_twice(broker: FakeBroker) -> None:
     assert len(broker.messages("orders")) == 2
 
 
+@in_steady_time
 async def test_what_is_never_answered_is_rolled_back_by_its_check() -> None:
     """Its block will not run, whatever is stored."""
-    async with fake_broker() as broker, new_producer(broker) as producer:
+    async with fake_broker() as broker, new_producer(broker, config=IMPATIENT) as producer:
         broker.fail(PREPARE, *[Ignore(after_doing=True)] * 9)
         with pytest.raises(SendTimeoutError):
             await producer.transaction(SEVERAL).__aenter__()
@@ -201,7 +203,7 @@ async def test_what_is_no_message_is_refused_by_name(wrong: Any) -> None:
 async def test_together_they_fit_into_a_frame() -> None:
     """A broker closes the connection of whoever sends a longer one."""
     large = Message("orders", bytes(4_000_000))
-    config = replace(QUICK, compress_over=None, send_timeout=3.0)
+    config = replace(QUICK, compress_over=None)
     async with (
         fake_broker() as broker,
         new_producer(broker, config=config) as producer,

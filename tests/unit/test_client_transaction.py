@@ -27,10 +27,11 @@ from halfmq.client import (
 )
 from halfmq.client.message import Decision
 from halfmq.remoting.codes import ResponseCode
-from tests.support.client_loops import on_both_loops
+from tests.support.client_loops import in_steady_time, on_both_loops
 from tests.support.client_transactions import (
     COMMIT,
     END,
+    IMPATIENT,
     MESSAGE,
     QUICK,
     ROLLBACK,
@@ -112,7 +113,7 @@ async def test_a_block_left_by_an_error_is_decided_by_the_checker(
     assert len(broker.messages("orders")) == (answer is Decision.COMMIT)
 
 
-@on_both_loops
+@in_steady_time
 @pytest.mark.parametrize("answer", [Decision.UNKNOWN, ValueError("no database"), None])
 async def test_a_checker_that_cannot_tell_leaves_it_to_the_broker(
     broker: FakeBroker, answer: Decision | Exception | None
@@ -435,12 +436,7 @@ async def test_a_refused_half_message_does_not_run_the_block() -> None:
 async def test_a_decision_is_repeated_until_confirmed(broker: FakeBroker) -> None:
     """The broker takes the same decision twice as one."""
     broker.fail(END, Cut(), Cut(after_doing=True))
-    config = replace(QUICK, send_timeout=2.0)
-
-    async with (
-        new_producer(broker, config=config) as producer,
-        producer.transaction(MESSAGE) as tx,
-    ):
+    async with new_producer(broker) as producer, producer.transaction(MESSAGE) as tx:
         pass
 
     assert tx.decided
@@ -451,9 +447,8 @@ async def test_a_decision_is_repeated_until_confirmed(broker: FakeBroker) -> Non
 async def test_an_official_broker_gets_a_commit_once_when_in_doubt() -> None:
     """It would deliver the message once per COMMIT; its check settles the doubt."""
     async with fake_broker(halfmq=False) as broker:
-        config = replace(QUICK, send_timeout=2.0)
         broker.create_topic("orders")
-        async with new_producer(broker, config=config) as producer:
+        async with new_producer(broker) as producer:
             broker.fail(END, Cut(after_doing=True))
             async with producer.transaction(MESSAGE) as commit:
                 pass
@@ -466,13 +461,13 @@ async def test_an_official_broker_gets_a_commit_once_when_in_doubt() -> None:
         assert len(broker.messages("orders")) == 1
 
 
-@on_both_loops
+@in_steady_time
 async def test_an_undelivered_commit_is_no_error_of_the_block(
     broker: FakeBroker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The row is written; the broker will ask, and then this producer knows without its checker."""
     broker.fail(END, *[Ignore()] * 9)
-    async with new_producer(broker) as producer:
+    async with new_producer(broker, config=IMPATIENT) as producer:
         async with producer.transaction(MESSAGE) as tx:
             pass
         assert (tx.decision, tx.decided) == (Decision.COMMIT, False)
@@ -553,12 +548,12 @@ async def test_a_second_copy_of_a_half_message_is_rolled_back(broker: FakeBroker
     assert tx.message_id == used.record.msg_id
 
 
-@on_both_loops
+@in_steady_time
 async def test_a_half_message_whose_block_never_ran_is_rolled_back_by_its_check(
     broker: FakeBroker,
 ) -> None:
     """No attempt was answered, one was stored; the checker need not be asked."""
-    async with new_producer(broker) as producer:
+    async with new_producer(broker, config=IMPATIENT) as producer:
         broker.fail(SEND, *[Ignore(after_doing=True)] * 9)
         with pytest.raises(SendTimeoutError):
             await producer.transaction(MESSAGE).__aenter__()
@@ -655,22 +650,24 @@ async def test_closing_waits_for_decisions_under_way() -> None:
         assert len(broker.messages("orders")) == 1
 
 
+@in_steady_time
 async def test_a_half_message_that_is_not_answered_is_a_timeout() -> None:
     """The local transaction does not run on hope."""
-    async with fake_broker() as broker, new_producer(broker) as producer:
+    async with fake_broker() as broker, new_producer(broker, config=IMPATIENT) as producer:
         broker.fail(SEND, Ignore(after_doing=True))
         with pytest.raises(SendTimeoutError):
             async with producer.transaction(MESSAGE):
                 raise AssertionError("the block must not run")
 
 
+@in_steady_time
 async def test_closing_ends_a_transaction_that_waits_for_its_broker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its block has not run; and its task was not cancelled, so it must not look so."""
     monkeypatch.setattr(transaction, "CLOSE_SECONDS", 0.1)
     async with fake_broker() as broker:
-        producer = new_producer(broker, config=replace(QUICK, send_timeout=60.0))
+        producer = new_producer(broker)
         await producer.start()
         broker.fail(SEND, Ignore())
         entering = asyncio.ensure_future(producer.transaction(MESSAGE).__aenter__())
@@ -681,13 +678,14 @@ async def test_closing_ends_a_transaction_that_waits_for_its_broker(
             await entering
 
 
+@in_steady_time
 async def test_a_commit_that_closing_cuts_off_is_no_error_of_the_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The local transaction has committed; the checker will tell."""
     monkeypatch.setattr(transaction, "CLOSE_SECONDS", 0.1)
     async with fake_broker() as broker:
-        producer = new_producer(broker, config=replace(QUICK, request_timeout=30.0))
+        producer = new_producer(broker)
         await producer.start()
         tx = producer.transaction(MESSAGE)
         await tx.__aenter__()

@@ -112,7 +112,7 @@ def _check_death(tmp_path: Path, moment: str, bodies: list[bytes]) -> None:
             broker.stop()
 
             assert [record.body for record in _delivered(broker)] == bodies
-        assert asked == ["o-1"]
+        assert set(asked) == {"o-1"}
         rows = database.execute("select id from orders").fetchall()
         assert [row[0].encode() for row in rows] == bodies  # a row and its message, or neither
 

@@ -1,0 +1,76 @@
+"""Checks of what a program hands over: the error names argument, value and remedy.
+
+Programs without type checks pass bytes for text, numbers for keys and None for anything. Found
+here it is one line; found in an encoder it is a riddle.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from .errors import ConfigurationError
+
+INT32: Final = range(-(1 << 31), 1 << 31)
+"""What a field of 32 bits holds."""
+
+
+def check_text(name: str, value: object, what: str = "text") -> None:
+    """Raise ConfigurationError unless it is a ``str`` that can be encoded."""
+    reason = text_fault(value)
+    if reason is not None:
+        raise ConfigurationError(name, value, f"{what}: {reason}")
+
+
+def check_optional_text(name: str, value: object, what: str = "text") -> None:
+    """The same, but for None."""
+    if value is not None:
+        check_text(name, value, f"{what}, or None")
+
+
+def text_fault(value: object) -> str | None:
+    """Why it cannot be used as text, and what to do; None when it can."""
+    if isinstance(value, bytes | bytearray):
+        return f"a str and not {type(value).__name__}, so decode it"
+    if not isinstance(value, str):
+        return f"a str and not {type(value).__name__}"
+    if value.isascii():
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        return f"valid Unicode ({error.reason})"
+    return None
+
+
+def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
+    """Raise ConfigurationError unless it is a finite number of seconds above (or from) 0."""
+    what = "a number of seconds, 0 or more" if zero else "a number above 0"
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ConfigurationError(name, value, what)
+    if value < 0 or (value == 0 and not zero):
+        raise ConfigurationError(name, value, what)
+
+
+def check_count(name: str, value: object, allowed: range) -> None:
+    """Raise ConfigurationError unless it is a whole number of these."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or not allowed.start <= value < allowed.stop
+    ):
+        raise ConfigurationError(
+            name, value, f"a whole number, {allowed.start} to {allowed.stop - 1}"
+        )
+
+
+def check_callable(name: str, value: object) -> None:
+    """Raise ConfigurationError unless it can be called."""
+    if not callable(value):
+        raise ConfigurationError(name, value, "a function")
+
+
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Raise ConfigurationError unless it is an instance of the class."""
+    if not isinstance(value, kind):
+        raise ConfigurationError(name, value, f"a {kind.__name__}, not {type(value).__name__}")
