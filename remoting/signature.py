@@ -21,7 +21,9 @@ ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
 SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 -- the name of a field
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
-"""Clients up to 4.9.3 add this field after they have signed. Source: ``MixAll``."""
+"""Clients up to 4.9.3 add this field after they have signed, later ones sign it. (RocketMQ 4.9.8
+leaves it out of the text in any case, and so refuses queries of its own clients.)
+Source: ``MixAll``, ``AclClientRPCHook``, ``PlainAccessResource``."""
 
 DIGEST_SIZE: Final = 20
 """Bytes of a signature before base64."""

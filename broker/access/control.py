@@ -19,7 +19,13 @@ from halfmq.remoting.errors import RemotingError
 from halfmq.remoting.msgpack_header import split_signature
 from halfmq.remoting.replies import encode_reply
 from halfmq.remoting.serialization import ext_fields
-from halfmq.remoting.signature import ACCESS_KEY, SIGNATURE, Signer, signed_text
+from halfmq.remoting.signature import (
+    ACCESS_KEY,
+    SIGNATURE,
+    UNIQUE_KEY_QUERY,
+    Signer,
+    signed_text,
+)
 from halfmq.store.format.topics import TRACE_TOPIC
 
 from ..connection import Connection
@@ -29,9 +35,6 @@ from .requirements import ANY_CLUSTER, requirements_of
 from .rules import Kind, Principal, Principals, Requirement, Resource
 
 logger = logging.getLogger(__name__)
-
-V4_9_3: Final = 399
-"""``MQVersion`` ordinal of the last client that adds ``_UNIQUE_KEY_QUERY`` after signing."""
 
 LINES_PER_SECOND_MAX: Final = 10
 """Refusals logged a second; the next line counts the others. A refused peer can ask again ten
@@ -204,13 +207,15 @@ class AccessControl:
     def _authenticate(self, command: RemotingCommand, address: Address) -> tuple[Principal, bool]:
         """Return who signed a command, and whether its address is trusted to be the principal."""
         signature: str | bytes
+        text_of_old = None
         if command.header_type == _MSGPACK:
             name, signature, text = split_signature(command.raw_header)
         else:
             fields = ext_fields(command)
             name, signature = fields.get(ACCESS_KEY, ""), fields.get(SIGNATURE, "")
-            old = command.version <= V4_9_3 or self._dialect.ignores_unique_key_query
-            text = signed_text(fields, without_unique_key_query=old)
+            text = signed_text(fields)
+            if UNIQUE_KEY_QUERY in fields:  # added after signing by some clients, or signed too
+                text_of_old = signed_text(fields, without_unique_key_query=True)
         if not name:
             raise self._unknown(self._dialect.no_key_remark)
         principal = self._principals.find(name)
@@ -220,7 +225,10 @@ class AccessControl:
             raise self._unknown(f"{self._subject(name)} is disabled.", name)
         if principal.trusted_from and any(meant(address) for meant in principal.trusted_from):
             return principal, True
-        if not principal.signer.verify(signature, text, command.body):
+        verify = principal.signer.verify
+        if not verify(signature, text, command.body) and (
+            text_of_old is None or not verify(signature, text_of_old, command.body)
+        ):
             raise self._unknown(f"{self._subject(name)}: check signature failed.", name)
         return principal, False
 

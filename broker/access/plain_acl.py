@@ -109,7 +109,6 @@ class PlainAcl:
         subject_word="accessKey",
         refusal_code=ResponseCode.SYSTEM_ERROR,
         no_key_remark="No accessKey is configured",
-        ignores_unique_key_query=True,
         trace_is_free=True,
     )
 

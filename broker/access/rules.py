@@ -182,8 +182,6 @@ class Dialect(NamedTuple):
     """The one that clients of this front end expect."""
     no_key_remark: str
     """To a request without access key, in the words of RocketMQ."""
-    ignores_unique_key_query: bool
-    """Whether clients of any version may add that field after signing."""
     trace_is_free: bool
     """Whether everybody who signs may send to the trace topic."""
 

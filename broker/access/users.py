@@ -68,7 +68,6 @@ class Users:
         subject_word="User",
         refusal_code=ResponseCode.NO_PERMISSION,
         no_key_remark="username cannot be null.",
-        ignores_unique_key_query=False,
         trace_is_free=False,
     )
 

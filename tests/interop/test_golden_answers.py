@@ -40,10 +40,10 @@ from tests.support.recording import PULLS, SENDS, WITH_RECORDS, Step, steps_of
 from tests.support.replay import Observer, Peer, Replay
 
 NOT_PLAYED: Final = {
-    "acl2-java-4.9.8-unknown-user": "refusals of authentication, which is not offered",
-    "acl2-java-5.3.3-wrong-secret": "refusals of authentication, which is not offered",
-    "broker-4.9.7-acl1": "refusals of authentication, which is not offered",
-    "raw-5.3.3-acl": "refusals of authentication, which is not offered",
+    "acl2-java-4.9.8-unknown-user": "refusals of access control: test_access_golden",
+    "acl2-java-5.3.3-wrong-secret": "refusals of access control: test_access_golden",
+    "broker-4.9.7-acl1": "refusals of access control: test_access_golden",
+    "raw-5.3.3-acl": "refusals of access control: test_access_golden",
     "broker-4.9.7-raw-unknown": "servers 5.3.3 are asked the same, and answer all of it",
     "broker-5.3.3-registration": "a broker speaks with a name server",
 }
@@ -187,7 +187,7 @@ DEVIATIONS: Final = (
     ),
     Deviation(
         "no authentication",
-        "not offered: who reaches the address may ask",
+        "off here, as it is by default; test_access_golden plays the same with users",
         lambda it: it.code == ResponseCode.NO_PERMISSION and it.remark.startswith("username "),
         _OK,
     ),

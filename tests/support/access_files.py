@@ -71,6 +71,8 @@ def write_users(store: Path, users: Iterable[tuple[Account, Iterable[Policy]]]) 
                 )
                 for one in policies
             )
+            if not entries:
+                continue
             acl = AclInfo(subject=f"User:{keys.name}", policies=(PolicyInfo(entries=entries),))
             await table.put_acl(acl)
 

@@ -4,11 +4,14 @@ Run as a script in a process of its own: the library starts threads that outlive
 into the home directory, and calls back from threads that Python did not make.
 
 ``cpp_client.py NAMESRV SCENARIO``
+
+It signs with HALFMQ_ACCESS_KEY and HALFMQ_SECRET_KEY if they are set.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import queue
 import sys
 from collections.abc import Callable
@@ -32,8 +35,15 @@ def _message(topic: str, body: str, tags: str, keys: str = "") -> Any:
     return message
 
 
+def _sign(client: Any) -> Any:
+    key = os.environ.get("HALFMQ_ACCESS_KEY")
+    if key:
+        client.set_session_credentials(key, os.environ["HALFMQ_SECRET_KEY"], "")
+    return client
+
+
 def _producer(namesrv: str, group: str) -> Any:
-    producer = Producer(group)
+    producer = _sign(Producer(group))
     producer.set_namesrv_addr(namesrv)
     producer.start()
     return producer
@@ -62,7 +72,7 @@ def _consume(
         )
         return _CConsumeStatus.CONSUME_SUCCESS.value
 
-    consumer = PushConsumer(group)
+    consumer = _sign(PushConsumer(group))
     consumer.set_namesrv_addr(namesrv)
     # Not `subscribe`: it cannot refuse a message, its callback loses the status it returns.
     dll.Subscribe(consumer._handle, topic.encode(), expression.encode())
@@ -114,12 +124,25 @@ def retry(namesrv: str) -> None:
     producer.shutdown()
 
 
+def refused(namesrv: str) -> None:
+    """Send what may be refused, and say what is told."""
+    producer = _producer(namesrv, "cpp-refused-producer")
+    for topic in ("cpp", "cpp-denied", "not-mine"):
+        try:
+            producer.send_sync(_message(topic, "refused", "T"))
+        except Exception as refusal:  # noqa: BLE001 -- which kind it is, is for the test to see
+            _say(topic=topic, kind=type(refusal).__name__, text=str(refusal))
+        else:
+            _say(topic=topic, kind=None)
+    producer.shutdown()
+
+
 def pull(namesrv: str) -> None:
     """Pull from every queue of a topic with the plain pull consumer."""
     producer = _producer(namesrv, "cpp-pull-producer")
     for number in range(4):
         producer.send_sync(_message("cpp-pull", f"p-{number}", "T"))
-    consumer = PullConsumer("cpp-pull-consumer")
+    consumer = _sign(PullConsumer("cpp-pull-consumer"))
     consumer.set_namesrv_addr(namesrv)
     consumer.start()
     for message in consumer.pull("cpp-pull"):
@@ -129,7 +152,8 @@ def pull(namesrv: str) -> None:
 
 
 SCENARIOS: dict[str, Callable[[str], None]] = {
-    scenario.__name__: scenario for scenario in (send_and_consume, batch, in_order, retry, pull)
+    scenario.__name__: scenario
+    for scenario in (send_and_consume, batch, in_order, retry, pull, refused)
 }
 
 if __name__ == "__main__":

@@ -62,11 +62,21 @@ def _build(directory: Path) -> None:
         raise GoMissingError(f"go could not build the client: {error.stderr}") from error
 
 
-def run_go(namesrv: str, scenario: str, home: Path, *, status: int = 0) -> list[Line]:
-    """Run a scenario, which must end with this exit status; return what it said."""
+def run_go(
+    namesrv: str, scenario: str, home: Path, *, status: int = 0, keys: tuple[str, str] = ("", "")
+) -> list[Line]:
+    """Run a scenario, which must end with this exit status; return what it said.
+
+    Its requests are signed with an access key and a secret, if there are any.
+    """
     done = subprocess.run(
         [go_client(), namesrv, scenario],
-        env={**os.environ, "HOME": str(home)},
+        env={
+            **os.environ,
+            "HOME": str(home),
+            "HALFMQ_ACCESS_KEY": keys[0],
+            "HALFMQ_SECRET_KEY": keys[1],
+        },
         capture_output=True,
         text=True,
         timeout=_RUN_SECONDS,

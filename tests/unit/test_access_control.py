@@ -197,6 +197,22 @@ def test_a_body_changed_on_its_way_is_refused(guarded: Guarded, header_type: Hea
     assert guarded.code(command)[1] == "accessKey:RocketMQ: check signature failed."
 
 
+@pytest.mark.parametrize("signs_it", [False, True])
+def test_a_query_by_key_is_believed_from_old_and_new_clients(
+    guarded: Guarded, signs_it: bool
+) -> None:
+    """Up to 4.9.3 they add a field after signing, later ones sign it."""
+    texts = {"topic": "other", "key": "K", "maxNum": "1", "beginTimestamp": "0"}
+    texts |= {"endTimestamp": "9", "AccessKey": "RocketMQ"}
+    unique = {"_UNIQUE_KEY_QUERY": "true"}
+    text = signed_text({**texts, **unique} if signs_it else texts)
+    texts |= {**unique, "Signature": Signer("12345678").sign(text)}
+    raw = encode_header(HeaderType.JSON, RequestCode.QUERY_MESSAGE, 1, 0, 0, 395, None, texts)
+    (command,) = FrameDecoder().receive_data(join_frame(HeaderType.JSON, raw, b""))
+
+    assert guarded.code(command) == (ResponseCode.SUCCESS, "")
+
+
 def test_trusted_addresses_need_no_signature(guarded: Guarded) -> None:
     """Those of the file need nothing, that of an account needs its access key."""
     unsigned = RemotingCommand(RequestCode.SEND_MESSAGE_V2, header=send("secret"))

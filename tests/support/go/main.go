@@ -2,6 +2,8 @@
 // one JSON object a line.
 //
 //	goclient NAMESRV SCENARIO
+//
+// It signs with HALFMQ_ACCESS_KEY and HALFMQ_SECRET_KEY if they are set.
 package main
 
 import (
@@ -37,6 +39,7 @@ var (
 		"transactions":  transactions,
 		"die_undecided": dieUndecided,
 		"take_over":     takeOver,
+		"refused":       refused,
 	}
 )
 
@@ -95,10 +98,18 @@ func resolver() primitive.NsResolver {
 	return primitive.NewPassthroughResolver([]string{namesrv})
 }
 
+// credentials are empty, and nothing is signed, unless the environment has them.
+func credentials() primitive.Credentials {
+	return primitive.Credentials{
+		AccessKey: os.Getenv("HALFMQ_ACCESS_KEY"), SecretKey: os.Getenv("HALFMQ_SECRET_KEY"),
+	}
+}
+
 func newProducer(group string) rocketmq.Producer {
 	made, err := rocketmq.NewProducer(
 		producer.WithNsResolver(resolver()), producer.WithGroupName(group),
-		producer.WithInstanceName(instance()), producer.WithSendMsgTimeout(10*time.Second))
+		producer.WithInstanceName(instance()), producer.WithSendMsgTimeout(10*time.Second),
+		producer.WithCredentials(credentials()))
 	check(err)
 	check(made.Start())
 	return made
@@ -109,7 +120,8 @@ func newTransactionProducer(
 ) rocketmq.TransactionProducer {
 	made, err := rocketmq.NewTransactionProducer(listener,
 		producer.WithNsResolver(resolver()), producer.WithGroupName(group),
-		producer.WithInstanceName(instance()), producer.WithSendMsgTimeout(10*time.Second))
+		producer.WithInstanceName(instance()), producer.WithSendMsgTimeout(10*time.Second),
+		producer.WithCredentials(credentials()))
 	check(err)
 	check(made.Start())
 	return made
@@ -122,7 +134,7 @@ func consume(
 	arrived := make(chan string, 100)
 	made, err := rocketmq.NewPushConsumer(
 		consumer.WithNsResolver(resolver()), consumer.WithGroupName(group),
-		consumer.WithInstance(instance()),
+		consumer.WithInstance(instance()), consumer.WithCredentials(credentials()),
 		consumer.WithConsumeFromWhere(consumer.ConsumeFromFirstOffset))
 	check(err)
 	selector := consumer.MessageSelector{Type: consumer.TAG, Expression: tags}
@@ -190,6 +202,27 @@ func send() {
 	await(arrived, 8)
 	check(c.Shutdown())
 	check(p.Shutdown())
+}
+
+// refused sends what may be refused, one by one and called back, and says what it is told.
+func refused() {
+	for _, topic := range []string{"go-send", "go-denied", "not-mine"} {
+		p := newProducer("go-refused-producer")
+		_, err := p.SendSync(context.Background(), message(topic, "T", "refused"))
+		say("sync", fields{"topic": topic, "error": fmt.Sprint(err)})
+		answered := make(chan struct{})
+		err = p.SendAsync(context.Background(),
+			func(_ context.Context, _ *primitive.SendResult, err error) {
+				say("async", fields{"topic": topic, "error": fmt.Sprint(err)})
+				close(answered)
+			}, message(topic, "T", "refused"))
+		if err != nil { // it knows no route
+			say("async", fields{"topic": topic, "error": fmt.Sprint(err)})
+		} else {
+			<-answered
+		}
+		check(p.Shutdown())
+	}
 }
 
 func retry() {
