@@ -55,7 +55,9 @@ SETTINGS: dict[str, object] = {
     "transactionCheckInterval": 2000,
 }
 
-SCENARIOS = ("send", "batch", "orderly", "retry", "pull", "lite_pull", "transactions")
+SCENARIOS = (
+    *("send", "batch", "look_up", "orderly", "retry", "pull", "lite_pull", "transactions"),
+)
 TOPICS = [*(f"java-{name}" for name in SCENARIOS), "java-shared"]
 GROUPS = [f"java-{name}-{role}" for name in SCENARIOS for role in ("consumer", "reader")]
 DEAD = "%DLQ%java-retry-consumer"
@@ -216,7 +218,7 @@ def _bodies(lines: list[Line], event: str = "consumed") -> Counter[Any]:
 
 
 def test_what_is_allowed_works(java: Java) -> None:
-    """Sends of each kind, push and pull consumption, retries, offsets, order, and transactions.
+    """Sends of each kind, queries, push and pull consumption, retries, order, and transactions.
 
     A transaction whose producer did not decide is settled by the answer to the broker's question,
     from an account that has rights on the real topic only.
@@ -226,6 +228,10 @@ def test_what_is_allowed_works(java: Java) -> None:
 
     assert set(_bodies(seen["send"])) == {"sync-0", "sync-1", "async-0", "async-1", "one-way"}
     assert set(_bodies(seen["batch"])) == {f"batch-{number}" for number in range(5)}
+    found = {f"look-up-{number}" for number in range(3)}
+    assert set(_bodies(seen["look_up"], "by_offset_id")) == found
+    assert set(_bodies(seen["look_up"], "by_unique_key")) == found
+    assert set(_bodies(seen["look_up"], "by_key")) == found
     assert {"o-12", "o-13"} <= set(_bodies(seen["orderly"]))
     assert _bodies(seen["retry"]) == {"once": 2, "never": 2}
     assert [line["topic"] for line in _of(seen["retry"], "dead")] == [DEAD]
