@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from halfmq.store.errors import StoreError
+
 from ..config import AccessConfig
 from ..errors import ConfigurationError, RequestRefusedError
 from ..lifecycle import Service
@@ -102,11 +104,16 @@ class UserTable:
         """Have users.
 
         Raises:
-            ConfigurationError: There is none, so that nobody could sign a request.
-            StoreError: The table cannot be read.
+            ConfigurationError: There is none, so that nobody could sign a request; or the table
+                cannot be read.
         """
         config = self._config
-        self._users.load()
+        try:
+            self._users.load()
+        except StoreError as error:
+            raise ConfigurationError(
+                "users", "authenticationEnabled", "true", f"a usable table of users: {error}"
+            ) from error
         named = [one for one in (config.initial_user, config.inner_credentials) if one is not None]
         for name, secret in named:
             try:

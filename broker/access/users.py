@@ -90,6 +90,8 @@ class Users:
         try:
             self._users = msgspec.convert(content.get(_USERS, {}), dict[str, UserInfo])
             self._acls = msgspec.convert(content.get(_ACLS, {}), dict[str, tuple[PolicyInfo, ...]])
+            for user in self._users.values():
+                _check_stored(user)
             self._principals = {name: self._principal(name) for name in self._users}
         except (msgspec.ValidationError, RequestRefusedError) as error:
             raise DamagedTableError(self._path, str(error)) from error
@@ -324,6 +326,13 @@ def _check_user(user: UserInfo) -> None:
         raise refused(f"userType {user.user_type}: expected {SUPER} or {NORMAL}")
     if user.user_status not in {None, ENABLE, DISABLE}:
         raise refused(f"userStatus {user.user_status}: expected {ENABLE} or {DISABLE}")
+
+
+def _check_stored(user: UserInfo) -> None:
+    """Refuse what somebody has written into the table by hand and is no user."""
+    _check_user(user)
+    if not user.password:
+        raise refused(f"user {user.username} has no password")
 
 
 def _check_policy(policy: PolicyInfo) -> None:
