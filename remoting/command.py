@@ -35,6 +35,8 @@ class RemotingCommand(msgspec.Struct, gc=False):
     ("topic is missing"); ``header`` is then the dict."""
     raw_header: bytes = b""
     """The header as received: signatures cover all ext fields, unknown ones too."""
+    texts: dict[str, str] | None = None
+    """All ext fields of a ROCKETMQ header, which were texts before they were typed."""
     subject: object = None
     """Who signed a request, set by the access control of the broker; never on the wire."""
 

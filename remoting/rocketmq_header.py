@@ -65,6 +65,7 @@ def decode(raw: bytes, body: bytes) -> RemotingCommand:
         _ROCKETMQ,
         header_error,
         raw,
+        texts,
     )
 
 
@@ -99,12 +100,6 @@ def encode(
         )
     except struct_error as error:
         raise HeaderError(f"does not fit the binary header: {error}") from error
-
-
-def ext_texts(raw: bytes) -> dict[str, str]:
-    """Return all ext fields of a header that ``decode`` has accepted."""
-    (remark_size,) = _LENGTH.unpack_from(raw, _FIXED.size - _LENGTH.size)
-    return _decode_ext(raw, HEADER_SIZE_MIN + remark_size)
 
 
 def _decode_ext(raw: bytes, position: int) -> dict[str, str]:

@@ -115,5 +115,5 @@ def ext_fields(command: RemotingCommand) -> dict[str, str]:
     if command.header_type == HeaderType.MSGPACK:
         return msgpack_header.ext_texts(command)
     if command.header_type == HeaderType.ROCKETMQ:
-        return rocketmq_header.ext_texts(command.raw_header)
+        return command.texts or {}
     return json_header.ext_texts(command.raw_header)

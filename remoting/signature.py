@@ -77,11 +77,12 @@ class Identity(NamedTuple):
 
 def signed_text(fields: Mapping[str, str], *, without_unique_key_query: bool = False) -> bytes:
     """Return what a signature covers of the ext fields, ``AccessKey`` among them."""
-    signed = dict(fields)
-    signed.pop(SIGNATURE, None)
-    if without_unique_key_query:
-        signed.pop(UNIQUE_KEY_QUERY, None)
-    return "".join([signed[name] for name in sorted(signed)]).encode()
+    names = sorted(fields)
+    if SIGNATURE in fields:
+        names.remove(SIGNATURE)
+    if without_unique_key_query and UNIQUE_KEY_QUERY in fields:
+        names.remove(UNIQUE_KEY_QUERY)
+    return "".join(map(fields.__getitem__, names)).encode()
 
 
 def signed_fields(

@@ -31,7 +31,7 @@ from halfmq.store.format.topics import TRACE_TOPIC
 from ..connection import Connection
 from ..errors import RequestRefusedError
 from .addresses import Address, address_of
-from .requirements import ANY_CLUSTER, requirements_of
+from .requirements import ANY_CLUSTER, PUB, requirements_of, topic
 from .rules import Kind, Principal, Principals, Requirement, Resource
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ REMARK_LOGGED_MAX: Final = 512
 """Characters of a remark in the log: names in it are the peer's own choice."""
 
 _MSGPACK: Final = int(HeaderType.MSGPACK)
+_TRACING: Final = topic(TRACE_TOPIC, PUB)
 
 
 class Dispatcher(Protocol):
@@ -239,13 +240,11 @@ class AccessControl:
             raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         if requirements is None:
             return  # no `RequestCode`: the router serves none, which a test sees to
-        if self._dialect.trace_is_free and [one.resource.name for one in requirements] == [
-            TRACE_TOPIC
-        ]:
-            return
         principal = subject.principal
         for requirement in requirements:
-            if self.unmet(principal, requirement, address) is not None:
+            if self.unmet(principal, requirement, address) is not None and not (
+                requirement == _TRACING and self._dialect.trace_is_free
+            ):
                 subject.require(requirement)
 
 

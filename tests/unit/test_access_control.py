@@ -21,7 +21,11 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import RemotingError
 from halfmq.remoting.ext_fields import Header, texts_of
 from halfmq.remoting.framing import FrameDecoder
-from halfmq.remoting.headers import GetRouteInfoRequestHeader, SendMessageRequestHeaderV2
+from halfmq.remoting.headers import (
+    REQUEST_HEADERS,
+    GetRouteInfoRequestHeader,
+    SendMessageRequestHeaderV2,
+)
 from halfmq.remoting.replies import encode_reply
 from halfmq.remoting.serialization import encode_frame, encode_header, join_frame
 from halfmq.remoting.signature import Signer, signed_text
@@ -211,6 +215,16 @@ def test_a_query_by_key_is_believed_from_old_and_new_clients(
     (command,) = FrameDecoder().receive_data(join_frame(HeaderType.JSON, raw, b""))
 
     assert guarded.code(command) == (ResponseCode.SUCCESS, "")
+
+
+def test_everybody_who_signs_may_send_traces_and_nothing_more(guarded: Guarded) -> None:
+    """With plain ACL, as in RocketMQ; to delete or read the topic is another matter."""
+    trace = "RMQ_SYS_TRACE_TOPIC"
+    assert guarded.code(signed(RequestCode.SEND_MESSAGE_V2, send(trace), b"trace"))[0] == 0
+
+    for code in (RequestCode.DELETE_TOPIC_IN_BROKER, RequestCode.GET_TOPIC_CONFIG):
+        asked = signed(code, REQUEST_HEADERS[code](topic=trace))
+        assert guarded.code(asked)[0] == ResponseCode.SYSTEM_ERROR
 
 
 def test_trusted_addresses_need_no_signature(guarded: Guarded) -> None:
