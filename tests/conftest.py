@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ from xdist.scheduler import LoadFileScheduling, Scheduling
 
 from halfmq.client import ClientConfig
 from halfmq.store import disk
+from tests.support.cache import cache_directory
 from tests.support.patience import PATIENCE_S
 from tests.support.seeds import NAME, run_seed
 
@@ -65,8 +67,15 @@ def no_wait_for_the_disk() -> Iterator[None]:
 
 
 def pytest_configure() -> None:
-    """Choose the seed before there are other processes, which then have the same."""
+    """Choose the seed, and keep bytecode, before there are other processes, which then do so too.
+
+    Where Python is told to write none, each of a hundred brokers would compile all their modules.
+    It is kept outside of the tree then.
+    """
     run_seed()
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
+        prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(cache_directory() / "bytecode"))
+        sys.dont_write_bytecode, sys.pycache_prefix = False, prefix
 
 
 def pytest_report_header() -> str:

@@ -21,7 +21,7 @@ from halfmq.store.tools.verify import verify
 from tests.support.damage import flip
 from tests.support.stores import Clock, draft, everything, flush, small_config
 
-EXAMPLES = int(os.environ.get("DAMAGE_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("DAMAGE_EXAMPLES", "20"))  # .ci/run takes more
 SEEDS = 4  # stores that are damaged
 COUNT = 120  # groups appended to each
 SLOTS, ITEMS = 50, 200  # of an index file
