@@ -6,6 +6,7 @@ subscriptions, checker) is an argument of theirs; what is the same for all of th
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401  # not when a name is first looked up: a fork may find it half done
 import ipaddress
 import os
 import re

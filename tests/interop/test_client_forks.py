@@ -179,6 +179,19 @@ except ImportError:
 uvloop.run(main())
 """
 
+IMPORTS = """
+# One that is under way in another thread at the fork never ends in the child.
+before = set(sys.modules)
+with TransactionProducer("tx", lambda _: Decision.COMMIT, namesrv=ADDRESS) as producer:
+    producer.send(MESSAGE)
+    with producer.transaction(MESSAGE):
+        pass
+with Consumer("imports", {"orders": "*"}, start_from="first", namesrv=ADDRESS) as consumer:
+    next(consumer).ack()
+late = set(sys.modules) - before
+assert not late, late
+"""
+
 ORPHAN = """
 # The parent dies while its child lives: the broker must notice at once.
 producer = Producer("g", namesrv=ADDRESS)
@@ -197,7 +210,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 
 @pytest.mark.parametrize(
-    "script", [BLOCKING, LOCKS, POOLS, ASYNC], ids=["blocking", "locks", "pools", "async"]
+    "script",
+    [BLOCKING, LOCKS, POOLS, ASYNC, IMPORTS],
+    ids=["blocking", "locks", "pools", "async", "imports"],
 )
 def test_a_forked_child_is_told_at_once_and_the_parent_goes_on(
     broker: BrokerProcess, script: str
