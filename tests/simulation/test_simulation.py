@@ -95,7 +95,6 @@ def test_a_seed_replays_exactly() -> None:
 
 QUICK = ["sync", "tail", "undecided", "exception", "arrivals", "forged"]
 SLOWER = [
-    "wait",
     "age",
     "ahead",
     "left",
@@ -110,8 +109,8 @@ SLOWER = [
 ]
 BITE_SEEDS_MAX = 600
 """Until one of these is noticed; most need a few dozen. The others take `python -m
-tests.simulation.bites`: "counts" and "refill" need some hundred seeds, and have crash and unit
-tests of their own."""
+tests.simulation.bites`: "wait", "counts" and "refill" need some hundred seeds, and have tests of
+their own in `windows`, `crash` and `unit`."""
 
 
 @pytest.mark.parametrize(
