@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from halfmq.store.config import FlushMode, StoreConfig
 
+from .access.config import TLS_PROPERTIES, AccessConfig, TlsConfig
 from .delay import parse_delay_levels
 from .errors import ConfigurationError
 from .settings import (
     DIRECTORY,
-    FILE,
     HIDDEN,
     SWITCH,
     BadValueError,
@@ -36,7 +33,6 @@ from .settings import (
     integer,
     names,
     pattern,
-    secret,
     setting,
     settings_of,
 )
@@ -55,31 +51,6 @@ _PERCENT: Final = integer(10, 100, "percent in use; 100: never")
 _FREE_BYTES: Final = integer(0, 1 << 50, "bytes; 0: never")
 _ADDRESS_LIST: Final = r"(|[^:;,\s]+:\d{1,5}([;,][^:;,\s]+:\d{1,5})*)"
 _HOURS: Final = r"([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*"
-
-
-class Credentials(NamedTuple):
-    """A name and the secret by which it signs."""
-
-    name: str
-    secret: str
-
-    def __repr__(self) -> str:
-        return f"Credentials({self.name!r}, ...)"
-
-
-def _credentials(name_key: str, secret_key: str, text: str) -> Credentials:
-    try:
-        fields = json.loads(text)
-    except RecursionError as error:
-        raise ValueError from error
-    if not isinstance(fields, dict):
-        raise ValueError  # noqa: TRY004 -- the callers of a parser expect this
-    name, secret_text = fields.get(name_key), fields.get(secret_key)
-    if not isinstance(name, str) or not isinstance(secret_text, str):
-        raise ValueError  # noqa: TRY004
-    if not name.strip() or not secret_text.strip():
-        raise ValueError
-    return Credentials(name, secret_text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -355,101 +326,6 @@ class DelayConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AccessConfig:
-    """Who may use the broker; without any of this everybody who reaches its port."""
-
-    acl_enabled: bool = setting(
-        "aclEnable", False, SWITCH, "accounts of plain_acl.yml, as in RocketMQ 4.4 to 5.2"
-    )
-    plain_acl_file: Path | None = setting(
-        "plainAclFile",
-        None,
-        FILE,
-        "the accounts (plain_acl.yml beside this file; without one, in the store's config/)",
-    )
-    authentication_enabled: bool = setting(
-        "authenticationEnabled", False, SWITCH, "users, as in RocketMQ 5.3: requests are signed"
-    )
-    authorization_enabled: bool = setting(
-        "authorizationEnabled", False, SWITCH, "and their policies say what they may do"
-    )
-    initial_user: Credentials | None = setting(
-        "initAuthenticationUser",
-        None,
-        secret(
-            partial(_credentials, "username", "password"),
-            '{"username":"NAME","password":"SECRET"}, neither of them empty',
-        ),
-        "a super user, created if there is no user of this name",
-    )
-    inner_credentials: Credentials | None = setting(
-        "innerClientAuthenticationCredentials",
-        None,
-        secret(
-            partial(_credentials, "accessKey", "secretKey"),
-            '{"accessKey":"NAME","secretKey":"SECRET"}, neither of them empty',
-        ),
-        "the broker's own, for requests to name servers; a super user likewise",
-    )
-
-
-class TlsMode(Enum):
-    """Whether clients may or must speak TLS."""
-
-    DISABLED = "DISABLED"
-    PERMISSIVE = "PERMISSIVE"
-    ENFORCING = "ENFORCING"
-
-
-class ClientAuth(Enum):
-    """Whether clients must show a certificate."""
-
-    NONE = "NONE"
-    OPTIONAL = "OPTIONAL"
-    REQUIRE = "REQUIRE"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TlsConfig:
-    """TLS, on the same ports."""
-
-    configured_mode: TlsMode | None = setting(
-        "tlsServerMode",
-        None,
-        choice(TlsMode),
-        "disabled, permissive or enforcing (permissive if there is a certificate)",
-    )
-    cert_path: Path | None = setting(
-        "tlsServerCertPath", None, FILE, "the broker's certificate and what vouches for it, PEM"
-    )
-    key_path: Path | None = setting(
-        "tlsServerKeyPath", None, FILE, "its private key, PEM (in tlsServerCertPath)"
-    )
-    key_password: str = setting(
-        "tlsServerKeyPassword", "", secret(str, "a text"), "the password of the key"
-    )
-    trust_cert_path: Path | None = setting(
-        "tlsServerTrustCertPath", None, FILE, "certificates that vouch for clients, PEM"
-    )
-    client_auth: ClientAuth = setting(
-        "tlsServerNeedClientAuth",
-        ClientAuth.NONE,
-        choice(ClientAuth),
-        "none, optional or require: whether clients show a certificate",
-    )
-    config_file: Path | None = setting(
-        "tlsConfigFile", None, FILE, "RocketMQ's tls.properties; keys of this file win over it"
-    )
-
-    @property
-    def mode(self) -> TlsMode:
-        """Whether clients may or must speak TLS."""
-        if self.configured_mode is not None:
-            return self.configured_mode
-        return TlsMode.DISABLED if self.cert_path is None else TlsMode.PERMISSIVE
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """Everything that can be set, in sections."""
 
@@ -550,15 +426,18 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
         if key not in known:
             warnings.append(f"{source}: {_unknown_key(key, known)}")
             continue
-        if key in origins and _file_of(source) == _file_of(origins[key].source) != "":
+        file_of_key = _file_of(origins[key].source) if key in origins else None
+        if file_of_key is not None and file_of_key == _file_of(source):
             warnings.append(f"{source}: {key} is set twice; this one counts")
         section, item = known[key]
         chosen[section][item.attribute] = _parse(item, value, source)
         origins[key] = Origin(HIDDEN if item.kind.is_secret else value, source)
     parts = {name: _SECTIONS[name](**values) for name, values in chosen.items()}
     config = BrokerConfig(**parts)
-    _check_access(config.access, origins)
-    _check_tls(config.tls, origins)
+    for contradiction in (config.access.contradiction(), config.tls.contradiction()):
+        if contradiction is not None:
+            key, expected = contradiction
+            raise ConfigurationError(origins[key].source, key, origins[key].value, expected)
     if config.access.acl_enabled and config.access.plain_acl_file is None:
         folder = file.parent if file else config.store.root / "config"
         access = replace(config.access, plain_acl_file=folder / "plain_acl.yml")
@@ -566,57 +445,17 @@ def load_config(file: Path | None, overrides: Sequence[str] = ()) -> LoadedConfi
     return LoadedConfig(config, origins, warnings)
 
 
-def _check_access(access: AccessConfig, origins: Mapping[str, Origin]) -> None:
-    """Raise ConfigurationError where settings that protect contradict each other."""
-
-    def wrong(key: str, expected: str) -> ConfigurationError:
-        return ConfigurationError(origins[key].source, key, origins[key].value, expected)
-
-    if access.acl_enabled and access.authentication_enabled:
-        raise wrong("authenticationEnabled", "false while aclEnable=true: choose one of the two")
-    if access.authorization_enabled and not access.authentication_enabled:
-        raise wrong(
-            "authorizationEnabled",
-            "authenticationEnabled=true as well: who did not sign cannot be authorized",
-        )
-
-
-def _check_tls(tls: TlsConfig, origins: Mapping[str, Origin]) -> None:
-    """Raise ConfigurationError where TLS is asked for and cannot be in force."""
-    key, expected = "", ""
-    if tls.mode is not TlsMode.DISABLED and tls.cert_path is None:
-        key, expected = "tlsServerMode", "tlsServerCertPath as well: there is no certificate"
-    elif tls.client_auth is not ClientAuth.NONE and tls.mode is TlsMode.DISABLED:
-        key = "tlsServerNeedClientAuth"
-        expected = "none, or tlsServerCertPath as well: TLS is disabled"
-    elif tls.client_auth is not ClientAuth.NONE and tls.trust_cert_path is None:
-        key = "tlsServerNeedClientAuth"
-        expected = "none, or tlsServerTrustCertPath as well: nothing vouches for clients"
-    if key:
-        raise ConfigurationError(origins[key].source, key, origins[key].value, expected)
-
-
-_TLS_PROPERTIES: Final = {
-    "tls.server.mode": "tlsServerMode",
-    "tls.server.certPath": "tlsServerCertPath",
-    "tls.server.keyPath": "tlsServerKeyPath",
-    "tls.server.keyPassword": "tlsServerKeyPassword",
-    "tls.server.trustCertPath": "tlsServerTrustCertPath",
-    "tls.server.need.client.auth": "tlsServerNeedClientAuth",
-}
-"""Key of ``tls.properties`` to the setting of the same meaning. Source: `TlsSystemConfig`."""
-
-
 def _tls_properties(entries: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, str]]:
     """Return the settings of the tls.properties that these entries name, if they name one."""
     files = [value for key, value, _source in entries if key == "tlsConfigFile" and value]
     for key, value, source in _read_file(Path(files[-1]).expanduser()) if files else ():
-        if key in _TLS_PROPERTIES:
-            yield _TLS_PROPERTIES[key], value, source
+        if key in TLS_PROPERTIES:
+            yield TLS_PROPERTIES[key], value, source
 
 
-def _file_of(source: str) -> str:
-    return source.rpartition(":")[0]  # "" of "--set"
+def _file_of(source: str) -> str | None:
+    """Return the file of a `FILE:LINE`; None for `--set`, which may well set a key again."""
+    return source.rpartition(":")[0] or None
 
 
 def _parse(item: Setting, value: str, source: str) -> object:

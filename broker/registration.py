@@ -25,7 +25,7 @@ from halfmq.remoting.replies import encode_request
 from halfmq.remoting.signature import Signer, signed_fields
 from halfmq.store.format.crc import crc32
 
-from .config import Credentials
+from .access.config import Credentials
 from .topics import TopicTable
 
 logger = logging.getLogger(__name__)

@@ -125,7 +125,7 @@ def filters_of(subscriptions: Iterable[SubscriptionData]) -> Filters:
     return frozenset(
         (_short(one.topic), _short(_meaning(one)))
         for one in subscriptions
-        if not one.topic.startswith(RETRY_PREFIX)  # each group has its own, whoever lists it
+        if not one.topic.startswith(RETRY_PREFIX)  # each group has its own, listed or not
     )
 
 

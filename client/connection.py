@@ -294,8 +294,8 @@ class Connection(asyncio.Protocol):
             return TlsError(self.address, self._end_reason or reason)
         if self._foreign:
             return BadAnswerError(self.address, self._end_reason or reason)
-        told = self._answered or reason in (UNHEARD_PLAIN, UNHEARD_TLS)
-        hint = "" if told else f", before any answer; {PEER_EXPECTED}"
+        explained = self._answered or reason in (UNHEARD_PLAIN, UNHEARD_TLS)
+        hint = "" if explained else f", before any answer; {PEER_EXPECTED}"
         return ConnectionLostError(self.address, f"{reason}{hint}")
 
     def _reason_of(self, exc: Exception | None) -> str:

@@ -123,7 +123,7 @@ class Consumer(Client):
     ) -> None:
         """Subscribe a group to topics; every member of a group must subscribe to the same.
 
-        While another member does not, messages are lost to the group, and ``on_event`` is told.
+        While another member does not, messages are lost to the group, and ``on_event`` is called.
 
         Args:
             group: The consumer group.
@@ -182,7 +182,7 @@ class Consumer(Client):
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalance_wanted = asyncio.Event()
         self._missing: set[str] = set()  # topics without a route
-        self._seen: set[str] = set()  # topics that had one, or whose absence was told
+        self._seen: set[str] = set()  # topics that had one, or that were reported missing
         self._new: set[str] = set()  # topics that did not exist when this consumer looked first
         self._complaint = ""
         self._unequal: dict[str, UnequalSubscriptions] = {}  # by broker

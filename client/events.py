@@ -12,7 +12,7 @@ from typing import ClassVar, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class TopicMissing:
-    """No broker has ``topic``. It is consumed as soon as it is created; told once per topic."""
+    """No broker has ``topic``. It is consumed as soon as it is created; reported once per topic."""
 
     name: ClassVar[str] = "topic_missing"
 

@@ -4,9 +4,9 @@ A process that forks leaves its child copies of everything but threads. A client
 a loop that nobody runs, over sockets that belong to the parent. So a client refuses to work
 anywhere but at home, and says how to mend it.
 
-The child must not disturb the parent either. Whatever it does with a copied socket, be it only that
-a collection of garbage closes a transport, reaches the parent's connection, or the parent's epoll
-instance, which both share. So in every forked child the sockets are replaced by ``/dev/null``
+The child must not disturb the parent either. What it does with a copied socket, even a garbage
+collection that closes a transport, reaches the parent's connection or the epoll instance that both
+share. So in every forked child the sockets are replaced by ``/dev/null``
 before anything else runs. The broker then also notices the end of the parent while the child lives.
 """
 

@@ -17,7 +17,7 @@ producer asks the ledger, which knows."""
 C = TypeVar("C")
 
 _TABLE: Final = "halfmq_ledger_table"
-# One call per step, each of them atomic: threads need no lock, and a fork cannot leave one behind.
+# One call per step, each atomic: threads need no lock, so a fork cannot copy one that is held.
 _recorded: Final[OrderedDict[tuple[str, str], None]] = OrderedDict()
 
 

@@ -1,7 +1,7 @@
 """When a call that failed is made again: after growing pauses, until its time is up.
 
 A broker that restarts refuses connections for a moment, and a busy one refuses requests. Such a
-moment shall cost latency and no error, so a send or a start goes on until ``send_timeout`` is over.
+moment must cost latency and no error, so a send or a start goes on until ``send_timeout`` is over.
 Pauses double from ``reconnect_delay_min`` to ``reconnect_delay_max``. Each is shortened by up to
 half at random, or all clients of a broker would come back in the same moment.
 """
@@ -78,16 +78,16 @@ def leaves_doubt(error: ClientError) -> bool:
 
 
 def final_error(failures: Sequence[ClientError], code: int, seconds: float) -> ClientError:
-    """What to tell the caller after these attempts: the last failure that left a doubt, if any.
+    """Return the caller's error after these attempts: the last that left a doubt, if any did.
 
-    A caller who reads "connection refused" takes it that nothing was stored.
+    "Connection refused" alone would say that nothing was stored.
     """
     last = failures[-1]
-    told = next((error for error in reversed(failures) if leaves_doubt(error)), last)
-    if isinstance(told, RequestTimeoutError):
-        error = SendTimeoutError(told.address, code, seconds, len(failures))
+    chosen = next((error for error in reversed(failures) if leaves_doubt(error)), last)
+    if isinstance(chosen, RequestTimeoutError):
+        error = SendTimeoutError(chosen.address, code, seconds, len(failures))
         error.__cause__ = last
         return error
-    if told is not last:
-        told.__cause__ = last
-    return told
+    if chosen is not last:
+        chosen.__cause__ = last
+    return chosen

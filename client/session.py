@@ -102,7 +102,7 @@ class Session:
         self.routes = RouteTable(config, self._servers, self.brokers, first_turn)
         self._keeper: asyncio.Task[None] | None = None
         self._unreachable: set[str] = set()
-        self._denied: dict[str, AccessDeniedError] = {}  # by broker, what its heartbeat was told
+        self._denied: dict[str, AccessDeniedError] = {}  # by broker, how it refused the heartbeat
         self._keys: UniqueKeyFactory | None = None
 
     async def start(self, *, whole_cluster: bool = False, topics: tuple[str, ...] = ()) -> None:

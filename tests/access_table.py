@@ -14,11 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from halfmq.broker.access.config import AccessConfig, Credentials
 from halfmq.broker.access.requirements import requirements_of
 from halfmq.broker.config import (
-    AccessConfig,
     BrokerConfig,
-    Credentials,
     NetworkConfig,
     StoreSettings,
     TransactionConfig,

@@ -11,9 +11,9 @@ from typing import Final
 
 from halfmq.store.errors import StoreError
 
-from ..config import AccessConfig
 from ..errors import ConfigurationError, RequestRefusedError
 from ..lifecycle import Service
+from .config import AccessConfig
 from .control import AccessControl, Dispatcher
 from .plain_acl import PlainAcl, PlainAclError
 from .users import Users
@@ -101,7 +101,7 @@ class UserTable:
         self._config = config
 
     async def start(self) -> None:
-        """Have users.
+        """Read the users, and create those that are missing.
 
         Raises:
             ConfigurationError: There is none, so that nobody could sign a request; or the table

@@ -54,7 +54,7 @@ class Dispatcher(Protocol):
 
 
 class AccessDeniedError(RequestRefusedError):
-    """A request is refused for who sent it; the answer names subject, action and resource."""
+    """Its sender may not make a request; the answer names subject, action and resource."""
 
     def __init__(
         self,

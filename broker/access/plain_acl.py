@@ -4,7 +4,7 @@ Read are that file and every ``*.yml`` and ``*.yaml`` of the folder ``acl/`` bes
 becomes a principal whose rules say the same:
 
 * ``topicPerms`` and ``groupPerms`` name a topic or group: what is not granted there is denied;
-* ``defaultTopicPerm`` and ``defaultGroupPerm`` speak of all others, and are DENY if absent;
+* ``defaultTopicPerm`` and ``defaultGroupPerm`` cover all others, and are DENY if absent;
 * ``admin: true`` adds the right to change and read topics, groups and the broker; an admin without
   any ``topicPerms`` and ``groupPerms`` may do everything.
 

@@ -11,7 +11,7 @@ topic), the row is ``()`` and says so: the handler asks ``Subject.require``.
 Rows follow RocketMQ 5.3 (``DefaultAuthorizationContextBuilder`` and the ``RocketMQAction`` of each
 header) except where that is too lax: it asks for nothing where a header has no such annotation.
 Here settings, groups, configuration and lists need rights of their own, a retry topic belongs to
-its group whoever asks, and the broker's internal topics belong to the cluster.
+its group for all senders, and the broker's internal topics belong to the cluster.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ REQUIREMENTS: Final[Mapping[int, Row]] = {
     RequestCode.QUERY_MESSAGE: _topic(SUB, GET),
     RequestCode.VIEW_MESSAGE_BY_ID: _signature,  # and GET or SUB on the record's topic
     RequestCode.RECALL_MESSAGE: _topic(PUB),
-    # A reply goes to whoever asked: RocketMQ asks for nothing more than to know the question.
+    # A reply goes to the sender of the request, whom only its receiver knows; as in RocketMQ.
     RequestCode.SEND_REPLY_MESSAGE: _signature,
     RequestCode.SEND_REPLY_MESSAGE_V2: _signature,
     RequestCode.POP_MESSAGE: _pop(SUB),

@@ -80,7 +80,7 @@ class Rule:
     allow: bool = True
     is_prefix: bool = False
     sources: tuple[AddressPattern, ...] = ()
-    """Whence a request must come; empty: from anywhere."""
+    """From which addresses a request must come; empty: from any."""
 
     @property
     def precedence(self) -> tuple[int, int, bool]:
@@ -106,8 +106,8 @@ class Rule:
             return resource.name.startswith(self.name)
         return resource.name == self.name
 
-    def speaks_of(self, action: Action, address: Address) -> bool:
-        """Whether it decides about this action from this address."""
+    def covers(self, action: Action, address: Address) -> bool:
+        """Whether it decides this action from this address."""
         return action in self.actions and (
             not self.sources or any(source(address) for source in self.sources)
         )
@@ -129,17 +129,17 @@ class RuleSet:
     def rule_for(self, resource: Resource, action: Action, address: Address) -> Rule | None:
         """Return the rule that decides, or None."""
         for rule in self._literal.get(resource, ()):
-            if rule.speaks_of(action, address):
+            if rule.covers(action, address):
                 return rule
         for rule in self._others:
-            if rule.matches(resource) and rule.speaks_of(action, address):
+            if rule.matches(resource) and rule.covers(action, address):
                 return rule
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who signs requests."""
+    """An account or user that signs requests."""
 
     name: str
     signer: Signer = field(repr=False)
@@ -149,7 +149,7 @@ class Principal:
     """Whether it may do everything."""
     enabled: bool = True
     trusted_from: tuple[AddressPattern, ...] = ()
-    """Whence its requests need neither signature nor permission."""
+    """From which addresses its requests need neither signature nor permission."""
 
     def refusal(self, requirement: Requirement, address: Address) -> str | None:
         """Return None if the requirement is met, or why not."""

@@ -12,8 +12,8 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-from ..config import ClientAuth, TlsConfig, TlsMode
 from ..errors import ConfigurationError
+from .config import ClientAuth, TlsConfig, TlsMode
 
 logger = logging.getLogger(__name__)
 

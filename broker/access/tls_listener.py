@@ -15,7 +15,7 @@ import socket
 from collections.abc import Callable
 from typing import Final
 
-from ..config import TlsMode
+from .config import TlsMode
 from .tls import HANDSHAKE_S, TlsContext
 
 logger = logging.getLogger(__name__)

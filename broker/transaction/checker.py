@@ -210,7 +210,7 @@ class Checker:
         self._plan(entry, self._monotonic_ms() + wait_ms)
 
     def _first_wait_ms(self, entry: Pending) -> int:
-        # RocketMQ takes the message's own time in place of the broker's, be it longer or shorter.
+        # As in RocketMQ, the message's own time replaces the broker's, longer or shorter.
         return entry.immunity_s * 1_000 or self._config.timeout_ms
 
     def on_producer(self, group: str) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import ssl
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +30,7 @@ from tests.support.java_clients import (
     class_path,
     java_client,
 )
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import wait_until
 
 pytestmark = [
     pytest.mark.campaign,
@@ -62,13 +60,6 @@ def _outcome(client: JavaClient, keys: Account) -> str:
     return str(line["event"])
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.05)
-
-
 def _certificate(broker: BrokerProcess) -> str:
     host, _, port = broker.address.rpartition(":")
     return ssl.get_server_certificate((host, int(port)))
@@ -94,7 +85,7 @@ def test_keys_and_certificates_are_replaced_while_a_client_runs(
 
         before = _certificate(broker)
         certificates.renew()
-        _until(lambda: _certificate(broker) != before)
+        wait_until(lambda: _certificate(broker) != before, "nothing happened")
         assert _outcome(client, APPLICATION) == "allowed"
 
         write_plain_acl(accounts, [(NEW, RIGHTS)])
@@ -105,7 +96,7 @@ def test_keys_and_certificates_are_replaced_while_a_client_runs(
         assert _outcome(client, APPLICATION) == "refused"
 
         accounts.write_text("accounts: [")  # a mistake leaves what is in force
-        _until(lambda: "plain_acl_not_reloaded" in broker.log)
+        wait_until(lambda: "plain_acl_not_reloaded" in broker.log, "nothing happened")
         assert _outcome(client, NEW) == "allowed"
         assert NEW.secret not in broker.log
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import queue
 import shutil
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from halfmq.client import ClientConfig, Decision, Message, MessageView, blocking
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, wait_until
 from tests.support.rocketmq_broker import OfficialBroker, Wire, rocketmq_broker
 
 pytestmark = [
@@ -154,19 +152,12 @@ def _committed(wire: Wire) -> list[int]:
     return [wire.committed(READER, "batched", number) for number in QUEUES]
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.1)
-
-
 class State:
     """What a broker answered to all questions."""
 
     def __init__(self, address: str) -> None:
         with Wire(address) as wire:
-            _until(lambda: len(wire.by_key("decided", "committed-1")) == 1)
+            wait_until(lambda: len(wire.by_key("decided", "committed-1")) == 1, "nothing happened")
             self.content = _content(wire)
             self.found = _found(wire)
             self.committed = _committed(wire)
@@ -195,7 +186,9 @@ def test_a_store_that_was_closed_goes_on_in_rocketmq(tmp_path: Path) -> None:
         _check_served(before, State(official.address))
         _decide_there(official)
         with Wire(official.address) as wire:
-            _until(lambda: _bodies(_content(wire), "delayed") == ["later", "now"])
+            wait_until(
+                lambda: _bodies(_content(wire), "delayed") == ["later", "now"], "it did not happen"
+            )
         after = State(official.address)
     assert _bodies(after.content, "decided")[-1] == "undecided-commit"
     assert _bodies(after.content, "batched")[-1] == "sent-to-rocketmq"
@@ -220,7 +213,10 @@ def _decide_there(official: OfficialBroker) -> None:
         producer.send(Message("batched", b"sent-to-rocketmq"))
         assert asked.until(set(UNDECIDED)) == set(UNDECIDED)
         with Wire(official.address) as wire:
-            _until(lambda: "undecided-commit" in _bodies(_content(wire), "decided"))
+            wait_until(
+                lambda: "undecided-commit" in _bodies(_content(wire), "decided"),
+                "it did not happen",
+            )
 
 
 def _check_asked(broker: BrokerProcess, expected: set[str]) -> None:
@@ -249,7 +245,7 @@ def test_a_store_of_a_killed_broker_goes_on_in_rocketmq(tmp_path: Path) -> None:
         before.committed = after.committed  # written every 5 s: a crash costs the last ones
         _check_served(before, after)
         with Wire(official.address) as wire:
-            _until(lambda: wire.end(HALF_TOPIC, 0) >= 2 * TRANSACTIONS)
+            wait_until(lambda: wire.end(HALF_TOPIC, 0) >= 2 * TRANSACTIONS, "nothing happened")
 
     with broker_process(tmp_path / "again", storePathRootDir=copy, **FORMAT, **IMPATIENT) as again:
         _check_served(after, State(again.address), delayed=True)

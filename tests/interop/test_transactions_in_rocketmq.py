@@ -15,7 +15,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -29,7 +29,7 @@ from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
 from tests.support.checkers import AnsweringByBody
 from tests.support.ledger_log import read_log, records_of
-from tests.support.patience import PATIENCE_S
+from tests.support.patience import PATIENCE_S, wait_until
 from tests.support.rocketmq_broker import OfficialBroker, Wire, rocketmq_broker
 
 pytestmark = [
@@ -90,13 +90,6 @@ def _producer(namesrv: str, checker: AnsweringByBody | None = None) -> blocking.
     return blocking.TransactionProducer(GROUP, checker=checker or AnsweringByBody(), config=config)
 
 
-def _until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
-
-
 def _wait_for(address: str, expected: Counter[str]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while missing := expected - _bodies(address):
@@ -133,7 +126,7 @@ def _park(broker: BrokerProcess) -> None:
         for name in sorted(PARKED):
             _transact(producer, Decision.UNKNOWN, _message(name))
         store = broker.directory / "store"
-        _until(lambda: len(read_log(store).parked) == len(PARKED), "it is not parked")
+        wait_until(lambda: len(read_log(store).parked) == len(PARKED), "it is not parked")
 
 
 def _write(broker: BrokerProcess) -> None:
@@ -179,7 +172,7 @@ def _check_there(official: OfficialBroker, delayed_max: int = 1) -> Counter[str]
     with _producer(official.namesrv, asked):
         assert asked.until(ASKED_THERE) == ASKED_THERE
         _wait_for(official.address, DELIVERED)
-        _until(lambda: _ops_cover(official), "decisions are not written down")
+        wait_until(lambda: _ops_cover(official), "decisions are not written down")
         assert asked.asked() <= ASKED_THERE
     bodies = _bodies(official.address)
     assert bodies <= DELIVERED | asked.commits | Counter(delayed=delayed_max)
@@ -245,8 +238,8 @@ def test_after_a_kill_rocketmq_knows_what_op_messages_say(tmp_path: Path) -> Non
     """
     with _written(tmp_path) as ours:
         store = tmp_path / "ours" / "store"
-        _until(lambda: _mirrored(store), "op messages are missing")
-        _until(lambda: len(_waiting(store)) > 1, "the delayed message does not go on")
+        wait_until(lambda: _mirrored(store), "op messages are missing")
+        wait_until(lambda: len(_waiting(store)) > 1, "the delayed message does not go on")
         ours.kill()
         copy = shutil.copytree(store, tmp_path / "copy")
 

@@ -19,8 +19,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from halfmq.broker.access.config import AccessConfig
 from halfmq.broker.config import (
-    AccessConfig,
     BrokerConfig,
     NetworkConfig,
     StoreSettings,

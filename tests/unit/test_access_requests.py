@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from halfmq.broker.config import AccessConfig
+from halfmq.broker.access.config import AccessConfig
 from halfmq.remoting.bodies import (
     ConsumerData,
     HeartbeatData,

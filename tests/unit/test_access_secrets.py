@@ -14,8 +14,9 @@ from typing import Any, Final
 import pytest
 
 from halfmq.broker.access.build import AccessSetup
+from halfmq.broker.access.config import AccessConfig, Credentials, TlsConfig
 from halfmq.broker.access.plain_acl import PlainAcl
-from halfmq.broker.config import AccessConfig, Credentials, TlsConfig, load_config
+from halfmq.broker.config import load_config
 from halfmq.broker.router import Router
 from halfmq.client.testing import broker_process
 from halfmq.remoting.access_bodies import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from halfmq.broker.config import Credentials, TopicDefaults
+from halfmq.broker.access.config import Credentials
+from halfmq.broker.config import TopicDefaults
 from halfmq.broker.registration import NameServerRegistration
 from halfmq.broker.topics import TopicTable
 from halfmq.remoting.codes import RequestCode

@@ -45,6 +45,7 @@ from tests.support.guarded_broker import (
     SUBSCRIBER,
     GuardedBroker,
 )
+from tests.support.patience import PATIENCE_S
 
 MESSAGE = Message("orders", b"o-1", keys="o-1")
 BILLING = {"orders": "*"}
@@ -101,7 +102,7 @@ async def test_every_request_is_signed(
     ) as consumer:
         bodies: list[bytes] = []
         while len(bodies) < 8:
-            message = await consumer.receive(timeout=10)
+            message = await consumer.receive(timeout=PATIENCE_S)
             assert message is not None
             bodies.append(message.body)
             assert await message.ack()

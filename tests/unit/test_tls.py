@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import trustme
 
+from halfmq.broker.access.config import ClientAuth, TlsConfig, TlsMode
 from halfmq.broker.access.tls import TlsContext
-from halfmq.broker.config import ClientAuth, TlsConfig, TlsMode, load_config
+from halfmq.broker.config import load_config
 from halfmq.broker.connection import Connection
 from halfmq.broker.errors import ConfigurationError
 from halfmq.broker.release import ReplyRelease

@@ -1,0 +1,172 @@
+"""The settings of access control and TLS."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..settings import FILE, SWITCH, choice, secret, setting
+
+
+class Credentials(NamedTuple):
+    """A name and the secret by which it signs."""
+
+    name: str
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"Credentials({self.name!r}, ...)"
+
+
+def _credentials(name_key: str, secret_key: str, text: str) -> Credentials:
+    try:
+        fields = json.loads(text)
+    except RecursionError as error:
+        raise ValueError from error
+    if not isinstance(fields, dict):
+        raise ValueError  # noqa: TRY004 -- the callers of a parser expect this
+    name, secret_text = fields.get(name_key), fields.get(secret_key)
+    if not isinstance(name, str) or not isinstance(secret_text, str):
+        raise ValueError  # noqa: TRY004
+    if not name.strip() or not secret_text.strip():
+        raise ValueError
+    return Credentials(name, secret_text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccessConfig:
+    """Who may use the broker; without any of this everybody who reaches its port."""
+
+    acl_enabled: bool = setting(
+        "aclEnable", False, SWITCH, "accounts of plain_acl.yml, as in RocketMQ 4.4 to 5.2"
+    )
+    plain_acl_file: Path | None = setting(
+        "plainAclFile",
+        None,
+        FILE,
+        "the accounts (plain_acl.yml beside this file; without one, in the store's config/)",
+    )
+    authentication_enabled: bool = setting(
+        "authenticationEnabled", False, SWITCH, "users, as in RocketMQ 5.3: requests are signed"
+    )
+    authorization_enabled: bool = setting(
+        "authorizationEnabled", False, SWITCH, "and their policies say what they may do"
+    )
+    initial_user: Credentials | None = setting(
+        "initAuthenticationUser",
+        None,
+        secret(
+            partial(_credentials, "username", "password"),
+            '{"username":"NAME","password":"SECRET"}, neither of them empty',
+        ),
+        "a super user, created if there is no user of this name",
+    )
+    inner_credentials: Credentials | None = setting(
+        "innerClientAuthenticationCredentials",
+        None,
+        secret(
+            partial(_credentials, "accessKey", "secretKey"),
+            '{"accessKey":"NAME","secretKey":"SECRET"}, neither of them empty',
+        ),
+        "the broker's own, for requests to name servers; a super user likewise",
+    )
+
+    def contradiction(self) -> tuple[str, str] | None:
+        """Return a key that cannot be in force beside the others, and what it should be."""
+        if self.acl_enabled and self.authentication_enabled:
+            return "authenticationEnabled", "false while aclEnable=true: choose one of the two"
+        if self.authorization_enabled and not self.authentication_enabled:
+            return (
+                "authorizationEnabled",
+                "authenticationEnabled=true as well: who did not sign cannot be authorized",
+            )
+        return None
+
+
+class TlsMode(Enum):
+    """Whether clients may or must speak TLS."""
+
+    DISABLED = "DISABLED"
+    PERMISSIVE = "PERMISSIVE"
+    ENFORCING = "ENFORCING"
+
+
+class ClientAuth(Enum):
+    """Whether clients must show a certificate."""
+
+    NONE = "NONE"
+    OPTIONAL = "OPTIONAL"
+    REQUIRE = "REQUIRE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """TLS, on the same ports."""
+
+    configured_mode: TlsMode | None = setting(
+        "tlsServerMode",
+        None,
+        choice(TlsMode),
+        "disabled, permissive or enforcing (permissive if there is a certificate)",
+    )
+    cert_path: Path | None = setting(
+        "tlsServerCertPath", None, FILE, "the broker's certificate and what vouches for it, PEM"
+    )
+    key_path: Path | None = setting(
+        "tlsServerKeyPath", None, FILE, "its private key, PEM (in tlsServerCertPath)"
+    )
+    key_password: str = setting(
+        "tlsServerKeyPassword", "", secret(str, "a text"), "the password of the key"
+    )
+    trust_cert_path: Path | None = setting(
+        "tlsServerTrustCertPath", None, FILE, "certificates that vouch for clients, PEM"
+    )
+    client_auth: ClientAuth = setting(
+        "tlsServerNeedClientAuth",
+        ClientAuth.NONE,
+        choice(ClientAuth),
+        "none, optional or require: whether clients show a certificate",
+    )
+    config_file: Path | None = setting(
+        "tlsConfigFile", None, FILE, "RocketMQ's tls.properties; keys of this file win over it"
+    )
+
+    @property
+    def mode(self) -> TlsMode:
+        """Whether clients may or must speak TLS."""
+        if self.configured_mode is not None:
+            return self.configured_mode
+        return TlsMode.DISABLED if self.cert_path is None else TlsMode.PERMISSIVE
+
+    def contradiction(self) -> tuple[str, str] | None:
+        """Return a key that cannot be in force beside the others, and what it should be."""
+        if self.mode is not TlsMode.DISABLED and self.cert_path is None:
+            return "tlsServerMode", "tlsServerCertPath as well: there is no certificate"
+        if self.client_auth is ClientAuth.NONE:
+            return None
+        if self.mode is TlsMode.DISABLED:
+            return (
+                "tlsServerNeedClientAuth",
+                "none, or tlsServerCertPath as well: TLS is disabled",
+            )
+        if self.trust_cert_path is None:
+            return (
+                "tlsServerNeedClientAuth",
+                "none, or tlsServerTrustCertPath as well: nothing vouches for clients",
+            )
+        return None
+
+
+TLS_PROPERTIES: Final = {
+    "tls.server.mode": "tlsServerMode",
+    "tls.server.certPath": "tlsServerCertPath",
+    "tls.server.keyPath": "tlsServerKeyPath",
+    "tls.server.keyPassword": "tlsServerKeyPassword",
+    "tls.server.trustCertPath": "tlsServerTrustCertPath",
+    "tls.server.need.client.auth": "tlsServerNeedClientAuth",
+}
+"""Key of ``tls.properties`` to the setting of the same meaning. Source: `TlsSystemConfig`."""
