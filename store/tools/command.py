@@ -37,13 +37,7 @@ def add_nouns(nouns: Any) -> None:
     """Add the noun to the command's parser; the options parsed then have a ``run``."""
     store = nouns.add_parser("store", help="the files of a broker, also of one that runs")
     verbs = store.add_subparsers(metavar="VERB", required=True)
-    checking = _verb(verbs, "verify", _verify, "check every record, queue, key and table")
-    checking.add_argument(
-        "--hash-slots",
-        type=_positive,
-        metavar="N",
-        help="maxHashSlotNum of the broker (default: found out from the index files)",
-    )
+    _verb(verbs, "verify", _verify, "check every record, queue, index file and table")
     dumping = _verb(verbs, "dump", _dump, "print records as lines, in log order")
     dumping.add_argument("--topic", metavar="T", help="of this topic only")
     dumping.add_argument(
@@ -89,12 +83,6 @@ def _verb(verbs: Any, name: str, verb: Verb, text: str) -> argparse.ArgumentPars
     return parser
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
-    return int(text)
-
-
 def _offset(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is no offset")
@@ -132,7 +120,6 @@ def _verify(options: argparse.Namespace) -> int:
         report = verify(
             options.directory,
             commit_log=options.commitlog,
-            hash_slots=options.hash_slots,
             progress=progress.tell,
         )
     finally:
@@ -159,7 +146,10 @@ def _show(report: Report) -> None:
         f"offsets {report.log_start} to {report.log_end}"
     )
     _say(f"  queues   {report.queue_entries} entries in {report.queues} queues")
-    _say(f"  index    {report.index_items} items in {report.index_files} files")
+    _say(
+        f"  index    {report.index_items} items in {report.index_files} files"
+        f"{'' if report.index_digested else ', not verified: without digests'}"
+    )
     _say(f"  tables   {report.tables}{', and a snapshot' if report.snapshot else ''}")
     _say_findings("note", findings.notes, sum(findings.note_counts.values()))
     _say_findings("DAMAGE", findings.damage, sum(findings.damage_counts.values()))

@@ -1,5 +1,7 @@
-"""Comparing the log with its digests: what no checksum of a record covers."""
+"""Comparing log and index with their digests: what no checksum of a record covers."""
 
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from .. import disk
@@ -11,63 +13,65 @@ from .log_walk import Hole
 
 
 class DigestCheck:
-    """Checks the files of a log; ``used`` is where the records of each file end."""
+    """Checks the files of a store that have a digest."""
 
     def __init__(
         self, root: Path, files: MappedFileQueue, holes: list[Hole], findings: Findings
     ) -> None:
-        """``holes`` are the damaged parts of the log that were told already."""
+        """``files`` are those of the log; ``holes`` are damaged parts of it, told already."""
         self._root = root
         self._files = files
         self._holes = holes
         self._findings = findings
-        self.bytes = 0  # that have a digest
+        self.bytes = 0  # of the log that have a digest
+        self.index_bytes = 0
 
     def run(self, ends: dict[int, int]) -> None:
-        """Check every file; ``ends`` says of each where its last record ends, by physical offset.
+        """Check the log; ``ends`` says of each file where its last record ends, by physical offset.
 
-        Behind that nothing means anything, but for the blank that ends a file.
+        After that nothing means anything, but for the blank that ends a file.
         """
         for base, end in ends.items():
-            path = self._files.path(base)
-            digest = load_digest(digest_path(self._root, path))
-            if digest is None:
-                continue
-            try:
-                fd = disk.open_file(path, disk.READ)
-            except FileNotFoundError:
-                continue  # deleted by age
-            try:
-                self.bytes += min(digest.end, end - base)
+            self.bytes += self._check(self._files.path(base), end - base, base)
+
+    def check_index(self, paths: Iterable[Path]) -> None:
+        """Check index files, as far as a broker of ours has used them."""
+        for path in paths:
+            self.index_bytes += self._check(path, sys.maxsize, None)
+
+    def _check(self, path: Path, end: int, base: int | None) -> int:
+        """Compare a file up to ``end`` with its digest; return how many bytes that covers.
+
+        ``base`` is the physical offset of a file of the log.
+        """
+        digest = load_digest(digest_path(self._root, path))
+        if digest is None:
+            return 0
+        try:
+            with disk.opened(path) as fd:
                 for position, content, crc in digest.blocks(fd):
-                    if base + position < end and crc32(content) != crc:
-                        self._tell(path, base, position, content, crc, end)
-            finally:
-                disk.close(fd)
+                    if position < end and crc32(content) != crc:
+                        self._tell(path, position, content, crc, end, base)
+        except FileNotFoundError:
+            return 0  # deleted by age
+        return min(digest.end, end)
 
     def _tell(
-        self, path: Path, base: int, position: int, content: bytes, crc: int, end: int
+        self, path: Path, position: int, content: bytes, crc: int, end: int, base: int | None
     ) -> None:
+        """Tell of a block that differs, unless that is what was told already."""
         flipped = find_flipped_bit(content, crc)
-        if flipped is not None:
-            at = base + position + flipped[0]
-            if at >= end or any(hole.start <= at < hole.end for hole in self._holes):
-                return
-            self._findings.add(
-                "bytes_changed",
-                path,
-                f"bit {flipped[1]} of this byte is flipped",
-                position=position + flipped[0],
-                offset=at,
-            )
-            return
-        start, stop = base + position, base + position + len(content)
-        if any(hole.start < stop and start < hole.end for hole in self._holes):
+        if flipped is None:
+            start, stop = position, position + len(content)
+            detail = f"some of the {min(stop, end) - start} bytes from here on are not as they were"
+        else:
+            start = position + flipped[0]
+            stop = start + 1
+            detail = f"bit {flipped[1]} of this byte is flipped"
+        offset = None if base is None else base + start
+        if offset is not None and any(
+            hole.start < offset + stop - start and offset < hole.end for hole in self._holes
+        ):
             return  # whether there is more than what was told cannot be said
-        self._findings.add(
-            "bytes_changed",
-            path,
-            f"some of the {min(stop, end) - start} bytes from here on are not as they were",
-            position=position,
-            offset=start,
-        )
+        if start < end:
+            self._findings.add("bytes_changed", path, detail, position=start, offset=offset)

@@ -1,11 +1,12 @@
 """``halfmq store verify``: is what lies in a store's directory what a broker has put there?
 
-The log is read once, record by record. Queues and index are compared with it on the way; then come
+The log is read once, record by record, and the queues are compared with it on the way. Then log and
+index are compared with their digests; an index without digests is not verified. At last come
 checkpoint, tables and the snapshot of undecided transactions. Nothing is written, the directory's
 lock is not taken, and a broker may go on working: what it is about to write is left alone.
 
 What is wrong is damage or a note (``findings``). After a stop that was none, the next start derives
-queues and index anew from some record on, so what is wrong with these is a note only.
+the queues anew from some record on, so what is wrong with these is a note only.
 """
 
 import time
@@ -14,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from .. import disk
 from ..format.crc import crc32
+from ..format.index import FIRST_ITEM, HEADER_SIZE, is_index_file_name, unpack_header
 from ..log_reader import LogReader
 from .digest_check import DigestCheck
 from .findings import Findings
-from .index_check import IndexCheck
 from .log_walk import Chunk, Hole, LogWalk, find_log, list_queues
 from .queue_check import QueueCheck, Unclaimed
 from .state import Condition, State, check_checkpoint, read_condition, unsettled_from
@@ -46,6 +48,7 @@ class Report:
     queue_entries: int
     index_files: int
     index_items: int
+    index_digested: int  # bytes of the index that digests cover; no others are verified
     tables: int
     snapshot: bool
     elapsed: float  # seconds
@@ -69,7 +72,11 @@ class Report:
                 "digested_bytes": self.digested,
             },
             "queues": {"queues": self.queues, "entries": self.queue_entries},
-            "index": {"files": self.index_files, "items": self.index_items},
+            "index": {
+                "files": self.index_files,
+                "items": self.index_items,
+                "digested_bytes": self.index_digested,
+            },
             "tables": self.tables,
             "snapshot": self.snapshot,
             "elapsed_s": round(self.elapsed, 3),
@@ -81,27 +88,23 @@ def verify(
     root: Path,
     *,
     commit_log: Path | None = None,
-    hash_slots: int | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Report:
     """Check everything in a store's directory.
 
-    ``commit_log`` is where the log lies if not below ``root``; ``hash_slots`` is
-    ``maxHashSlotNum``, for an index that does not tell.
+    ``commit_log`` is where the log lies if not below ``root``.
 
     Raises:
         UnusableFileError: There is no log.
         OSError: Something cannot be read.
     """
-    return _Verification(root, commit_log, hash_slots, progress).run()
+    return _Verification(root, commit_log, progress).run()
 
 
 class _Verification:
     """One look at one store."""
 
-    def __init__(
-        self, root: Path, commit_log: Path | None, hash_slots: int | None, progress: Progress
-    ) -> None:
+    def __init__(self, root: Path, commit_log: Path | None, progress: Progress) -> None:
         self._root = root
         self._progress = progress
         self._began = time.monotonic()
@@ -115,37 +118,28 @@ class _Verification:
         unsettled = unsettled_from(self._condition, self._files)
         self._holes: list[Hole] = []
         self._ends: dict[int, int] = {}  # of the records of each file, by its first offset
-        # In this order: the index may lag behind the log, but must not be found ahead of it, and
-        # queues are read behind the records that they must know by then.
-        self._index = IndexCheck(
-            root / "index",
-            self._findings,
-            state,
-            self._holes,
-            slots=hash_slots,
-            unsettled_from=unsettled,
-        )
         bare = next(list_queues(root / "consumequeue"), None) is None
         if bare:
             unsettled = 0  # every start derives all queues when there is none
         self._queues = QueueCheck(
             root, self._findings, state, self._holes, unsettled_from=unsettled
         )
-        if self._files.bases and not self._index.files:
+        self._index = _index_files(root / "index")
+        if self._files.bases and not self._index:
             self._findings.add("index_missing", root / "index", "there is no index", harmless=True)
 
     def run(self) -> Report:
         state, files = self._condition.state, self._files
         walk = LogWalk(files, reaches=self._condition.closed_offset, live=state is State.OPEN)
         log_files = len(files.bases)
-        self._index.begin(walk.start)
         self._read_log(walk)
         log_start = files.bases[0] if files.bases else walk.start  # deleted by age meanwhile
         self._check_end(walk)
         digests = DigestCheck(self._root, files, self._holes, self._findings)
         digests.run(self._ends)
+        if self._condition.checkpoint.is_ours:  # RocketMQ would write on, and leave the digests
+            digests.check_index(self._index)
         self._queues.finish(Unclaimed(log_start, walk.end_offset, state))
-        self._index.finish(walk.end_offset)
         if not self._holes or self._holes[-1].end < walk.end_offset:  # the last record is there
             check_checkpoint(
                 self._condition,
@@ -169,8 +163,9 @@ class _Verification:
             digested=digests.bytes,
             queues=self._queues.queues,
             queue_entries=self._queues.entries,
-            index_files=len(self._index.files),
-            index_items=self._index.items,
+            index_files=len(self._index),
+            index_items=sum(map(_items_of, self._index)),
+            index_digested=digests.index_bytes,
             tables=tables,
             snapshot=snapshot,
             elapsed=time.monotonic() - self._began,
@@ -193,7 +188,6 @@ class _Verification:
     def _take(self, chunk: Chunk) -> None:
         self._ends[self._files.base_of(chunk.offset)] = chunk.end
         self._queues.take(chunk)
-        self._index.take(chunk)
 
     def _tell_hole(self, hole: Hole) -> None:
         base = self._files.base_of(hole.start)
@@ -233,3 +227,19 @@ class _Verification:
             return 0 if encoded is None else crc32(encoded)
         finally:
             reader.close()
+
+
+def _index_files(directory: Path) -> list[Path]:
+    if not disk.is_directory(directory):
+        return []
+    return [path for path in disk.files(directory) if is_index_file_name(path.name)]
+
+
+def _items_of(path: Path) -> int:
+    """Return how many items an index file says it has."""
+    try:
+        with disk.opened(path) as fd:
+            content = disk.pread(fd, HEADER_SIZE, 0)
+    except FileNotFoundError:
+        return 0  # deleted by age
+    return unpack_header(content.ljust(HEADER_SIZE, b"\0")).next_item - FIRST_ITEM

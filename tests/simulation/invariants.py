@@ -45,7 +45,7 @@ from halfmq.store.format.topics import HALF_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 from halfmq.store.tools.state import State
 from halfmq.store.tools.verify import verify
 
-from .scenario import HASH_SLOTS, ROW
+from .scenario import ROW
 
 if TYPE_CHECKING:
     from .world import World
@@ -322,7 +322,7 @@ def _check_queues(world: World, log: Log) -> None:
 
 
 def _verify(world: World) -> None:
-    report = verify(world.disk.root, hash_slots=HASH_SLOTS)
+    report = verify(world.disk.root)
     if report.state is not State.CLOSED:
         world.violate(f"the store was stopped in good order, and is {report.state}")
     for finding in report.findings.damage:
