@@ -72,17 +72,8 @@ def anonymous_bytes(pid: int | None = None) -> int:
 
 def processor_seconds(pid: int) -> float:
     """User and system time of a process so far, without its children."""
-    return sum(_processor_ticks(pid)[:2]) / os.sysconf("SC_CLK_TCK")
-
-
-def children_seconds(pid: int) -> float:
-    """The same of its children that have ended."""
-    return sum(_processor_ticks(pid)[2:]) / os.sysconf("SC_CLK_TCK")
-
-
-def _processor_ticks(pid: int) -> list[int]:
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return [int(ticks) for ticks in fields[11:15]]
+    return sum(int(ticks) for ticks in fields[11:13]) / os.sysconf("SC_CLK_TCK")
 
 
 def message(number: int, body: bytes) -> tuple[Draft, str]:

@@ -32,7 +32,7 @@ from .generator import GeneratorError, Target, Timing, build_generator
 from .machine import describe_machine
 from .observed import Observed
 from .peers import scratch
-from .pending_steps import children_seconds, processor_seconds
+from .pending_steps import processor_seconds
 from .processes import ServerError, end_in_order, log_tail, ready_fields, running
 from .recovery_steps import KINDS, forget
 from .report import table
@@ -76,7 +76,7 @@ class Start:
     scanned_bytes: int
     records: int
     seconds: float  # process start to ready line
-    processor_seconds: float  # in that time, of all processes
+    processor_seconds: float  # in that time, of all threads
     parts: dict[str, float]  # seconds by name of ``_PARTS``
     scan_processor_seconds: float
 
@@ -161,7 +161,6 @@ class Starts:
         with running(self._command("benchmarks.observed", str(report), "--"), log=self._log) as it:
             self._ready(it)
             seconds, processor = time.perf_counter() - began, processor_seconds(it.pid)
-            scouts = children_seconds(it.pid)
             it.kill()
         self._tidy()
         observed = msgspec.json.decode(report.read_bytes(), type=Observed)
@@ -176,10 +175,11 @@ class Starts:
             scanned_bytes=found["end"] - found["start"],
             records=found["records"],
             seconds=seconds,
-            processor_seconds=processor + scouts,
+            processor_seconds=processor,
             parts=length,
-            scan_processor_seconds=scouts
-            + sum(span.processor for span in observed.spans if span.name in _PARTS["scan"]),
+            scan_processor_seconds=sum(
+                span.processor for span in observed.spans if span.name in _PARTS["scan"]
+            ),
         )
 
     def _recovered(self) -> dict[str, int]:

@@ -157,12 +157,6 @@ def will_need(path: Path, position: int, size: int) -> None:
             os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)
 
 
-def need_no_more(fd: int, position: int, size: int) -> None:
-    """Give the memory back that a part of an open file takes, but for what is not on disk yet."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(fd, position, size, os.POSIX_FADV_DONTNEED)
-
-
 def has_other_users(fd: int) -> bool:
     """Tell whether somebody else has a file open that this one may write; True if nobody knows.
 

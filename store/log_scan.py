@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Generator, Iterator
 from enum import Enum
 from struct import Struct
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from . import disk
 from .format.crc import crc32
@@ -173,16 +173,6 @@ def is_garbled(chunk: bytes, position_in_file: int, found: Found) -> bool:
     return any(segment.find("\x01") < 1 for segment in segments if segment)
 
 
-class Ahead(Protocol):
-    """Somebody who has walked over the same log already."""
-
-    def next_from(self, offset: int) -> Portion | None:
-        """Return the first portion known that begins at a physical offset or behind it.
-
-        None if none is known in that file. Ask in the order of the log; asking again is allowed.
-        """
-
-
 class _Stop(Enum):
     """Why no record was found."""
 
@@ -206,14 +196,10 @@ class LogScan:
         *,
         check_crc: bool = True,
         trust: Trust | None = None,
-        ahead: Ahead | None = None,
-        search: bool = True,
     ) -> None:
         """A record begins at ``start``, or a file; ``end`` of None means as far as it goes.
 
-        Without ``trust`` whatever is whole counts. What somebody ``ahead`` has found, with CRCs
-        checked or not, is not looked for again. Without ``search`` the walk ends where no record
-        begins, be the log damaged there or at its end.
+        Without ``trust`` whatever is whole counts.
         """
         self.end_offset = start  # behind the last valid record
         self.last_record = -1  # physical offset where that begins; -1 while there is none
@@ -224,8 +210,6 @@ class LogScan:
         self._end = end
         self._check_crc = check_crc
         self._runs = Runs(check_crc=check_crc)
-        self._ahead = ahead
-        self._search = search
         self._trust = trust
         # Records behind it need a closer look than a run gives them.
         marks = (trust.durable_offset, trust.fresh_offset) if trust is not None else ()
@@ -238,10 +222,7 @@ class LogScan:
             yield offset, chunk, block
 
     def blocks(self) -> Iterator[tuple[int, bytes, list[Found] | Portion]]:
-        """Give the same in smaller pieces, runs of like records as portions.
-
-        The content of a chunk is empty where somebody ahead has found a portion.
-        """
+        """Give the same in smaller pieces, runs of like records as portions."""
         return self._walk(RUN_LENGTH_MIN)
 
     def _walk(self, count_max: int) -> Iterator[tuple[int, bytes, list[Found] | Portion]]:
@@ -269,13 +250,6 @@ class LogScan:
         try:
             while (start := self.end_offset - base) + PREFIX.size <= end:
                 wanted = min(SCAN_CHUNK, end - start)
-                portion = None if count_max == _ALL else self._known_portion(base + end)
-                if portion is not None and portion.start == self.end_offset:
-                    yield self._note_portion(b"", portion.start, portion)
-                    continue
-                if portion is not None:
-                    # A record as long as that may be none, but the walk would say so as well.
-                    wanted = min(wanted, max(portion.start - self.end_offset, PREFIX.size))
                 chunk = disk.pread(fd, wanted, start)
                 if len(chunk) < PREFIX.size:
                     return _Stop.BAD
@@ -290,13 +264,6 @@ class LogScan:
             return _Stop.BAD
         finally:
             disk.close(fd)
-
-    def _known_portion(self, end: int) -> Portion | None:
-        """Return the next portion that somebody ahead has found and that needs no closer look."""
-        portion = self._ahead.next_from(self.end_offset) if self._ahead is not None else None
-        if portion is None or portion.end > min(end, self._doubtful_from):
-            return None
-        return portion
 
     def _scan_chunk(
         self, chunk: bytes, offset: int, count_max: int
@@ -401,7 +368,7 @@ class LogScan:
     def _goes_on(self, stop: _Stop) -> bool:
         """Go on behind the place where no record counts; tell whether there is anything."""
         files, trust, start = self._files, self._trust, self.end_offset
-        if not self._search or stop is _Stop.STALE:
+        if stop is _Stop.STALE:
             return False
         if self._end is not None and start + PREFIX.size > self._end:
             return False

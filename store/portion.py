@@ -1,15 +1,10 @@
 """What recovery needs of records that follow each other: which queue entries they make.
 
 A few long pieces of queues instead of thousands of records: of a run of like records, which is
-taken apart at once (``log_run``), or of any others, gathered one by one (``gathering``).
+taken apart at once (``log_run``).
 """
 
-from typing import Final, NamedTuple, TypeAlias
-
-from .format.flags import TRANSACTION_MASK
-from .quiet import TRANSACTION_TOPICS
-
-_TRANSACTION_TOPICS: Final = frozenset(topic.encode() for topic in TRANSACTION_TOPICS)
+from typing import NamedTuple, TypeAlias
 
 Share: TypeAlias = tuple[tuple[bytes, int], int, bytes, int]
 """What a portion has of one queue: its topic and id, the queue offset of the first record, their
@@ -30,10 +25,3 @@ class Portion(NamedTuple):
     sys_flags: int  # bits that any of them has
     store_timestamp: int  # of the last one, in ms
     shares: list[Share]
-
-    @property
-    def is_about_transactions(self) -> bool:
-        """Whether a record in it may say something about a transaction."""
-        return bool(self.sys_flags & TRANSACTION_MASK) or any(
-            key[0] in _TRANSACTION_TOPICS for key, *_ in self.shares
-        )

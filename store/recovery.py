@@ -46,7 +46,6 @@ from .old_entries import OldQueues
 from .queue_rebuild import IncompleteError, QueueRebuild
 from .quiet import QuietStretches
 from .repair import DAMAGED, Repair
-from .scouts import scouting
 
 logger = logging.getLogger(__name__)
 
@@ -270,9 +269,8 @@ class Recovery:
             old=self._old,
         )
         check_crc = self._config.check_crc_on_recover
-        with scouting(self._files, start, check_crc=check_crc) as ahead:
-            scan = LogScan(self._files, start, check_crc=check_crc, trust=self._trust, ahead=ahead)
-            stored = self._dispatch(scan, rebuild)
+        scan = LogScan(self._files, start, check_crc=check_crc, trust=self._trust)
+        stored = self._dispatch(scan, rebuild)
         self._mend(rebuild, list(zip(scan.damages, stored, strict=True)), scan.end_offset)
         return scan
 

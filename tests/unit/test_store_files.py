@@ -271,7 +271,7 @@ def read_of_a_reserved_file(
         reserve(fd, 0, files.file_size, path)
         disk.write_all(fd, bytes(4 << 20), 0)
         disk.sync_data(fd)
-        disk.need_no_more(fd, 0, files.file_size)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     sizes: list[int] = []
     real = disk.pread
 

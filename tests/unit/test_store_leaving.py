@@ -72,7 +72,7 @@ def test_what_is_not_in_memory_goes_in_larger_pieces(kept: Leaving, tmp_path: Pa
     """An old file, as most are that are deleted."""
     deleted(kept, tmp_path / "f", 2 * SIZE)
     fd = kept._files[0].fd
-    disk.need_no_more(fd, 0, 2 * SIZE)
+    os.posix_fadvise(fd, 0, 2 * SIZE, os.POSIX_FADV_DONTNEED)
     if Residence().cached(fd, 0, SIZE) is None:
         pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
 
