@@ -69,6 +69,9 @@ BROKERS_OWN: Final = (
 _OTHER_TOPIC_SIZE: Final = max(map(len, (HALF_TOPIC, SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC)))
 """Bytes of the longest topic under which a message is stored that is not its own."""
 
+_BESIDE_SIZE: Final = record_size(0, 0, 0, born_host_size=0, store_host_size=0, version_2=True)
+"""Bytes of a record without body, properties, topic and hosts."""
+
 _TIMERS: Final = (PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS)
 _INSTEAD: Final = (
     "a transactional message is delayed from its commit on: set TRANSACTION_DELAY_MS "
@@ -115,9 +118,9 @@ def admitted(properties: bytes, now_ms: int, *, reserve: int = FINAL_RESERVE) ->
     Raises:
         RequestRefusedError: It asks for a delay that halves cannot have, or is too large.
     """
-    if b"DELAY\x01" in properties or b"TIMER_" in properties:
+    if properties.rfind(b"DELAY\x01") >= 0 or properties.rfind(b"TIMER_") >= 0:
         _refuse_delays(properties)
-    if b"TRANSACTION_" in properties:
+    if properties.rfind(b"TRANSACTION_") >= 0:
         _check_delivery(properties, now_ms)
     if len(properties) > PROPERTIES_SIZE_MAX - reserve:
         raise refusal(
@@ -151,14 +154,9 @@ def leave_room(
             f"exceed {PROPERTIES_SIZE_MAX - reserve}, the limit for a half message, whose commit "
             "needs room for some more: send fewer, or a shorter UNIQ_KEY"
         )
-    size = record_size(
-        len(half.body),
-        max(len(topic.encode()), _OTHER_TOPIC_SIZE),
-        properties_size + reserve,
-        born_host_size=len(half.born_host),
-        store_host_size=len(half.store_host),
-        version_2=True,
-    )
+    hosts_size = len(half.born_host) + len(half.store_host)
+    size = _BESIDE_SIZE + hosts_size + len(half.body) + properties_size + reserve
+    size += max(len(topic.encode()), _OTHER_TOPIC_SIZE)
     if size > record_size_max:
         raise refusal(
             f"a transactional message of {len(half.body)} bytes and properties takes up to {size} "

@@ -158,6 +158,7 @@ class Checker:
         self._table = table
         self._producers = producers
         self._config = config
+        self._timeout_ms = config.timeout_ms
         self._broker_name = broker_name
         self._read_half = read_half
         self._read_cold = read_cold
@@ -190,7 +191,8 @@ class Checker:
 
     def schedule_first(self, entry: Pending) -> None:
         """Plan the first check of a transaction that has just been prepared."""
-        self._plan(entry, self._monotonic_ms() + self._first_wait_ms(entry))
+        wait_ms = entry.asking.immunity_s * 1_000 or self._timeout_ms  # once per transaction
+        entry.due = self._timetable.add(self._monotonic_ms() + wait_ms, entry.offset)
 
     def schedule_again(self, entry: Pending, age_ms: int, *, grace_ms: int = 0) -> None:
         """Plan the next check of a transaction that was restored or resumed.
@@ -211,7 +213,7 @@ class Checker:
 
     def _first_wait_ms(self, entry: Pending) -> int:
         # As in RocketMQ, the message's own time replaces the broker's, longer or shorter.
-        return entry.immunity_s * 1_000 or self._config.timeout_ms
+        return entry.immunity_s * 1_000 or self._timeout_ms
 
     def on_producer(self, group: str) -> None:
         """Make what is due of a group ready at once; one of its producers has connected."""

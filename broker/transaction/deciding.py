@@ -230,7 +230,7 @@ class Decisions:
         assert entry.offset not in self._planned  # or there would be two decisions
         planned = self._decision(entry, state, self._read_half, names)
         appended = self._append((planned.draft, *planned.rest))
-        position = self._decided(planned, appended)
+        position = self.decided(planned, appended)
         if state is not _COMMITTED:
             return Ended(position)
         return Ended(position, appended[0].physical_offset, planned.draft.store_host)
@@ -247,29 +247,16 @@ class Decisions:
         if state is not _COMMITTED:
             return self._rollback(entry, read, names, may)
         offset = entry.offset
+        final = self._final_at(offset, read)
+        _check_names(offset, final.properties, names)
+        if may is not None:
+            may(final.properties, entry.sent > 0)
         if offset in self._groups:
-            first = self._final_at(offset, read)
-            _check_names(offset, first.properties, names)
             members = [member.offset for member in self._groups[offset]]
             rest = [self._placed(committed(self._final_at(member, read))) for member in members]
-            final = self._placed(committed(first, members))
-            return PlannedDecision(final, entry, state, rest)
-        recent = self._take_recent(offset)
-        if recent is None:
-            first = self._final_at(offset, read)
-            _check_names(offset, first.properties, names)
-            if may is not None:
-                may(first.properties, entry.sent > 0)
-            waits = first.topic not in self._unflushed_topics
-            final = self._placed(committed(first))
-        else:  # asks for no delay
-            _check_names(offset, recent.properties, names)
-            if may is not None:
-                may(recent.properties, entry.sent > 0)
-            waits = recent.topic not in self._unflushed_topics
-            final = committed(recent)
-            final.topic, final.queue_id = self._place(final.topic, final.queue_id)
-        return PlannedDecision(final, entry, state, waits=waits)
+            return PlannedDecision(self._placed(committed(final, members)), entry, state, rest)
+        waits = final.topic not in self._unflushed_topics
+        return PlannedDecision(self._placed(committed(final)), entry, state, waits=waits)
 
     def _rollback(
         self, entry: Pending, read: ReadHalf, names: Sequence[str], may: MayDecide | None
@@ -316,14 +303,18 @@ class Decisions:
     def _placed(self, final: Draft) -> Draft:
         """Return a final message as it must be stored now."""
         final.topic, final.queue_id = self._place(final.topic, final.queue_id)
-        return self._delayed(final, self._now_ms()) if _ASKS_DELAY in final.properties else final
+        if final.properties.rfind(_ASKS_DELAY) < 0:
+            return final
+        return self._delayed(final, self._now_ms())
 
-    def _decided(self, planned: PlannedDecision, appended: Sequence[Appended]) -> int:
-        """Take note of a decision that has been appended.
+    def decided(self, planned: PlannedDecision, appended: Sequence[Appended]) -> int:
+        """Carry out a decision whose records are in the log now.
 
-        Return where the log must be durable before it is answered: where its last record ends.
+        Return the position up to which the log must be durable before it is answered: where the
+        last record ends.
         """
         entry, state = planned.entry, planned.state
+        self._planned.discard(entry.offset)
         if state is _COMMITTED:
             self._counters.committed += 1
         else:
@@ -379,14 +370,6 @@ class Decisions:
             self._answered(entry)
         self._planned.add(offset)
         return planned
-
-    def decided(self, planned: PlannedDecision, appended: Sequence[Appended]) -> int:
-        """Carry out a planned decision, whose records are in the log now.
-
-        Return the position up to which the log must be durable before it is answered.
-        """
-        self._planned.discard(planned.entry.offset)
-        return self._decided(planned, appended)
 
     def abandon(self, planned: PlannedDecision) -> None:
         """Forget a planned decision: its records could not be appended."""
@@ -513,7 +496,7 @@ def _check_names(offset: int, properties: bytes, names: Sequence[str]) -> None:
     for name in names:
         if name:
             named = True
-            if b"UNIQ_KEY\x01%b\x02" % name.encode() in properties:
+            if properties.rfind(f"UNIQ_KEY\x01{name}\x02".encode()) >= 0:
                 return
     key = get_property(properties, b"UNIQ_KEY") if named else None
     if key is not None:

@@ -33,7 +33,6 @@ from __future__ import annotations
 
 from binascii import hexlify
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
@@ -41,7 +40,6 @@ import msgspec
 from halfmq.store.draft import Draft
 from halfmq.store.format.crc import crc32
 from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK, TransactionType
-from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import (
     PROPERTIES_SIZE_MAX,
     PROPERTY_TRAN_PREPARED_QUEUE_OFFSET,
@@ -74,8 +72,6 @@ _DIGITS_MAX: Final = 18  # of a number read from a property; no cut number falls
 _HALF_TOPIC_BYTES: Final = HALF_TOPIC.encode()
 _TOPIC_FIELD: Final = bytes([len(_HALF_TOPIC_BYTES)]) + _HALF_TOPIC_BYTES
 _PROPERTIES_BEHIND_BODY: Final = len(_TOPIC_FIELD) + 2  # the topic, and the properties' length
-_OFFSET_DIGITS: Final = 16  # of an offset message id
-_HOSTS_CACHED_MAX: Final = 64  # addresses of this broker; there are a few
 _TAIL_MAX: Final = 32  # bytes of the CRC property that the store may add
 _HEAD_SIZE_MAX: Final = HEAD_BOTH_V6.size  # no half is shorter: its properties name its topic
 _COMMIT: Final = int(TransactionType.COMMIT)
@@ -86,6 +82,8 @@ _SYS_FLAG_LOW: Final = SYS_FLAG_AT + 3  # the byte of sys_flag that tells the he
 # Apache RocketMQ marks its check copies with these. A producer's message that brings them (it may
 # have been consumed from such a store and sent on) must not look like a copy of another half.
 _MARKS_OF_COPIES: Final = (PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET)
+# They are looked for with `rfind`: `in` would try first whether bytes are a number, which takes
+# longer than the search.
 _COPY_MARK: Final = b"TRANSACTION_CHECK_TIMES\x01"
 _PREPARED_MARK: Final = b"TRAN_PREPARED_QUEUE_OFFSET\x01"
 _GROUP_MARK: Final = b"TRANSACTION_GROUP\x01"
@@ -119,20 +117,13 @@ class StoredHalf(msgspec.Struct, gc=False):
 
 def half_draft(message: Draft, unique_key: str) -> Draft:
     """Return what is stored in place of a producer's transactional message."""
-    properties = message.properties
-    if _COPY_MARK in properties or _PREPARED_MARK in properties:
-        properties = without_properties(properties, _MARKS_OF_COPIES)
+    names = f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{message.queue_id}\x02"
+    names += f"__transactionId__\x01{unique_key}\x02"
     return Draft(
         topic=HALF_TOPIC,
         queue_id=0,
         body=message.body,
-        properties=b"%bREAL_TOPIC\x01%b\x02REAL_QID\x01%d\x02__transactionId__\x01%b\x02"
-        % (
-            terminated(properties),
-            message.topic.encode(),
-            message.queue_id,
-            unique_key.encode(),
-        ),
+        properties=terminated(_without_marks(message.properties)) + names.encode(),
         tags_code=message.tags_code,
         flag=message.flag,
         sys_flag=message.sys_flag & ~TRANSACTION_MASK,
@@ -159,9 +150,16 @@ def principal_of(properties: bytes) -> str | None:
 
 def without_principal(properties: bytes) -> bytes:
     """Return the properties without who prepared, which is nobody's business but the broker's."""
-    if _PRINCIPAL_MARK not in properties:
+    if properties.rfind(_PRINCIPAL_MARK) < 0:
         return properties
     return without_properties(properties, (PROPERTY_TRANSACTION_PRINCIPAL,))
+
+
+def _without_marks(properties: bytes) -> bytes:
+    """Return the properties without what marks a record as a check copy of Apache RocketMQ."""
+    if properties.rfind(_COPY_MARK) < 0 and properties.rfind(_PREPARED_MARK) < 0:
+        return properties
+    return without_properties(properties, _MARKS_OF_COPIES)
 
 
 def in_group(half: Draft, mark: GroupMark) -> Draft:
@@ -189,26 +187,15 @@ def halves_beside(properties: bytes) -> list[int]:
 
 
 def prepared_final(message: Draft, half: Draft, half_offset: int) -> Draft:
-    """Return the final message of a half that has just been appended.
+    """Make a message, whose half has just been appended, its final message; return it.
 
-    The same as ``final_draft`` of the stored record, without reading it back. ``committed``
+    It is the same as ``final_draft`` of the stored record, without reading that back. ``committed``
     completes it.
     """
-    return Draft(
-        topic=message.topic,
-        queue_id=message.queue_id,
-        body=half.body,
-        properties=half.properties,
-        tags_code=half.tags_code,
-        flag=half.flag,
-        sys_flag=half.sys_flag & _KEPT_FLAGS | _COMMIT,
-        born_timestamp=half.born_timestamp,
-        born_host=half.born_host,
-        store_host=half.store_host,
-        reconsume_times=half.reconsume_times,
-        prepared_transaction_offset=half_offset,
-        unique_key=half.unique_key,
-    )
+    message.properties = half.properties
+    message.sys_flag = half.sys_flag & _KEPT_FLAGS | _COMMIT
+    message.prepared_transaction_offset = half_offset
+    return message
 
 
 def immunity_s(properties: bytes) -> int:
@@ -347,20 +334,12 @@ def committed(final: Draft, beside: Sequence[int] = ()) -> Draft:
     properties = without_principal(final.properties)
     if beside or properties[-1] != 2:
         properties = terminated(properties) + _halves(beside)
-    offset = final.prepared_transaction_offset.to_bytes(8, "big")
-    properties = b"".join(
-        (properties, _half_id_start(final.store_host), hexlify(offset).upper(), b"\x02")
-    )
+    half_id = hexlify(final.store_host + final.prepared_transaction_offset.to_bytes(8, "big"))
+    properties = b"".join((properties, b"TRANSACTION_HALF_ID\x01", half_id.upper(), b"\x02"))
     # Halves of ours have the room. Of one of Apache RocketMQ's the message is worth more.
     if len(properties) <= PROPERTIES_SIZE_MAX - _TAIL_MAX:
         final.properties = properties
     return final
-
-
-@lru_cache(maxsize=_HOSTS_CACHED_MAX)
-def _half_id_start(store_host: bytes) -> bytes:
-    """Return the property with a half's offset message id, up to the digits of its offset."""
-    return b"TRANSACTION_HALF_ID\x01" + offset_message_id(store_host, 0)[:-_OFFSET_DIGITS].encode()
 
 
 def _halves(beside: Iterable[int]) -> bytes:
@@ -449,9 +428,7 @@ def check_body(half: StoredHalf, check_number: int) -> bytes:
     Raises:
         ValueError: The half does not say where the message belongs.
     """
-    properties = without_principal(half.properties)
-    if _COPY_MARK in properties or _PREPARED_MARK in properties:
-        properties = without_properties(properties, _MARKS_OF_COPIES)
+    properties = _without_marks(without_principal(half.properties))
     topic, queue_id = _destination(half.properties)
     number = b"TRANSACTION_CHECK_TIMES\x01%d\x02" % check_number
     record = new_record(

@@ -2,9 +2,6 @@
 
 Most transactions are decided within milliseconds. Their final message then need not be made from
 the half record, which would be read back, checked and taken apart at half the cost of the decision.
-
-Messages that ask for delayed delivery are not kept here, so that nobody has to look for that when
-they are decided.
 """
 
 from __future__ import annotations

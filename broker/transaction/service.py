@@ -65,7 +65,6 @@ from .pending import (
     PendingTable,
     Producer,
     State,
-    Verdict,
 )
 from .recent import RecentFinals
 from .replay import ReplayLog, replay
@@ -83,11 +82,6 @@ sends ever new ones is logged each time."""
 
 EXPIRED_PER_TICK: Final = 16
 """Transactions parked between two turns of the loop, each with a copy of its message."""
-
-_ASKS_DELAY: Final = b"TRANSACTION_DEL"  # how the names of both properties begin
-_COMMITTED: Final = State.COMMITTED  # looking a member up in its class is a tenth of a microsecond
-_DECIDE: Final = Verdict.DECIDE
-_DECISION_NAMES: Final = {State.COMMITTED: "committed", State.ROLLED_BACK: "rolled back"}
 
 
 class TransactionLog(ReplayLog, HalfLog, PastLog, Protocol):
@@ -280,7 +274,6 @@ class TransactionService:
         (appended,) = self._append((half,))
         key = twin_key(producer_group, unique_key)
         self.prepared(message, half, appended, producer_group, key, connection)
-        self._drop_delayed(half, appended)
         return appended
 
     def half_of(self, message: Draft, unique_key: str, *, reserve: int = FINAL_RESERVE) -> Draft:
@@ -305,7 +298,10 @@ class TransactionService:
         key: int,
         connection: Producer,
     ) -> None:
-        """Enter a transaction whose half has been appended; ``key`` is its ``twin_key``."""
+        """Enter a transaction whose half has been appended; ``key`` is its ``twin_key``.
+
+        The message becomes the final one: the caller must not use it for anything else.
+        """
         properties = half.properties
         offset = appended.physical_offset
         entry = self._table.add(
@@ -313,7 +309,7 @@ class TransactionService:
             appended.queue_offset,
             appended.store_timestamp,
             producer_group,
-            immunity_s=self._immunity_s(half) if b"CHECK_IMMUNITY" in properties else 0,
+            immunity_s=self._immunity_s(half) if properties.rfind(b"CHECK_IMMUNITY") >= 0 else 0,
             owner=connection,
         )
         self._recent.add(offset, prepared_final(message, half, offset))
@@ -360,15 +356,8 @@ class TransactionService:
                 one.physical_offset, prepared_final(message, half, one.physical_offset)
             )
             self._twins.note(key, one.physical_offset)
-        for half, one in zip(halves, appended, strict=True):
-            self._drop_delayed(half, one)
         self._counters.groups += total > 1
         return appended
-
-    def _drop_delayed(self, half: Draft, appended: Appended) -> None:
-        """Have the decision about a half read it from the log if it asks for a delay."""
-        if _ASKS_DELAY in half.properties:
-            self._recent.take(appended.physical_offset)
 
     def _immunity_s(self, half: Draft) -> int:
         """Return for how long the producer asked not to be checked; log a wish that is none."""

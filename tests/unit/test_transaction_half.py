@@ -254,8 +254,8 @@ def test_the_leaders_decision_names_the_other_halves() -> None:
     half = half_draft(original, KEY)
     beside = [OFFSET + 300, OFFSET + 600]
 
-    final = committed(prepared_final(original, half, OFFSET), beside)
     rollback = rollback_draft(prepared_final(original, half, OFFSET), beside)
+    final = committed(prepared_final(original, half, OFFSET), beside)
 
     assert halves_beside(final.properties) == halves_beside(rollback.properties) == beside
     assert halves_beside(committed(prepared_final(original, half, OFFSET)).properties) == []
