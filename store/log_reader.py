@@ -8,6 +8,7 @@ the interpreter locked. So ``LogReader.read`` returns only what is in the page c
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import tee
 from operator import itemgetter
 from struct import Struct
 from time import monotonic
@@ -27,8 +28,8 @@ from .log_scan import LogScan
 from .log_search import Damage
 from .mapped_file_queue import MappedFileQueue
 from .page_cache import CachedReads, read
-from .quiet import is_about_transactions
 from .residence import Residence
+from .transaction_places import is_about_transactions
 from .warm_blocks import WarmBlocks
 
 logger = logging.getLogger(__name__)
@@ -182,14 +183,16 @@ class LogReader:
         So many bytes ``ahead`` are in memory soon as well, for who reads on.
         It opens files by itself, because the loop thread may close its own at any time.
         """
-        pieces: list[bytes] = []
+        return b"".join(self._pieces(ranges, ahead))
+
+    def _pieces(self, ranges: Iterable[Range], ahead: int = 0) -> Iterator[bytes]:
         for physical_offset, length, parts in spans(ranges, self._files.file_size):
             position = physical_offset % self._files.file_size
             with disk.opened(self._files.path(physical_offset - position)) as fd:
                 disk.read_only(fd, position, length + ahead)
                 content = read_fully(fd, length, position)
-            pieces += [content[start:end] for start, end in parts]
-        return b"".join(pieces)
+            for start, end in parts:
+                yield content[start:end]
 
     def record_bytes(self, physical_offset: int, end: int) -> bytes | None:
         """Return the one whole, valid record that begins at the offset and ends by ``end``."""
@@ -257,6 +260,20 @@ class LogReader:
                         _tell(Damage(chunk_offset + position, size, error.reason))
         for damage in scan.damages:
             _tell(damage)
+
+    def transactions(self, ranges: Iterable[Range]) -> Iterator[Record]:
+        """Give the same of records whose places are known."""
+        for_telling, for_reading = tee(ranges)
+        for (physical_offset, size), encoded in zip(
+            for_telling, self._pieces(for_reading), strict=True
+        ):
+            try:
+                record = decode_record(encoded)
+            except CorruptRecordError as error:
+                _tell(Damage(physical_offset, size, error.reason))
+                continue
+            if is_about_transactions(record.topic, record.sys_flag):
+                yield record
 
     def close(self) -> None:
         """Close all descriptors."""

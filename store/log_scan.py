@@ -16,7 +16,6 @@ torn is at its end. Three things need more care than that:
   lie where they say. They are older than what was written since.
 """
 
-import sys
 from bisect import bisect_left
 from collections.abc import Generator, Iterator
 from enum import Enum
@@ -37,7 +36,6 @@ from .format.record import (
     PREFIX,
     crc_tail_matches,
 )
-from .log_run import RUN_LENGTH_MIN, Runs
 from .log_search import (
     Damage,
     LogFile,
@@ -47,7 +45,6 @@ from .log_search import (
     what_is_wrong,
 )
 from .mapped_file_queue import MappedFileQueue
-from .portion import Portion
 
 SECTOR: Final = 512  # bytes; what a disk writes as a whole, so that no less of it is missing
 SCAN_CHUNK: Final = 1 << 20  # bytes read at once; more would not stay in the processor's cache
@@ -61,17 +58,13 @@ _SHORT: Final = Struct(">h")
 _BODY_AT: Final = tuple(HEADS[bits].size for bits in (0x00, 0x10, 0x20, 0x30))
 _STORE_TIMESTAMP_AT: Final = (56, 68, 56, 68)
 
-_ALL: Final = -1  # records, without a limit
-
 # position in the chunk, size, flags, queue id, queue offset, where topic and properties begin;
 # the topic ends two bytes before the properties
 Found = tuple[int, int, int, int, int, int, int]
 
 
-def find_records(
-    chunk: bytes, offset: int, *, check_crc: bool, start: int = 0, count_max: int = _ALL
-) -> list[Found]:
-    """Return the whole valid records from position ``start`` of a chunk on.
+def find_records(chunk: bytes, offset: int, *, check_crc: bool) -> list[Found]:
+    """Return the whole valid records that a chunk begins with.
 
     The chunk begins at the physical offset ``offset``. A record must say that it lies where it
     lies: stale bytes of an earlier life do not.
@@ -80,8 +73,8 @@ def find_records(
     add = found.append
     unpack_head, unpack_short = _HEAD.unpack_from, _SHORT.unpack_from
     chunk_size = len(chunk)
-    position = start
-    while position + _HEAD.size < chunk_size and count_max:
+    position = 0
+    while position + _HEAD.size < chunk_size:
         (
             size, magic, body_crc, queue_id, queue_offset, physical_offset, sys_flag, body_size,
         ) = unpack_head(chunk, position)  # fmt: skip
@@ -119,7 +112,6 @@ def find_records(
                 break
         add((position, size, sys_flag, queue_id, queue_offset, topic_start, properties_start))
         position = end
-        count_max -= 1
     return found
 
 
@@ -209,30 +201,17 @@ class LogScan:
         self._files = files
         self._end = end
         self._check_crc = check_crc
-        self._runs = Runs(check_crc=check_crc)
         self._trust = trust
-        # Records behind it need a closer look than a run gives them.
-        marks = (trust.durable_offset, trust.fresh_offset) if trust is not None else ()
-        self._doubtful_from = min((mark for mark in marks if mark >= 0), default=sys.maxsize)
 
     def __iter__(self) -> Iterator[tuple[int, bytes, list[Found]]]:
         """Give physical offset, content and records of each chunk."""
-        for offset, chunk, block in self._walk(_ALL):
-            assert isinstance(block, list), "without a limit there are no runs"
-            yield offset, chunk, block
-
-    def blocks(self) -> Iterator[tuple[int, bytes, list[Found] | Portion]]:
-        """Give the same in smaller pieces, runs of like records as portions."""
-        return self._walk(RUN_LENGTH_MIN)
-
-    def _walk(self, count_max: int) -> Iterator[tuple[int, bytes, list[Found] | Portion]]:
         file_size = self._files.file_size
         bases = set(self._files.bases)
         while True:
             base = self._files.base_of(self.end_offset)
             if base not in bases or (self._end is not None and self.end_offset >= self._end):
                 return
-            stop = yield from self._scan_file(base, count_max)
+            stop = yield from self._scan_file(base)
             if stop is _Stop.BLANK:
                 if base + file_size not in bases:
                     return
@@ -240,17 +219,14 @@ class LogScan:
             elif not self._goes_on(stop):
                 return
 
-    def _scan_file(
-        self, base: int, count_max: int
-    ) -> Generator[tuple[int, bytes, list[Found] | Portion], None, _Stop]:
+    def _scan_file(self, base: int) -> Generator[tuple[int, bytes, list[Found]], None, _Stop]:
         """Scan on in one file; return what ends that."""
         file_size = self._files.file_size
         end = file_size if self._end is None else min(file_size, self._end - base)
         fd = disk.open_file(self._files.path(base), disk.READ)
         try:
             while (start := self.end_offset - base) + PREFIX.size <= end:
-                wanted = min(SCAN_CHUNK, end - start)
-                chunk = disk.pread(fd, wanted, start)
+                chunk = disk.pread(fd, min(SCAN_CHUNK, end - start), start)
                 if len(chunk) < PREFIX.size:
                     return _Stop.BAD
                 size, magic = PREFIX.unpack_from(chunk)
@@ -258,55 +234,29 @@ class LogScan:
                     return _Stop.BLANK
                 if len(chunk) < size <= end - start and magic in {MAGIC_V1, MAGIC_V2}:
                     chunk = disk.pread(fd, size, start)
-                stop = yield from self._scan_chunk(chunk, base + start, count_max)
-                if stop is not _Stop.BAD or self.end_offset == base + start:
+                found, stop = self._counting(chunk, base + start)
+                if found:
+                    self._note(chunk, base + start, found)
+                    yield base + start, chunk, found
+                if not found or stop is not _Stop.BAD:
                     return stop
             return _Stop.BAD
         finally:
             disk.close(fd)
 
-    def _scan_chunk(
-        self, chunk: bytes, offset: int, count_max: int
-    ) -> Generator[tuple[int, bytes, list[Found] | Portion], None, _Stop]:
-        """Give what a chunk at a physical offset holds; it ends within a record or a blank."""
-        check_crc, trust = self._check_crc, self._trust
-        at = run_size = 0
-        while True:
-            if count_max != _ALL:
-                run = self._runs.at(chunk, at, offset + at, self._doubtful_from)
-                if run is not None:
-                    run_size = run.end - run.start
-                    at += run_size
-                    yield self._note_portion(chunk, offset, run)
-                    continue
-            if len(chunk) == SCAN_CHUNK < at + run_size:
-                return _Stop.BAD  # the next chunk begins here, and may have the rest of a run
-            found = find_records(chunk, offset, check_crc=check_crc, start=at, count_max=count_max)
-            stop = _Stop.BAD
-            if found and trust is not None:
-                found, stop = self._trusted(chunk, offset, found, trust)
-            if found:
-                at = self._note(chunk, offset, found)
-                yield offset, chunk, found
-            if not found or stop is not _Stop.BAD:
-                return stop
+    def _counting(self, chunk: bytes, offset: int) -> tuple[list[Found], _Stop]:
+        """Return the records of a chunk that count, and why no more follow in it."""
+        found = find_records(chunk, offset, check_crc=self._check_crc)
+        if found and self._trust is not None:
+            return self._trusted(chunk, offset, found, self._trust)
+        return found, _Stop.BAD
 
-    def _note_portion(
-        self, chunk: bytes, offset: int, portion: Portion
-    ) -> tuple[int, bytes, Portion]:
-        self.records += portion.length
-        self.end_offset = portion.end
-        self.last_record = portion.last_record
-        self.last_timestamp = portion.store_timestamp
-        return offset, chunk, portion
-
-    def _note(self, chunk: bytes, offset: int, found: list[Found]) -> int:
+    def _note(self, chunk: bytes, offset: int, found: list[Found]) -> None:
         position, size, sys_flag, *_ = found[-1]
         self.records += len(found)
         self.last_record = offset + position
         self.last_timestamp = store_timestamp(chunk, position, sys_flag)
         self.end_offset = offset + position + size
-        return position + size
 
     # What is whole and yet does not count ---------------------------------------------------
 

@@ -41,11 +41,11 @@ from .key_indexing import KeyIndexing
 from .lock import DirectoryLock
 from .log_reader import LogReader, Range
 from .mapped_file import lacks_space, make_directory
-from .quiet import QuietStretches
 from .recovery import Progress, Recovery, RecoveryReport
 from .retention import Deleted, Retention
 from .selection import GetResult, GetStatus, select
 from .space import SpaceReserve, reserve_path
+from .transaction_places import TransactionPlaces
 from .worker import ThreadWorker, WorkerFactory
 
 __all__ = ["GetResult", "GetStatus", "MessageStore", "RecoveryReport"]
@@ -132,7 +132,7 @@ class MessageStore:
         self._confirm_offset = 0  # where the last record begins that recovery saw
         self._upkeep_failed = False
         self._queues_durable = 0  # physical offset up to which the queues are on disk
-        self._quiet = QuietStretches()  # where the recovery has met no transactions
+        self._transactions = TransactionPlaces()  # that the recovery has met
         self._opened = False
         self.recovery = Progress()  # how far ``open`` is; for other threads
 
@@ -177,7 +177,7 @@ class MessageStore:
         recovery = Recovery(self._config, files, self._queues, self._reader, self.recovery)
         durable_offset = self._durable_mark.load() if self._checkpoint.is_ours else -1
         report = recovery.run(self._checkpoint, clean=clean, durable_offset=durable_offset)
-        self._quiet = recovery.quiet
+        self._transactions = recovery.transactions
         self._integrity.before_index(
             report.end_offset, report.damages, clean=clean and self._checkpoint.is_ours
         )
@@ -567,12 +567,15 @@ class MessageStore:
     def scan_transactions(self, start: int) -> Iterator[Record]:
         """Give those of the same records that may say something about a transaction.
 
-        What a start has just scanned, and found to have none, is not read again. Another record
-        may be missing if its content is damaged; one that is given is sound.
+        The first time, those are read by their places that the scan of the start has met, and only
+        the rest of the log is walked. Another record may be missing if its content is damaged; one
+        that is given is sound.
         """
-        end = self._log.write_offset
-        for part in self._quiet.between(max(start, self._log.min_offset), end):
-            yield from self._reader.scan_transactions(*part)
+        known, self._transactions = self._transactions, TransactionPlaces()
+        reader, start, end = self._reader, max(start, self._log.min_offset), self._log.write_offset
+        yield from reader.scan_transactions(start, min(known.start, end))
+        yield from reader.transactions(known.ranges(start))
+        yield from reader.scan_transactions(max(start, known.end), end)
 
     # Searching ------------------------------------------------------------------------------
 

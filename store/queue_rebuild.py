@@ -29,14 +29,13 @@ from .dispatch import inner_batch_size
 from .format.filler import FILLER_BIT
 from .format.flags import INNER_BATCH, TRANSACTION_MASK
 from .format.properties import TagsCodes
-from .format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry
+from .format.queue_entry import LAYOUT, PRE_BLANK, QueueEntry
 from .format.record import RECORD_SIZE_MIN
 from .format.topics import SCHEDULE_TOPIC, is_text
-from .log_scan import Found, find_records
+from .log_scan import Found
 from .odd import NO_END, Gap, Odd, is_one_bit_off, odd_from
 from .old_entries import OldEntries, OldQueues
-from .portion import Portion
-from .quiet import TRANSACTION_TOPICS
+from .transaction_places import TRANSACTION_TOPICS, TransactionPlaces
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +45,7 @@ _BLANKS_MAX: Final = 16 << 20  # places that may lack in a row: twenty bytes eac
 _UNCONFIRMED_MAX: Final = 100_000  # of these, when no other record of the queue follows
 _LONE_MAX: Final = 100  # such records that are compared with the ends of all queues
 _UNUSUAL: Final = NO_QUEUE_ENTRY | INNER_BATCH | FILLER_BIT
+_SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 
 
 class IncompleteError(Exception):
@@ -56,15 +56,17 @@ class QueueScan:
     """Entries of one queue as the scan finds them, held back to be written in one go."""
 
     __slots__ = (
-        "entries", "held", "held_at", "is_schedule", "last_end", "next_offset", "old", "queue",
+        "entries", "held", "held_at", "is_about_transactions", "is_schedule", "last_end",
+        "next_offset", "old", "queue",
     )  # fmt: skip
 
     def __init__(self, queue: ConsumeQueue, old: OldEntries) -> None:
         self.queue = queue
         self.next_offset = queue.next_offset
-        self.entries: list[bytes] = []  # each of one record or more
+        self.entries: list[bytes] = []
         self.last_end = queue.last_end
         self.is_schedule = queue.topic == SCHEDULE_TOPIC
+        self.is_about_transactions = queue.topic in TRANSACTION_TOPICS
         self.held: Odd | None = None  # a record that jumps ahead, until the next one tells
         self.held_at = 0  # the queue's next offset when it came
         self.old = old  # the last entries it had before the scan
@@ -116,20 +118,15 @@ class QueueRebuild:
         start: int,
         log_start: int,
         held: Callable[[ConsumeQueue], int],
-        read: Callable[[int, int], bytes],
         delay_levels_ms: Sequence[int],
         batch_queues: frozenset[tuple[str, int]],
         old: OldQueues,
     ) -> None:
-        """``held`` says how many entries below the start a queue has; it may raise.
-
-        ``read`` returns so many bytes of the log from a physical offset on.
-        """
+        """``held`` says how many entries below the start a queue has; it may raise."""
         self._queues = queues
         self._start = start
         self._log_start = log_start
         self._held = held
-        self._read = read
         self._levels = delay_levels_ms
         self._batch_queues = batch_queues
         self._old = old
@@ -137,70 +134,53 @@ class QueueRebuild:
         self._gathered = 0  # entries, about
         self._tags_codes = TagsCodes()
         self._nameless: set[tuple[bytes, int]] = set()  # no directory can have such a name
-        self._transactional: list[QueueScan] = []  # queues of topics that transactions are kept in
-        self._is_quiet = True  # nothing in the block at hand is about transactions
+        self.transactions = TransactionPlaces(start)
+        self._notes = True  # their places are kept
         self.gaps: list[Gap] = []
         self.odd: list[Odd] = []  # records left out
         self.odd_count = 0
 
     # The scan -------------------------------------------------------------------------------
 
-    def dispatch(self, chunk_offset: int, chunk: bytes, block: list[Found] | Portion) -> bool:
-        """Gather the queue entries of records in a chunk; that of a portion need not be there.
-
-        Return whether it is certain that none of them is about a transaction.
+    def dispatch(self, chunk_offset: int, chunk: bytes, found: list[Found]) -> None:
+        """Gather the queue entries of records in a chunk.
 
         Raises:
             IncompleteError: The scan has to begin with the first record of the log.
         """
-        before = [scan.next_offset for scan in self._transactional]
-        self._is_quiet = isinstance(block, list) or not block.sys_flags & TRANSACTION_MASK
-        if isinstance(block, list):
-            self._dispatch(chunk_offset, chunk, block)
-        elif not self._dispatch_portion(block):
-            content = self._read(block.start, block.end - block.start)
-            found = find_records(content, block.start, check_crc=False)
-            self._dispatch(block.start, content, found)
-        self._gathered += len(block) if isinstance(block, list) else block.length
+        self._dispatch(chunk_offset, chunk, found)
+        position, size, *_ = found[-1]
+        self._notes = self._notes and self.transactions.reach(chunk_offset + position + size)
+        self._gathered += len(found)
         if self._gathered > _ENTRIES_HELD:
             self._gathered = 0
             for scan in self._scans.values():
                 scan.write()
-        return self._is_quiet and before == [scan.next_offset for scan in self._transactional]
-
-    def _dispatch_portion(self, portion: Portion) -> bool:
-        """Do so if all of its records are the next ones of their queues."""
-        scans = [self._scans.get(key) for key, *_ in portion.shares]
-        for scan, (_, queue_offset, _, _) in zip(scans, portion.shares, strict=True):
-            if scan is None or scan.next_offset != queue_offset:
-                return False
-        for scan, (_, _, entries, end) in zip(scans, portion.shares, strict=True):
-            assert scan is not None
-            scan.entries.append(entries)
-            scan.next_offset += len(entries) // ENTRY_SIZE
-            scan.last_end = end
-        return True
 
     def _dispatch(self, chunk_offset: int, chunk: bytes, found: list[Found]) -> None:
         scans, pack, tags_code_at = self._scans, LAYOUT.pack, self._tags_codes.code_at
+        note = self.transactions.note if self._notes else _note_nothing
         for record in found:
             position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = record
+            physical_offset = chunk_offset + position
+            topic = chunk[topic_at : properties_at - 2]
             if sys_flag & TRANSACTION_MASK:
-                self._is_quiet = False
-                topic = chunk[topic_at : properties_at - 2]
+                note(physical_offset, size)
                 if sys_flag & NO_QUEUE_ENTRY and not queue_offset and is_text(topic):
                     continue
-            key = (chunk[topic_at : properties_at - 2], queue_id)
-            scan = scans.get(key)
+            scan = scans.get((topic, queue_id))
             if (
                 scan is None
                 or queue_offset != scan.next_offset
                 or sys_flag & _UNUSUAL
                 or scan.is_schedule
             ):
+                if not sys_flag & TRANSACTION_MASK and topic != _SCHEDULE_TOPIC:
+                    note(physical_offset, size)  # one bit of it may be turned back
                 self._dispatch_unusual(scan, chunk_offset, chunk, record)
                 continue
-            physical_offset = chunk_offset + position
+            if scan.is_about_transactions and not sys_flag & TRANSACTION_MASK:
+                note(physical_offset, size)
             code = tags_code_at(chunk, properties_at, position + size)
             scan.entries.append(pack(physical_offset, size, code))
             scan.last_end = physical_offset + size
@@ -209,7 +189,6 @@ class QueueRebuild:
     def _dispatch_unusual(
         self, scan: QueueScan | None, chunk_offset: int, chunk: bytes, found: Found
     ) -> None:
-        self._is_quiet = False  # the repair may find that it is another record than it seems
         position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = found
         topic = chunk[topic_at : properties_at - 2]
         count = 1
@@ -251,8 +230,6 @@ class QueueRebuild:
         rebuilding = self._start == self._log_start
         scan = self._cut(queue, min(held, max(queue_offset, 0)) if rebuilding else held)
         self._scans[key] = scan
-        if queue.topic in TRANSACTION_TOPICS:
-            self._transactional.append(scan)
         return scan
 
     def _cut(self, queue: ConsumeQueue, end: int) -> QueueScan:
@@ -374,6 +351,10 @@ class QueueRebuild:
         if any(is_one_bit_off(held, end) for end in ends):
             return False
         return queue_offset - scan.next_offset <= _UNCONFIRMED_MAX
+
+
+def _note_nothing(_physical_offset: int, _size: int) -> None:
+    """Do so; there are too many places already."""
 
 
 def _had_room(held: Odd) -> bool:

@@ -44,8 +44,8 @@ from .misplaced import Misplaced
 from .odd import NO_END, Odd, odd_from
 from .old_entries import OldQueues
 from .queue_rebuild import IncompleteError, QueueRebuild
-from .quiet import QuietStretches
 from .repair import DAMAGED, Repair
+from .transaction_places import TransactionPlaces
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Recovery:
         self._damages: list[Damage] = []
         self.last_record = -1
         self.last_timestamp = 0
-        self.quiet = QuietStretches()  # where the scan has met no transactions
+        self.transactions = TransactionPlaces()  # where the scan has met such records
 
     def run(
         self, checkpoint: Checkpoint, *, clean: bool, durable_offset: int = -1
@@ -263,7 +263,6 @@ class Recovery:
             start=start,
             log_start=self._log_start,
             held=self._held,
-            read=self._bytes_at,
             delay_levels_ms=self._config.delay_levels_ms,
             batch_queues=self._batch_queues,
             old=self._old,
@@ -271,24 +270,22 @@ class Recovery:
         check_crc = self._config.check_crc_on_recover
         scan = LogScan(self._files, start, check_crc=check_crc, trust=self._trust)
         stored = self._dispatch(scan, rebuild)
+        self.transactions = rebuild.transactions
         self._mend(rebuild, list(zip(scan.damages, stored, strict=True)), scan.end_offset)
         return scan
 
     def _dispatch(self, scan: LogScan, rebuild: QueueRebuild) -> list[int]:
         """Do so; return when the record before each damage was stored, in ms."""
-        self.quiet = QuietStretches()
         stored: list[int] = []
         before = 0
         told = time.monotonic()
         progress, start = self._progress, self._scan_start
         ends = self._files.bases[-1:]
         progress.total = ends[0] + self._files.file_size - start if ends else 0
-        for chunk_offset, chunk, block in scan.blocks():
+        for chunk_offset, chunk, found in scan:
             stored += [before] * (len(scan.damages) - len(stored))
             before = scan.last_timestamp
-            is_quiet = rebuild.dispatch(chunk_offset, chunk, block)
-            first = chunk_offset + block[0][0] if isinstance(block, list) else block.start
-            self.quiet.note(first, scan.end_offset, is_quiet=is_quiet)
+            rebuild.dispatch(chunk_offset, chunk, found)
             progress.done, progress.records = scan.end_offset - start, scan.records
             if time.monotonic() - told >= PROGRESS_EVERY:
                 told = time.monotonic()

@@ -4,8 +4,8 @@ A record that the disk has damaged must not hide those behind it: a half that is
 table counts as decided, so its message would be lost. The store's walk therefore goes on at the
 next true record. What the damaged one itself said is lost, and told there.
 
-It gives only records that may matter, and leaves out where recovery has just seen that there are
-none: most logs have few, and to read ten gigabytes of them once more takes as long as the recovery.
+The store gives only records that may matter. Those that recovery has just scanned are read by
+their places, so that the log is not walked twice.
 """
 
 from __future__ import annotations

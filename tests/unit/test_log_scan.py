@@ -1,13 +1,10 @@
-"""Walking a log that is whole, damaged, torn or stale, and records in columns."""
+"""Walking a log that is whole, damaged, torn or stale."""
 
-import random
-import sys
 from pathlib import Path
 
 import pytest
 
-from halfmq.store.format.properties import encode_properties, tags_code
-from halfmq.store.format.queue_entry import unpack_entries
+from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import (
     blank,
     encode_record,
@@ -15,10 +12,8 @@ from halfmq.store.format.record import (
     seal_crc_tail,
     with_crc_tail,
 )
-from halfmq.store.log_run import RUN_LENGTH_MAX, RUN_LENGTH_MIN, Runs
-from halfmq.store.log_scan import LogScan, Trust, find_records
+from halfmq.store.log_scan import LogScan, Trust
 from halfmq.store.mapped_file_queue import MappedFileQueue
-from halfmq.store.portion import Portion
 from tests.support.stores import BORN, HOST, HOST_V6
 
 FILE_SIZE = 16_384
@@ -231,144 +226,3 @@ def test_one_old_record_among_fresh_ones_is_none_that_was_cut_off(log: Log) -> N
     _, found = log.scan(trust=Trust(fresh_offset=log.offsets[1], fresh_timestamp=BORN))
 
     assert found == log.offsets
-
-
-# Runs -------------------------------------------------------------------------------------------
-
-
-def row(count: int, **fields: object) -> bytes:
-    content = b""
-    for number in range(count):
-        content += record(len(content), number, b"%06d" % number * 20, **fields)
-    return content
-
-
-def first_run(chunk: bytes, *, offset: int = 0, end: int = sys.maxsize) -> Portion | None:
-    return Runs(check_crc=True).at(chunk, 0, offset, end)
-
-
-def columns(
-    chunk: bytes, start: int = 0, count: int = RUN_LENGTH_MIN
-) -> list[tuple[bytes, int, int, int]]:
-    """Return what ``find_records`` says of records of a chunk."""
-    found = find_records(chunk, 0, check_crc=True, start=start, count_max=count)
-    return [
-        (
-            chunk[topic_at : properties_at - 2],
-            queue_id,
-            queue_offset,
-            tags_code(chunk[properties_at : position + size]),
-        )
-        for position, size, _, queue_id, queue_offset, topic_at, properties_at in found
-    ]
-
-
-def columns_of(run: Portion) -> list[tuple[bytes, int, int, int]]:
-    rows: dict[int, tuple[bytes, int, int, int]] = {}
-    size = (run.end - run.start) // run.length
-    for (topic, queue_id), first, packed, end in run.shares:
-        for queue_offset, entry in enumerate(unpack_entries(packed), first):
-            rows[entry.physical_offset] = (topic, queue_id, queue_offset, entry.tags_code)
-            assert entry.size == size
-        assert end == entry.physical_offset + size
-    assert len(rows) == run.length
-    assert run.last_record == max(rows) == run.end - size
-    return [rows[offset] for offset in sorted(rows)]
-
-
-@pytest.mark.parametrize(
-    "properties",
-    [
-        {"UNIQ_KEY": "u", "TAGS": "A", "WAIT": "true"},
-        {"TAGS": "A", "UNIQ_KEY": "u"},
-        {"UNIQ_KEY": "u", "TAGS": "A"},
-        {"UNIQ_KEY": "u"},
-        {},
-    ],
-)
-@pytest.mark.parametrize("topic", ["T", "long-" + "t" * 140])
-def test_a_run_is_what_the_walk_from_record_to_record_finds(
-    properties: dict[str, str], topic: str
-) -> None:
-    """Wherever the tags stand among the properties, and with either version of a record."""
-    chunk = row(RUN_LENGTH_MIN + 1, topic=topic, properties=encode_properties(properties))
-
-    run = first_run(chunk)
-
-    assert run is not None
-    assert columns_of(run) == columns(chunk)
-    assert first_run(chunk, offset=1) is None, "they do not lie where they say"
-    end = run.end
-    assert first_run(chunk[: end + 80]) is None, "no record follows"
-    assert first_run(chunk, end=end) == run
-    for bound in (end - 1, 0, -1):
-        assert first_run(chunk, end=bound) is None, "it would be longer than may be"
-
-
-def test_a_change_of_any_byte_makes_no_difference_between_the_two() -> None:
-    """What is unusual is left to the walk; the rest is the same. Seed 7, every byte of two."""
-    chance = random.Random(7)
-    chunk = row(RUN_LENGTH_MIN + 1)
-    size = len(record(0, 0, b"%06d" % 0 * 20))
-    for position in (*range(size), *range(40 * size, 41 * size)):
-        changed = bytearray(chunk)
-        changed[position] ^= 1 << chance.randrange(8)
-
-        run = first_run(bytes(changed))
-
-        assert run is None or columns_of(run) == columns(bytes(changed)), position
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"born_host": HOST_V6},
-        {"sys_flag": 0xC},
-        {"sys_flag": 0x4},
-        {"sys_flag": 0xC0},
-        {"sys_flag": 0x4000_0000},
-        {"properties": with_crc_tail(b"")},
-        {"properties": b"A\x01" + bytes(5)},
-        {"properties": encode_properties({"LONG": "x" * 600})},
-        {"properties": b"TAGS\x01A\x02X\x01y\x02TAGS\x01B\x02Z\x01z"},
-    ],
-    ids=str,
-)
-def test_unusual_records_are_no_run(fields: dict[str, object]) -> None:
-    """They need a closer look, or their tags do; a run says nothing of them, or the truth."""
-    chunk = row(RUN_LENGTH_MIN + 1, **fields)
-
-    run = first_run(chunk)
-
-    assert run is None or columns_of(run) == columns(chunk)
-    if "properties" not in fields:
-        assert run is None
-
-
-def test_runs_get_longer_while_they_are_found() -> None:
-    """Each is what the walk finds there; where they end, a shorter one may fit."""
-    chunk = row(2 * RUN_LENGTH_MAX)
-    runs, at, lengths = Runs(check_crc=True), 0, []
-
-    while (run := runs.at(chunk, at, at, sys.maxsize)) is not None:
-        assert columns_of(run) == columns(chunk, at, run.length)
-        lengths.append(run.length)
-        at = run.end
-
-    assert lengths == [64, 128, 256, 512, 1024, RUN_LENGTH_MAX]
-
-
-def test_a_damaged_record_is_met_by_runs_of_any_length() -> None:
-    """Where a long run would hold it there is none, and the next to be tried is a short one."""
-    chunk = bytearray(row(2 * RUN_LENGTH_MAX))
-    size = len(record(0, 0, b"%06d" % 0 * 20))
-    chunk[700 * size + 100] ^= 1  # in the body, so that only the CRC tells
-    content = bytes(chunk)
-    runs, at = Runs(check_crc=True), 0
-    while (run := runs.at(content, at, at, sys.maxsize)) is not None:
-        at = run.end
-
-    assert at == (64 + 128 + 256) * size, "the next one would have had it"
-    short = runs.at(content, at, at, sys.maxsize)
-    assert short is not None
-    assert short.length == RUN_LENGTH_MIN
