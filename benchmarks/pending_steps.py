@@ -155,7 +155,7 @@ def snapshot(root: Path, behind: int, body_size: int) -> dict[str, float]:
     taken = time.perf_counter() - began
     body = b"x" * body_size
     for number in range(count, count + behind):
-        half = service.prepare(*_prepared(number, body), Nobody())
+        (half,) = service.prepare_group([message(number, body)], GROUP, Nobody())
         if number % 2:
             service.end(half.physical_offset, half.queue_offset, GROUP, Event.ROLLBACK)
         bench.store.tick()
@@ -166,11 +166,6 @@ def snapshot(root: Path, behind: int, body_size: int) -> dict[str, float]:
         "longest_slice_ms": max(slices) * 1_000,
         "file_bytes": (root / SNAPSHOT_FILE).stat().st_size,
     }
-
-
-def _prepared(number: int, body: bytes) -> tuple[Draft, str, str]:
-    draft, key = message(number, body)
-    return draft, GROUP, key
 
 
 def heap(root: Path, count: int, body_size: int) -> dict[str, float]:

@@ -400,7 +400,6 @@ class Broker:
             retried=send_back.retried,
             cluster_name=self.config.topics.cluster_name,
             max_message_size=self.config.store.max_message_size,
-            record_size_max=self._store_config.record_size_max,
             sync_flush=self._sync_flush,
             unique_keys=unique_keys,
         )

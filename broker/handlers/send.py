@@ -1,14 +1,15 @@
 """SEND_MESSAGE (10), SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320).
 
-Plain messages take the short path of `plain_send`. What it leaves is served here by every rule: new
-topics, half messages, delayed ones, retries, batches, refusals. Checks and answers are those of
-RocketMQ's `SendMessageProcessor`, in its order.
+Every single message takes one way: its topic is looked up, its properties are read once, and what
+is to be stored is staged for the append at the end of this pass of the event loop. A batch is
+appended where it comes. Checks and answers are those of RocketMQ's `SendMessageProcessor`, in its
+order.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -23,6 +24,7 @@ from halfmq.store.format import topics as topic_names
 from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK
 from halfmq.store.format.ids import UniqueKeyFactory, offset_message_id, offset_message_ids
 from halfmq.store.format.properties import (
+    PROPERTIES_SIZE_MAX,
     PROPERTY_DELAY,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
@@ -30,21 +32,21 @@ from halfmq.store.format.properties import (
     decode_properties,
     encode_properties,
     get_property,
-    tags_code,
 )
 
 from ..access import requirements
 from ..connection import Connection, Handler
-from ..delay import delay_level, with_properties
+from ..delay import with_properties
 from ..errors import RequestRefusedError
 from ..group_append import GroupAppend
 from ..router import answer
 from ..topics import TopicConfig
 from ..transaction.admission import REFUSAL_FIELDS, fault_in_batch, without_brokers_own
-from ..transaction.twins import FirstHalf
-from . import plain_send
+from ..transaction.twins import FirstHalf, twin_key
+from . import staged
 from .batch_units import read_units
-from .plain_send import PROPERTIES_SIZE_MAX, PlainSends
+from .sent_properties import SentProperties, read_properties
+from .staged import StagedHalf, StagedMessage
 from .subjects import prepared_by, require
 
 
@@ -75,12 +77,10 @@ class Overload(Protocol):
     def refusal(self) -> str: ...
 
 
-class Transactions(plain_send.Transactions, Protocol):
+class Transactions(staged.Transactions, Protocol):
     """What sending needs of the transaction service."""
 
-    def prepare(
-        self, message: Draft, producer_group: str, unique_key: str, connection: Connection
-    ) -> Appended: ...
+    def half_of(self, message: Draft, unique_key: str) -> Draft: ...
 
     def refuse_prepares(self, group: str, broker_address: str) -> None: ...
 
@@ -90,6 +90,9 @@ class Transactions(plain_send.Transactions, Protocol):
         producer_group: str,
         connection: Connection,
     ) -> list[FirstHalf] | None: ...
+
+    @property
+    def unflushed_topics(self) -> Container[str]: ...
 
     def committed_message(self, half_message_id: str) -> Draft | None: ...
 
@@ -121,7 +124,6 @@ class SendHandler:
         retried: Retry,
         cluster_name: str,
         max_message_size: int,
-        record_size_max: int,
         sync_flush: bool,
         unique_keys: UniqueKeyFactory,
     ) -> None:
@@ -134,24 +136,15 @@ class SendHandler:
         self._delayed, self._retried = delayed, retried
         self._max_message_size = max_message_size
         self._sync_flush = sync_flush
-        self._unique_keys = unique_keys
+        self._new_key = unique_keys.create
+        self._twins = transactions.twins
         # What every stored message says of the broker that took it. Consumers of request-reply
         # messages find the reply topic by CLUSTER.
         self._broker_properties = (
             f"MSG_REGION\x01DefaultRegion\x02CLUSTER\x01{cluster_name}\x02TRACE_ON\x01true\x02"
-        ).encode()
-        self._group = group
-        self._plain = PlainSends(
-            group,
-            topics,
-            transactions,
-            broker_properties=self._broker_properties,
-            max_message_size=max_message_size,
-            record_size_max=record_size_max,
-            sync_flush=sync_flush,
-            send_alone=partial(answer, self._send_by_every_rule),
         )
-        self._take = self._plain.take
+        self._group = group
+        self._send_alone = partial(answer, self._append_alone)
 
     def handlers(self) -> dict[int, Handler]:
         """The request codes served here."""
@@ -165,10 +158,16 @@ class SendHandler:
         """Store one message or one batch; the answer waits for the disk when it has to."""
         if self._overload.refusing:
             self.refuse()
-        if self._take(request, connection):
-            return None
-        self._group.append_staged()  # what came before stays before
-        return self._send_by_every_rule(request, connection)
+        header = request.header
+        assert isinstance(header, SendMessageRequestHeader)
+        if header.batch:
+            self._group.append_staged()  # what came before stays before
+            queue_id = self._admit(header, connection)
+            return self._send_batch(request, header, queue_id, connection)
+        staged = self._staged(request, header, connection)
+        if staged is not None:
+            self._group.stage(staged, self._send_alone)
+        return None
 
     def refuse(self) -> None:
         """Raise if messages are refused now; decisions are served all the same.
@@ -181,24 +180,45 @@ class SendHandler:
                 ResponseCode.SYSTEM_BUSY, self._overload.refusal, REFUSAL_FIELDS
             )
 
-    def _send_by_every_rule(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+    def _append_alone(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+        """Serve a message again whose group could not be appended."""
         header = request.header
         assert isinstance(header, SendMessageRequestHeader)
+        staged = self._staged(request, header, connection)
+        if staged is None:
+            return None
+        try:
+            (appended,) = self._append((staged.draft,))
+        except BaseException:
+            staged.refused()
+            raise
+        return staged.appended(appended)
+
+    def _staged(
+        self, request: RemotingCommand, header: SendMessageRequestHeader, connection: Connection
+    ) -> StagedMessage | None:
+        """Return what is to be appended for a single message; None if it has been answered.
+
+        Raises:
+            RequestRefusedError: It cannot be stored.
+        """
         queue_id = self._admit(header, connection)
-        if header.batch:
-            return self._send_batch(request, header, queue_id, connection)
-        draft, unique_key = self._drafted(header, queue_id, request.body, connection)
-        raw = draft.properties
-        if (
-            b"TRAN_MSG\x01" in raw
-            or b"DELAY\x01" in raw
-            or b"TIMER_" in raw
-            or header.sys_flag & TRANSACTION_MASK
-            or header.topic[0] == "%"
-        ):
-            return self._special(request, header, draft, unique_key, connection)
-        appended = self._append((draft,))[0]
-        return self._answer(request, draft, appended, unique_key, connection)
+        draft, sent = self._drafted(header, queue_id, request.body, connection)
+        if not sent.is_plain or header.sys_flag & TRANSACTION_MASK or header.topic[0] == "%":
+            # A consumer's retry of a committed message still carries TRAN_MSG; it is no half
+            # message. Source: SendMessageProcessor, since 4.6.1.
+            is_retry = draft.reconsume_times > 0 and sent.delay_level > 0
+            if sent.is_transactional and not is_retry:
+                return self._half(request, draft, sent, connection)
+            draft = self._redirected(request, header, draft, sent)
+        return StagedMessage(
+            draft,
+            request,
+            connection,
+            sent.unique_key,
+            queue_id if draft.topic == topic_names.SCHEDULE_TOPIC else draft.queue_id,
+            sent.waits and self._sync_flush,
+        )
 
     def drafted(
         self, header: SendMessageRequestHeader, body: bytes, connection: Connection
@@ -208,7 +228,8 @@ class SendHandler:
         Raises:
             RequestRefusedError: It cannot be stored.
         """
-        return self._drafted(header, self._admit(header, connection), body, connection)
+        draft, sent = self._drafted(header, self._admit(header, connection), body, connection)
+        return draft, sent.unique_key
 
     def _drafted(
         self,
@@ -216,91 +237,54 @@ class SendHandler:
         queue_id: int,
         body: bytes,
         connection: Connection,
-    ) -> tuple[Draft, str]:
+    ) -> tuple[Draft, SentProperties]:
         if not body or len(body) > self._max_message_size:
             raise self._body_refusal(body)
-        raw = header.properties.encode() if header.properties else b""
-        if raw and raw[-1] != 2:
-            raw += b"\x02"
-        raw = without_brokers_own(raw)
-        unique = get_property(raw, b"UNIQ_KEY")
-        if unique is None:
-            unique_key = self._unique_keys.create()
-            raw += b"UNIQ_KEY\x01%s\x02" % unique_key.encode()
-        else:
-            unique_key = unique.decode()
-        if b"CLUSTER\x01" not in raw:
-            raw += self._broker_properties
-        if len(raw) > PROPERTIES_SIZE_MAX:
-            raise self._illegal(len(body), len(raw))
+        sent = read_properties(header.properties, self._broker_properties, self._new_key)
+        stored = sent.stored
+        if len(stored) > PROPERTIES_SIZE_MAX:
+            raise self._illegal(len(body), len(stored))
         return Draft(
             topic=header.topic,
             queue_id=queue_id,
             body=body,
-            properties=raw,
-            tags_code=tags_code(raw),
+            properties=stored,
+            tags_code=sent.tags_code,
             flag=header.flag,
             sys_flag=header.sys_flag & ~HOSTS_MASK,
             born_timestamp=header.born_timestamp,
             born_host=connection.remote_host,
             store_host=connection.store_host,
             reconsume_times=header.reconsume_times or 0,
-        ), unique_key
+        ), sent
 
-    def _answer(
-        self,
-        request: RemotingCommand,
-        draft: Draft,
-        appended: Appended,
-        unique_key: str,
-        connection: Connection,
-    ) -> bytes | None:
-        if request.flag & FLAG_ONE_WAY:
-            return None
-        reply = encode_send_reply(
-            request,
-            offset_message_id(draft.store_host, appended.physical_offset),
-            draft.queue_id,
-            appended.queue_offset,
-            unique_key,
-        )
-        if self._sync_flush and b"WAIT\x01false\x02" not in draft.properties:
-            connection.reply_when_durable(appended.physical_offset + appended.size, reply)
-            return None
-        return reply
+    # --- what is no plain message
 
-    # --- the ways off the short path
-
-    def _special(
+    def _redirected(
         self,
         request: RemotingCommand,
         header: SendMessageRequestHeader,
         draft: Draft,
-        unique_key: str,
-        connection: Connection,
-    ) -> bytes | None:
-        """Serve a half, delayed or retried message, or find that it is none of these."""
-        properties = decode_properties(draft.properties)
-        level = delay_level(draft.properties)
-        # A consumer's retry of a committed message still carries TRAN_MSG; it is no half message.
-        # Source: SendMessageProcessor, since 4.6.1.
-        is_retry = draft.reconsume_times > 0 and level > 0
-        if properties.get("TRAN_MSG", "").lower() == "true" and not is_retry:
-            return self._prepare(request, header, draft, properties, unique_key, connection)
+        sent: SentProperties,
+    ) -> Draft:
+        """Return what is stored for a message that may be delayed or a retry."""
         if header.sys_flag & TRANSACTION_MASK:
-            raise _refused_bits(draft, level, properties.get("TRAN_MSG"))
-        _refuse_timer(properties)
-        answered = draft
-        if header.topic.startswith(topic_names.RETRY_PREFIX):
-            draft = self._retry(
-                header, self._vouched(request, header, draft, unique_key), request.version
+            raise _refused_bits(draft, sent)
+        if sent.timer is not None:  # delivering at once would be silently wrong
+            raise RequestRefusedError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"delivery at a chosen time ({sent.timer}) is not offered; use a delay level "
+                "(DELAY)",
+                REFUSAL_FIELDS,
             )
-        if level > 0 and not draft.topic.startswith(topic_names.DEAD_LETTER_PREFIX):
+        if header.topic.startswith(topic_names.RETRY_PREFIX):
+            self._group.append_staged()  # the message it repeats may be among it
+            draft = self._retry(
+                header, self._vouched(request, header, draft, sent.unique_key), request.version
+            )
+        if sent.delay_level > 0 and not draft.topic.startswith(topic_names.DEAD_LETTER_PREFIX):
             draft = self._delayed(draft)
-        appended = self._append((draft,))[0]
-        if draft.topic == topic_names.SCHEDULE_TOPIC:  # the client asked for another queue
-            return self._answer(request, answered, appended, unique_key, connection)
-        return self._answer(request, draft, appended, unique_key, connection)
+        return draft
 
     def _vouched(
         self,
@@ -345,17 +329,18 @@ class SendHandler:
         except RequestRefusedError as refusal:
             raise RequestRefusedError(refusal.code, refusal.remark, REFUSAL_FIELDS) from refusal
 
-    def _prepare(
+    def _half(
         self,
         request: RemotingCommand,
-        header: SendMessageRequestHeader,
-        draft: Draft,
-        properties: dict[str, str],
-        unique_key: str,
+        message: Draft,
+        sent: SentProperties,
         connection: Connection,
-    ) -> bytes | None:
-        """Store a half message; its answer waits for the disk unless its topic opts out."""
-        group = properties.get("PGROUP")
+    ) -> StagedHalf | None:
+        """Return the half of a message; its answer waits for the disk unless its topic opts out.
+
+        None if that has been stored before: then its sender is told where.
+        """
+        group, unique_key = sent.producer_group, sent.unique_key
         if not group:
             raise RequestRefusedError(
                 ResponseCode.MESSAGE_ILLEGAL,
@@ -363,30 +348,34 @@ class SendHandler:
                 "group, or nobody could be asked about the transaction",
                 REFUSAL_FIELDS,
             )
-        draft.properties = prepared_by(draft.properties, request)
-        twin = self._transactions.twin([(draft, unique_key)], group, connection)
-        if twin is not None:
-            (first,) = twin
-        else:
+        message.properties = prepared_by(message.properties, request)
+        waits = message.topic not in self._transactions.unflushed_topics
+        key = self._twins.expect(group, unique_key)
+        if key == 0:
+            self._group.append_staged()  # the first may be among it
+            found = self._transactions.twin([(message, unique_key)], group, connection)
+            if found is not None:
+                _answer_twin(request, found[0], unique_key, connection, waits=waits)
+                return None
+            key = self._twins.expect(group, unique_key) or twin_key(group, unique_key)
+        try:
             self._transactions.refuse_prepares(group, connection.broker_address)
-            appended = self._transactions.prepare(draft, group, unique_key, connection)
-            first = FirstHalf(
-                appended.physical_offset, appended.queue_offset, draft.queue_id, draft.store_host
-            )
-        if request.flag & FLAG_ONE_WAY:
-            return None
-        reply = encode_send_reply(
+            half = self._transactions.half_of(message, unique_key)
+        except RequestRefusedError:
+            self._twins.forget(key)
+            raise
+        return StagedHalf(
+            half,
             request,
-            offset_message_id(first.store_host, first.physical_offset),
-            first.queue_id,
-            first.queue_offset,
+            connection,
             unique_key,
+            message.queue_id,
+            waits,
+            message,
+            group,
+            key,
+            self._transactions,
         )
-        if draft.topic in self._transactions.unflushed_topics:
-            return reply
-        # A flush covers whole records: what is durable beyond its first byte is durable.
-        connection.reply_when_durable(first.physical_offset + 1, reply)
-        return None
 
     def _send_batch(
         self,
@@ -402,7 +391,7 @@ class SendHandler:
         # reader would take it for the id of all units, and find none by its own.
         unique_key = shared.pop("UNIQ_KEY", None)
         wait = shared.pop("WAIT", None)  # official clients set it in the units as well
-        suffix = encode_properties(shared) + self._broker_properties
+        suffix = encode_properties(shared) + self._broker_properties.encode()
         waiting = b"" if wait is None else b"WAIT\x01%s\x02" % wait.encode()
         units = self._units(request.body, waiting, suffix)
         batch = Batch(
@@ -458,17 +447,18 @@ class SendHandler:
                 f"Sending message to topic[{header.topic}] is forbidden.",
                 REFUSAL_FIELDS,
             )
-        queues = max(topic.read_queue_nums, topic.write_queue_nums)
-        if header.queue_id < 0:
+        queue_id = header.queue_id
+        if 0 <= queue_id < topic.write_queue_nums:
+            return queue_id
+        if queue_id < 0:
             return random.randrange(max(topic.write_queue_nums, 1))  # noqa: S311  # spreads load, no secret
-        if header.queue_id >= queues:
+        if queue_id >= topic.read_queue_nums:
             raise RequestRefusedError(
                 ResponseCode.INVALID_PARAMETER,
-                f"request queueId[{header.queue_id}] is illegal, {topic} "
-                f"Producer: {connection.name}",
+                f"request queueId[{queue_id}] is illegal, {topic} Producer: {connection.name}",
                 REFUSAL_FIELDS,
             )
-        return header.queue_id
+        return queue_id
 
     def _create(self, header: SendMessageRequestHeader, connection: Connection) -> TopicConfig:
         try:
@@ -528,15 +518,40 @@ class SendHandler:
         )
 
 
-def _refused_bits(draft: Draft, level: int, marked: str | None) -> RequestRefusedError:
+def _answer_twin(
+    request: RemotingCommand,
+    first: FirstHalf,
+    unique_key: str,
+    connection: Connection,
+    *,
+    waits: bool,
+) -> None:
+    """Tell the sender of a half that repeats another where that one is."""
+    if request.flag & FLAG_ONE_WAY:
+        return
+    reply = encode_send_reply(
+        request,
+        offset_message_id(first.store_host, first.physical_offset),
+        first.queue_id,
+        first.queue_offset,
+        unique_key,
+    )
+    if waits:
+        # A flush covers whole records: what is durable beyond its first byte is durable.
+        connection.reply_when_durable(first.physical_offset + 1, reply)
+    else:
+        connection.write(reply)
+
+
+def _refused_bits(draft: Draft, sent: SentProperties) -> RequestRefusedError:
     """Return the refusal of a message with transaction bits that is no half message."""
-    if marked is not None and marked.lower() == "true":
+    if sent.is_transactional:
         # Consumers before 4.6.1 send it. RocketMQ stores it where nobody consumes it; refused, the
         # consumer keeps the message and tries again.
         remark = (
-            f"a retry (reconsumeTimes={draft.reconsume_times}, DELAY={level}) of a committed "
-            f"message has transaction bits in sysFlag ({draft.sys_flag:#x}): clear the bits (0xC), "
-            "or send it back by CONSUMER_SEND_MSG_BACK (36)"
+            f"a retry (reconsumeTimes={draft.reconsume_times}, DELAY={sent.delay_level}) of a "
+            f"committed message has transaction bits in sysFlag ({draft.sys_flag:#x}): clear the "
+            "bits (0xC), or send it back by CONSUMER_SEND_MSG_BACK (36)"
         )
     else:
         remark = (
@@ -544,14 +559,3 @@ def _refused_bits(draft: Draft, level: int, marked: str | None) -> RequestRefuse
             "set it to prepare a transaction, or clear the bits (0xC)"
         )
     return RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, remark, REFUSAL_FIELDS)
-
-
-def _refuse_timer(properties: dict[str, str]) -> None:
-    """Refuse delivery at an arbitrary time: delivering at once would be silently wrong."""
-    for name in ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS"):
-        if name in properties:
-            raise RequestRefusedError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"delivery at a chosen time ({name}) is not offered; use a delay level (DELAY)",
-                REFUSAL_FIELDS,
-            )

@@ -51,11 +51,7 @@ GROUP_DECISION_RESERVE: Final = DECISION_RESERVE + 1_408
 
 RECORD_RESERVE: Final = 1_024
 """Bytes that a final message or a half may be longer than body and properties as they were sent:
-the head (116), a topic of up to 255, and `FINAL_RESERVE`. With a key above `UNIQUE_KEY_SIZE_MAX`
-they may be longer still."""
-
-UNIQUE_KEY_SIZE_MAX: Final = 128
-"""Bytes of a key that `FINAL_RESERVE` has room for; with a longer one the half is looked at."""
+the head (116), a topic of up to 255, and `FINAL_RESERVE`."""
 
 BROKERS_OWN: Final = (
     PROPERTY_TRANSACTION_GROUP,

@@ -261,21 +261,6 @@ class TransactionService:
             raise group_is_full(group, self._config.group_pending_max)
         raise not_taken(self._config, self._table.halves, broker_address)
 
-    def prepare(
-        self, message: Draft, producer_group: str, unique_key: str, connection: Producer
-    ) -> Appended:
-        """Store a transactional message as half; answer its sender when that is durable.
-
-        Raises:
-            RequestRefusedError: It asks for what halves cannot have, or leaves no room for more.
-            StoreError: It could not be appended; nothing has changed.
-        """
-        half = self.half_of(message, unique_key)
-        (appended,) = self._append((half,))
-        key = twin_key(producer_group, unique_key)
-        self.prepared(message, half, appended, producer_group, key, connection)
-        return appended
-
     def half_of(self, message: Draft, unique_key: str, *, reserve: int = FINAL_RESERVE) -> Draft:
         """Return what is to be appended for a transactional message.
 

@@ -18,7 +18,7 @@ from unittest import mock
 from halfmq.broker import delay
 from halfmq.broker.arrivals import Arrivals
 from halfmq.broker.delay import DELAY_MS_MAX
-from halfmq.broker.handlers import batch_units, send
+from halfmq.broker.handlers import batch_units, send, sent_properties
 from halfmq.broker.retention import RetentionSchedule
 from halfmq.broker.server import ClientConnection
 from halfmq.broker.transaction import service as transaction_service
@@ -264,7 +264,7 @@ BITES: Final = {
     ),
     "halves": Bite(
         "a half is durable before it is acknowledged",
-        (Patch(ClientConnection, _REPLY, _early("send", "plain_send", "prepare")),),
+        (Patch(ClientConnection, _REPLY, _early("send", "staged", "prepare")),),
     ),
     "tail": Bite(
         "a start cuts what is torn off the log", (Patch(Recovery, "_cut_log", _nothing(0)),)
@@ -324,6 +324,11 @@ BITES: Final = {
         "what only the broker may say is taken off, and not believed",
         (
             Patch(send, "without_brokers_own", lambda _original: lambda properties: properties),
+            Patch(
+                sent_properties,
+                "without_brokers_own",
+                lambda _original: lambda properties: properties,
+            ),
             Patch(
                 batch_units, "without_brokers_own", lambda _original: lambda properties: properties
             ),

@@ -85,7 +85,6 @@ class Prepares:
             retried=lambda _header, draft, _version: draft,
             cluster_name="C",
             max_message_size=BODY_MAX,
-            record_size_max=LOG_FILE_SIZE,
             sync_flush=True,
             unique_keys=UniqueKeyFactory(
                 bytes(4), process_id=1, token=bytes(4), now_ms=lambda: START_MS

@@ -431,12 +431,9 @@ class Broker:
         """
         self._keys += 1
         key = key or f"{self._keys:032X}"
-        return self.service.prepare(
-            message(key=key, group=group, born_ms=born_ms or self.clock(), properties=properties),
-            group,
-            key,
-            producer or gone(),
-        )
+        one = message(key=key, group=group, born_ms=born_ms or self.clock(), properties=properties)
+        (half,) = self.service.prepare_group([(one, key)], group, producer or gone())
+        return half
 
     def prepare_group(
         self, count: int, producer: Connected | None = None, *, group: str = "pg", **properties: str

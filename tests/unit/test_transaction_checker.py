@@ -536,7 +536,7 @@ def test_large_messages_take_turns_with_everything_else(broker: Broker) -> None:
     for number in range(10):
         key = f"K{number}"
         body = bytes(2 * checker.BYTES_PER_CHECK * checker.CHECKS_PER_TICK)
-        broker.service.prepare(message(key=key, body=body), "pg", key, producer)
+        broker.service.prepare_group([(message(key=key, body=body), key)], "pg", producer)
     broker.log.flush()
     broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
     for checks in range(1, 11):

@@ -52,7 +52,7 @@ class ColdFront(Front):
         for number in range(count):
             key = f"K{number}"
             one = message(body=b"x" * size, key=key)
-            halves.append(self.broker.service.prepare(one, "pg", key, self.peer))
+            halves += self.broker.service.prepare_group([(one, key)], "pg", self.peer)
         self.broker.log.flush()
         self.broker.restart()
         self.reload()

@@ -26,7 +26,7 @@ def broker(tmp_path: Path) -> Broker:
 def test_a_half_is_read_whole_whatever_its_size(broker: Broker, size: int) -> None:
     """Its size is not known before."""
     body = bytes(size)
-    half = broker.service.prepare(message(body=body), "pg", "K" * 32, Connected())
+    (half,) = broker.service.prepare_group([(message(body=body), "K" * 32)], "pg", Connected())
     found = read_half(broker.log.read_cold, half.physical_offset)
     assert found is not None
     assert found.body == body

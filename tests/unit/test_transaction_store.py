@@ -63,9 +63,8 @@ class StoredBroker:
     def prepare(self, body: bytes = b"row 1", *, queue_id: int = 0) -> Appended:
         self._keys += 1
         key = f"{self._keys:032X}"
-        half = self.service.prepare(
-            message(key=key, body=body, queue_id=queue_id), "pg", key, gone()
-        )
+        one = message(key=key, body=body, queue_id=queue_id)
+        (half,) = self.service.prepare_group([(one, key)], "pg", gone())
         self.flush()
         return half
 

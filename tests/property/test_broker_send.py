@@ -1,4 +1,4 @@
-"""The short path of sending stores what the long one would, whatever the properties."""
+"""A sent message is stored and answered by what it says, whatever was sent before it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
 from halfmq.broker import group_append
 from halfmq.broker.connection import Connection
+from halfmq.broker.delay import delay_level
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.group_append import GroupAppend
 from halfmq.broker.handlers.send import SendHandler
+from halfmq.broker.handlers.sent_properties import SentProperties, read_properties
+from halfmq.broker.router import answer
 from halfmq.broker.topics import TopicConfig
+from halfmq.broker.transaction.admission import without_brokers_own
 from halfmq.broker.transaction.half import half_draft
 from halfmq.broker.transaction.twins import FirstHalf, Twins, twin_key
 from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
@@ -27,7 +30,12 @@ from halfmq.store.draft import Appended, AppendedBatch, Batch, Draft
 from halfmq.store.errors import RecordTooLargeError
 from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.ids import UniqueKeyFactory
-from halfmq.store.format.index import UNIQUE_KEY_SIZE, index_keys
+from halfmq.store.format.properties import (
+    decode_properties,
+    get_property,
+    tags_code,
+    terminated,
+)
 from tests.support.broker_doubles import FakeConnection
 from tests.support.prepares import Idle
 
@@ -74,9 +82,6 @@ class Halves:
 
     unflushed_topics: frozenset[str] = frozenset()
 
-    def takes_prepares(self, group: str) -> bool:
-        return bool(group)
-
     def refuse_prepares(self, group: str, broker_address: str) -> None:
         """Nothing is refused here."""
 
@@ -92,14 +97,8 @@ class Halves:
         offset = self.twins.find(twin_key(producer_group, unique_key))
         return None if offset is None else [FirstHalf(offset, 0, 1, message.store_host)]
 
-    def prepare(
-        self, message: Draft, producer_group: str, unique_key: str, connection: Connection
-    ) -> Appended:
-        half = half_draft(message, unique_key)
-        (appended,) = self._log.append([half])
-        key = twin_key(producer_group, unique_key)
-        self.prepared(message, half, appended, producer_group, key, connection)
-        return appended
+    def half_of(self, message: Draft, unique_key: str) -> Draft:
+        return half_draft(message, unique_key)
 
     def committed_message(self, half_message_id: str) -> Draft | None:
         """Nothing is committed here."""
@@ -130,7 +129,6 @@ def _handler(
         retried=lambda _header, draft, _version: draft,
         cluster_name="C",
         max_message_size=10_000,
-        record_size_max=1 << 30,
         sync_flush=sync_flush,
         unique_keys=UniqueKeyFactory(
             bytes(4), process_id=1, token=bytes(4), now_ms=lambda: 1_700_000_000_000
@@ -159,16 +157,20 @@ def _answers(connection: FakeConnection) -> list[RemotingCommand]:
     return FrameDecoder(responses_first=True).receive_data(b"".join(connection.written))
 
 
+OF_BROKER = "MSG_REGION\x01R\x02CLUSTER\x01C\x02"
 USUAL_KEY = "7F0000010001" + "0" * 20
 
 _names = st.sampled_from(
     [
         *("UNIQ_KEY", "TAGS", "KEYS", "WAIT", "CLUSTER", "X_UNIQ_KEY", "TAGSX", "", "MSG_REGION"),
-        *("TRAN_MSG", "PGROUP", "TRANSACTION_CHECK_TIMES"),
+        *("TRAN_MSG", "PGROUP", "TRANSACTION_CHECK_TIMES", "TRANSACTION_HALF_ID"),
+        *("DELAY", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS", "MY_TIMER_DELAY_MS"),
     ]
 )
 _values = st.one_of(
-    st.sampled_from(["true", "false", "A", "", "7F0000010001", USUAL_KEY, "é" * 32]),
+    st.sampled_from(
+        ["true", "false", "True", "A", "3", "a\x01b", "", "7F0000010001", USUAL_KEY, "é" * 32]
+    ),
     st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02"), max_size=5),
 )
 _strings = st.lists(st.tuples(_names, _values), max_size=6).flatmap(
@@ -181,44 +183,63 @@ _strings = st.lists(st.tuples(_names, _values), max_size=6).flatmap(
 )
 
 
-@given(properties=_strings)
-@example(properties="UNIQ_KEY\x01K\x02TRAN_MSG\x01true\x02PGROUP\x01g\x02")
-@example(properties="TRAN_MSG\x01true\x02PGROUP\x01g\x02TRAN_MSG\x01false\x02UNIQ_KEY\x01K\x02")
-@example(properties=f"UNIQ_KEY\x01{USUAL_KEY}\x02TRAN_MSG\x01true\x02PGROUP\x01g\x02")
-@example(properties=f"TAGS\x01a\x02UNIQ_KEY\x01{USUAL_KEY}\x02WAIT\x01true\x02")
-@example(properties=f"UNIQ_KEY\x01{USUAL_KEY}\x02KEYS\x01k\x02")
-@example(properties="PGROUP\x01g\x02UNIQ_KEY\x01K\x02TRAN_MSG\x01true")
-def test_both_paths_store_the_same_record(properties: str) -> None:
-    """A producer must not be able to tell which path its message took."""
-
-    async def by_the_short_path() -> bool:
-        taken = short._plain.take(request, connection)
-        short._group.append_staged()
-        return taken
-
-    short_log, long_log = Log(), Log()
-    short_halves, long_halves = Halves(short_log), Halves(long_log)
-    short, long = _handler(short_log, short_halves), _handler(long_log, long_halves)
-    request, connection = _request(properties), FakeConnection()
-
-    if asyncio.run(by_the_short_path()):
-        long._send_by_every_rule(request, connection)
-
-        assert [_looked_at(draft) for draft in short_log.drafts] == long_log.drafts
-        assert [
-            (_looked_at(message), _looked_at(half), *rest)
-            for message, half, *rest in short_halves.entered
-        ] == long_halves.entered
+def _meaning(sent: str, new_key: str) -> SentProperties:
+    """What properties say by the format's own functions, one after the other."""
+    raw = without_brokers_own(terminated(sent.encode()))
+    unique_key = get_property(raw, b"UNIQ_KEY")
+    added = b"" if unique_key else b"UNIQ_KEY\x01%b\x02" % new_key.encode()
+    stored = raw + added + (b"" if b"CLUSTER\x01" in raw else OF_BROKER.encode())
+    found = decode_properties(raw)
+    timers = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
+    return SentProperties(
+        stored,
+        new_key if unique_key is None else unique_key.decode(),
+        tags_code(raw),
+        waits=found.get("WAIT") != "false",
+        is_transactional=found.get("TRAN_MSG", "").lower() == "true",
+        producer_group=found.get("PGROUP"),
+        delay_level=delay_level(raw),
+        timer=next((name for name in timers if name in found), None),
+    )
 
 
-def _looked_at(draft: Draft) -> Draft:
-    """Return a draft without what it says of its keys, which must be true."""
-    keys = index_keys(draft.properties)
-    key = keys[0].decode() if len(keys) == 1 else ""
-    if draft.unique_key is not None or b"KEYS" not in draft.properties:
-        usual = len(key) == UNIQUE_KEY_SIZE and key.isascii()
-        assert draft.unique_key == (key if usual else None)
-    return replace(draft, unique_key=None)
+@given(sent=_strings)
+@example(sent="")
+@example(sent="TRAN_MSG\x01true\x02PGROUP\x01g\x02TRAN_MSG\x01false\x02UNIQ_KEY\x01K\x02")
+@example(sent="PGROUP\x01g\x02UNIQ_KEY\x01K\x02TRAN_MSG\x01True")
+@example(sent="UNIQ_KEY\x01a\x01b\x02WAIT\x01false\x02WAIT\x01\x02TAGS\x01\x02TAGS\x01t")
+@example(sent="WAIT\x01false\x02WAIT\x01true\x02DELAY\x013\x02TIMER_DELAY_MS\x01")
+@example(sent="KEYS\x01UNIQ_KEY\x01k\x02TAGS\x02TRANSACTION_HALF_ID\x01forged\x02TAGS\x01t")
+def test_properties_are_read_by_the_rules_of_the_format(sent: str) -> None:
+    """Empty values, repeated names, names that end alike, and a missing last separator included."""
+    read = read_properties(sent, OF_BROKER, lambda: "new")
+
+    meaning = _meaning(sent, "new")
+    if read.is_plain:
+        assert (meaning.is_transactional, meaning.delay_level, meaning.timer) == (False, 0, None)
+        meaning.producer_group = None
+    meaning.is_plain = read.is_plain
+    assert read == meaning
+
+
+@given(before=st.lists(_strings, max_size=3), properties=_strings)
+def test_a_message_is_stored_the_same_whatever_came_before(
+    before: list[str], properties: str
+) -> None:
+    """Nothing is remembered of the messages of others."""
+
+    async def last_stored(*sent: str) -> tuple[list[Draft], bool]:
+        log = Log()
+        handler = _handler(log)
+        requests = [_request(f"{one}\x02UNIQ_KEY\x01K") for one in sent]
+        answers = [answer(handler.send, one, FakeConnection()) for one in requests]
+        handler._group.append_staged()
+        return log.drafts[-1:], answers[-1] is not None
+
+    half = "TRAN_MSG\x01" in properties
+    alone, refused = asyncio.run(last_stored(properties))
+    if not (refused or half):  # what is refused is not stored, and a half may have a twin
+        assert asyncio.run(last_stored(*before, properties))[0] == alone
 
 
 def _batch(units: Sequence[str], *, opaque: int = 0) -> RemotingCommand:
@@ -292,19 +313,16 @@ async def test_answers_do_not_pile_up_in_a_pass(monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_messages_of_one_pass_are_one_group_in_order() -> None:
-    """Also when a message that is not plain comes between them."""
+    """Also when a batch, which is appended where it comes, is between them."""
     log = Log()
     handler = _handler(log)
     connection = FakeConnection()
-    plain = "UNIQ_KEY\x01{}\x02"
-    bodies = [b"1", b"2", b"3", b"4"]
-
-    for number, body in enumerate(bodies):
-        properties = None if body == b"3" else plain.format(number)  # no unique key: not plain
-        handler.send(_request(properties, body=body, opaque=number), connection)
+    for number, body in enumerate([b"1", b"2", b"batch", b"4"]):
+        request = _request(None, body=body, opaque=number)
+        handler.send(_batch([""]) if body == b"batch" else request, connection)
     await asyncio.sleep(0)
 
-    assert [draft.body for draft in log.drafts] == bodies
+    assert [draft.body for draft in log.drafts] == [b"1", b"2", b"body", b"4"]
 
 
 async def test_one_refused_message_does_not_take_its_group_along() -> None:
@@ -349,12 +367,12 @@ async def test_an_unexpected_error_of_a_group_is_answered_too() -> None:
 
 
 @pytest.mark.parametrize("level", ["²", "--5", "9" * 5_000, "x", " "])
-def test_a_delay_level_that_is_no_number_delays_nothing(level: str) -> None:
+async def test_a_delay_level_that_is_no_number_delays_nothing(level: str) -> None:
     """The message is stored as if it had no level, as the schedule would read it."""
     log, connection = Log(), FakeConnection()
-    reply = _handler(log).send(_request(f"DELAY\x01{level}\x02"), connection)
+    handler = _handler(log)
+    handler.send(_request(f"DELAY\x01{level}\x02"), connection)
+    await asyncio.sleep(0)
 
-    assert reply is not None
-    connection.write(reply)
     assert [one.code for one in _answers(connection)] == [0]
     assert [draft.topic for draft in log.drafts] == ["T"]

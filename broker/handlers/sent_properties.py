@@ -1,0 +1,96 @@
+"""What the properties of a sent message say, read once, by the rules of `store.format.properties`.
+
+The text is searched for the few names that matter here, so a message costs the same whatever was
+sent before it, and further properties cost only their length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from halfmq.store.format.properties import decode_properties, tag_hash
+
+from ..delay import delay_level
+from ..transaction.admission import without_brokers_own
+
+# Each between the separators that make it the whole name of a property.
+_UNIQUE_KEY: Final = "\x02UNIQ_KEY\x01"
+_TAGS: Final = "\x02TAGS\x01"
+_WAIT: Final = "\x02WAIT\x01"
+_WAIT_FALSE: Final = "\x02WAIT\x01false\x02"
+_CLUSTER: Final = "\x02CLUSTER\x01"
+_TRANSACTIONAL: Final = "\x02TRAN_MSG\x01"
+_PRODUCER_GROUP: Final = "\x02PGROUP\x01"
+_DELAY: Final = "\x02DELAY\x01"
+_TIMER: Final = "\x02TIMER_"
+_TIMERS: Final = ("\x02TIMER_DELAY_SEC\x01", "\x02TIMER_DELAY_MS\x01", "\x02TIMER_DELIVER_MS\x01")
+_BROKERS_OWN: Final = "\x02TRANSACTION_"
+
+
+class SentProperties(msgspec.Struct, gc=False):
+    """The properties of one message."""
+
+    stored: bytes
+    unique_key: str
+    tags_code: int
+    waits: bool  # for the disk, unless the broker flushes by itself
+    is_plain: bool = True  # none of what follows is asked for
+    is_transactional: bool = False
+    producer_group: str | None = None
+    delay_level: int = 0
+    timer: str | None = None  # the property that asks for a time of delivery
+
+
+def read_properties(
+    sent: str | None, broker_properties: str, new_key: Callable[[], str]
+) -> SentProperties:
+    """Return what the properties of a message say, and how they are stored.
+
+    Args:
+        sent: By the producer.
+        broker_properties: Added unless a broker has added its own before.
+        new_key: Makes a unique key for a message that has none.
+    """
+    text = "\x02" + sent if sent else "\x02"
+    if text[-1] != "\x02":
+        text += "\x02"
+    if _BROKERS_OWN in text:
+        text = "\x02" + without_brokers_own(text[1:].encode()).decode()
+    unique_key = last_value(text, _UNIQUE_KEY)
+    added = "" if _CLUSTER in text else broker_properties
+    if unique_key is None:
+        unique_key = new_key()
+        added = f"UNIQ_KEY\x01{unique_key}\x02{added}"
+    tags = last_value(text, _TAGS)
+    read = SentProperties(
+        (text[1:] + added).encode(),
+        unique_key,
+        0 if tags is None else tag_hash(tags),
+        _WAIT_FALSE not in text or last_value(text, _WAIT) != "false",
+    )
+    if _TRANSACTIONAL in text or _DELAY in text or _TIMER in text:
+        read.is_plain = False
+        read.is_transactional = (last_value(text, _TRANSACTIONAL) or "").lower() == "true"
+        read.producer_group = last_value(text, _PRODUCER_GROUP)
+        read.delay_level = delay_level(read.stored)
+        read.timer = next((name[1:-1] for name in _TIMERS if last_value(text, name)), None)
+    return read
+
+
+def last_value(text: str, name: str) -> str | None:
+    """Return the value of a property as `get_property` does; None when it is absent.
+
+    Args:
+        text: Properties, with a separator (0x02) before and after each.
+        name: Of the property, between 0x02 and 0x01.
+    """
+    at = text.rfind(name)
+    if at < 0:
+        return None
+    start = at + len(name)
+    value = text[start : text.index("\x02", start)]
+    # An empty value does not hide an earlier one.
+    return value or decode_properties(text).get(name[1:-1])
