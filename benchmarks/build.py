@@ -13,8 +13,8 @@ from typing import Final
 SOURCE_DIRECTORY: Final = Path(__file__).parent
 _FLAGS: Final = ("-O3", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-pthread")
 _SOURCES: Final = {
-    "loadgen": ("loadgen.c", "frames.c", "options.c", "counters.c"),
-    "echo": ("echo.c", "frames.c"),
+    "loadgen": ("loadgen.c", "frames.c", "messages.c", "options.c", "counters.c"),
+    "echo": ("echo.c", "frames.c", "messages.c"),
     "limits": ("limits.c",),
     "stills": ("stills.c",),
 }

@@ -387,7 +387,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             count=options.count,
             rate=options.rate,
             seconds=options.seconds,
-            generator=build_generator(cpu=1 if several else None, header="json", end="two-way"),
+            generator=build_generator(cpu=1 if several else None),
         )
         peer = HalfmqPeer(
             cores=[0] if several else None,

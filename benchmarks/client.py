@@ -150,7 +150,7 @@ def _loops(only: str | None) -> dict[str, NewLoop]:
 
 def _limit_us(target: Target, header: str, outstanding: int, seconds: float) -> float:
     """What the C generator spends per message: the limit C."""
-    generator = build_generator(cpu=None, header=header, end="two-way")
+    generator = build_generator(header=header)
     load = Scenario(kind=Kind.SEND, connections=1, window=outstanding, mode=FlushMode.ASYNC)
     timing = Timing(seconds=seconds, warmup=_WARMUP)
     return generator.run(load, target, "echo", timing).generator_cpu_us

@@ -39,9 +39,9 @@ struct usage take_usage(const pid_t *watched, int watched_count)
 
 void print_counters(const char *name, const struct counters *c)
 {
-    printf("\"%s\": {\"sent\": %" PRIu64 ", \"ok\": %" PRIu64 ", \"failed\": %" PRIu64 ", \"one_way\": %" PRIu64
+    printf("\"%s\": {\"sent\": %" PRIu64 ", \"ok\": %" PRIu64 ", \"failed\": %" PRIu64 ", \"ended\": %" PRIu64
            ", \"messages\": %" PRIu64 ", \"bytes\": %" PRIu64 ", \"failed_by_code\": {",
-           name, c->sent, c->ok, c->failed, c->one_way, c->messages, c->bytes);
+           name, c->sent, c->ok, c->failed, c->ended, c->messages, c->bytes);
     const char *comma = "";
     for (int code = 0; code < RESPONSE_CODES; code++) {
         if (c->failed_by_code[code] > 0) {

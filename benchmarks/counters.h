@@ -10,7 +10,7 @@ enum { RESPONSE_CODES = 256 }; /* codes above are counted in the last place */
 
 /* What is counted over the whole run, and again over the measured window alone. */
 struct counters {
-    uint64_t sent, ok, failed, one_way, messages, bytes;
+    uint64_t sent, ok, failed, ended, messages, bytes;
     uint64_t failed_by_code[RESPONSE_CODES];
 };
 

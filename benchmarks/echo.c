@@ -277,6 +277,9 @@ static void accept_connection(struct server *s)
 
 /* ---- main ---------------------------------------------------------------------------------------------- */
 
+/* Of every record, so that pulls that filter by this tag find it. */
+static const char TAG_PROPERTY[] = "TAGS\001TagC\002";
+
 static void make_records(struct server *s)
 {
     for (int i = 0; i < RECORDS_MAX; i++) {
@@ -284,6 +287,9 @@ static void make_records(struct server *s)
         put_u32(record, RECORD_SIZE);
         put_u32(record + 4, RECORD_MAGIC);
         put_u32(record + RECORD_BODY_SIZE_AT, 1024);
+        unsigned char *properties = record + RECORD_FIXED - 2 + 1024; /* the topic is empty */
+        put_u16(properties, RECORD_SIZE - RECORD_FIXED - 1024);
+        memcpy(properties + 2, TAG_PROPERTY, sizeof TAG_PROPERTY - 1);
     }
 }
 

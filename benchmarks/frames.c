@@ -1,18 +1,17 @@
 #define _GNU_SOURCE
 #include "frames.h"
 
-#include <assert.h>
 #include <inttypes.h>
 
 /* ---- writing ------------------------------------------------------------------------------------------- */
 
-/* One frame while it is written. JSON names every ext field; MSGPACK holds the values alone, in the order in
- * which the header class declares them, so the callers below list the fields in exactly that order. */
+/* One frame while it is written. JSON and ROCKETMQ name every ext field; MSGPACK holds the values alone, in the
+ * order in which the header class declares them, so the callers below list the fields in exactly that order. */
 struct writer {
     enum header_type type;
     unsigned char *start, *at, *end;
     bool first;
-    size_t opaque_at;
+    size_t opaque_at, ext_at; /* ext_at: ROCKETMQ's length of all ext fields */
 };
 
 static void put(struct writer *w, const void *bytes, size_t size)
@@ -78,6 +77,24 @@ static void put_escaped(struct writer *w, const char *text)
     }
 }
 
+/* ROCKETMQ: the key behind its length, then room for the length of the value. */
+static size_t name_binary(struct writer *w, const char *name)
+{
+    unsigned char length[2];
+    put_u16(length, (uint32_t)strlen(name));
+    put(w, length, sizeof length);
+    put_text(w, name);
+    put(w, "\0\0\0\0", 4);
+    return (size_t)(w->at - 4 - w->start);
+}
+
+static void ext_binary(struct writer *w, const char *name, const char *value)
+{
+    size_t length_at = name_binary(w, name);
+    put_text(w, value);
+    put_u32(w->start + length_at, (uint32_t)strlen(value));
+}
+
 static void name_field(struct writer *w, const char *name)
 {
     put_text(w, w->first ? "\"" : ",\"");
@@ -92,25 +109,26 @@ static void ext_text(struct writer *w, const char *name, const char *value)
         pack_text(w, value);
         return;
     }
+    if (w->type == HEADER_ROCKETMQ) {
+        ext_binary(w, name, value);
+        return;
+    }
     name_field(w, name);
     put_escaped(w, value);
     put_byte(w, '"');
 }
 
-/* Returns where the digits (JSON) or the eight bytes (MSGPACK) of the number start. */
+/* Returns where the digits (JSON, ROCKETMQ) or the eight bytes (MSGPACK) of the number start. */
 static size_t ext_number(struct writer *w, const char *name, int64_t value)
 {
     if (w->type == HEADER_MSGPACK) {
         pack_u64(w, (uint64_t)value);
         return (size_t)(w->at - 8 - w->start);
     }
-    name_field(w, name);
-    size_t at = (size_t)(w->at - w->start);
     char digits[24];
-    snprintf(digits, sizeof digits, "%" PRId64, value);
-    put_text(w, digits);
-    put_byte(w, '"');
-    return at;
+    size_t size = (size_t)snprintf(digits, sizeof digits, "%" PRId64, value);
+    ext_text(w, name, digits);
+    return (size_t)(w->at - w->start) - size - (w->type == HEADER_JSON); /* JSON closes with a quote */
 }
 
 static size_t ext_small(struct writer *w, const char *name, int value)
@@ -150,6 +168,16 @@ static struct writer begin_frame(enum header_type type, unsigned char *out, size
         pack_u16(&w, 479);
         put_byte(&w, 0xc0);
         put_byte(&w, (unsigned char)(0x90 | ext_fields)); /* an array of up to 15 values */
+    } else if (type == HEADER_ROCKETMQ) {
+        unsigned char head[21] = {0}; /* code, language, version, opaque, flag, no remark, size of the ext fields */
+        put_u16(head, (uint32_t)code);
+        head[2] = 7;
+        put_u16(head + 3, 479);
+        put_u32(head + 5, opaque);
+        put_u32(head + 9, (uint32_t)flag);
+        put(&w, head, sizeof head);
+        w.opaque_at = FRAME_HEAD + 5;
+        w.ext_at = FRAME_HEAD + sizeof head - 4;
     } else {
         char text[64];
         snprintf(text, sizeof text, "{\"code\":%d,\"extFields\":{", code);
@@ -169,6 +197,8 @@ static void end_header(struct writer *w, uint32_t opaque, int flag)
         snprintf(text, sizeof text, "%" PRIu32 ",\"serializeTypeCurrentRPC\":\"JSON\",\"version\":479}", opaque);
         put_text(w, text);
     }
+    if (w->type == HEADER_ROCKETMQ)
+        put_u32(w->start + w->ext_at, (uint32_t)((size_t)(w->at - w->start) - w->ext_at - 4));
     put_u32(w->start + 4, (uint32_t)w->type << 24 | (uint32_t)(w->at - w->start - FRAME_HEAD));
 }
 
@@ -191,17 +221,6 @@ static void put_hex(unsigned char *at, uint64_t value)
 static void key_text(const struct dialect *dialect, uint64_t key, char text[KEY_SIZE + 1])
 {
     snprintf(text, KEY_SIZE + 1, "%s%016" PRIX64, dialect->key_head, key);
-}
-
-/* No digits: behind a head that ends in 0, the first sixteen zeros would begin too early. */
-static const char PLACEHOLDER[] = "????????????????";
-
-static void message_properties(const struct dialect *dialect, const struct send_plan *plan, char *text, size_t room)
-{
-    const char *mark = plan->kind == SEND_HALF ? "TRAN_MSG\001true\002PGROUP\001" : "";
-    const char *group = plan->kind == SEND_HALF ? dialect->group : "";
-    snprintf(text, room, "UNIQ_KEY\001%s%s\002WAIT\001true\002TAGS\001TagA\002%s%s%s", dialect->key_head, PLACEHOLDER,
-             mark, group, *mark ? "\002" : "");
 }
 
 static void put_body(struct writer *w, size_t size)
@@ -227,29 +246,43 @@ static void put_unit(struct writer *w, size_t body_size, const char *properties)
     put(w, properties, properties_size);
 }
 
-static void find_keys(struct template *t, size_t key_count, size_t stride)
+/* Note the places of numbers in what was written from `start` on, all of them of one message. */
+static void note_marks(struct template *t, const struct writer *w, size_t start, size_t unit)
 {
-    const unsigned char *behind = find_behind(t->bytes, t->size, PLACEHOLDER);
-    assert(behind != NULL);
-    t->key_at = (size_t)(behind - t->bytes) - KEY_TAIL;
-    t->key_count = key_count;
-    t->key_stride = stride;
+    uint32_t lane = 0;
+    const size_t size = (size_t)(w->at - w->start);
+    for (size_t at = start; at + KEY_TAIL <= size;) {
+        bool is_number = memcmp(w->start + at, NUMBER_PLACE, KEY_TAIL) == 0;
+        if (!is_number && memcmp(w->start + at, SCATTERED_PLACE, KEY_TAIL) != 0) {
+            at++;
+            continue;
+        }
+        if (t->mark_count == t->mark_room)
+            fail("a message has more changing places than a template holds");
+        t->marks[t->mark_count++] = (struct mark){(uint32_t)at, (uint16_t)unit, (uint16_t)(is_number ? 0 : ++lane)};
+        at += KEY_TAIL;
+    }
 }
 
 struct template make_send(const struct dialect *dialect, const struct send_plan *plan)
 {
     bool is_batch = plan->kind == SEND_BATCH;
     size_t units = is_batch ? plan->units : 1;
-    size_t room = 2048 + units * (plan->body_size + 512);
-    struct template t = {.type = dialect->type, .bytes = allocate(room)};
-    char properties[512];
-    message_properties(dialect, plan, properties, sizeof properties);
+    size_t room = 2 * PROPERTIES_MAX + units * (plan->body_size + PROPERTIES_MAX);
+    size_t mark_room = units * MARKS_MAX;
+    struct template t = {.type = dialect->type, .bytes = allocate(room), .key_count = units, .mark_room = mark_room,
+                         .marks = allocate(mark_room * sizeof *t.marks)};
+    const char *half_group = plan->kind == SEND_HALF ? dialect->group : NULL;
+    int variants = message_variants(dialect->message);
+    char properties[PROPERTIES_MAX / 2]; /* JSON writes some characters as six */
+    message_properties(dialect->message, plan->variant % variants, dialect->key_head, half_group, properties,
+                       sizeof properties);
 
     int code = is_batch ? CODE_BATCH : CODE_SEND;
     uint32_t opaque = 1000000000; /* ten digits, as every later one */
     struct writer w = begin_frame(dialect->type, t.bytes, room, code, opaque, 0, 14);
     ext_text(&w, "a", dialect->group);
-    ext_text(&w, "b", dialect->topic);
+    ext_text(&w, "b", plan->topic);
     ext_text(&w, "c", "TBW102");
     ext_small(&w, "d", plan->topic_queues);
     t.queue_at = ext_small(&w, "e", 0);
@@ -264,73 +297,87 @@ struct template make_send(const struct dialect *dialect, const struct send_plan 
     ext_text(&w, "n", dialect->broker_name);
     end_header(&w, opaque, 0);
     t.opaque_at = w.opaque_at;
-    size_t header_end = (size_t)(w.at - w.start);
-    for (size_t i = 0; is_batch && i < units; i++)
-        put_unit(&w, plan->body_size, properties);
-    if (!is_batch)
+    if (!is_batch) {
+        note_marks(&t, &w, 0, 0);
         put_body(&w, plan->body_size);
+    }
+    for (size_t unit = 0; is_batch && unit < units; unit++) {
+        message_properties(dialect->message, (plan->variant + (int)unit) % variants, dialect->key_head, NULL, properties,
+                           sizeof properties);
+        put_unit(&w, plan->body_size, properties);
+        note_marks(&t, &w, (size_t)(w.at - w.start) - strlen(properties), unit);
+    }
     t.size = end_frame(&w);
-    find_keys(&t, units, (t.size - header_end) / units);
     return t;
 }
 
-void template_set_time(struct template *template, uint64_t unix_ms)
-{
-    unsigned char *at = template->bytes + template->time_at;
-    if (template->type == HEADER_MSGPACK)
-        put_u64(at, unix_ms);
-    else
-        put_digits(at, TIME_DIGITS, unix_ms);
-}
+/* Odd, so that different numbers stay different. */
+static const uint64_t SCATTER = 0x9E3779B97F4A7C15u;
 
-void stamp(const struct template *template, unsigned char *out, uint32_t opaque, int queue, uint64_t key)
+void stamp(const struct template *template, unsigned char *out, uint32_t opaque, int queue, uint64_t unix_ms,
+           uint64_t key)
 {
     memcpy(out, template->bytes, template->size);
-    if (template->type == HEADER_MSGPACK) {
-        put_u32(out + template->opaque_at, opaque);
-        out[template->queue_at] = (unsigned char)queue;
-    } else {
+    if (template->type == HEADER_JSON)
         put_digits(out + template->opaque_at, OPAQUE_DIGITS, opaque);
+    else
+        put_u32(out + template->opaque_at, opaque);
+    if (template->type == HEADER_MSGPACK) {
+        out[template->queue_at] = (unsigned char)queue;
+        put_u64(out + template->time_at, unix_ms);
+    } else {
         out[template->queue_at] = (unsigned char)('0' + queue);
+        put_digits(out + template->time_at, TIME_DIGITS, unix_ms);
     }
-    unsigned char *at = out + template->key_at;
-    for (size_t i = 0; i < template->key_count; i++, at += template->key_stride)
-        put_hex(at, key + i);
+    for (size_t i = 0; i < template->mark_count; i++) {
+        const struct mark *mark = &template->marks[i];
+        uint64_t number = key + mark->unit;
+        put_hex(out + mark->at, mark->lane == 0 ? number : (number * MARKS_MAX + mark->lane) * SCATTER);
+    }
 }
 
 /* ---- other requests ------------------------------------------------------------------------------------ */
 
-size_t make_route(const struct dialect *dialect, unsigned char *out, size_t room, uint32_t opaque)
+size_t make_route(const char *topic, unsigned char *out, size_t room, uint32_t opaque)
 {
     struct writer w = begin_frame(HEADER_JSON, out, room, CODE_ROUTE, opaque, 0, 0);
     ext_text(&w, "acceptStandardJsonOnly", "true");
-    ext_text(&w, "topic", dialect->topic);
+    ext_text(&w, "topic", topic);
     end_header(&w, opaque, 0);
     return end_frame(&w);
 }
 
-size_t make_pull(const struct dialect *dialect, unsigned char *out, size_t room, uint32_t opaque, int queue,
-                 int64_t offset, int count)
+size_t make_max_offset(const char *topic, unsigned char *out, size_t room, uint32_t opaque, int queue)
+{
+    struct writer w = begin_frame(HEADER_JSON, out, room, CODE_MAX_OFFSET, opaque, 0, 0);
+    ext_text(&w, "topic", topic);
+    ext_number(&w, "queueId", queue);
+    end_header(&w, opaque, 0);
+    return end_frame(&w);
+}
+
+size_t make_pull(const struct dialect *dialect, const struct pull_plan *plan, unsigned char *out, size_t room,
+                 uint32_t opaque)
 {
     struct writer w = begin_frame(dialect->type, out, room, CODE_PULL, opaque, 0, 12);
     ext_text(&w, "consumerGroup", dialect->group);
-    ext_text(&w, "topic", dialect->topic);
-    ext_small(&w, "queueId", queue);
-    ext_number(&w, "queueOffset", offset);
-    ext_small(&w, "maxMsgNums", count);
+    ext_text(&w, "topic", plan->topic);
+    ext_small(&w, "queueId", plan->queue);
+    ext_number(&w, "queueOffset", plan->offset);
+    ext_small(&w, "maxMsgNums", plan->count);
     ext_small(&w, "sysFlag", 4); /* the subscription is in the request; never held */
     ext_small(&w, "commitOffset", 0);
     ext_number(&w, "suspendTimeoutMillis", 20000);
     ext_small(&w, "subVersion", 0);
-    ext_text(&w, "subscription", "*");
+    ext_text(&w, "subscription", plan->tag ? plan->tag : "*");
     ext_text(&w, "expressionType", "TAG");
     ext_number(&w, "maxMsgBytes", 262144);
     end_header(&w, opaque, 0);
     return end_frame(&w);
 }
 
-size_t make_commit(const struct dialect *dialect, unsigned char *out, size_t room, uint32_t opaque, bool one_way,
-                   int64_t half_queue_offset, int64_t half_log_offset, uint64_t key)
+size_t make_commit(const struct dialect *dialect, const char *topic, unsigned char *out, size_t room, uint32_t opaque,
+                   bool one_way, int64_t half_queue_offset, int64_t half_log_offset, uint64_t key)
 {
     char key_and_id[KEY_SIZE + 1];
     key_text(dialect, key, key_and_id);
@@ -341,7 +388,7 @@ size_t make_commit(const struct dialect *dialect, unsigned char *out, size_t roo
     ext_number(&w, "commitLogOffset", half_log_offset);
     ext_small(&w, "commitOrRollback", 8); /* TRANSACTION_COMMIT_TYPE */
     ext_text(&w, "msgId", key_and_id);
-    ext_text(&w, "topic", dialect->topic);
+    ext_text(&w, "topic", topic);
     ext_bool(&w, "fromTransactionCheck", false);
     ext_text(&w, "transactionId", key_and_id);
     ext_text(&w, "bname", dialect->broker_name);
@@ -450,6 +497,66 @@ static bool json_number(const struct reply *reply, const char *key, int64_t *val
     return at != NULL && read_decimal(at, reply->header + reply->header_size, value);
 }
 
+/* The text of a ROCKETMQ ext field. */
+static bool binary_field(const struct reply *reply, const char *name, const unsigned char **text, size_t *size)
+{
+    const unsigned char *at = reply->header, *end = reply->header + reply->header_size;
+    while (end - at >= 6) {
+        size_t key_size = get_u16(at);
+        const unsigned char *key = at + 2;
+        if ((size_t)(end - key) < key_size + 4)
+            return false;
+        *size = get_u32(key + key_size);
+        *text = key + key_size + 4;
+        if ((size_t)(end - *text) < *size)
+            return false;
+        if (key_size == strlen(name) && memcmp(key, name, key_size) == 0)
+            return true;
+        at = *text + *size;
+    }
+    return false;
+}
+
+/* The text of an ext field that has a name on the wire. */
+static bool named_text(const struct reply *reply, const char *name, const unsigned char **text, size_t *size)
+{
+    if (reply->type == HEADER_ROCKETMQ)
+        return binary_field(reply, name, text, size);
+    char key[32];
+    snprintf(key, sizeof key, "\"%s\":\"", name);
+    *text = find_behind(reply->header, reply->header_size, key);
+    if (*text == NULL)
+        return false;
+    const unsigned char *end = reply->header + reply->header_size;
+    const unsigned char *quote = memchr(*text, '"', (size_t)(end - *text));
+    *size = quote ? (size_t)(quote - *text) : 0;
+    return quote != NULL;
+}
+
+static bool named_number(const struct reply *reply, const char *name, int64_t *value)
+{
+    const unsigned char *text;
+    size_t size;
+    return named_text(reply, name, &text, &size) && read_decimal(text, text + size, value);
+}
+
+/* The fixed part of a ROCKETMQ header; the ext fields stay as the header. */
+static bool open_binary(struct reply *reply)
+{
+    const unsigned char *at = reply->header;
+    if (reply->header_size < 21)
+        return false;
+    size_t remark_size = get_u32(at + 13);
+    if (remark_size > reply->header_size - 21)
+        return false;
+    reply->code = (int16_t)get_u16(at);
+    reply->opaque = get_u32(at + 5);
+    reply->flag = (int)get_u32(at + 9);
+    reply->header = at + 21 + remark_size;
+    reply->header_size -= 21 + remark_size;
+    return true;
+}
+
 static bool parse_reply(struct reply *reply)
 {
     int64_t code = 0, opaque = 0, flag = 0;
@@ -477,6 +584,8 @@ bool read_reply(const unsigned char *frame, size_t size, struct reply *reply)
     };
     if (reply->type == HEADER_MSGPACK)
         return unpack_reply((struct reader){reply->header, reply->body}, reply);
+    if (reply->type == HEADER_ROCKETMQ)
+        return open_binary(reply);
     return reply->type == HEADER_JSON && parse_reply(reply);
 }
 
@@ -515,12 +624,10 @@ bool read_half_position(const struct reply *reply, int64_t *queue_offset, int64_
         return read_head(&r, &fields) == KIND_ARRAY && fields >= 3 && unpack_text(&r, &id, &size) &&
                unpack_number(&r, &queue) && unpack_number(&r, queue_offset) && log_offset_of(id, size, log_offset);
     }
-    const unsigned char *id = find_behind(reply->header, reply->header_size, "\"msgId\":\"");
-    if (id == NULL)
-        return false;
-    const unsigned char *quote = memchr(id, '"', (size_t)(end - id));
-    return quote != NULL && log_offset_of(id, (size_t)(quote - id), log_offset) &&
-           json_number(reply, "\"queueOffset\":\"", queue_offset);
+    const unsigned char *id;
+    size_t size;
+    return named_text(reply, "msgId", &id, &size) && log_offset_of(id, size, log_offset) &&
+           named_number(reply, "queueOffset", queue_offset);
 }
 
 bool read_pull_request(const struct reply *request, int64_t *offset, int64_t *count)
@@ -532,7 +639,7 @@ bool read_pull_request(const struct reply *request, int64_t *offset, int64_t *co
                unpack_number(&r, &skipped) && unpack_number(&r, &skipped) && unpack_number(&r, offset) &&
                unpack_number(&r, count);
     }
-    return json_number(request, "\"queueOffset\":\"", offset) && json_number(request, "\"maxMsgNums\":\"", count);
+    return named_number(request, "queueOffset", offset) && named_number(request, "maxMsgNums", count);
 }
 
 bool read_pull_answer(const struct reply *reply, struct pull_answer *answer)
@@ -544,12 +651,29 @@ bool read_pull_answer(const struct reply *reply, struct pull_answer *answer)
                unpack_number(&r, &answer->next_offset) && unpack_number(&r, &answer->min_offset) &&
                unpack_number(&r, &answer->max_offset);
     }
-    return json_number(reply, "\"nextBeginOffset\":\"", &answer->next_offset) &&
-           json_number(reply, "\"minOffset\":\"", &answer->min_offset) &&
-           json_number(reply, "\"maxOffset\":\"", &answer->max_offset);
+    return named_number(reply, "nextBeginOffset", &answer->next_offset) &&
+           named_number(reply, "minOffset", &answer->min_offset) &&
+           named_number(reply, "maxOffset", &answer->max_offset);
 }
 
-int64_t count_records(const unsigned char *body, size_t size)
+bool read_max_offset(const struct reply *reply, int64_t *offset)
+{
+    return reply->code == 0 && named_number(reply, "offset", offset);
+}
+
+/* Whether the properties of a record, which stand behind its body and topic, have this tag. */
+static bool has_tag(const unsigned char *record, size_t size, const char *tag)
+{
+    size_t topic_at = RECORD_BODY_SIZE_AT + 4 + (size_t)get_u32(record + RECORD_BODY_SIZE_AT);
+    if (topic_at >= size)
+        return false;
+    size_t properties_at = topic_at + 1 + record[topic_at] + 2;
+    char property[80];
+    int length = snprintf(property, sizeof property, "TAGS\001%s\002", tag);
+    return properties_at < size && memmem(record + properties_at, size - properties_at, property, (size_t)length) != NULL;
+}
+
+int64_t count_records(const unsigned char *body, size_t size, const char *tag)
 {
     int64_t count = 0;
     size_t at = 0;
@@ -557,7 +681,7 @@ int64_t count_records(const unsigned char *body, size_t size)
         if (size - at < RECORD_FIXED || get_u32(body + at + 4) != RECORD_MAGIC)
             return -1;
         uint32_t record_size = get_u32(body + at);
-        if (record_size < RECORD_FIXED || record_size > size - at)
+        if (record_size < RECORD_FIXED || record_size > size - at || (tag && !has_tag(body + at, record_size, tag)))
             return -1;
         at += record_size;
     }

@@ -1,14 +1,14 @@
 """Run the load generator against one server and read what it reports."""
 
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from .build import build
-from .scenarios import BATCH_UNITS, FILL_REQUESTS, FlushMode, Kind, Scenario
+from .scenarios import BATCH_UNITS, BODY_SIZE, FILL_REQUESTS, Kind, Scenario
 
 _SETUP_TIMEOUT: Final = 60.0  # seconds for creating the topic and draining, beside the run itself
 
@@ -18,19 +18,25 @@ class GeneratorError(Exception):
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """What one run counted; ``sent`` = ``ok`` + ``failed`` + what was lost."""
+    """What one run counted; ``sent`` = ``ok`` + ``failed`` + what was lost.
+
+    ``messages`` of transactions are those that can be read, if the server was asked.
+    """
 
     sent: int
     ok: int
     failed: int
-    one_way: int
+    ended: int  # END_TRANSACTIONs that were sent; one-way ones are not in ``sent``
     messages: int
     bytes: int
     failed_by_code: dict[str, int]
 
 
 class Latency(msgspec.Struct, frozen=True):
-    """Microseconds from the request to its reply; of a transaction, to the reply to its end."""
+    """Microseconds from the request to its reply; of a transaction, to the last reply it gets.
+
+    With a rate it begins when the request was due.
+    """
 
     p50: float
     p99: float
@@ -41,13 +47,16 @@ class Result(msgspec.Struct, frozen=True):
     """One run: the whole of it in ``total``, the measured window in everything else."""
 
     scenario: str
+    message: str
     header: str
     connections: int
     window: int
+    topics: int
     queues: int
     body_size: int
     units: int
     frame_size: int
+    rate_due: float  # requests per second on schedule; 0: as fast as they were answered
     total: Counters
     measured: Counters
     lost: int
@@ -63,8 +72,20 @@ class Result(msgspec.Struct, frozen=True):
 
     @property
     def rate(self) -> float:
-        """Messages per second; transactions for a transaction run."""
+        """Messages per second; of transactions, those delivered."""
         return self.measured.messages / self.seconds
+
+    @property
+    def request_rate(self) -> float:
+        """What ``--rate`` counts: pulls, batches, half messages per second."""
+        if self.scenario == Kind.PULL:
+            return self.measured.ok / self.seconds
+        return self.rate / self.units
+
+    @property
+    def delivered(self) -> float | None:
+        """Of transactions: which share of those that were committed can be read."""
+        return self.total.messages / self.total.ended if self.total.ended else None
 
     @property
     def cpu_us(self) -> float:
@@ -129,7 +150,6 @@ class Generator:
     program: Path
     cpu: int | None
     header: str
-    end: str  # how transactions are ended: "two-way" or "one-way"
     from_start: bool = False  # whether all pulls of a queue begin with its first message
 
     def run(
@@ -140,27 +160,32 @@ class Generator:
         timing: Timing,
         *,
         requests: int | None = None,
+        rate: float | None = None,
     ) -> Result:
         """Measure ``scenario``; a topic to be pulled must have been filled.
 
-        It ends after ``requests``, if they are given, should its time not be up by then.
+        It ends after ``requests``, if they are given, should its time not be up by then. With a
+        ``rate`` so many requests are due per second, else the next leaves when one is answered.
 
         Raises:
             GeneratorError: The server closed a connection, answered nonsense or does not answer.
         """
-        arguments = scenario.arguments(header=self.header, end=self.end)
+        arguments = scenario.arguments(header=self.header)
         arguments += ["--seconds", str(timing.seconds), "--warmup", str(timing.warmup)]
         if requests is not None:
             arguments += ["--requests", str(requests)]
+        if rate is not None:
+            arguments += ["--rate", str(rate)]
         return self._call(arguments, target, topic, timing.seconds + timing.warmup)
 
-    def fill(self, target: Target, topic: str) -> Result:
-        """Put messages into a topic, by batches."""
-        batches = Scenario(kind=Kind.BATCH, connections=4, window=1, mode=FlushMode.ASYNC)
-        arguments = batches.arguments(header="json", end=self.end)
-        arguments += ["--requests", str(FILL_REQUESTS), "--warmup", "0", "--seconds", "60"]
+    def fill(self, scenario: Scenario, target: Target, topic: str) -> Result:
+        """Put the messages that ``scenario`` pulls into a topic, by batches."""
+        batches = replace(scenario, kind=Kind.BATCH, connections=4, window=1, by_tag=False)
+        arguments = batches.arguments(header="json")
+        count = FILL_REQUESTS * BODY_SIZE // max(BODY_SIZE, scenario.body_size)
+        arguments += ["--requests", str(count), "--warmup", "0", "--seconds", "60"]
         result = self._call(arguments, target, topic, 60.0)
-        if result.total.ok != FILL_REQUESTS or result.units != BATCH_UNITS:
+        if result.total.ok != count or result.units != BATCH_UNITS:
             raise GeneratorError(f"the topic could not be filled: {', '.join(result.flaws)}")
         return result
 
@@ -186,6 +211,6 @@ class Generator:
         return msgspec.json.decode(done.stdout, type=Result)
 
 
-def build_generator(*, cpu: int | None, header: str, end: str) -> Generator:
+def build_generator(*, cpu: int | None = None, header: str = "json") -> Generator:
     """Compile the generator if needed."""
-    return Generator(program=build("loadgen"), cpu=cpu, header=header, end=end)
+    return Generator(program=build("loadgen"), cpu=cpu, header=header)

@@ -15,7 +15,6 @@ class Machine(msgspec.Struct, frozen=True):
     memory_gib: float
     kernel: str
     python: str
-    directory: str
     file_system: str
     load_average: tuple[float, float, float]
 
@@ -29,7 +28,6 @@ def describe_machine(directory: Path) -> Machine:
         memory_gib=round(pages / 2**30, 1),
         kernel=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=f"{platform.python_implementation()} {platform.python_version()}",
-        directory=str(directory),
         file_system=file_system_of(directory),
         load_average=os.getloadavg(),
     )

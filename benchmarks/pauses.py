@@ -229,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     directory = options.directory or cache_directory()
     machine = describe_machine(directory)
     try:
-        generator = build_generator(cpu=None, header="json", end="two-way")
+        generator = build_generator()
         rows = measure(options, directory, generator)
     except CompilerMissingError as error:
         print(error, file=sys.stderr)

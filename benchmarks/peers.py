@@ -101,7 +101,7 @@ class HalfmqPeer:
     def settings(self) -> dict[str, str]:
         overrides = (*self.overrides, *self.async_overrides)
         pairs = dict(override.split("=", 1) for override in overrides)
-        return {"cores": _cores_text(self.cores), "python": self.python, **pairs}
+        return {"cores": _cores_text(self.cores), **pairs}
 
     @contextmanager
     def session(self, mode: FlushMode, directory: Path) -> Iterator[Session]:

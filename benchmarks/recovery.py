@@ -136,7 +136,7 @@ class Starts:
         self._checkpoint = (self._store / _CHECKPOINT).read_bytes()
 
     def _load_and_kill(self, size: int) -> None:
-        generator = build_generator(cpu=None, header="json", end="two-way")
+        generator = build_generator()
         timing = Timing(seconds=_STEP_SECONDS, warmup=0)
         requests = max(size // (RECORD_SIZE * BATCH_UNITS), 1)
         with running(self._command("halfmq.broker"), log=self._log) as process:

@@ -1,6 +1,6 @@
 """Turn measurements into a table, a comparison and a JSON file."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -12,7 +12,7 @@ from .generator import Result
 from .limits import Limits
 from .machine import Machine
 from .peers import ECHO, HALFMQ
-from .scenarios import FlushMode, Kind, Scenario
+from .scenarios import BODY_SIZE, FlushMode, Kind, Message, Scenario
 
 _BESIDE_MEMORY: Final = frozenset({Kind.BATCH, Kind.TRANSACTION})
 _SATURATED: Final = 0.95  # share of its core from which the generator may be the bottleneck
@@ -61,8 +61,14 @@ class Row(msgspec.Struct, frozen=True):
     cpu_to_echo: float | None  # CPU per message in units of F
     rate_to_disk: float | None  # durable loads: messages per second in units of D
     cpu_to_memory: float | None  # batches and transactions: CPU per message in units of M
-    rate_to_halfmq: float | None  # of a peer: our rate in units of its rate
-    cpu_to_halfmq: float | None  # of a peer: its CPU per message in units of ours
+    delivered: float | None  # of transactions: which share of those committed can be read
+    our_rate: float | None  # of a peer: our rate in units of its rate
+    our_cpu: float | None  # of a peer: our CPU per message in units of its
+    our_p99_us: float | None  # of a peer: ours, to be read beside its
+    beside: str  # the load with a plainer message that the next three are about, or empty
+    rate_beside: float | None  # rate in units of its rate
+    cpu_beside: float | None  # CPU per message in units of its
+    p99_beside_us: float | None  # its p99
     rate_to_send: float | None  # of transactions: their rate in units of that of plain sends
     cpu_to_send: float | None  # of transactions: their CPU in units of that of a plain send
     flaws: list[str]
@@ -81,7 +87,9 @@ def _row(measurements: Sequence[Measurement], limits: Limits, scenario: str, ser
     is_durable = mine[0].scenario.mode is FlushMode.SYNC and server != ECHO
     memory_us = limits.memory_us if mine[0].scenario.kind in _BESIDE_MEMORY else None
     cpu_us = _median(result.cpu_us for result in results)
-    ours = None if server in {HALFMQ, ECHO} else _by_round(measurements, scenario, HALFMQ)
+    ours = {} if server in {HALFMQ, ECHO} else _by_round(measurements, scenario, HALFMQ)
+    beside = _plainer(mine[0].scenario, {m.scenario.name for m in measurements})
+    plainer = _by_round(measurements, beside, server)
     echo = _by_round(measurements, scenario, ECHO)
     sends = _by_round(measurements, _plain_send_of(mine[0].scenario), server)
     disk = [m.result.rate / m.disk.fdatasync_per_second for m in mine if m.result is not None]
@@ -101,8 +109,14 @@ def _row(measurements: Sequence[Measurement], limits: Limits, scenario: str, ser
         cpu_to_echo=_ratio((m.result, echo.get(m.round)) for m in mine),
         rate_to_disk=_median(disk) if is_durable and disk else None,
         cpu_to_memory=cpu_us / memory_us if memory_us else None,
-        rate_to_halfmq=_rate_ratio((ours.get(m.round), m.result) for m in mine) if ours else None,
-        cpu_to_halfmq=_ratio((m.result, ours.get(m.round)) for m in mine) if ours else None,
+        delivered=_median_or_none(result.delivered for result in results),
+        our_rate=_rate_ratio((ours.get(m.round), m.result) for m in mine),
+        our_cpu=_ratio((ours.get(m.round), m.result) for m in mine),
+        our_p99_us=_median_or_none(result.latency_us.p99 for result in ours.values()),
+        beside=beside,
+        rate_beside=_rate_ratio((m.result, plainer.get(m.round)) for m in mine),
+        cpu_beside=_ratio((m.result, plainer.get(m.round)) for m in mine),
+        p99_beside_us=_median_or_none(result.latency_us.p99 for result in plainer.values()),
         rate_to_send=_rate_ratio((m.result, sends.get(m.round)) for m in mine),
         cpu_to_send=_ratio((m.result, sends.get(m.round)) for m in mine),
         flaws=_flaws(mine),
@@ -113,6 +127,18 @@ def _plain_send_of(scenario: Scenario) -> str:
     """The name of the plain sends under the same load; of what is no transaction, nothing's."""
     is_transaction = scenario.kind is Kind.TRANSACTION
     return replace(scenario, kind=Kind.SEND).name if is_transaction else ""
+
+
+def _plainer(scenario: Scenario, measured: Collection[str]) -> str:
+    """The name of the same load with lean messages; where there is none, with usual ones."""
+    plain = replace(scenario, body_size=BODY_SIZE, header="", half_load=False)
+    for message in (Message.LEAN, Message.USUAL):
+        name = replace(plain, message=message).name
+        if name == scenario.name:
+            break
+        if name in measured:
+            return name
+    return ""
 
 
 def _by_round(measurements: Iterable[Measurement], scenario: str, server: str) -> dict[int, Result]:
@@ -132,6 +158,11 @@ def _ratio(pairs: Iterable[tuple[Result | None, Result | None]]) -> float | None
 def _rate_ratio(pairs: Iterable[tuple[Result | None, Result | None]]) -> float | None:
     ratios = [a.rate / b.rate for a, b in pairs if a and b and b.rate > 0]
     return median(ratios) if ratios else None
+
+
+def _median_or_none(values: Iterable[float | None]) -> float | None:
+    listed = [value for value in values if value is not None]
+    return median(listed) if listed else None
 
 
 def _median(values: Iterable[float]) -> float:
@@ -156,10 +187,15 @@ def _flaws(measurements: Iterable[Measurement]) -> list[str]:
 
 _HEAD: Final = (
     *("load", "server", "msgs/s", "lowest-highest", "CPU us", "xF", "xD", "xM"),
-    *("p50 us", "p99 us", "gen us", "gen", "others"),
+    *("p50 us", "p99 us", "delivered", "gen us", "gen", "others"),
+)
+_BESIDE_PLAINER: Final = (
+    *("load", "beside", "server", "CPU / its CPU", "rate / its rate", "p99 us", "its p99 us"),
 )
 _BESIDE_SENDS: Final = ("load", "server", "rate / sends' rate", "CPU / a send's CPU")
-_COMPARED: Final = ("load", "peer", "our rate / its rate", "its CPU / our CPU")
+_COMPARED: Final = (
+    *("load", "peer", "our rate / its rate", "our CPU / its CPU", "our p99 us", "its p99 us"),
+)
 
 
 def as_text(report: Report) -> str:
@@ -172,13 +208,12 @@ def as_text(report: Report) -> str:
             for row in beside
         ]
         parts.append(table(_BESIDE_SENDS, cells))
-    compared = [row for row in report.rows if row.rate_to_halfmq is not None]
+    plainer = [_beside_cells(row) for row in report.rows if row.rate_beside is not None]
+    if plainer:
+        parts.append(table(_BESIDE_PLAINER, plainer))
+    compared = [_compared_cells(row) for row in report.rows if row.our_rate is not None]
     if compared:
-        cells = [
-            (row.scenario, row.server, _times(row.rate_to_halfmq), _times(row.cpu_to_halfmq))
-            for row in compared
-        ]
-        parts.append(table(_COMPARED, cells))
+        parts.append(table(_COMPARED, compared))
     flaws = [f"{row.scenario}, {row.server}: {flaw}" for row in report.rows for flaw in row.flaws]
     if flaws:
         parts.append("Not to be taken at their word:\n" + "\n".join(flaws))
@@ -215,10 +250,38 @@ def _cells(row: Row) -> tuple[str, ...]:
         _times(row.cpu_to_memory),
         f"{row.p50_us:,.0f}",
         f"{row.p99_us:,.0f}",
+        "" if row.delivered is None else f"{row.delivered:.1%}",
         f"{row.generator_cpu_us:.2f}",
         f"{row.generator_busy:.2f}",
         f"{row.others_busy:.2f}",
     )
+
+
+def _beside_cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.scenario,
+        row.beside,
+        row.server,
+        _times(row.cpu_beside),
+        _times(row.rate_beside),
+        f"{row.p99_us:,.0f}",
+        _whole(row.p99_beside_us),
+    )
+
+
+def _compared_cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.scenario,
+        row.server,
+        _times(row.our_rate),
+        _times(row.our_cpu),
+        _whole(row.our_p99_us),
+        f"{row.p99_us:,.0f}",
+    )
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
 
 
 def _times(ratio: float | None) -> str:
@@ -239,6 +302,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_json(report: Report, path: Path) -> None:
-    """Keep everything that was measured, for later comparison."""
+    """Keep everything that was measured, for later comparison; a line for each measurement."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    members = []
+    for name, value in msgspec.to_builtins(report).items():
+        if isinstance(value, list):
+            lines = ",\n".join(msgspec.json.encode(one).decode() for one in value)
+            members.append(f'"{name}": [\n{lines}\n]')
+        else:
+            members.append(f'"{name}": {msgspec.json.encode(value).decode()}')
+    path.write_text("{" + ",\n".join(members) + "}\n", encoding="utf-8")

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +23,20 @@ from .peers import ECHO, ROCKETMQ, EchoPeer, HalfmqPeer, Peer, Session, scratch
 from .processes import ServerError, end_in_order
 from .report import Measurement, Report, as_text, make_rows, write_json
 from .rocketmq_peer import PeerMissingError, RocketMQPeer
-from .scenarios import FlushMode, Kind, Scenario, all_scenarios
+from .scenarios import FlushMode, Kind, Message, Scenario, all_scenarios, shape_scenarios
 
 _DISPATCH: Final = (
     1.0  # seconds until what was filled can be read: a peer indexes behind the answer
 )
 _MEMORY_FILE_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
 _LIMIT_SECONDS: Final = 0.5  # per limit and round
+_HEADERS: Final = ("json", "rocketmq", "msgpack")
+_MESSAGE_HELP: Final = "what messages carry; repeatable, default lean and usual"
+_SHAPES_HELP: Final = (
+    "our broker alone, one round: usual messages, and beside them wide ones, other bodies, the "
+    "ROCKETMQ header, and requests on schedule at half load"
+)
+_CORES_HELP: Final = "pin every server to these cores, the generator to another; default: nothing"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,7 @@ class Plan:
     timing: Timing
     generator: Generator
     directory: Path
+    filled: set[tuple[int, str]] = field(default_factory=set)  # by process id and topic
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,8 +71,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows=make_rows(measurements, limits),
     )
     print(as_text(report))
-    write_json(report, options.json)
-    print(f"\nwritten to {options.json}")
+    write_json(report, options.output)
+    print(f"\nwritten to {options.output}")
     return 1 if any(m.error for m in measurements) else 0
 
 
@@ -115,16 +123,23 @@ def _compare(
 
 
 def _topic(scenario: Scenario, round_number: int) -> str:
-    return f"{scenario.kind}-c{scenario.connections}-w{scenario.window}-{round_number}"
+    """Sends share topics, lest a peer that stays collects thousands; what is pulled is fresh."""
+    pulled = f"-pulled-{round_number}" if scenario.kind is Kind.PULL else ""
+    return f"{scenario.message}-{scenario.body_size}{pulled}"
 
 
 def _run_once(plan: Plan, scenario: Scenario, server: str, target: Target, topic: str) -> Result:
-    # RocketMQ knows no MSGPACK header; its clients send JSON.
+    # RocketMQ knows no MSGPACK header, and answers its binary one in JSON; its clients send JSON.
     generator = replace(plan.generator, header="json") if server == ROCKETMQ else plan.generator
-    if scenario.kind is Kind.PULL and server != ECHO:
-        generator.fill(target, topic)
+    place = (target.pid, topic)
+    if scenario.kind is Kind.PULL and server != ECHO and place not in plan.filled:
+        generator.fill(scenario, target, topic)
+        plan.filled.add(place)
         time.sleep(_DISPATCH)
-    return generator.run(scenario, target, topic, plan.timing)
+    if not scenario.half_load:
+        return generator.run(scenario, target, topic, plan.timing)
+    most = generator.run(scenario, target, topic, plan.timing).request_rate
+    return generator.run(scenario, target, topic, plan.timing, rate=most / 2)
 
 
 def _tell_progress(
@@ -144,62 +159,67 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, help="default 3")
     add("--seconds", type=float, help="measured window of one run, default 5")
     add("--warmup", type=float, help="seconds before the window, default 1")
+    add("--message", action="append", choices=list(map(str, Message)), help=_MESSAGE_HELP)
+    add("--shapes", action="store_true", help=_SHAPES_HELP)
     add("--scenario", action="append", help="only loads whose name contains this; repeatable")
     add("--list", action="store_true", help="print the names of the loads and end")
     add("--peer", action="append", choices=[ROCKETMQ], default=[], help="measure it as well")
     add("--no-halfmq", action="store_true", help="measure the limits and the peers alone")
+    add("--no-echo", action="store_true", help="measure no floor F: a third less time")
     add("--peer-warmup", type=float, help="seconds of load for a JVM before round 1, default 25")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="passed to our broker")
     add("--python", default=sys.executable, help="the Python that runs our broker")
-    add("--header", choices=["json", "msgpack"], default="json", help="of requests to our broker")
+    add("--header", choices=_HEADERS, default="json", help="of requests to our broker")
     add("--opt-out", action="store_true", help="no wait for the disk in our transactions")
-    add("--end", choices=["two-way", "one-way"], default="two-way", help="of END_TRANSACTION")
-    add("--generator-cpu", type=int, default=1, help="core of the generator, -1: any; default 1")
-    add("--broker-cpus", default="0", help="cores of our broker and of echo: 0,1 or all; default 0")
-    add("--peer-cpus", default="all", help="cores of a peer, default all")
+    add("--cores", type=_cores, metavar="0,1", help=_CORES_HELP)
     add("--directory", type=Path, help="where stores are written; default: the cache directory")
-    add("--json", type=Path, help="the result file; default: in the cache directory")
+    add("--output", type=Path, help="the result file; default: in the cache directory")
     options = parser.parse_args(arguments)
-    if options.list:
-        print("\n".join(scenario.name for scenario in all_scenarios()))
-        parser.exit()
+    if options.shapes and options.peer:
+        parser.error("--shapes measures our broker alone, without --peer")
     _fill_defaults(options)
-    if not _chosen(options.scenario):
+    if options.list:
+        print("\n".join(scenario.name for scenario in _chosen(options)))
+        parser.exit()
+    if not _chosen(options):
         parser.error("no load has such a name; --list tells them")
     return options
 
 
 def _fill_defaults(options: argparse.Namespace) -> None:
     quick = options.quick
-    options.rounds = options.rounds or (1 if quick else 3)
+    options.message = [Message(name) for name in options.message or ("lean", "usual")]
+    options.rounds = options.rounds or (1 if quick or options.shapes else 3)
     options.seconds = options.seconds or (1.0 if quick else 5.0)
     if options.warmup is None:
         options.warmup = 0.5 if quick else 1.0
     if options.peer_warmup is None:
         options.peer_warmup = 5.0 if quick else 25.0
-    if (os.cpu_count() or 1) < 2:
-        options.generator_cpu, options.broker_cpus = -1, "all"  # nothing to choose from
     options.directory = options.directory or cache_directory()
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    options.json = options.json or cache_directory() / "results" / f"{stamp}.json"
+    options.output = options.output or cache_directory() / "results" / f"{stamp}.json"
 
 
-def _chosen(names: Sequence[str] | None) -> list[Scenario]:
-    scenarios = all_scenarios()
-    if not names:
-        return scenarios
+def _chosen(options: argparse.Namespace) -> list[Scenario]:
+    scenarios = shape_scenarios() if options.shapes else all_scenarios(options.message)
+    names = options.scenario or [""]
     return [scenario for scenario in scenarios if any(name in scenario.name for name in names)]
 
 
-def _cores(text: str) -> list[int] | None:
-    return None if text == "all" else [int(core) for core in text.split(",")]
+def _cores(text: str) -> list[int]:
+    return [int(core) for core in text.split(",")]
+
+
+def _generator_cpu(cores: Sequence[int] | None) -> int | None:
+    """A core that no server has; None when nothing is pinned, or all cores are the servers'."""
+    free = os.sched_getaffinity(0) - set(cores or ())
+    return min(free) if cores and free else None
 
 
 def _plan(options: argparse.Namespace) -> Plan:
-    cpu = None if options.generator_cpu < 0 else options.generator_cpu
-    generator = build_generator(cpu=cpu, header=options.header, end=options.end)
-    cores = _cores(options.broker_cpus)
-    peers: list[Peer] = [EchoPeer(cores=cores)]
+    cores = options.cores
+    generator = build_generator(cpu=_generator_cpu(cores), header=options.header)
+    peers: list[Peer] = [] if options.no_echo or options.shapes else [EchoPeer(cores=cores)]
     if not options.no_halfmq:
         peers.append(
             HalfmqPeer(
@@ -215,7 +235,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     if machine.file_system in _MEMORY_FILE_SYSTEMS:
         print(f"{options.directory} is a memory disk: durable figures mean nothing there")
     return Plan(
-        scenarios=_chosen(options.scenario),
+        scenarios=_chosen(options),
         peers=peers,
         rounds=options.rounds,
         timing=Timing(seconds=options.seconds, warmup=options.warmup),
@@ -226,23 +246,30 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 def _opt_out(options: argparse.Namespace) -> list[str]:
     """Return the setting with which our broker answers transactions before they are on disk."""
-    loads = [load for load in _chosen(options.scenario) if load.kind is Kind.TRANSACTION]
-    rounds = range(1, options.rounds + 1)
-    topics = {_topic(load, number) for load in loads for number in rounds}
+    topics = {
+        f"{topic}-{number:02}" if load.message.topics > 1 else topic
+        for load in _chosen(options)
+        if load.kind is Kind.TRANSACTION
+        for topic in [_topic(load, 0)]
+        for number in range(load.message.topics)
+    }
     return [f"transactionAsyncFlushTopics={';'.join(sorted(topics))}"]
 
 
 def _rocketmq(options: argparse.Namespace, generator: Generator) -> RocketMQPeer:
     """The peer and its warm-up: the loads that are measured, in turn, on a topic of their own."""
-    scenarios = [s for s in _chosen(options.scenario) if s.kind is not Kind.PULL]
-    loads = list({s.shape: s for s in scenarios}.values()) or all_scenarios()[:1]
+    scenarios = [s for s in _chosen(options) if s.kind is not Kind.PULL] or all_scenarios(
+        options.message
+    )
+    loads = list({(s.shape, s.message): s for s in scenarios}.values())
     timing = Timing(seconds=options.peer_warmup / len(loads), warmup=0)
 
     def warm_up(target: Target) -> None:
         for load in loads:
-            replace(generator, header="json").run(load, target, "warm-up", timing)
+            topic = f"warm-up-{load.message}"
+            replace(generator, header="json").run(load, target, topic, timing)
 
-    return RocketMQPeer(cores=_cores(options.peer_cpus), warm_up=warm_up)
+    return RocketMQPeer(cores=options.cores, warm_up=warm_up)
 
 
 def _settings(options: argparse.Namespace, plan: Plan) -> dict[str, dict[str, str]]:
@@ -252,7 +279,6 @@ def _settings(options: argparse.Namespace, plan: Plan) -> dict[str, dict[str, st
         "warmup": str(plan.timing.warmup),
         "peer_warmup": str(options.peer_warmup),
         "header": options.header,
-        "end": options.end,
-        "generator_cpu": str(options.generator_cpu),
+        "generator_cpu": str(plan.generator.cpu if plan.generator.cpu is not None else "any"),
     }
     return {"run": run, **{peer.name: peer.settings for peer in plan.peers}}

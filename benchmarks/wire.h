@@ -20,6 +20,7 @@ enum {
     CODE_SEND = 310,                  /* SEND_MESSAGE_V2 */
     CODE_BATCH = 320,                 /* SEND_BATCH_MESSAGE */
     CODE_PULL = 11,                   /* PULL_MESSAGE */
+    CODE_MAX_OFFSET = 30,             /* GET_MAX_OFFSET */
     CODE_END_TRANSACTION = 37,
     CODE_ROUTE = 105,                 /* GET_ROUTEINFO_BY_TOPIC */
     FLAG_RESPONSE = 1,
@@ -30,7 +31,7 @@ enum {
 
 static const uint32_t RECORD_MAGIC = 0xDAA320A7u; /* version 1 of the stored record */
 
-enum header_type { HEADER_JSON = 0, HEADER_MSGPACK = 2 };
+enum header_type { HEADER_JSON = 0, HEADER_ROCKETMQ = 1, HEADER_MSGPACK = 2 };
 
 static inline uint32_t get_u16(const unsigned char *at)
 {

@@ -12,7 +12,7 @@ from benchmarks.recovery_steps import KINDS, messages
 from benchmarks.stills import Still, Stills
 from benchmarks.watched import Phase, row_of
 
-NOTHING = Counters(sent=0, ok=0, failed=0, one_way=0, messages=0, bytes=0, failed_by_code={})
+NOTHING = Counters(sent=0, ok=0, failed=0, ended=0, messages=0, bytes=0, failed_by_code={})
 
 
 def observed(*found: Pause, spans: tuple[Span, ...] = ()) -> Observed:
@@ -22,16 +22,19 @@ def observed(*found: Pause, spans: tuple[Span, ...] = ()) -> Observed:
 def result(p99: float) -> Result:
     return Result(
         scenario="send",
+        message="lean",
         header="json",
         connections=16,
         window=1,
+        topics=1,
         queues=8,
         body_size=1024,
         units=1,
         frame_size=1300,
+        rate_due=0.0,
         total=NOTHING,
         measured=Counters(
-            sent=100, ok=100, failed=0, one_way=0, messages=100, bytes=0, failed_by_code={}
+            sent=100, ok=100, failed=0, ended=0, messages=100, bytes=0, failed_by_code={}
         ),
         lost=0,
         unmatched=0,
@@ -252,7 +255,7 @@ def test_each_kind_of_log_is_what_it_says(kind: str) -> None:
 @pytest.mark.campaign
 def test_pauses_cold_reads_and_recovery_are_measured(tmp_path: Path) -> None:
     """Each program runs from its first process to its last table, in small."""
-    generator = build_generator(cpu=None, header="json", end="two-way")
+    generator = build_generator()
     small = argparse.Namespace(
         seconds=1.0, gib=0.02, offsets=1_000, stacks=False, rounds=1, set=[], kind=["mixed"]
     )
