@@ -697,6 +697,29 @@ def test_a_refusing_member_does_not_get_everything_again_and_again(broker: Broke
     assert waited_s <= group_queues.REFUSED_RETRY_MS_MAX // 1_000 + 1
 
 
+def test_a_late_refusal_ends_no_pause(broker: Broker) -> None:
+    """Of a question that was still out when the group was stopped, and decided meanwhile."""
+    producer = member(broker)
+    halves = [broker.prepare() for _ in range(group_queues.REFUSALS_MAX + 1)]
+    broker.clock.now_ms += group_queues.BUSY_RETRY_MS // 2
+    young = broker.prepare()
+    broker.wait(TIMEOUT_MS - group_queues.BUSY_RETRY_MS // 2 + BUCKET_MS)
+    assert set(producer.asked_offsets) == {half.physical_offset for half in halves}
+    *refused, late = producer.open_asks
+    for on_answer in refused:
+        on_answer(RemotingCommand(code=1))
+    broker.wait(group_queues.BUSY_RETRY_MS // 2)
+    assert young.physical_offset not in producer.asked_offsets
+
+    broker.end(halves[-1], Event.COMMIT)
+    late(RemotingCommand(code=1))
+    broker.wait(0)
+    assert young.physical_offset not in producer.asked_offsets
+
+    broker.wait(group_queues.BUSY_RETRY_MS)
+    assert young.physical_offset in producer.asked_offsets
+
+
 def test_a_member_with_its_hands_full_gets_the_rest_soon(broker: Broker) -> None:
     """A client takes a number of questions at a time; a storm must not wait half a minute each."""
     producer = member(broker)

@@ -6,7 +6,7 @@ import pytest
 
 from halfmq.broker.transaction.errors import DecisionForgottenError
 from halfmq.broker.transaction.fold import Fold, ForeignRecordError
-from halfmq.broker.transaction.pending import Event, Member, PendingTable, State
+from halfmq.broker.transaction.pending import Decision, Event, Member, PendingTable, State
 from halfmq.store.draft import Draft
 from tests.support.golden_store import GoldenStore, unpack
 from tests.support.transactions import HOST, PEER, START_MS, Broker, MemoryLog, golden_log
@@ -118,6 +118,24 @@ def test_a_copy_stands_for_its_half_when_that_was_deleted_by_age(store: GoldenSt
     assert entry.group == undecided["producerGroup"]
     assert entry.queue_offset == copy["queueOffset"]
     assert table.first_of(newest["commitLogOffset"]) == entry.offset
+
+
+@pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
+def test_a_decision_is_remembered_though_its_half_was_deleted_by_age(
+    tmp_path: Path, event: Event
+) -> None:
+    """With the record that decided, and counted among what a snapshot takes as forgotten."""
+    broker = Broker(tmp_path)
+    _at_zero, half = broker.prepare(), broker.prepare()
+    decision_at = broker.log.write_offset
+    broker.end(half, event)
+    broker.log.delete_before(half.physical_offset + 1)
+
+    table, _ = folded(broker.log)
+
+    state = State.COMMITTED if event is Event.COMMIT else State.ROLLED_BACK
+    assert table.decided.find(half.physical_offset) == Decision(state, decision_at)
+    assert table.decided.newest_final == (decision_at if event is Event.COMMIT else 0)
 
 
 def test_several_halves_are_one_transaction(tmp_path: Path) -> None:
