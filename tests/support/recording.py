@@ -1,31 +1,27 @@
-"""What a recording of official peers tells: its steps in order, and the broker's past before it.
+"""A recording of official peers: its steps in order, and what it leaves out.
 
-A recording begins in the middle of a broker's life. Which topics, groups and offsets its answers
-presuppose is found here by reading ahead, and laid into the directory of the broker that is to
-answer the same requests. Messages are put back later, see `left_out`.
+Recordings keep one of several requests of the same shape, and begin in the middle of a broker's
+life. ``tests/golden/frames/left_out.json.gz`` has what their answers presuppose all the same, by
+the line that needs it: tables that the broker starts with, messages, heartbeats, half messages.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import defaultdict, deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from halfmq.broker.config import BrokerConfig
-from halfmq.remoting import headers
-from halfmq.remoting.admin_headers import CreateTopicRequestHeader
-from halfmq.remoting.bodies import decode_heartbeat
-from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, RequestCode, ResponseCode
+from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, RequestCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.errors import BodyError, ProtocolError
-from halfmq.remoting.fastjson import parse
+from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.record import Record, decode_records
-from tests.support.frames import recorded
+from tests.support.frames import FRAMES, recorded
 
 SENDS: Final = {
     RequestCode.SEND_MESSAGE,
@@ -35,8 +31,9 @@ SENDS: Final = {
 PULLS: Final = {RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
 WITH_RECORDS: Final = PULLS | {RequestCode.VIEW_MESSAGE_BY_ID, RequestCode.QUERY_MESSAGE}
 
-QUEUES_OF_UNKNOWN_TOPIC: Final = 4
-"""Of a topic that was there before the recording, which does not ask for its route."""
+LEFT_OUT: Final = FRAMES / "left_out.json.gz"
+
+QueueKey = tuple[str, int]
 
 
 @dataclass
@@ -63,7 +60,7 @@ def steps_of(file: str) -> list[Step]:
     for number, line in enumerate(recorded(file)):
         here, _, there = line.direction.partition("→")
         assert "client" in (here, there), f"{file} is a recording between servers"
-        step = Step(number, line.connection, line.frame, here == "client", _command(line.frame))
+        step = Step(number, line.connection, line.frame, here == "client", command_in(line.frame))
         steps.append(step)
         is_response = bool((line.flag or 0) & FLAG_RESPONSE)
         if step.is_from_client and step.command is not None and not is_response:
@@ -76,7 +73,7 @@ def steps_of(file: str) -> list[Step]:
     return steps
 
 
-def _command(frame: bytes) -> RemotingCommand | None:
+def command_in(frame: bytes) -> RemotingCommand | None:
     try:
         commands = FrameDecoder().receive_data(frame)
     except ProtocolError:
@@ -115,177 +112,84 @@ def offsets_in_ids(msg_ids: str) -> list[int]:
     return [parse_offset_message_id(one)[1] for one in msg_ids.split(",")]
 
 
-# --- the past
+# --- places
 
 
-@dataclass
-class Past:
-    """What the broker must hold before the first request."""
+class Half(NamedTuple):
+    """Where a half message lies here."""
 
-    topics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    groups: dict[str, dict[str, Any]] = field(default_factory=dict)
-    offsets: dict[str, dict[str, int]] = field(default_factory=dict)
+    physical_offset: int
+    queue_offset: int
 
 
-class PastReader:
-    """Reads ahead in a recording and collects what must have been there before it."""
+class Places:
+    """Recorded places in the log, and ours."""
 
-    def __init__(self, steps: list[Step], config: BrokerConfig) -> None:
-        self.past = Past()
-        self._settled_topics: set[str] = set()  # of which the first mention is behind us
-        self._settled_groups: set[str] = set()
-        self._committed: set[tuple[str, str, int]] = set()
-        self._creates_topics = config.topics.auto_create
-        self._creates_groups = config.topics.auto_create_groups
-        self._routes = dict(_routes(steps))
-        for step in steps:
-            self._read(step)
+    def __init__(self) -> None:
+        self.physical: dict[int, int] = {}
+        self.halves: dict[int, Half] = {}  # by recorded physical offset
+        self.halves_by_key: dict[str, Half] = {}
+        self._shifts: dict[QueueKey, list[tuple[int, int]]] = defaultdict(list)
 
-    def _read(self, step: Step) -> None:
-        request = step.command
-        if not step.is_from_client or request is None or request.flag & FLAG_RESPONSE:
-            return
-        if step.answer is None:
-            self._read_unanswered(request)
-            return
-        answer = step.answer
-        assert answer.command is not None
-        match request.header:
-            case headers.SendMessageRequestHeader() as sent:
-                self._read_send(sent, answer)
-            case headers.PullMessageRequestHeader() as pull:
-                self._read_pull(pull, answer)
-            case headers.GetRouteInfoRequestHeader(topic=topic):
-                self._topic(topic, exists=answer.command.code == 0)
-            case headers.UpdateConsumerOffsetRequestHeader() as update:
-                code = answer.command.code
-                self._group(
-                    update.consumer_group, exists=code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-                )
-                if code in (0, ResponseCode.TOPIC_NOT_EXIST):
-                    self._topic(update.topic, exists=code == 0)
-                self._committed.add((update.consumer_group, update.topic, update.queue_id))
-            case headers.QueryConsumerOffsetRequestHeader() as query if answer.command.code == 0:
-                self._read_query(query, int(answer_fields(answer)["offset"]))
-            case headers.ConsumerSendMsgBackRequestHeader(group=group):
-                self._read_consumer(
-                    group,
-                    exists=answer.command.code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                )
-        if request.code == RequestCode.HEART_BEAT:
-            self._read_heartbeat(request)
-        elif answer.command.code == 0:
-            self._read_admin(request)
+    def note_shift(self, queue: QueueKey, recorded: int, ours: int) -> None:
+        """Note which queue offset of ours is the like of a recorded one."""
+        self._shifts[queue].append((recorded, ours - recorded))
 
-    def _read_unanswered(self, request: RemotingCommand) -> None:
-        match request.header:
-            case headers.SendMessageRequestHeader(topic=topic):
-                self._topic(topic, exists=False)
-            case headers.UpdateConsumerOffsetRequestHeader() as update:
-                self._committed.add((update.consumer_group, update.topic, update.queue_id))
-
-    def _read_send(self, sent: headers.SendMessageRequestHeader, answer: Step) -> None:
-        assert answer.command is not None
-        fields = answer_fields(answer)
-        if answer.command.code != 0:
-            self._topic(sent.topic, exists=False)
-            return
-        self._topic(
-            sent.topic,
-            exists=not self._creates_topics and not sent.topic.startswith("%"),
-            queues=int(fields["queueId"]) + 1,
-        )
-
-    def _read_pull(self, pull: headers.PullMessageRequestHeader, answer: Step) -> None:
-        assert answer.command is not None
-        code = answer.command.code
-        if code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST:
-            self._topic(
-                pull.topic,
-                exists=code != ResponseCode.TOPIC_NOT_EXIST,
-                queues=1 if code == ResponseCode.INVALID_PARAMETER else pull.queue_id + 1,
-            )
-        self._read_consumer(
-            pull.consumer_group, exists=code != ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-        )
-        if pull.sys_flag & 1:
-            self._committed.add((pull.consumer_group, pull.topic, pull.queue_id))
-
-    def _read_query(self, query: headers.QueryConsumerOffsetRequestHeader, offset: int) -> None:
-        key = query.consumer_group, query.topic, query.queue_id
-        if key not in self._committed and offset > 0:
-            queues = self.past.offsets.setdefault(f"{query.topic}@{query.consumer_group}", {})
-            queues[str(query.queue_id)] = offset
-        self._committed.add(key)
-
-    def _read_heartbeat(self, request: RemotingCommand) -> None:
-        try:
-            beat = decode_heartbeat(request.body)
-        except BodyError:
-            return
-        for consumer in beat.consumer_data_set:
-            self._read_consumer(consumer.group_name, exists=False)
-            self._settled_topics.add(f"%RETRY%{consumer.group_name}")
-
-    def _read_consumer(self, group: str, *, exists: bool) -> None:
-        """Note a group that its consumer creates where that is allowed."""
-        self._group(group, exists=exists and not self._creates_groups)
-
-    def _read_admin(self, request: RemotingCommand) -> None:
-        """Take what tools set up as if it had been there from the start."""
-        if isinstance(request.header, CreateTopicRequestHeader):
-            made = request.header
-            if made.topic not in self._settled_topics:
-                self._topic(made.topic, exists=True)
-                self.past.topics[made.topic] = {
-                    "topicName": made.topic,
-                    "readQueueNums": made.read_queue_nums,
-                    "writeQueueNums": made.write_queue_nums,
-                    "perm": made.perm,
-                }
-        elif request.code == RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP:
-            config = parse(request.body)
-            if config["groupName"] not in self._settled_groups:
-                self._settled_groups.add(config["groupName"])
-                self.past.groups[config["groupName"]] = config
-
-    def _topic(self, name: str, *, exists: bool, queues: int = QUEUES_OF_UNKNOWN_TOPIC) -> None:
-        if name in self._settled_topics:
-            return
-        self._settled_topics.add(name)
-        if exists:
-            queues = max(queues, QUEUES_OF_UNKNOWN_TOPIC)
-            self.past.topics[name] = {
-                "topicName": name,
-                "readQueueNums": queues,
-                "writeQueueNums": queues,
-                "perm": 6,
-            } | self._routes.get(name, {})
-
-    def _group(self, name: str, *, exists: bool) -> None:
-        if name not in self._settled_groups:
-            self._settled_groups.add(name)
-            if exists:
-                self.past.groups[name] = {"groupName": name}
+    def shift(self, queue: QueueKey, recorded: int) -> int:
+        """Return what to add to a recorded queue offset."""
+        known = [shift for start, shift in self._shifts[queue] if start <= recorded]
+        return known[-1] if known else 0
 
 
-def _routes(steps: list[Step]) -> Iterator[tuple[str, dict[str, Any]]]:
-    for step in reversed(steps):
-        answer = None if step.answer is None else step.answer.command
-        if step.command is None or answer is None or answer.code != 0:
-            continue
-        if isinstance(step.command.header, headers.GetRouteInfoRequestHeader):
-            (queues,) = parse(answer.body)["queueDatas"]
-            yield step.command.header.topic, queues
+# --- what is left out
 
 
-def lay_down(past: Past, root: Path) -> None:
-    """Write what is known of the past into the tables of a broker's directory."""
+class Addition(NamedTuple):
+    """A request that the recording leaves out, or messages of a queue; the other part is empty."""
+
+    frame: bytes
+    queue: QueueKey
+    at: int  # the queue's end before; it gets there by itself
+    records: list[Record]  # as they were recorded, or with body "left out" and offset -1
+
+
+class LeftOut(NamedTuple):
+    """What a recording leaves out."""
+
+    tables: dict[str, Any]  # topics, groups and offsets that the broker starts with
+    additions: dict[int, list[Addition]]  # by the number of the line right before which they belong
+
+
+def left_out_of(file: str) -> LeftOut:
+    """Return what a recording of clients leaves out."""
+    found = _left_out().get(file, {})
+    additions: dict[int, list[Addition]] = defaultdict(list)
+    for step in found.get("steps", ()):
+        additions[step["line"]].append(_addition(step))
+    return LeftOut(found, additions)
+
+
+@cache
+def _left_out() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(gzip.decompress(LEFT_OUT.read_bytes()))
+    return content
+
+
+def _addition(step: dict[str, Any]) -> Addition:
+    if "frame" in step:
+        return Addition(bytes.fromhex(step["frame"]), ("", 0), 0, [])
+    topic, queue_id = step["queue"]
+    records = decode_records(bytes.fromhex(step["records"]))
+    return Addition(b"", (topic, queue_id), step["at"], records)
+
+
+def lay_down(content: dict[str, Any], root: Path) -> None:
+    """Write tables into a broker's directory."""
     tables = root / "config"
     tables.mkdir(parents=True)
-    for name, content in (
-        ("topics.json", {"topicConfigTable": past.topics}),
-        ("subscriptionGroup.json", {"subscriptionGroupTable": past.groups}),
-        ("consumerOffset.json", {"offsetTable": past.offsets}),
+    for name, table, key in (
+        ("topics.json", "topicConfigTable", "topics"),
+        ("subscriptionGroup.json", "subscriptionGroupTable", "groups"),
+        ("consumerOffset.json", "offsetTable", "offsets"),
     ):
-        (tables / name).write_text(json.dumps(content))
+        (tables / name).write_text(json.dumps({table: content.get(key, {})}))

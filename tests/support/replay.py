@@ -8,15 +8,18 @@ where the recording has it. Two things are changed and no others:
   ours are others.
 * Where the recording waited (a long poll, a delay level, a check of a transaction), the clock of
   the loop is moved on. Nothing here sleeps for as long as the official broker did.
+
+What the recording leaves out is added, right before the line that needs it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 import selectors
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from halfmq.broker.config import BrokerConfig
@@ -24,23 +27,30 @@ from halfmq.broker.service import Broker
 from halfmq.remoting import headers
 from halfmq.remoting.codes import FLAG_ONE_WAY, INT64_MAX, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.ext_fields import Header, texts_of
+from halfmq.remoting.ext_fields import texts_of
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_request
-from halfmq.store.format.properties import decode_properties
+from halfmq.store.draft import Draft
+from halfmq.store.format.properties import decode_properties, tags_code
 from halfmq.store.format.record import Record, decode_records
-from tests.support.left_out import SUSPEND_FLAG, Half, LeftOut, Places, QueueKey, is_put_off
 from tests.support.patience import PATIENCE_S
 from tests.support.recording import (
     WITH_RECORDS,
-    PastReader,
+    Addition,
+    Half,
+    Places,
+    QueueKey,
     Step,
     answer_fields,
+    command_in,
     lay_down,
+    left_out_of,
     offsets_in_ids,
     records_of,
     steps_of,
 )
+
+SUSPEND_FLAG: Final = 2
 
 QUIET_S: Final = 0.004
 """Seconds of true time without news after which the clock is moved on."""
@@ -54,7 +64,6 @@ LEAPS_MAX: Final = 240
 PUSHES: Final = {RequestCode.CHECK_TRANSACTION_STATE, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED}
 """Requests of the broker to a client."""
 
-ASKED_OPAQUE: Final = 0x7EADB000
 LAST_OPAQUE: Final = 0x7EADBEEF
 LAST_REQUEST: Final = encode_request(
     RequestCode.GET_MAX_OFFSET,
@@ -146,28 +155,21 @@ class Replay:
         self._peers: dict[int, Peer] = {}
         self._unanswered: dict[int, list[Step]] = defaultdict(list)
         self._places = Places()
+        self._tables, self._additions = left_out_of(file)
 
-    def run(self) -> list[Record]:
-        """Play it on a loop of its own; return recorded messages that the broker still owes.
-
-        These are retries, delayed messages and committed ones that it did not bring about, and that
-        were put back for the requests behind them.
-        """
+    def run(self) -> None:
+        """Play it on a loop of its own."""
         loop = SteppedLoop()
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
             runner.run(self._run(loop))
-        return self._left_out.owed
 
     async def _run(self, loop: SteppedLoop) -> None:
         self._loop = loop
         self._news = asyncio.Event()
-        lay_down(PastReader(self._steps, self._config).past, self._config.store.root)
+        lay_down(self._tables, self._config.store.root)
         self._broker = broker = Broker(self._config, now_ms=loop.now_ms, monotonic_ms=loop.now_ms)
         await broker.start()
         self._address = broker.address
-        self._left_out = LeftOut(
-            self._steps, broker._store, self._places, self._flushed, self._leap_until
-        )
         try:
             for step in self._steps:
                 if step.is_from_client:
@@ -198,9 +200,10 @@ class Replay:
             return
         command = step.command
         if command is not None and not command.is_response:
-            await self._left_out.before(step, Line(self, peer))
+            await self._add_left_out(step, peer)
             if command.code == RequestCode.QUERY_MESSAGE:
                 self._index_all()
+            _choose_queue(step)
         peer.writer.write(self._translated(step))
         if command is not None and command.flag & FLAG_ONE_WAY:
             await self._served(peer)
@@ -232,6 +235,46 @@ class Replay:
         while self._broker._store.tick():
             pass
 
+    # --- what is left out
+
+    async def _add_left_out(self, step: Step, peer: Peer) -> None:
+        for addition in self._additions.pop(step.number, ()):
+            if addition.frame:
+                await self._ask(addition.frame, peer)
+            else:
+                await self._put(addition)
+
+    async def _ask(self, frame: bytes, peer: Peer) -> None:
+        request = command_in(frame)
+        assert request is not None
+        opaque = request.opaque
+        peer.writer.write(frame)
+        await self._until(
+            lambda: any(answer.opaque == opaque for answer in peer.answers), may_leap=False
+        )
+        answer = peer.take_answer(opaque)
+        assert answer is not None
+        assert answer.code == ResponseCode.SUCCESS, answer
+        unique_key = _unique_key_of_half(request)
+        if unique_key is not None:
+            assert isinstance(answer.header, dict)
+            (place,) = offsets_in_ids(answer.header["msgId"])
+            half = Half(place, int(answer.header["queueOffset"]))
+            self._places.halves_by_key[unique_key] = half
+
+    async def _put(self, addition: Addition) -> None:
+        """Put messages into a queue, when the broker has put in what comes before them."""
+        store, queue = self._broker._store, addition.queue
+        await self._until(lambda: store.queue_bounds(*queue)[1] >= addition.at, may_leap=True)
+        end = store.queue_bounds(*queue)[1]
+        assert end == addition.at, f"{queue} ends at {end}, not at {addition.at}"
+        if not addition.records:
+            return
+        appended = store.append([_draft(record) for record in addition.records])
+        for record, place in zip(addition.records, appended, strict=True):
+            self._places.physical[record.physical_offset] = place.physical_offset
+        await self._flushed()
+
     # --- places
 
     def _translated(self, step: Step) -> bytes:
@@ -251,8 +294,9 @@ class Replay:
                     changed = {"queueOffset": pull.queue_offset + shift}
             case headers.QueryMessageRequestHeader() if step.answer and not _code(step.answer):
                 changed = {"beginTimestamp": 0, "endTimestamp": INT64_MAX}
-            case headers.EndTransactionRequestHeader(commit_log_offset=offset):
-                half = self._places.halves.get(offset)
+            case headers.EndTransactionRequestHeader(commit_log_offset=offset, msg_id=unique_key):
+                places = self._places
+                half = places.halves.get(offset) or places.halves_by_key.get(unique_key)
                 if half is not None:
                     changed = {
                         "commitLogOffset": half.physical_offset,
@@ -281,7 +325,9 @@ class Replay:
             theirs = offsets_in_ids(theirs_fields["msgId"])
             here = offsets_in_ids(ours_fields["msgId"])
             self._places.physical.update(zip(theirs, here, strict=False))
-            unique_key = _unique_key_of_half(step)
+            assert step.request is not None
+            assert step.request.command is not None
+            unique_key = _unique_key_of_half(step.request.command)
             queue = _queue_of_plain(step, theirs_fields)
             if queue is not None:
                 self._places.note_shift(
@@ -306,13 +352,11 @@ class Replay:
         def came() -> bool:
             return peer.closed or _has(peer.answers, request)
 
-        if held and not came():
-            await self._left_out.while_held(step)
+        await self._add_left_out(step, peer)
         await self._until(came, may_leap=held)
         ours = peer.take_answer(request.command.opaque)
         if held and _code_of(ours) == ResponseCode.PULL_NOT_FOUND != _code(step):
             # It timed out while the clock was moved on for something else; the client asks again.
-            await self._left_out.while_held(step)
             peer.writer.write(self._translated(request))
             await self._until(came, may_leap=held)
             ours = peer.take_answer(request.command.opaque)
@@ -353,16 +397,11 @@ class Replay:
             await self._served(peer)
             self._observer.left_over(peer, unanswered)
 
-    async def _leap_until(self, happened: Callable[[], bool], leaps: int) -> None:
-        await self._until(happened, may_leap=True, leaps_max=leaps)
-
-    async def _until(
-        self, happened: Callable[[], bool], *, may_leap: bool, leaps_max: int = LEAPS_MAX
-    ) -> None:
+    async def _until(self, happened: Callable[[], bool], *, may_leap: bool) -> None:
         """Return when it happened, or when it will not any more."""
         leaps = 0
         given_up = time.monotonic() + PATIENCE_S
-        while not happened() and leaps < leaps_max and time.monotonic() < given_up:
+        while not happened() and leaps < LEAPS_MAX and time.monotonic() < given_up:
             self._news.clear()
             try:
                 async with asyncio.timeout(QUIET_S if may_leap else PATIENCE_S):
@@ -371,27 +410,6 @@ class Replay:
                 if may_leap and self._is_flushed():
                     self._loop.ahead += LEAP_S
                     leaps += 1
-
-
-class Line:
-    """One connection, for requests that the recording leaves out."""
-
-    def __init__(self, replay: Replay, peer: Peer) -> None:
-        self._replay = replay
-        self._peer = peer
-
-    async def ask(
-        self, code: int, header: Header | Mapping[str, str] | None = None, body: bytes = b""
-    ) -> RemotingCommand:
-        """Send a request and return its answer."""
-        peer = self._peer
-        peer.writer.write(encode_request(code, opaque=ASKED_OPAQUE, header=header, body=body))
-        await self._replay._until(
-            lambda: any(answer.opaque == ASKED_OPAQUE for answer in peer.answers), may_leap=False
-        )
-        answer = peer.take_answer(ASKED_OPAQUE)
-        assert answer is not None
-        return answer
 
 
 def _has(answers: list[RemotingCommand], request: Step) -> bool:
@@ -405,15 +423,50 @@ def _queue_of_plain(step: Step, fields: dict[str, str]) -> QueueKey | None:
     assert step.request.command is not None
     header = step.request.command.header
     assert isinstance(header, headers.SendMessageRequestHeader)
-    waits = is_put_off(header.properties)
-    return None if waits else (header.topic, int(fields["queueId"]))
+    names = decode_properties(header.properties or "").keys()
+    if names & {"TRAN_MSG", "DELAY"} or any(name.startswith("TIMER_") for name in names):
+        return None
+    return header.topic, int(fields["queueId"])
 
 
-def _unique_key_of_half(step: Step) -> str | None:
-    """Return the id of the half message that an answer is about; None if it is about another."""
-    assert step.request is not None
-    assert step.request.command is not None
-    header = step.request.command.header
+def _choose_queue(step: Step) -> None:
+    """Have the broker's next random choice of a queue be the recorded one."""
+    header = None if step.command is None else step.command.header
+    if (
+        not isinstance(header, headers.SendMessageRequestHeader)
+        or header.queue_id >= 0
+        or step.answer is None
+        or _code(step.answer) != ResponseCode.SUCCESS
+    ):
+        return
+    recorded = int(answer_fields(step.answer)["queueId"])
+    for seed in range(1_000):
+        random.seed(seed)
+        if random.randrange(header.default_topic_queue_nums) == recorded:
+            random.seed(seed)
+            return
+    raise AssertionError(f"no seed chooses queue {recorded}")
+
+
+def _draft(record: Record) -> Draft:
+    return Draft(
+        topic=record.topic,
+        queue_id=record.queue_id,
+        body=record.body,
+        properties=record.properties,
+        tags_code=tags_code(record.properties),
+        flag=record.flag,
+        sys_flag=record.sys_flag,
+        born_timestamp=record.born_timestamp,
+        born_host=record.born_host,
+        store_host=record.store_host,
+        reconsume_times=record.reconsume_times,
+    )
+
+
+def _unique_key_of_half(request: RemotingCommand) -> str | None:
+    """Return the id of a half message that is sent; None for any other request."""
+    header = request.header
     if not isinstance(header, headers.SendMessageRequestHeader):
         return None
     properties = decode_properties(header.properties or "")
