@@ -1,4 +1,4 @@
-"""How tests are shared out among processes, the dose of campaigns, and Hypothesis' profile.
+"""Which tests are slow, how they are shared out among processes, and Hypothesis' profile.
 
 No test depends on how fast the machine is: see `tests.support.patience`.
 """
@@ -8,19 +8,41 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
+from xdist.workermanage import WorkerController
 
 from halfmq.client import ClientConfig
 from halfmq.store import disk
 from tests.support.cache import cache_directory
 from tests.support.patience import PATIENCE_S
 from tests.support.seeds import NAME, run_seed
+
+SLOW = (
+    "tests/browser/",
+    "tests/crash/",
+    "tests/interop/",
+    "tests/property/test_store_damage.py",
+    "tests/property/test_store_verify.py",
+    "tests/quality/test_packaging.py",
+    "tests/quality/test_readme.py::test_the_audit_line_runs_on_the_live_directory",
+    "tests/quality/test_sourcecode.py::test_types_are_sound",
+    "tests/simulation/test_simulation.py::test_a_missing_protection_is_noticed",
+    "tests/simulation/test_simulation.py::test_a_seed_replays_exactly",
+    "tests/spark/",
+    "tests/unit/test_access_misconfigured.py",
+)
+"""What is marked `slow`, by how its node ids begin: 6 % of the tests, 60 % of the time."""
+
+QUICK = ("tests/interop/test_golden_answers.py", "tests/spark/test_job_steps.py")
+"""What of it is not marked."""
+
+RUN_THEM = "pytest -m 'not campaign' runs the slow ones too, pytest -m campaign the campaigns"
 
 DOSE = "HALFMQ_CAMPAIGN_TESTS"
 """Most tests of one file that a run of campaigns takes, others in every run; all when not set."""
@@ -103,8 +125,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
     return FilesScheduling(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out campaigns above the dose; what is no campaign is not touched."""
+    """Mark the slow tests, and leave out campaigns above the dose."""
+    for item in items:
+        if item.nodeid.startswith(SLOW) and not item.nodeid.startswith(QUICK):
+            item.add_marker("slow")
     dose = os.environ.get(DOSE)
     if dose is None:
         return
@@ -118,3 +144,43 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out.update(choose.sample(tests, max(len(tests) - int(dose), 0)))
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=[*left_out])
+
+
+# --- what a run says it left out
+
+
+left_out_counts = pytest.StashKey[Counter[str]]()
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count what was left out, by mark; each process of a parallel run collects all tests."""
+    for item in items:
+        counts = item.config.stash.setdefault(left_out_counts, Counter())
+        for mark in ("campaign", "slow"):
+            if item.get_closest_marker(mark) is not None:
+                counts[mark] += 1
+                break
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that prints the summary."""
+    if hasattr(session.config, "workeroutput"):
+        counts = session.config.stash.get(left_out_counts, Counter())
+        session.config.workeroutput["left_out"] = dict(counts)
+
+
+def pytest_testnodedown(node: WorkerController) -> None:
+    """Keep what a process of a parallel run has counted."""
+    output = getattr(node, "workeroutput", None) or {}  # None: it died
+    node.config.stash[left_out_counts] = Counter(output.get("left_out"))
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Say what the default selection left out, and how to run it."""
+    counts = config.stash.get(left_out_counts, Counter())
+    if counts and "not slow" in config.option.markexpr:
+        slow = f"{counts['slow']} slow tests (Spark, crashes, clients, browser, types, ...)"
+        left_out = f"left out: {slow}, {counts['campaign']} campaigns"
+        terminalreporter.write_line(f"{left_out}; {RUN_THEM}")
