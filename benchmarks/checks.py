@@ -49,7 +49,7 @@ from .scenarios import FlushMode as Mode
 
 COUNT: Final = 100_000
 RATE: Final = 2_000
-SLICE_MS_MAX: Final = 5.0
+SLICE_MS_MAX: Final = 2.0
 """That one turn of the checker may keep the loop."""
 LATE_MS_MAX: Final = 1_000.0
 """From due to the producer, 99 of 100."""

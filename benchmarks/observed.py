@@ -64,7 +64,7 @@ TRACED: Final = (
     ("broker.transaction.snapshot", "Snapshots", ("tick",)),
     ("broker.disk_guard", "DiskGuard", ("tick",)),
     ("broker.retention", "RetentionSchedule", ("tick",)),
-    ("broker.long_polling", "LongPolling", ("wake", "_sweep")),
+    ("broker.long_polling", "LongPolling", ("_look",)),
 )
 """Module below ``halfmq``, class, and what of it is timed. A name that is gone is passed over."""
 

@@ -28,7 +28,7 @@ from .report import table
 from .scenarios import BODY_SIZE
 
 COUNT: Final = 1_000_000
-BYTES_EACH_MAX: Final = 250
+BYTES_EACH_MAX: Final = 255
 """Of heap per undecided transaction, beside the names of group and topic."""
 ANONYMOUS_MIB_MAX: Final = 300
 """For a million, over what a broker with an empty store takes."""

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.correlation import Correlation
+
+from .slices import PAUSE_S, Slice
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class AskExpiry:
 
     def __init__(self) -> None:
         self._asks: set[Asks] = set()
+        self._round: Iterator[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, asks: Asks, loop: asyncio.AbstractEventLoop) -> None:
@@ -82,11 +85,20 @@ class AskExpiry:
             self._timer = loop.call_later(EXPIRE_SCAN_S, self._scan, loop)
 
     def _scan(self, loop: asyncio.AbstractEventLoop) -> None:
-        now = loop.time()
+        if self._round is None:
+            self._round = self._expire(loop.time())
+        if not Slice().advance(self._round):
+            self._timer = loop.call_later(PAUSE_S, self._scan, loop)
+            return
+        self._round = None
+        self._timer = loop.call_later(EXPIRE_SCAN_S, self._scan, loop) if self._asks else None
+
+    def _expire(self, now: float) -> Iterator[None]:
         for asks in list(self._asks):
             asks.expire(now)
-        self._asks = {asks for asks in self._asks if len(asks)}
-        self._timer = loop.call_later(EXPIRE_SCAN_S, self._scan, loop) if self._asks else None
+            if not len(asks):
+                self._asks.discard(asks)
+            yield
 
     def stop(self) -> None:
         """Look no more."""

@@ -63,6 +63,7 @@ from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 from .arrivals import Arrivals
 from .delay_resume import DeliveredCopies, ResumeStore
+from .slices import Slice
 from .tables import PeriodicSave, TableFile, as_integer, as_object
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ DELAY_MS_MAX: Final = 40 * 86_400_000
 """Longest delay of a level, ms. A message that waits longer than the log is kept (three days by
 default) is gone before it is due, so more than this is a slip of the pen."""
 
-BATCH_COUNT_MAX: Final = 128
+BATCH_COUNT_MAX: Final = 32
 BATCH_BYTES_MAX: Final = 262_144
 """Messages and bytes delivered from one level before the loop may serve others."""
 
@@ -336,6 +337,7 @@ class DelayService:
         self._clocks_apart_ms = now_ms() - monotonic_ms()
         self._warm = warm
         self._queues: list[_Level] = []
+        self._turn = -1  # the level that was looked at last
         self._paused_until_ms = 0
         self._saves = PeriodicSave(PERSIST_INTERVAL_MS, monotonic_ms)
 
@@ -408,12 +410,20 @@ class DelayService:
             queue_offset = found.next_offset
 
     def tick(self) -> float:
-        """Deliver what is due, a batch of each level; return the seconds until the next call."""
+        """Deliver what is due, a batch of each level in turn, as far as a slice goes.
+
+        Return the seconds until the next call.
+        """
         now = self._monotonic_ms()
         self._note_clock_step(now)
         if now < self._paused_until_ms:
             return (self._paused_until_ms - now) / 1_000
-        wait = min((self._deliver(queue, now) for queue in self._queues), default=IDLE_LOOK_S)
+        wait, time_slice = IDLE_LOOK_S, Slice()
+        for looked in range(1, len(self._queues) + 1):
+            self._turn = (self._turn + 1) % len(self._queues)
+            wait = min(wait, self._deliver(self._queues[self._turn], now))
+            if time_slice.is_over and looked < len(self._queues):
+                return 0
         return max(min(wait, IDLE_LOOK_S), LOOK_S_MIN) if wait > 0 else 0
 
     def _note_clock_step(self, now: int) -> None:

@@ -9,7 +9,7 @@ Source: RocketMQ `RebalanceLockManager`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from halfmq.remoting.bodies import MessageQueue
@@ -82,20 +82,23 @@ class QueueLocks:
         locks = self._groups.get(group, {}).values()
         return any(not _is_expired(lock, now) for lock in locks)
 
-    def expire(self) -> None:
-        """Forget locks that are void, so that groups which are gone take no memory."""
-        now = self._now_ms()
-        for group, held in list(self._groups.items()):
+    def expire(self) -> Iterator[None]:
+        """Forget locks that are void, group by group: those that are gone shall take no memory."""
+        for group in list(self._groups):
+            held = self._groups.get(group, {})
+            now = self._now_ms()
             for queue in [queue for queue, lock in held.items() if _is_expired(lock, now)]:
                 del held[queue]
                 self._count -= 1
             if not held:
-                del self._groups[group]
+                self._groups.pop(group, None)
+            yield
 
     def _check_room(self, wanted: int) -> None:
         if self._count + wanted <= self._locks_max:
             return
-        self.expire()
+        for _ in self.expire():
+            pass
         if self._count + wanted > self._locks_max:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_BUSY,

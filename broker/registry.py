@@ -210,29 +210,52 @@ class ClientRegistry:
                 changed.append(group)
         return changed
 
-    def expire(self) -> list[str]:
-        """End what had no heartbeat for too long; return the consumer groups that changed."""
+    def expire(self) -> Iterator[str | None]:
+        """End what had no heartbeat for too long, member by member.
+
+        Yields after each look: a consumer group when all of its members were looked at and it has
+        changed, else None.
+        """
         now_ms = self._now_ms()
         jump_ms = now_ms - self._looked_ms - round(SCAN_S * 1_000)
         is_first, self._looked_ms = not self._looked_ms, now_ms
-        if jump_ms > JUMP_MS and not is_first:
+        if jump_ms <= JUMP_MS or is_first:
+            jump_ms = 0
+        else:
             logger.warning("event=clock_jumped milliseconds=%d", jump_ms)
-            for _, _, member in self:
+
+        def is_silent(member: Member) -> bool:
+            if jump_ms:
                 member.seen_ms = min(member.seen_ms + jump_ms, now_ms)
-        limit = now_ms - EXPIRY_MS
-        for name, members in list(self._producers.items()):
-            for client_id in _silent(members, limit):
-                logger.info("event=producer_expired group=%s client=%s", name, client_id)
-                self._remove_producer(name, client_id)
-        changed = []
-        for name, group in list(self._consumers.items()):
-            silent = _silent(group.members, limit)
-            for client_id in silent:
+            return member.seen_ms < now_ms - EXPIRY_MS
+
+        for name in list(self._producers):
+            for client_id, member in list(self._producers.get(name, {}).items()):
+                if is_silent(member) and self._is_producer(name, member):
+                    logger.info("event=producer_expired group=%s client=%s", name, client_id)
+                    self._remove_producer(name, client_id)
+                yield None
+        for name in list(self._consumers):
+            yield from self._expire_consumers(name, is_silent)
+
+    def _is_producer(self, group: str, member: Member) -> bool:
+        return self._producers.get(group, {}).get(member.client_id) is member
+
+    def _expire_consumers(
+        self, name: str, is_silent: Callable[[Member], bool]
+    ) -> Iterator[str | None]:
+        group = self._consumers.get(name)
+        if group is None:
+            return
+        has_changed = False
+        for client_id, member in list(group.members.items()):
+            if is_silent(member) and member is group.members.get(client_id):
                 logger.info("event=consumer_expired group=%s client=%s", name, client_id)
                 self._lose_consumer(name, client_id)
-            if silent:
-                changed.append(name)
-        return changed
+                has_changed = True
+            yield None
+        if has_changed:
+            yield name
 
     # --- what others ask
 
@@ -528,7 +551,3 @@ def _log_difference(found: Difference, event: str) -> None:
         found.other_client_id,
         found.other_expression,
     )
-
-
-def _silent(members: Mapping[str, Member], limit_ms: int) -> list[str]:
-    return [client_id for client_id, member in members.items() if member.seen_ms < limit_ms]

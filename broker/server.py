@@ -14,7 +14,7 @@ import logging
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Protocol, cast
 
 from halfmq.remoting.codes import HeaderType
@@ -31,6 +31,8 @@ from .asks import AskExpiry, Asks, OnAnswer
 from .connection import Connection, Part
 from .errors import AddressTakenError
 from .release import ReplyRelease
+from .slices import PAUSE_S, Rounds
+from .ticker import Ticker
 
 logger = logging.getLogger(__name__)
 
@@ -506,7 +508,8 @@ class Server:
         self._shared.per_address_max = connections_per_address
         self._tls = tls
         self._servers: list[asyncio.Server | TlsListener] = []
-        self._idle_scan: asyncio.TimerHandle | None = None
+        idle = Rounds(IDLE_SCAN_S, self._close_idle)
+        self._idle_scan = Ticker("idle", idle.tick, pause=PAUSE_S)
         self.addresses: list[str] = []
 
     @property
@@ -553,7 +556,7 @@ class Server:
             raise
         if not self._namesrv_port:
             self.addresses.append(self.address)
-        self._idle_scan = asyncio.get_running_loop().call_later(IDLE_SCAN_S, self._scan_idle)
+        await self._idle_scan.start()
 
     async def _listen(self, port: int, key: str) -> int:
         try:
@@ -583,6 +586,7 @@ class Server:
     async def stop(self) -> None:
         """Take no new requests, let replies out, then close every connection."""
         self._shared.stopping = True
+        await self._idle_scan.stop()
         self._close_listeners()
         for connection in list(self._shared.connections):
             connection.stop_reading()
@@ -621,20 +625,17 @@ class Server:
             gone.set_result(None)
 
     def _close_listeners(self) -> None:
-        if self._idle_scan is not None:
-            self._idle_scan.cancel()
         self._shared.ask_expiry.stop()
         for server in self._servers:
             server.close()
 
-    def _scan_idle(self) -> None:
-        loop = asyncio.get_running_loop()
-        limit = loop.time() - IDLE_TIMEOUT_S
+    def _close_idle(self) -> Iterator[None]:
+        limit = asyncio.get_running_loop().time() - IDLE_TIMEOUT_S
         for connection in list(self._shared.connections):
             if connection.is_idle(limit):
                 logger.info("event=idle_closed peer=%s", connection.name)
                 connection.abort()  # a peer that vanished takes no goodbye
-        self._idle_scan = loop.call_later(IDLE_SCAN_S, self._scan_idle)
+            yield
 
 
 def _address_text(host: str, port: int) -> str:

@@ -64,6 +64,7 @@ from .router import Router
 from .runtime_info import RuntimeInfo
 from .send_gate import SendGate
 from .server import Server
+from .slices import PAUSE_S, Rounds
 from .store_service import ObservedStore, PersistTicker, StoreService
 from .ticker import Ticker
 from .topics import TopicTable
@@ -72,10 +73,6 @@ from .transaction.placing import Placing
 from .transaction.service import TransactionService
 
 logger = logging.getLogger(__name__)
-
-TRANSACTIONS_PAUSE_S: Final = 0.004
-"""Seconds between two slices of checks when very many are due. A slice takes a millisecond; more
-than 8,000 checks in a second would only delay sends."""
 
 INDEX_TICK_S: Final = 0.02
 """Seconds between two slices of index building when nothing is left over."""
@@ -142,7 +139,7 @@ class Broker:
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
         self._tables = self._make_tables()
         self._cold_halves = ColdHalves(self._store.read_cold)
-        self._asking = Ticker("transactions", self._transactions_tick, pause=TRANSACTIONS_PAUSE_S)
+        self._asking = Ticker("transactions", self._transactions_tick, pause=PAUSE_S)
         self.transactions = self._make_transactions()
         self._tables.registry.on_producer(self.transactions.on_producer)
         self._tables.registry.on_producer(lambda _group, _connection: self._asking.hurry())
@@ -412,7 +409,11 @@ class Broker:
             Ticker("delay", self._delay.tick),
             self._deleting,
             self._watching,
-            Ticker("clients", _every(SCAN_S, self._clients.expire, tables.locks.expire)),
+            Ticker(
+                "clients",
+                Rounds(SCAN_S, self._clients.expire, tables.locks.expire).tick,
+                pause=PAUSE_S,
+            ),
             PersistTicker(
                 [
                     tables.topics.persist_job,
@@ -511,15 +512,6 @@ class Broker:
             "disk is sound again",
             str(error),
         )
-
-
-def _every(seconds: float, *work: Callable[[], object]) -> Callable[[], float]:
-    def tick() -> float:
-        for one in work:
-            one()
-        return seconds
-
-    return tick
 
 
 def _make_tables_directory(path: Path) -> None:

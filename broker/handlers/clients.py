@@ -13,7 +13,7 @@ Source: RocketMQ `ClientManageProcessor`, `ConsumerManageProcessor`,
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -173,9 +173,12 @@ class ClientHandlers:
         """Forget the clients of a lost connection and tell the others of their groups."""
         self._tell_members(self._registry.forget(connection))
 
-    def expire(self) -> None:
-        """Forget clients without heartbeat; call it every `registry.SCAN_S` seconds."""
-        self._tell_members(self._registry.expire())
+    def expire(self) -> Iterator[None]:
+        """Forget clients without heartbeat, in steps; call it every `registry.SCAN_S` seconds."""
+        for group in self._registry.expire():
+            if group is not None:
+                self._tell_members((group,))
+            yield
 
     # --- helpers
 

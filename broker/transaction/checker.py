@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from random import Random
 from typing import Final, NamedTuple, Protocol
@@ -40,6 +40,7 @@ from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.topics import HALF_TOPIC
 
 from ..config import TransactionConfig
+from ..slices import Slice
 from .cold_halves import OnRead
 from .group_queues import Group, GroupQueues
 from .half import StoredHalf, check_body, unique_key
@@ -57,17 +58,11 @@ BACK_OFF_MAX_MS: Final = 600_000
 JITTER: Final = 0.1
 """Share by which a pause is longer or shorter, so that what was due together does not stay so."""
 
-CHECKS_PER_TICK: Final = 32
-"""Checks sent between two turns of the loop: each reads and encodes a message, about 30 us."""
-
-BYTES_PER_CHECK: Final = 32_768
-"""Bytes of a message that cost as much as a check: one of 4 MiB takes ten milliseconds or more."""
-
 CHECKS_PER_TURN: Final = 8
 """Checks of one group before the next group has its turn."""
 
-LOOKS_PER_TICK: Final = 1_000
-"""Due transactions looked at between two turns of the loop: most have been decided, at 0.2 us; to
+LOOKS_PER_STEP: Final = 50
+"""Due transactions looked at between two looks at the clock: most have been decided, at 0.2 us; to
 put one into its group's queue takes a microsecond."""
 
 STALE_MAX: Final = 100_000
@@ -169,6 +164,7 @@ class Checker:
         self._is_durable = is_durable
         self._may_ask = may_ask
         self._timetable = Timetable()
+        self._sweep: Iterator[None] | None = None  # of the timetable, while it goes on
         self._bucket = 0  # number of the bucket that is being looked through
         self._due: list[int] = []  # the rest of it, last one first
         self._queues = GroupQueues(
@@ -241,47 +237,53 @@ class Checker:
         """Do what is due, in a slice; return the milliseconds until there is more, or None."""
         self._members.clear()
         self._full.clear()
-        self._take_receipts(now_ms)
+        time_slice = Slice()
+        self._take_receipts(now_ms, time_slice)
         self._take_halves(now_ms)
-        self._queues.take_retries(now_ms)
-        self._queue_due(now_ms)
-        self._take_turns(now_ms)
-        self._drop_stale()
+        self._queues.take_retries(now_ms, time_slice)
+        self._queue_due(now_ms, time_slice)
+        self._take_turns(now_ms, time_slice)
+        self._drop_stale(time_slice)
         if self._queues.has_turns or self._due or self._receipts or self._read:
             return 0
         at_ms = [self._timetable.next_due_ms, self._queues.next_retry_ms]
         waits = [one - now_ms for one in at_ms if one is not None]
-        if self._timetable.sweeping:
+        if self._sweep is not None:
             waits.append(SWEEP_PAUSE_MS)
         return max(min(waits), 0) if waits else None
 
-    def _drop_stale(self) -> None:
+    def _drop_stale(self, time_slice: Slice) -> None:
         """Drop what was decided long before it is due, when that has become too much."""
         timetable = self._timetable
-        if timetable.sweeping or timetable.size > 2 * len(self._table) + STALE_MAX:
-            timetable.sweep(self._is_planned, LOOKS_PER_TICK)
+        if self._sweep is None and timetable.size > 2 * len(self._table) + STALE_MAX:
+            self._sweep = timetable.sweep(self._is_planned)
+        if self._sweep is not None and time_slice.advance(self._sweep):
+            self._sweep = None
 
     def _is_planned(self, offset: int, number: int) -> bool:
         entry = self._table.get(offset)
         return entry is not None and entry.due == number
 
-    def _queue_due(self, now_ms: int) -> None:
+    def _queue_due(self, now_ms: int, time_slice: Slice) -> None:
         """Move what is due from the timetable to the queues of the groups."""
         find = self._table.get
-        for _ in range(LOOKS_PER_TICK):
-            if not self._due:
-                found = self._timetable.take_due(now_ms)
-                if found is None:
-                    return
-                self._bucket, self._due = found
-                self._due.reverse()
-            entry = find(self._due.pop())
-            if entry is None or entry.due != self._bucket:
-                continue  # decided, or planned for another time
-            if _is_asked_about(entry):
-                self._enqueue(entry)
-            else:
-                entry.due = UNPLANNED
+        while True:
+            for _ in range(LOOKS_PER_STEP):
+                if not self._due:
+                    found = self._timetable.take_due(now_ms)
+                    if found is None:
+                        return
+                    self._bucket, self._due = found
+                    self._due.reverse()
+                entry = find(self._due.pop())
+                if entry is None or entry.due != self._bucket:
+                    continue  # decided, or planned for another time
+                if _is_asked_about(entry):
+                    self._enqueue(entry)
+                else:
+                    entry.due = UNPLANNED
+            if time_slice.is_over:
+                return
 
     def _enqueue(self, entry: Pending, *, first: bool = False) -> Group:
         entry.due = QUEUED
@@ -289,22 +291,20 @@ class Checker:
 
     # --- asking
 
-    def _take_turns(self, now_ms: int) -> None:
-        """Ask about what is due of the groups in turn, as much as a slice holds."""
+    def _take_turns(self, now_ms: int, time_slice: Slice) -> None:
+        """Ask about what is due of the groups in turn, as much as a slice holds, at least one."""
         queues = self._queues
-        checks_left, looks_left = CHECKS_PER_TICK, LOOKS_PER_TICK
-        while queues.has_turns and checks_left > 0 and looks_left > 0:
+        while queues.has_turns:
             group = queues.next_turn()
-            looks, checks = self._take_turn(group, now_ms, min(checks_left, CHECKS_PER_TURN))
-            looks_left -= looks
-            checks_left -= checks
+            self._take_turn(group, now_ms, time_slice)
             queues.end_turn(group, now_ms)
+            if time_slice.is_over:
+                return
 
-    def _take_turn(self, group: Group, now_ms: int, checks_max: int) -> tuple[int, int]:
-        """Return how many were looked at, and how many checks that was worth."""
+    def _take_turn(self, group: Group, now_ms: int, time_slice: Slice) -> None:
         waiting = group.waiting
         looks = checks = 0
-        while waiting and checks < checks_max and looks < LOOKS_PER_TICK and not group.blocked:
+        while waiting and checks < CHECKS_PER_TURN and looks < LOOKS_PER_STEP and not group.blocked:
             looks += 1
             offset = waiting.popleft()
             half = self._fetched.pop(offset, None) if self._fetched else None
@@ -314,13 +314,14 @@ class Checker:
             elif not _is_asked_about(entry):
                 group.tried.pop(offset, None)
                 entry.due = UNPLANNED
-            else:
-                checks += self._attend_safely(entry, group, half, now_ms)
-        return looks, checks
+            elif self._attend_safely(entry, group, half, now_ms):
+                checks += 1
+                if time_slice.is_over:  # a message of 4 MiB takes ten milliseconds by itself
+                    return
 
     def _attend_safely(
         self, entry: Pending, group: Group, half: StoredHalf | None, now_ms: int
-    ) -> int:
+    ) -> bool:
         try:
             return self._attend(entry, group, half, now_ms)
         except Exception:
@@ -329,31 +330,30 @@ class Checker:
             logger.exception("event=check_failed half_offset=%d", entry.offset)
             group.tried.pop(entry.offset, None)
             self._plan(entry, now_ms + self._config.check_interval_ms)
-            return 1
+            return True
 
-    def _attend(self, entry: Pending, group: Group, half: StoredHalf | None, now_ms: int) -> int:
-        """Do what is due about one transaction; return how many checks that was worth."""
+    def _attend(self, entry: Pending, group: Group, half: StoredHalf | None, now_ms: int) -> bool:
+        """Do what is due about one transaction; return whether that was more than a look."""
         if not self._is_durable(entry.offset):
             # After a power cut another half may have its offset, and a decision in answer to this
             # question would be about that one.
             self._plan(entry, now_ms + DURABLE_WAIT_MS)
-            return 1
+            return True
         tried = group.tried.get(entry.offset, ())
         giving_up = entry.checks >= self._config.check_max
         target = None if giving_up else self._next_target(entry, tried)
         if target is None and not giving_up:
             self._nobody(entry, group, now_ms, asked_all=bool(tried))
-            return 0
+            return False
         half = half or self._read_half(entry.offset)
         if half is None:
             self._fetch(entry, group, tried)
-            return 1
-        worth = 1 + len(half.body) // BYTES_PER_CHECK
+            return True
         if target is None:
             entry.due = UNPLANNED
             if not self._park(entry):
                 self._plan(entry, now_ms + self._config.check_interval_ms)
-            return worth
+            return True
         header, body = self._question(entry, half)
         while target is not None:
             if not self._may_ask(target, half):
@@ -363,12 +363,12 @@ class Checker:
                 if entry.due != ASKING:
                     self.delivered += 1
                     self._count_delivered(entry, now_ms)
-                return worth
+                return True
             else:
                 self._full.add(target)
             target = self._next_target(entry, tried)
         self._nobody(entry, group, now_ms, asked_all=bool(tried))
-        return worth
+        return True
 
     def _nobody(self, entry: Pending, group: Group, now_ms: int, *, asked_all: bool) -> None:
         """Keep a transaction for later: there is nobody who can be asked about it now."""
@@ -487,9 +487,9 @@ class Checker:
         if len(self._receipts) == 1:
             self._hurry()
 
-    def _take_receipts(self, now_ms: int) -> None:
+    def _take_receipts(self, now_ms: int, time_slice: Slice) -> None:
         receipts = self._receipts
-        for _ in range(min(len(receipts), LOOKS_PER_TICK)):
+        while receipts:
             entry, asked, tried, taken = receipts.popleft()
             meant = entry.due == ASKING and self._table.get(entry.offset) is entry
             if taken:
@@ -503,6 +503,8 @@ class Checker:
                 if meant:
                     group = self._enqueue(entry, first=True)
                     group.tried[entry.offset] = (*tried, asked)
+            if time_slice.is_over:
+                return
 
     # --- halves that are not in memory
 

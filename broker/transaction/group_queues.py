@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from ..slices import Slice
 from .pending import Producer
 
 BUSY_RETRY_MS: Final = 1_000
@@ -32,8 +33,8 @@ may be the fault of single messages, which must not stop the others."""
 ABSENT_SWEEP_MS: Final = 5_000
 """How often groups that are away are looked for, should the news of a connection have been lost."""
 
-RETRIES_PER_TICK: Final = 2_000
-"""Groups looked at again between two turns of the loop, at most a microsecond each."""
+GONE_LOOKS: Final = 200
+"""How many of a group that stays away are looked at for decided ones, each time."""
 
 
 class Group:
@@ -194,17 +195,17 @@ class GroupQueues:
             group.pause_ms = BUSY_RETRY_MS
             self._try_again(group)
 
-    def take_retries(self, now_ms: int) -> None:
-        """Try the groups again whose time has come."""
+    def take_retries(self, now_ms: int, time_slice: Slice) -> None:
+        """Try the groups again whose time has come, as many as a slice holds."""
         retries = self._retries
-        for _ in range(RETRIES_PER_TICK):
-            if not retries or retries[0][0] > now_ms:
-                return
+        while retries and retries[0][0] <= now_ms:
             at_ms, name = heapq.heappop(retries)
             group = self._groups.get(name)
             if group is not None and group.retry_ms == at_ms:  # else it was planned anew
                 group.retry_ms = 0
                 self._retry(group, now_ms)
+            if time_slice.is_over:
+                return
 
     def _retry(self, group: Group, now_ms: int) -> None:
         if group.aside and not group.absent and now_ms < group.aside_until_ms:
@@ -231,17 +232,18 @@ class GroupQueues:
         group.absent = False
         group.refusals = 0
         group.tried.clear()
-        if group.waiting:
-            group.waiting.extend(group.aside)
-            group.aside.clear()
-        else:
+        if len(group.waiting) < len(group.aside):  # of a million, the fewer are moved
+            group.aside.extendleft(reversed(group.waiting))
             group.waiting, group.aside = group.aside, group.waiting
+        else:
+            group.waiting.extend(group.aside)
+        group.aside.clear()
         self.unblock(group)
 
     def _forget_gone(self, group: Group) -> None:
         """Drop what was decided, or deleted by age, while the group is away; some at a time."""
         aside = group.aside
-        for _ in range(min(len(aside), RETRIES_PER_TICK)):
+        for _ in range(min(len(aside), GONE_LOOKS)):
             offset = aside.popleft()
             if not self._is_gone(offset):
                 aside.append(offset)  # the order does not matter

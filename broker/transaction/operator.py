@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 from halfmq.remoting.transactions import TransactionInfo
@@ -26,10 +25,6 @@ PAGE_MS: Final = 5
 
 PASSED_BETWEEN_LOOKS: Final = 1_024
 """Transactions passed over between two looks at the clock, in a fraction of a millisecond."""
-
-OFFSETS_KEPT_MS: Final = 30_000
-"""How old the list of identities may be that a listing goes along. In one that is older, most may
-have been decided, and passing over those costs time too."""
 
 
 class Page(NamedTuple):
@@ -62,8 +57,6 @@ class PendingView:
         self._schedule = schedule
         self._read_half = read_half
         self._now_ms = now_ms
-        self._offsets: Sequence[int] = ()  # of a listing that is under way
-        self._offsets_ms = 0  # when they were looked up
 
     def page(
         self, after: int, max_count: int, group: str | None = None, state: str | None = None
@@ -103,30 +96,12 @@ class PendingView:
         if after < 0:
             yield from table
             return
-        while True:
-            offsets = self._offsets_around(after)
-            at = bisect_right(offsets, after)
-            if at == len(offsets):
-                self._offsets = []
-                return
-            for n in range(at, len(offsets)):
-                entry = table.get(offsets[n])
+        while offsets := table.behind(after):
+            for offset in offsets:
+                entry = table.get(offset)
                 if entry is not None:
                     yield entry
-            after = offsets[-1]  # there may be younger ones by now
-
-    def _offsets_around(self, after: int) -> Sequence[int]:
-        """Return the identities in log order, as they were during this listing or are now.
-
-        A list of a million takes ten milliseconds to make, and a listing of as many has hundreds
-        of pages.
-        """
-        now_ms = self._now_ms()
-        offsets = self._offsets
-        if not offsets or offsets[-1] <= after or now_ms - self._offsets_ms > OFFSETS_KEPT_MS:
-            offsets = self._offsets = self._table.offsets()
-            self._offsets_ms = now_ms
-        return offsets
+            after = offsets[-1]
 
     def _by_offset_id(self, transaction_id: str) -> Pending | None:
         try:

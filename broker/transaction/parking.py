@@ -8,7 +8,7 @@ more. It can be decided at any time later, or resumed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from halfmq.store.draft import Appended, Draft
@@ -17,6 +17,7 @@ from halfmq.store.format.flags import TransactionType
 
 from ..errors import RequestRefusedError
 from ..logs import EACH
+from ..slices import Slice
 from .counters import Counters
 from .half import StoredHalf, bare_draft, parked_draft, real_topic, unique_key
 from .pending import (
@@ -25,14 +26,15 @@ from .pending import (
     ParkedReason,
     Pending,
     PendingTable,
+    State,
     Verdict,
     outcome,
 )
 
 logger = logging.getLogger(__name__)
 
-EXPIRED_PER_TICK: Final = 16
-"""Transactions parked between two turns of the loop, each with a copy of its message."""
+LOOKS_PER_STEP: Final = 100
+"""Transactions passed over in a step, in some hundredths of a millisecond."""
 
 
 class Log(Protocol):
@@ -68,7 +70,7 @@ class Parking:
         self._parked_by = dict.fromkeys(PARKING_REASONS, 0)
         self._blocked_at = -1  # the undecided half that last kept the log from being deleted
         self._blocked_end = 0  # up to where halves are too old
-        self._expiring: list[int] = []  # to be parked, the oldest last
+        self._passed = 0  # up to where those of them were parked
 
     def metrics(self) -> dict[str, int]:
         """Return how many were parked since the start, by reason."""
@@ -137,41 +139,43 @@ class Parking:
     def note_retention_blocked(self, min_wanted_offset: int) -> None:
         """Take note that the log should begin at an offset, and undecided halves lie before it.
 
-        They stay, and so does the log from the oldest of them on. Whoever of them is still asked
-        about is parked, once, so that an operator learns of it. Told once for each oldest half.
+        They stay, and so does the log from the oldest of them on. Those that are still asked about
+        are parked by ``tick``, once, so that an operator learns of them. It is logged once for each
+        oldest half.
         """
         oldest = self._table.oldest
         if oldest is None or oldest.offset >= min_wanted_offset:
             return
         if oldest.offset == self._blocked_at:
-            self._expire(self._blocked_end, min_wanted_offset)
+            self._blocked_end = max(self._blocked_end, min_wanted_offset)
             return
         self._blocked_at = oldest.offset
-        self._blocked_end = 0
-        self._expiring.clear()
+        self._blocked_end, self._passed = min_wanted_offset, 0
         self._counters.retention_blocked += 1
-        before = self._expire(0, min_wanted_offset)
         logger.warning(
-            "event=retention_blocked half_offset=%d group=%s wanted_offset=%d undecided=%d",
+            "event=retention_blocked half_offset=%d group=%s wanted_offset=%d",
             oldest.offset,
             oldest.group,
             min_wanted_offset,
-            before,
         )
-
-    def _expire(self, start: int, end: int) -> int:
-        """Have those parked whose halves lie between two offsets; return how many these are."""
-        if end <= self._blocked_end:
-            return 0
-        self._blocked_end = end
-        found = [offset for offset in self._table.offsets() if start <= offset < end]
-        self._expiring[:0] = found[::-1]
-        return len(found)
 
     def tick(self) -> int | None:
         """Park some of those that are too old; return 0 when there are more, else None."""
-        for _ in range(min(len(self._expiring), EXPIRED_PER_TICK)):
-            entry = self._table.get(self._expiring.pop())
-            if entry is not None:
-                self.park(entry, Event.EXPIRED)
-        return 0 if self._expiring else None
+        if self._passed >= self._blocked_end or Slice().advance(self._expire()):
+            return None
+        return 0
+
+    def _expire(self) -> Iterator[None]:
+        """Park what is too old, from where the last slice has ended."""
+        while offsets := self._table.behind(self._passed - 1)[:LOOKS_PER_STEP]:
+            for offset in offsets:
+                if offset >= self._blocked_end:
+                    self._passed = self._blocked_end
+                    return
+                self._passed = offset + 1
+                entry = self._table.get(offset)
+                if entry is not None and entry.state is State.PREPARED:
+                    self.park(entry, Event.EXPIRED)
+                    yield
+            yield
+        self._passed = self._blocked_end

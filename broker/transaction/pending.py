@@ -27,8 +27,7 @@ the same transaction, kept in ``copies``; we write none.
 from __future__ import annotations
 
 import sys
-from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
@@ -37,6 +36,7 @@ import msgspec
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
 
 from ..asks import OnAnswer
+from .log_order import LogOrder
 
 DECIDED_REMEMBERED: Final = 100_000
 """Decided transactions kept per generation, of which there are two: at the rate of the fastest
@@ -408,6 +408,7 @@ class PendingTable:
 
     def __init__(self, decided_remembered: int = DECIDED_REMEMBERED) -> None:
         self._pending: dict[int, Pending] = {}  # by offset, in log order
+        self._order = LogOrder(self._pending.__contains__)
         self.decided = DecidedMemory(decided_remembered)
         self.copies: dict[int, Copy] = {}  # by the copy's physical offset
         self._copies_of: dict[int, list[int]] = {}  # first half -> queue offsets of its copies
@@ -436,12 +437,13 @@ class PendingTable:
     def __contains__(self, offset: int) -> bool:
         return offset in self._pending
 
-    def offsets(self) -> array[int]:
-        """Return the identities of all undecided transactions, oldest first.
+    def behind(self, offset: int) -> Sequence[int]:
+        """Return identities from the first one behind an offset on, oldest first; none at the end.
 
-        In an array, which garbage collections do not walk: a list of a million costs each 30 ms.
+        Some hundreds or thousands, whatever the table's size, so that it can be gone through while
+        it changes. Decided ones may be among them.
         """
-        return array("q", self._pending)
+        return self._order.behind(offset)
 
     @property
     def oldest(self) -> Pending | None:
@@ -518,6 +520,7 @@ class PendingTable:
             owner,
         )
         self._pending[offset] = entry
+        self._order.add(offset)
         self._of_group[entry.group] = self._of_group.get(entry.group, 0) + 1
         self.newest_offset = offset
         return entry
@@ -530,6 +533,7 @@ class PendingTable:
             entry.group = group = intern(entry.group)
             of_group[group] = of_group.get(group, 0) + 1
             pending[entry.offset] = entry
+            self._order.add(entry.offset)
             if entry.state is _PARKED:
                 self.parked += 1
             newest = max(newest, entry.offset)
@@ -538,6 +542,7 @@ class PendingTable:
     def clear(self) -> None:
         """Forget everything, to be filled again."""
         self._pending.clear()
+        self._order.forget_all()
         self._of_group.clear()
         self.decided.clear()
         self.copies.clear()
@@ -590,12 +595,12 @@ class PendingTable:
 
     def drop_before(self, min_offset: int) -> list[Pending]:
         """Forget transactions whose half the log no longer holds; return them."""
-        gone = [
-            entry
-            for entry in self._pending.values()
-            if entry.offset < min_offset
-            and outcome(entry.state, Event.DELETED_FOUND).verdict is Verdict.FORGET
-        ]
+        gone: list[Pending] = []
+        for entry in self._pending.values():  # in log order
+            if entry.offset >= min_offset:
+                break
+            if outcome(entry.state, Event.DELETED_FOUND).verdict is Verdict.FORGET:
+                gone.append(entry)
         for entry in gone:
             self.discard(entry)
         return gone

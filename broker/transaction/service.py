@@ -80,9 +80,6 @@ ODD_IMMUNITIES_LOGGED_MAX: Final = 100
 """Values of CHECK_IMMUNITY_TIME_IN_SECONDS that are no number and logged once each; a producer that
 sends ever new ones is logged each time."""
 
-EXPIRED_PER_TICK: Final = 16
-"""Transactions parked between two turns of the loop, each with a copy of its message."""
-
 
 class TransactionLog(ReplayLog, HalfLog, PastLog, Protocol):
     """What transactions need of the store."""

@@ -9,11 +9,14 @@ is far away, what is not meant any more would pile up, so it is dropped now and 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 BUCKET_MS: Final = 50
 """Due times are kept to this precision; a check is up to this much late and never early."""
+
+LOOKS_PER_STEP: Final = 100
+"""Offsets of a bucket looked at in one step of a sweep, at less than half a microsecond each."""
 
 
 class Timetable:
@@ -23,7 +26,6 @@ class Timetable:
         # A lone offset, for far in the future most are; else the number and then the offsets.
         self._buckets: dict[int, int | list[int]] = {}
         self._order: list[int] = []  # heap of the buckets that exist, and of some that do not
-        self._to_sweep: list[int] = []  # buckets that this sweep has not looked at
         self.size = 0  # how many offsets there are
 
     def add(self, due_ms: int, offset: int) -> int:
@@ -59,39 +61,43 @@ class Timetable:
             return number, bucket
         return None
 
-    @property
-    def sweeping(self) -> bool:
-        """Whether a sweep is not over."""
-        return bool(self._to_sweep)
-
-    def sweep(self, is_meant: Callable[[int, int], bool], looks: int) -> None:
-        """Drop offsets that are not meant any more: a slice of a sweep, or the first of a new one.
+    def sweep(self, is_meant: Callable[[int, int], bool]) -> Iterator[None]:
+        """Drop offsets that are not meant any more, step by step; others may be added meanwhile.
 
         Args:
             is_meant: Tells by the offset and its bucket's number whether to keep it.
-            looks: About how many to look at; a bucket is swept as a whole.
         """
-        if not self._to_sweep:
-            self._to_sweep = list(self._buckets)
-        while self._to_sweep and looks > 0:
-            looks -= self._sweep_bucket(self._to_sweep.pop(), is_meant)
-        if not self._to_sweep and len(self._order) > 2 * len(self._buckets):
+        for number in list(self._buckets):
+            yield from self._sweep_bucket(number, is_meant)
+        if len(self._order) > 2 * len(self._buckets):
             self._order = list(self._buckets)
             heapq.heapify(self._order)
 
-    def _sweep_bucket(self, number: int, is_meant: Callable[[int, int], bool]) -> int:
-        """Return how many offsets were looked at."""
+    def _sweep_bucket(self, number: int, is_meant: Callable[[int, int], bool]) -> Iterator[None]:
         bucket = self._buckets.get(number)
-        if bucket is None:  # it was due meanwhile
-            return 1
-        offsets = [bucket] if isinstance(bucket, int) else bucket[1:]
-        kept = [offset for offset in offsets if is_meant(offset, number)]
-        self.size -= len(offsets) - len(kept)
-        if not kept:
-            del self._buckets[number]
-        elif not isinstance(bucket, int):
-            bucket[1:] = kept
-        return len(offsets)
+        if isinstance(bucket, int):
+            if not is_meant(bucket, number):
+                del self._buckets[number]
+                self.size -= 1
+        elif bucket is not None:
+            kept = bucket[:1]
+            at = 1
+            while at < len(bucket):
+                part = bucket[at : at + LOOKS_PER_STEP]
+                kept += [offset for offset in part if is_meant(offset, number)]
+                at += len(part)
+                yield
+                if self._buckets.get(number) is not bucket:
+                    return  # it was due meanwhile
+            self.size -= at - len(kept)
+            if len(kept) > 1:
+                self._buckets[number] = kept
+            else:
+                del self._buckets[number]
+            while bucket:  # to let go of a million at once takes ten milliseconds
+                del bucket[-LOOKS_PER_STEP:]
+                yield
+        yield
 
     @property
     def next_due_ms(self) -> int | None:

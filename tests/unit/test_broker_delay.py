@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmq.broker import delay
+from halfmq.broker import delay, slices
 from halfmq.broker.arrivals import NOTES_MAX, Arrivals
 from halfmq.broker.delay import (
     COLD_TRIES_MAX,
@@ -510,6 +511,23 @@ def test_a_long_queue_is_delivered_in_batches(tmp_path: Path) -> None:
     delays.tick()
 
     assert len(log.queue("orders", 3)) == count
+
+
+def test_levels_take_turns_slice_by_slice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a stop all levels may be overdue at once, with very many messages each."""
+    clock = Clock()
+    log = FakeLog(clock)
+    delays = service(tmp_path, log, clock)
+    for level in (1, 2):
+        log.append([delayed(clock, level) for _ in range(2 * delay.BATCH_COUNT_MAX)])
+    clock.now += 10_000
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)  # one batch each
+    sizes = []
+    while delays.waiting:
+        assert delays.tick() == 0
+        sizes.append(len(log.queue("orders", 3)))
+    assert {later - before for before, later in pairwise([0, *sizes])} <= {0, delay.BATCH_COUNT_MAX}
+    assert sizes[-1] == 4 * delay.BATCH_COUNT_MAX
 
 
 # --- delays that count from a commit

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
+from halfmq.broker import slices
 from halfmq.broker.long_polling import HeldPull, LongPolling
 from halfmq.remoting.command import RemotingCommand
 
@@ -59,14 +61,20 @@ class Broker:
         found = any(end <= self.log.readable_offset for end in ends)
         return b"found" if found else b"nothing" if timed_out else None
 
-    def hold(self, queue: tuple[str, int] = QUEUE, *, looked_until: int | None = None) -> Client:
+    def hold(
+        self,
+        queue: tuple[str, int] = QUEUE,
+        *,
+        looked_until: int | None = None,
+        deadline: float = 1e9,
+    ) -> Client:
         client = Client()
         readable = self.log.readable_offset if looked_until is None else looked_until
         held = HeldPull(
             key=queue,
             command=RemotingCommand(code=11),
             connection=client,
-            deadline=1e9,
+            deadline=deadline,
             next_offset=0,
             tag_codes=None,
             looked_until=readable,
@@ -76,7 +84,8 @@ class Broker:
 
 
 @pytest.fixture
-def broker() -> Iterator[Broker]:
+def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    monkeypatch.setattr(slices, "SLICE_S", 60.0)  # all at once, unless a test says otherwise
     made = Broker()
     yield made
     assert made.polling.count == sum(len(held) for held in made.polling.waiting.values())
@@ -156,3 +165,68 @@ def test_a_pull_that_finds_nothing_is_looked_at_once_more_and_no_more(broker: Br
         broker.log.flushed(broker.polling, offset)
 
     assert broker.looks == 1
+
+
+async def test_however_many_pulls_are_answered_the_loop_serves_others_in_between(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One message may be awaited by thousands; each pass of the loop looks at some of them."""
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)  # one step each
+    await broker.polling.start()
+    clients = [broker.hold() for _ in range(5)]
+    broker.log.append(broker.polling, QUEUE)
+    looks = []
+
+    broker.log.flushed(broker.polling, 100)
+    for _ in range(6):
+        looks.append(broker.looks)
+        await asyncio.sleep(0)
+
+    assert looks == [1, 2, 3, 4, 5, 5]
+    assert [client.answers for client in clients] == [[b"found"]] * 5
+    await broker.polling.stop()
+
+
+async def test_a_message_that_comes_during_a_look_is_found(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is flushed before the look has come to the last pull, or after it."""
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    await broker.polling.start()
+    broker.log.append(broker.polling, OTHER)
+    clients = [broker.hold() for _ in range(4)]
+    broker.log.flushed(broker.polling, 100)  # looks at the first of them, in vain
+    await asyncio.sleep(0)
+
+    broker.log.append(broker.polling, QUEUE)
+    broker.log.flushed(broker.polling, 200)
+    late = broker.hold(looked_until=100)
+    for _ in range(12):
+        await asyncio.sleep(0)
+
+    assert [client.answers for client in (*clients, late)] == [[b"found"]] * 5
+    await broker.polling.stop()
+
+
+async def test_pulls_whose_time_is_up_are_answered_in_slices(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Consumers that came together time out together; a message is not kept waiting by that."""
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    await broker.polling.start()
+    idle = [broker.hold(OTHER, deadline=0.0) for _ in range(4)]
+    patient = broker.hold(OTHER)
+    waiting = broker.hold()
+    broker.polling._sweep()
+    await asyncio.sleep(0)
+    assert broker.looks < len(idle)
+
+    broker.log.append(broker.polling, QUEUE)
+    broker.log.flushed(broker.polling, 100)
+    for _ in range(12):
+        await asyncio.sleep(0)
+
+    assert [client.answers for client in idle] == [[b"nothing"]] * 4
+    assert (waiting.answers, patient.answers) == ([b"found"], [])
+    assert broker.polling.count == 1
+    await broker.polling.stop()

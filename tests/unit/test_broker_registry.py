@@ -118,6 +118,31 @@ def test_a_lost_connection_takes_all_its_registrations() -> None:
     assert registry.forget(lost) == []
 
 
+def expired(registry: ClientRegistry) -> list[str]:
+    """Have silent clients expire; return the consumer groups that changed."""
+    return [group for group in registry.expire() if group is not None]
+
+
+def test_silent_clients_expire_one_by_one() -> None:
+    """Ten thousand may vanish at once; those that speak meanwhile stay."""
+    clock = Clock()
+    registry = ClientRegistry(now_ms=clock)
+    connections = [FakeConnection(f"127.0.0.1:{number}") for number in range(4)]
+    for number, connection in enumerate(connections):
+        registry.heartbeat(consumer(f"c{number}", subscription("T")), connection)
+        registry.heartbeat(producer(f"c{number}", "p"), connection)
+    clock.now += EXPIRY_MS + 1
+
+    steps, left = registry.expire(), []
+    for _ in range(4):
+        assert next(steps) is None
+        left.append(len(registry.producers_of("p")))
+    assert left == [3, 2, 1, 0]
+    registry.heartbeat(consumer("c3", subscription("T")), connections[3])
+    assert [group for group in steps if group] == ["g"]
+    assert registry.consumer_ids("g") == ["c3"]
+
+
 def test_a_client_without_heartbeat_expires() -> None:
     """A peer that vanished without closing its connection shares no queues for ever."""
     clock = Clock()
@@ -127,10 +152,10 @@ def test_a_client_without_heartbeat_expires() -> None:
     registry.heartbeat(producer("a", "p"), silent)
     clock.now += EXPIRY_MS
     registry.heartbeat(consumer("b", subscription("T")), alive)
-    assert registry.expire() == []
+    assert expired(registry) == []
     clock.now += 1
 
-    assert registry.expire() == ["g"]
+    assert expired(registry) == ["g"]
     assert registry.consumer_ids("g") == ["b"]
     assert registry.producers_of("p") == []
     assert registry.forget(silent) == []
@@ -144,14 +169,14 @@ def test_a_clock_set_forward_expires_nobody(jump_ms: int) -> None:
     for name in ("before", "behind"):
         registry.heartbeat(consumer(name, subscription("T")), FakeConnection())
         registry.heartbeat(producer(name, "p"), FakeConnection("127.0.0.1:3"))
-        assert registry.expire() == []
+        assert expired(registry) == []
         clock.now += jump_ms if name == "before" else 10_000
-    assert registry.expire() == []
+    assert expired(registry) == []
     assert registry.consumer_ids("g") == ["before", "behind"]
 
     for _ in range(13):  # and those that stay silent expire as ever
         clock.now += 10_000
-        registry.expire()
+        expired(registry)
     assert registry.consumer_ids("g") == []
     assert registry.producers_of("p") == []
 
@@ -278,7 +303,7 @@ def test_a_producer_that_fell_silent_or_moved_has_left_its_old_connection() -> N
     registry.heartbeat(producer("a", "g"), silent)
     clock.now += EXPIRY_MS + 1
     registry.heartbeat(producer("b", "g"), old)
-    registry.expire()
+    expired(registry)
     registry.heartbeat(producer("b", "g"), new)
     assert [registry.has_left("g", one) for one in (silent, old, new)] == [True, True, False]
 
@@ -379,7 +404,7 @@ def test_a_filter_goes_with_the_last_member_that_wanted_it(ends: str) -> None:
         for _ in range(20):
             clock.now += 10_000
             registry.heartbeat(usual, stays)
-            registry.expire()
+            expired(registry)
     else:
         registry.heartbeat(consumer("b", subscription("T", 8, "created")), canary)
     left = registry.subscription_of("g", "T")

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from halfmq.broker import slices
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction import checker, group_queues
+from halfmq.broker.transaction import timetable as timetable_module
 from halfmq.broker.transaction.cold_halves import OnRead
 from halfmq.broker.transaction.half import StoredHalf
 from halfmq.broker.transaction.pending import Event
@@ -17,7 +19,7 @@ from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from tests.support.transactions import HOST, START_MS, Broker, Connected, message
+from tests.support.transactions import HOST, START_MS, Broker, Connected
 
 DAY_MS = 86_400_000
 TIMEOUT_MS = 6_000
@@ -29,6 +31,7 @@ PAUSES_MS = (30_000, 45_000, 67_500)
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Broker:
     """A broker without messages, whose checks are as far apart as the pauses say."""
     monkeypatch.setattr(checker, "JITTER", 0.0)
+    monkeypatch.setattr(slices, "SLICE_S", 60.0)  # all at once, unless a test says otherwise
     return Broker(tmp_path, config=TransactionConfig(check_max=3))
 
 
@@ -390,42 +393,89 @@ def test_an_unreadable_half_does_not_harm_the_others(
     assert producer.asked_offsets.count(broken.physical_offset) == 1
 
 
-def test_many_due_at_once_go_out_in_slices(broker: Broker) -> None:
-    """Sends are served between the slices."""
+def test_many_due_at_once_go_out_in_slices(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sends are served between the slices, however large the messages that are asked about."""
     producer = broker.producers.join("pg", Connected())
-    halves = [broker.prepare() for _ in range(3 * checker.CHECKS_PER_TICK + 1)]
+    halves = [broker.prepare() for _ in range(100)]
     broker.log.flush()
     broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
     sizes: list[int] = []
     while broker.service.tick() == 0:
         sizes.append(len(producer.asked) - sum(sizes))
 
-    assert max(sizes) <= checker.CHECKS_PER_TICK
+    assert max(sizes) == 1
     assert sorted(producer.asked_offsets) == [half.physical_offset for half in halves]
 
 
-def test_decided_transactions_cost_a_look_and_no_more(broker: Broker) -> None:
+def test_decided_transactions_cost_a_look_and_no_more(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nearly all are decided when their first check is due."""
-    for _ in range(checker.LOOKS_PER_TICK + 10):
+    for _ in range(2 * checker.LOOKS_PER_STEP - 10):
         broker.end(broker.prepare(), Event.COMMIT)
     broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
     assert broker.service._checker.tick(broker.clock.now_ms) == 0
     assert broker.service._checker.tick(broker.clock.now_ms) is None
     assert len(broker.service._checker._queues) == 0
 
 
-def test_groups_take_turns(broker: Broker) -> None:
+def test_groups_take_turns(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """One with very many due does not keep another waiting."""
     busy = broker.producers.join("busy", Connected())
     other = broker.producers.join("other", Connected())
-    for _ in range(100 * checker.CHECKS_PER_TICK):
+    for _ in range(1_000):
         broker.prepare(group="busy")
     broker.prepare(group="other")
     broker.log.flush()
     broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
     while not other.asked:
         assert broker.service.tick() == 0
-    assert len(busy.asked) <= 10 * checker.CHECKS_PER_TICK
+    assert len(busy.asked) <= 100
+
+
+def test_news_of_very_many_checks_are_taken_in_slices(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All members of a group may be lost in the same moment, each with what it was asked."""
+    producer = broker.producers.join("pg", Connected(acknowledges=True))
+    halves = [broker.prepare(producer) for _ in range(5)]
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    assert len(producer.asked) == len(halves)
+    producer.acknowledge(None)
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    waiting = []
+    for _ in halves:
+        broker.service._checker.tick(broker.clock.now_ms)
+        waiting.append(len(broker.service._checker._receipts))
+
+    assert waiting == [4, 3, 2, 1, 0]
+
+
+def test_groups_that_stay_away_are_looked_at_in_slices(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand groups may be away, each with thousands of transactions."""
+    for number in range(5):
+        broker.prepare(group=f"away-{number}")
+    broker.wait(TIMEOUT_MS + BUCKET_MS)
+    looks: list[str] = []
+
+    def is_away(group: str) -> bool:
+        looks.append(group)
+        return True
+
+    monkeypatch.setattr(broker.service._checker._queues, "_is_away", is_away)
+    broker.clock.now_ms += 2 * group_queues.ABSENT_SWEEP_MS
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    counts = []
+    for _ in range(6):
+        broker.service._checker.tick(broker.clock.now_ms)
+        counts.append(len(looks))
+
+    assert counts == [1, 2, 3, 4, 5, 5]
 
 
 def test_after_a_restart_checks_wait_a_moment(broker: Broker) -> None:
@@ -494,10 +544,10 @@ def test_what_is_not_meant_any_more_leaves_the_timetable() -> None:
         return offset in meant and planned[offset] == number
 
     seen: list[int] = []
-    timetable.sweep(is_meant, 100)
+    sweep = timetable.sweep(is_meant)
     for now_ms in range(START_MS, START_MS + 6_000, 100):
-        if timetable.sweeping:
-            timetable.sweep(is_meant, 100)
+        for _ in range(3):
+            next(sweep, None)
         while found := timetable.take_due(now_ms):
             seen += [offset for offset in found[1] if is_meant(offset, found[0])]
         if now_ms % 300 == 0:
@@ -505,6 +555,31 @@ def test_what_is_not_meant_any_more_leaves_the_timetable() -> None:
             planned[now_ms] = timetable.add(now_ms + 60, now_ms)
     assert sorted(seen) == sorted(meant)
     assert (timetable.size, timetable.next_due_ms) == (0, None)
+
+
+def test_a_step_of_a_sweep_is_short_however_many_are_due_at_once() -> None:
+    """After a restart all that were undecided are due at the same time."""
+    timetable = Timetable()
+    count = 10 * timetable_module.LOOKS_PER_STEP
+    for offset in range(count):
+        number = timetable.add(START_MS, offset)
+    looked: list[int] = []
+
+    def is_meant(offset: int, _number: int) -> bool:
+        looked.append(offset)
+        return offset % 2 == 0
+
+    steps = timetable.sweep(is_meant)
+    for _ in range(10):
+        before = len(looked)
+        next(steps)
+        assert len(looked) - before <= timetable_module.LOOKS_PER_STEP
+    assert timetable.add(START_MS, count) == number  # planned while it goes on
+    for _ in steps:
+        pass
+
+    assert timetable.size == count // 2 + 1
+    assert timetable.take_due(START_MS + BUCKET_MS) == (number, list(range(0, count + 1, 2)))
 
 
 def test_what_was_decided_does_not_pile_up_until_it_would_have_been_due(
@@ -528,20 +603,6 @@ def test_what_was_decided_does_not_pile_up_until_it_would_have_been_due(
 
     broker.wait(4_000_000)
     assert sorted(producer.asked_offsets) == [half.physical_offset for half in halves]
-
-
-def test_large_messages_take_turns_with_everything_else(broker: Broker) -> None:
-    """A check of four megabytes keeps the loop for as long as hundreds of others."""
-    producer = broker.producers.join("pg", Connected(acknowledges=True))
-    for number in range(10):
-        key = f"K{number}"
-        body = bytes(2 * checker.BYTES_PER_CHECK * checker.CHECKS_PER_TICK)
-        broker.service.prepare_group([(message(key=key, body=body), key)], "pg", producer)
-    broker.log.flush()
-    broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
-    for checks in range(1, 11):
-        broker.service.tick()
-        assert len(producer.asked) == checks
 
 
 def test_a_group_that_stays_away_keeps_no_decided_ones(broker: Broker) -> None:
@@ -756,7 +817,7 @@ def test_one_message_that_nobody_takes_stops_no_other(broker: Broker) -> None:
                 on_answer(RemotingCommand(code=code))
             broker.wait(0)
     asked = producer.asked_offsets
-    assert set(asked) >= set(broker.service._table.offsets()[:19])
+    assert set(asked) >= set(broker.service._table.behind(-1)[:19])
     assert asked.count(poison.physical_offset) < 12
 
 

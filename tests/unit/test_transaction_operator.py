@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from halfmq.broker import slices
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.topics import TopicConfig
 from halfmq.broker.transaction.errors import (
@@ -11,7 +12,6 @@ from halfmq.broker.transaction.errors import (
     HalfMismatchError,
     HalfNotFoundError,
 )
-from halfmq.broker.transaction.parking import EXPIRED_PER_TICK
 from halfmq.broker.transaction.pending import Event, State
 from halfmq.broker.transaction.placing import Placing
 from halfmq.remoting.codes import ResponseCode
@@ -301,7 +301,7 @@ def test_retention_stops_at_an_undecided_half_and_says_so(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Once per half that blocks it; whoever is behind is parked for an operator to see."""
-    halves = [broker.prepare() for _ in range(EXPIRED_PER_TICK + 4)]
+    halves = [broker.prepare() for _ in range(20)]
     wanted = halves[-1].physical_offset
     assert broker.service.oldest_pending_offset == halves[0].physical_offset
 
@@ -319,6 +319,22 @@ def test_retention_stops_at_an_undecided_half_and_says_so(
     assert caplog.text.count("event=retention_blocked") == 2
     broker.end(halves[1], Event.COMMIT)  # none of them is lost
     assert len(broker.finals_of(halves[1])) == 1
+
+
+def test_halves_that_are_too_old_are_parked_in_slices(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A million may get old at once; each slice goes on where the one before has ended."""
+    halves = [broker.prepare() for _ in range(4)]
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)  # one step each
+    parking, parked = broker.service._parking, []
+
+    broker.service.note_retention_blocked(halves[3].physical_offset)
+    for _ in range(5):
+        waits = parking.tick()
+        parked.append((broker.service.metrics()["parked_expired"], waits))
+
+    assert parked == [(1, 0), (2, 0), (3, 0), (3, None), (3, None)]
 
 
 def test_more_halves_get_old_behind_the_one_that_blocks(broker: Broker) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from typing import cast
 
-import pytest
-
-from halfmq.broker.transaction import operator
 from halfmq.broker.transaction.half import StoredHalf
 from halfmq.broker.transaction.operator import PAGE_MS, PASSED_BETWEEN_LOOKS, PendingView
 from halfmq.broker.transaction.past import PastDecisions
@@ -112,7 +108,7 @@ def test_a_page_that_finds_nothing_ends_too() -> None:
 def test_nothing_is_searched_for_when_nothing_is_parked() -> None:
     """The usual answer to the usual question costs nothing."""
     table = Table(*range(10))
-    table.pending.offsets = table.pending.__iter__ = None  # type: ignore[assignment, method-assign]
+    table.pending.behind = table.pending.__iter__ = None  # type: ignore[assignment, method-assign]
 
     assert table.view.page(-1, 10, state="parked") == ([], None)
     assert table.view.page(5, 10, state="parked") == ([], None)
@@ -131,25 +127,3 @@ def test_what_is_decided_or_prepared_meanwhile_disturbs_nothing() -> None:
     pages = table.walk(2, between=change)
 
     assert pages[:3] == [[10, 20], [30, 50], [60, 70]]
-
-
-def test_the_offsets_of_a_listing_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million pages may be asked for; a list of a million is made once, and again when old."""
-    table = Table(*range(10, 200, 10))
-    made: list[int] = []
-    offsets = table.pending.offsets
-
-    def counted() -> array[int]:
-        made.append(1)
-        return offsets()
-
-    monkeypatch.setattr(table.pending, "offsets", counted)
-    after = 10
-    for _ in range(10):
-        _, following = table.view.page(after, 1)
-        assert following is not None
-        after = following
-    assert len(made) == 1
-    table.clock.now_ms += operator.OFFSETS_KEPT_MS + 1
-    table.view.page(after, 1)
-    assert len(made) == 2

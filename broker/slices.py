@@ -1,0 +1,56 @@
+"""Background work in slices: how long it may keep the event loop.
+
+Requests are served by the same thread as housekeeping, so nothing may keep the loop for as long as
+there is something to do. Work that may be long is written as a generator, which yields after each
+small step; a slice takes as many steps as fit into it, and the next slice goes on from there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Final
+
+SLICE_S: Final = 0.001
+"""Seconds of a slice. With its last step, which takes some tenths of a millisecond, background work
+keeps the event loop for less than two milliseconds."""
+
+
+class Slice:
+    """A slice that begins when it is made; several kinds of work may share one."""
+
+    def __init__(self) -> None:
+        self._end = time.perf_counter() + SLICE_S
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the next step has to wait for another slice."""
+        return time.perf_counter() >= self._end
+
+    def advance(self, work: Iterator[object]) -> bool:
+        """Take steps of the work, at least one; return whether all of it is done."""
+        end, clock = self._end, time.perf_counter
+        return all(clock() < end for _ in work)
+
+
+PAUSE_S: Final = 0.004
+"""Seconds between two slices of work that nobody waits for: a fifth of the loop at most."""
+
+
+class Rounds:
+    """Work that is done again every so many seconds, and each time in slices; for a `Ticker`."""
+
+    def __init__(self, seconds: float, *work: Callable[[], Iterator[object]]) -> None:
+        self._seconds = seconds
+        self._work = work
+        self._round: Iterator[object] | None = None
+
+    def tick(self) -> float:
+        """Do the next slice; return the seconds until the one after it, 0 in the midst of work."""
+        if self._round is None:
+            self._round = chain.from_iterable(one() for one in self._work)
+        if not Slice().advance(self._round):
+            return 0.0
+        self._round = None
+        return self._seconds

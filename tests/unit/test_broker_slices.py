@@ -1,0 +1,66 @@
+"""Background work keeps the event loop for a slice at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from halfmq.broker import slices
+from halfmq.broker.slices import Rounds, Slice
+
+
+@pytest.fixture(autouse=True)
+def _one_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every slice over after its first step."""
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+
+
+def test_a_slice_takes_a_step_and_the_next_one_goes_on() -> None:
+    """However long the work, some of it is done each time, and none of it twice."""
+    done: list[int] = []
+
+    def work() -> Iterator[None]:
+        for number in range(3):
+            done.append(number)
+            yield
+
+    steps = work()
+    assert [Slice().advance(steps) for _ in range(4)] == [False, False, False, True]
+    assert done == [0, 1, 2]
+
+
+def test_a_round_begins_anew_when_all_its_work_is_done() -> None:
+    """Until then it asks for the next slice at once."""
+    done: list[str] = []
+
+    def work(name: str) -> Iterator[None]:
+        for number in range(2):
+            done.append(f"{name}{number}")
+            yield
+
+    rounds = Rounds(10.0, lambda: work("a"), lambda: work("b"))
+
+    assert [rounds.tick() for _ in range(10)] == [0, 0, 0, 0, 10.0] * 2
+    assert done == ["a0", "a1", "b0", "b1"] * 2
+
+
+def test_a_round_that_failed_is_followed_by_a_whole_one() -> None:
+    """Its error is told to the ticker, and nothing is skipped for ever."""
+    failing = [True]
+    done: list[int] = []
+
+    def work() -> Iterator[None]:
+        done.append(1)
+        yield
+        if failing:
+            raise OSError(failing.pop())
+        done.append(2)
+
+    rounds = Rounds(10.0, work)
+    rounds.tick()
+    with pytest.raises(OSError, match="True"):
+        rounds.tick()
+    while done[-1] != 2:
+        rounds.tick()
+    assert done == [1, 1, 2]
