@@ -554,8 +554,6 @@ class PendingTable:
 
     def decide(self, entry: Pending, state: State, position: int) -> None:
         """Take a transaction off the table; the record at ``position`` has decided it."""
-        if entry.state is _PARKED:
-            self.parked -= 1
         offset = entry.offset
         self._take_off(entry)
         self.decided.remember(offset, state, position)
@@ -565,6 +563,8 @@ class PendingTable:
                 self.decided.remember(member.offset, state, position)
 
     def _take_off(self, entry: Pending) -> None:
+        if entry.state is _PARKED:
+            self.parked -= 1
         del self._pending[entry.offset]
         left = self._of_group[entry.group] - 1
         if left:
@@ -607,7 +607,5 @@ class PendingTable:
 
     def discard(self, entry: Pending) -> None:
         """Forget an undecided transaction whose half can no longer be read."""
-        if entry.state is State.PARKED:
-            self.parked -= 1
         self._take_off(entry)
         self._disband(entry.offset)
