@@ -7,7 +7,7 @@ properties can be prepared and never committed. Each refusal says how to mend it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from halfmq.remoting.codes import ResponseCode
@@ -108,8 +108,10 @@ def fault_in_batch(properties: bytes, where: str) -> str | None:
     return f"{where} has {name}={value}: {why}; send it by itself, not in a batch"
 
 
-def admitted(properties: bytes, now_ms: int, *, reserve: int = FINAL_RESERVE) -> bytes:
-    """Return the properties with which a message may be prepared.
+def refuse_unfit(
+    properties: bytes, now_ms: Callable[[], int], *, reserve: int = FINAL_RESERVE
+) -> None:
+    """Return if a message with these properties may be prepared.
 
     Raises:
         RequestRefusedError: It asks for a delay that halves cannot have, or is too large.
@@ -117,13 +119,12 @@ def admitted(properties: bytes, now_ms: int, *, reserve: int = FINAL_RESERVE) ->
     if properties.rfind(b"DELAY\x01") >= 0 or properties.rfind(b"TIMER_") >= 0:
         _refuse_delays(properties)
     if properties.rfind(b"TRANSACTION_") >= 0:
-        _check_delivery(properties, now_ms)
+        _check_delivery(properties, now_ms())
     if len(properties) > PROPERTIES_SIZE_MAX - reserve:
         raise refusal(
             f"properties of {len(properties)} bytes exceed {PROPERTIES_SIZE_MAX - reserve}, the "
             "limit for a transactional message, whose commit needs room for some more: send fewer"
         )
-    return properties
 
 
 def leave_room(

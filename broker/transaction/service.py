@@ -24,8 +24,6 @@ from random import Random
 from time import perf_counter
 from typing import Final, Protocol
 
-from msgspec.structs import replace
-
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
 from halfmq.store.format.properties import get_property
@@ -35,10 +33,10 @@ from .admission import (
     FINAL_RESERVE,
     GROUP_DECISION_RESERVE,
     GROUP_RESERVE,
-    admitted,
     group_is_full,
     leave_room,
     not_taken,
+    refuse_unfit,
 )
 from .checker import RESTART_GRACE_MS, Checker, ProducerDirectory
 from .cold_halves import FIRST_READ, OnRead
@@ -264,9 +262,7 @@ class TransactionService:
         Raises:
             RequestRefusedError: It asks for what halves cannot have, or leaves no room for more.
         """
-        properties = admitted(message.properties, self._now_ms(), reserve=reserve)
-        if properties is not message.properties:
-            message = replace(message, properties=properties)
+        refuse_unfit(message.properties, self._now_ms, reserve=reserve)
         half = half_draft(message, unique_key)
         leave_room(half, message.topic, record_size_max=self._record_size_max)
         return half
