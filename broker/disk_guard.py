@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from halfmq.store.draft import Batch, Draft
+from halfmq.store.draft import Draft
 from halfmq.store.format.topics import OP_TOPIC
 from halfmq.store.space import Space, SpaceReserve
 
@@ -63,7 +63,7 @@ class Gate(Protocol):
     def close(self, reason: str) -> None: ...
 
 
-def decides(group: Sequence[Draft | Batch]) -> bool:
+def decides(group: Sequence[Draft]) -> bool:
     """Tell whether a group holds nothing but decisions and what goes with them."""
     return all(draft.sys_flag & _DECIDES or draft.topic == OP_TOPIC for draft in group)
 
@@ -215,7 +215,7 @@ class DiskGuard:
 
     # --- around appends
 
-    def make_room(self, group: Sequence[Draft | Batch]) -> bool:
+    def make_room(self, group: Sequence[Draft]) -> bool:
         """Free some space after an append found none; return whether it is worth another try."""
         if not decides(group):
             if self.stage < Stage.REFUSE:  # somebody else was faster than the looks

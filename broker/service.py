@@ -20,7 +20,7 @@ from typing import Final, Protocol
 
 from halfmq.store import disk
 from halfmq.store.config import FlushMode
-from halfmq.store.draft import Batch, Draft
+from halfmq.store.draft import Draft
 from halfmq.store.errors import UnusableFileError
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
@@ -77,6 +77,9 @@ logger = logging.getLogger(__name__)
 INDEX_TICK_S: Final = 0.02
 """Seconds between two slices of index building when nothing is left over."""
 
+
+FLUSHED_ALONE: Final = 32
+"""Records of a group that is flushed at once, without waiting for the end of the loop's pass."""
 
 INDEX_REST_S: Final = 0.004
 """The same while the index is filled from the log, gigabytes perhaps: a third of the loop at most.
@@ -469,14 +472,14 @@ class Broker:
         """Where name-server requests are served, `host:port`."""
         return self._server.namesrv_address
 
-    def _appended(self, group: Sequence[Draft | Batch]) -> None:
+    def _appended(self, group: Sequence[Draft]) -> None:
         for draft in group:
             if draft.topic == SCHEDULE_TOPIC:
                 self._delay.note_stored(draft.queue_id)
         if self._polling.waiting:
             self._polling.note_arrivals([(draft.topic, draft.queue_id) for draft in group])
         if self._sync_flush:
-            if isinstance(group[0], Batch):
+            if len(group) >= FLUSHED_ALONE:
                 # Large enough for a flush of its own, under which the next one is worked on.
                 self._store.request_flush()
             self._release.ask_flush()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from halfmq.store.config import StoreConfig
-from halfmq.store.draft import Appended, AppendedBatch, Batch, Draft
+from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import DiskFullError, StoreError, UnusableFileError
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery import RecoveryReport
@@ -29,7 +29,7 @@ class Room(Protocol):
 
     only_decisions: bool
 
-    def make_room(self, group: Sequence[Draft | Batch]) -> bool: ...
+    def make_room(self, group: Sequence[Draft]) -> bool: ...
 
 
 class ObservedStore(MessageStore):
@@ -47,7 +47,7 @@ class ObservedStore(MessageStore):
         now_ms: Callable[[], int],
         on_durable: Callable[[int], None],
         on_failure: Callable[[Exception], None],
-        on_append: Callable[[Sequence[Draft | Batch]], None],
+        on_append: Callable[[Sequence[Draft]], None],
         worker: WorkerFactory = ThreadWorker,
     ) -> None:
         super().__init__(
@@ -58,18 +58,14 @@ class ObservedStore(MessageStore):
 
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
         """Append records; see `MessageStore.append`."""
-        if self.room is not None and self.room.only_decisions:
-            self._check_room(group)
+        if self.room is not None and self.room.only_decisions and not decides(group):
+            raise DiskFullError(self.root, "the rest of the disk is kept for decisions")
         try:
             appended = super().append(group, contiguous=contiguous)
         except DiskFullError as error:
             appended = self._append_with_room(group, error, contiguous=contiguous)
         self._on_append(group)
         return appended
-
-    def _check_room(self, group: Sequence[Draft | Batch]) -> None:
-        if not decides(group):
-            raise DiskFullError(self.root, "the rest of the disk is kept for decisions")
 
     def _append_with_room(
         self, group: Sequence[Draft], error: DiskFullError, *, contiguous: bool
@@ -81,14 +77,6 @@ class ObservedStore(MessageStore):
             except DiskFullError as again:
                 error = again
         raise error
-
-    def append_batch(self, batch: Batch) -> AppendedBatch:
-        """Append a batch; see `MessageStore.append_batch`."""
-        if self.room is not None and self.room.only_decisions:
-            self._check_room((batch,))
-        appended = super().append_batch(batch)
-        self._on_append((batch,))
-        return appended
 
 
 class StoreService:

@@ -13,18 +13,16 @@ Source: RocketMQ ``CommitLog.java``, ``DefaultAppendMessageCallback``.
 """
 
 import logging
-from array import array
 from collections.abc import Callable, Sequence
 from struct import Struct
 from threading import Lock
 from typing import Final, NoReturn
 
 from . import disk
-from .batch_layout import Sizes, lay_out, sizes_of
 from .config import StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
 from .dispatch import delivery_time
-from .draft import Appended, AppendedBatch, Batch, Draft
+from .draft import Appended, Draft
 from .errors import (
     DiskFullError,
     PropertiesTooLongError,
@@ -42,6 +40,7 @@ from .format.record import (
     CRC_MASK,
     CRC_TAIL_SIZE,
     CRC_TAIL_START,
+    HEAD_BOTH_V6,
     HEAD_V4,
     blank,
     encode_record,
@@ -64,6 +63,9 @@ LOOK_UP_EVERY: Final = 4 << 20  # bytes
 NO_QUEUE_ENTRY: Final = TransactionType.PREPARED & TransactionType.ROLLBACK
 _UNUSUAL: Final = NO_QUEUE_ENTRY | HOSTS_MASK  # flags that leave the fast path
 _LENGTH: Final = Struct(">h")  # of the properties
+# Bytes of a record without body, properties and topic, at most: two lengths lie between these.
+_BESIDE_MAX: Final = HEAD_BOTH_V6.size + 4 + CRC_TAIL_SIZE + 1
+_CHARACTER_MAX: Final = 4  # bytes of one in UTF-8
 _CRC_NAME: Final = slice(-CRC_TAIL_SIZE, len(CRC_TAIL_START) - CRC_TAIL_SIZE)  # of their end
 
 
@@ -211,71 +213,6 @@ class CommitLog:
         self._write(chunk_start, parts)
         return offset
 
-    def append_batch(self, batch: Batch) -> AppendedBatch:
-        """Write the messages of a batch side by side in one file; all of them or none.
-
-        Raises:
-            RecordTooLargeError: A record or the batch does not fit into a file.
-            PropertiesTooLongError: Of one of the messages.
-            DiskFullError: There is no space for a file of the log or of a queue.
-            WriteFailedError: The system refused to write for another reason.
-        """
-        queue = self._queues[batch.topic, batch.queue_id]
-        count = len(batch.units.bodies)
-        if (
-            batch.sys_flag & _UNUSUAL
-            or queue.special
-            or len(batch.born_host) + len(batch.store_host) != 2 * HOST_V4_SIZE
-            or not _has_room(queue, count * ENTRY_SIZE)
-        ):
-            done = self.append(batch.drafts(), contiguous=True)
-            offsets = array("q", [one.physical_offset for one in done])
-            first, last = done[0], done[-1]
-            return AppendedBatch(offsets, last.end, first.queue_offset, first.store_timestamp)
-        sizes = sizes_of(batch.units)
-        self._check_sizes(sizes, queue)
-        now = max(self._now_ms(), self.last_store_timestamp)
-        start = self.write_offset
-        try:
-            offsets, end = self._stage_batch(batch, sizes, queue, now)
-        except BaseException as error:
-            self._take_back(error, start, (), [])
-            raise
-        queue_offset = queue.next_offset
-        queue.position += count * ENTRY_SIZE
-        queue.next_offset += count
-        queue.last_end = self.write_offset = end
-        self.last_store_timestamp = now
-        return AppendedBatch(offsets, end, queue_offset, now)
-
-    def _check_sizes(self, sizes: Sizes, queue: ConsumeQueue) -> None:
-        body_size, properties_size = max(sizes.bodies), max(sizes.properties)
-        if properties_size > PROPERTIES_SIZE_MAX:
-            raise PropertiesTooLongError(properties_size, PROPERTIES_SIZE_MAX)
-        size = queue.overhead + body_size + properties_size  # of none, perhaps; then look closer
-        if size > self._record_max:
-            size = queue.overhead + max(map(sum, zip(sizes.bodies, sizes.properties, strict=True)))
-            if size > self._record_max:
-                raise RecordTooLargeError("a record", size, self._record_max)
-
-    def _stage_batch(
-        self, batch: Batch, sizes: Sizes, queue: ConsumeQueue, now: int
-    ) -> tuple["array[int]", int]:
-        """Write records and queue entries of a batch; nothing counts yet."""
-        total = queue.overhead * len(batch.units.bodies)
-        total += (sum(sizes.bodies) + sum(sizes.properties)) * sizes.times
-        offset = self.write_offset
-        if offset + total > self._limit:
-            if total > self._record_max:
-                raise RecordTooLargeError("a batch", total, self._record_max)
-            if offset + total + BLANK_SIZE > self._file_end(offset):
-                offset = self._roll(offset)
-            self._look_up(offset, offset + total)
-        records, entries, offsets, end = lay_out(batch, sizes, queue, offset, now)
-        self._write(offset, records)
-        queue.map[queue.position : queue.position + len(entries)] = entries
-        return offsets, end
-
     def _encode_special(self, draft: Draft, queue: ConsumeQueue, offset: int, now: int) -> bytes:
         """Encode what the fast path cannot: IPv6 hosts, the CRC tail, records without an entry."""
         properties = draft.properties
@@ -310,6 +247,14 @@ class CommitLog:
     def _must_roll(self, group: Sequence[Draft]) -> bool:
         """Tell whether a group that has to stay together needs a new file."""
         room = self._file_end(self.write_offset) - self.write_offset - BLANK_SIZE
+        size_max = len(group) * _BESIDE_MAX + sum(
+            [
+                len(draft.body) + len(draft.properties) + len(draft.topic) * _CHARACTER_MAX
+                for draft in group
+            ]
+        )
+        if size_max <= min(room, self._record_max):
+            return False
         size = sum(map(self._size_of, group))
         if size > self._record_max:
             raise RecordTooLargeError("a batch", size, self._record_max)
@@ -479,13 +424,3 @@ class CommitLog:
             self._active.close()
             self._active = None
         self._limit = 0
-
-
-def _has_room(queue: ConsumeQueue, size: int) -> bool:
-    """Tell whether so many bytes of entries fit into the queue's file, which may grow for them."""
-    if queue.position + size > queue.limit:
-        try:
-            queue.grow(size)
-        except (OSError, StoreError):
-            return False  # whoever appends one by one meets it again, and puts it right
-    return queue.position + size <= queue.limit

@@ -16,7 +16,7 @@ from itertools import compress
 from typing import Final
 
 from . import disk
-from .draft import Appended, AppendedBatch, Batch, Draft
+from .draft import Appended, Draft
 from .errors import DiskFullError, StoreError
 from .format.index import KeyedRecord, SingleKeys, UniqueKeys
 from .index_file import IndexFile, IndexService
@@ -127,15 +127,6 @@ class KeyIndexing:
     def add(self, group: Sequence[Draft], done: Sequence[Appended]) -> None:
         """Note an appended group."""
         self._add((done[-1].end, tuple(group), done))
-
-    def add_batch(self, batch: Batch, done: AppendedBatch) -> None:
-        """Note an appended batch."""
-        offsets, time_ms = done.physical_offsets, done.store_timestamp
-        if (keys := batch.units.unique_keys) is not None:
-            self._add((done.end, UniqueKeys(batch.topic, keys, offsets, time_ms)))
-        else:
-            places = [Appended(offset, 0, 0, time_ms) for offset in offsets]
-            self._add((done.end, batch.drafts(), places))
 
     def _add(self, waiting: Waiting | WaitingKeys) -> None:
         self._log_end = waiting[0]

@@ -26,7 +26,7 @@ from .commit_log import CommitLog
 from .config import FlushMode, StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
 from .digests import IndexExtent
-from .draft import Appended, AppendedBatch, Batch, Draft
+from .draft import Appended, Draft
 from .durable_mark import DurableMark
 from .errors import StoreClosedError, StoreError, UnusableFileError
 from .file_part import FilePart
@@ -343,18 +343,6 @@ class MessageStore:
         done = self._log.append(group, contiguous=contiguous)
         if self._keys is not None and done:
             self._keys.add(group, done)
-        return done
-
-    def append_batch(self, batch: Batch) -> AppendedBatch:
-        """Store the messages of a batch side by side; otherwise as ``append``.
-
-        Raises:
-            StoreError: As ``append``.
-        """
-        self._check_usable()
-        done = self._log.append_batch(batch)
-        if self._keys is not None:
-            self._keys.add_batch(batch, done)
         return done
 
     def _check_usable(self) -> None:

@@ -19,7 +19,7 @@ from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.remoting.replies import encode_send_reply
-from halfmq.store.draft import AlikeUnits, Appended, AppendedBatch, Batch, Draft, Units
+from halfmq.store.draft import Appended, Draft
 from halfmq.store.format import topics as topic_names
 from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK
 from halfmq.store.format.ids import UniqueKeyFactory, offset_message_id, offset_message_ids
@@ -44,7 +44,7 @@ from ..topics import TopicConfig
 from ..transaction.admission import REFUSAL_FIELDS, fault_in_batch, without_brokers_own
 from ..transaction.twins import FirstHalf, twin_key
 from . import staged
-from .batch_units import read_units
+from .batch_units import Units, read_units
 from .sent_properties import SentProperties, read_properties
 from .staged import StagedHalf, StagedMessage
 from .subjects import prepared_by, require
@@ -64,8 +64,6 @@ class Log(Protocol):
     """What sending needs of the store."""
 
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
-
-    def append_batch(self, batch: Batch) -> AppendedBatch: ...
 
 
 class Overload(Protocol):
@@ -128,7 +126,6 @@ class SendHandler:
         unique_keys: UniqueKeyFactory,
     ) -> None:
         self._append = log.append
-        self._append_batch = log.append_batch
         self._topics = topics
         self._get_topic = topics.get
         self._transactions = transactions
@@ -394,33 +391,38 @@ class SendHandler:
         suffix = encode_properties(shared) + self._broker_properties.encode()
         waiting = b"" if wait is None else b"WAIT\x01%s\x02" % wait.encode()
         units = self._units(request.body, waiting, suffix)
-        batch = Batch(
+        common = Draft(
             topic=header.topic,
             queue_id=queue_id,
-            units=units,
+            body=b"",
+            properties=b"",
             sys_flag=header.sys_flag & ~HOSTS_MASK,
             born_timestamp=header.born_timestamp,
             born_host=connection.remote_host,
             store_host=connection.store_host,
             reconsume_times=header.reconsume_times or 0,
         )
-        appended = self._append_batch(batch)
+        drafts = [
+            replace(common, flag=flag, body=body, properties=properties, tags_code=code)
+            for flag, body, properties, code in zip(*units, strict=True)
+        ]
+        appended = self._append(drafts, contiguous=True)
         if request.flag & FLAG_ONE_WAY:
             return None
         reply = encode_send_reply(
             request,
-            offset_message_ids(batch.store_host, appended.physical_offsets),
+            offset_message_ids(connection.store_host, [one.physical_offset for one in appended]),
             queue_id,
-            appended.queue_offset,
+            appended[0].queue_offset,
             unique_key,
         )
         if self._sync_flush and wait != "false":
-            connection.reply_when_durable(appended.end, reply)
+            connection.reply_when_durable(appended[-1].end, reply)
             return None
         self._group.reply_after_pass(connection, reply)
         return None
 
-    def _units(self, body: bytes, missing_wait: bytes, suffix: bytes) -> Units | AlikeUnits:
+    def _units(self, body: bytes, missing_wait: bytes, suffix: bytes) -> Units:
         try:
             units = read_units(body, missing_wait=missing_wait, suffix=suffix)
         except ValueError as error:
@@ -429,9 +431,10 @@ class SendHandler:
             raise RequestRefusedError(
                 ResponseCode.MESSAGE_ILLEGAL, "the batch holds no message", REFUSAL_FIELDS
             )
-        worst, size = units.longest_properties()
+        sizes = [*map(len, units.properties)]
+        size = max(sizes)
         if size > PROPERTIES_SIZE_MAX:
-            raise self._illegal(len(units.bodies[worst]), size)
+            raise self._illegal(len(units.bodies[sizes.index(size)]), size)
         return units
 
     # --- admission

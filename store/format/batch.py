@@ -4,17 +4,12 @@ Source: RocketMQ ``MessageDecoder.java`` (``encodeMessage``, ``decodeMessage``).
 """
 
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable
 from struct import Struct
 from typing import Final, NamedTuple
 
 from .properties import PROPERTIES_SIZE_MAX
 
-ALIKE_MAX: Final = 1024
-"""Units that are taken apart in one call: the layout of so many takes 160 KiB."""
-
-_LAYOUTS_CACHED_MAX: Final = 32  # 5 MiB of the largest
 _UNIT_HEAD: Final = Struct(">iiiii")
 _LENGTH: Final = Struct(">h")
 _UNIT_CONTENT: Final = Struct(">12xii")  # without size, magic and CRC, which are not trusted
@@ -87,54 +82,3 @@ def split_batch(batch: bytes) -> tuple[list[int], list[bytes], list[bytes]]:
     except struct.error as error:
         raise ValueError(f"batch unit at byte {position} is cut short") from error
     return flags, bodies, properties
-
-
-class AlikeColumns(NamedTuple):
-    """Units of one flag and size whose properties differ in one place only, in columns."""
-
-    flag: int
-    bodies: Sequence[bytes]
-    head: bytes  # of the properties: what all have before that place
-    middles: Sequence[bytes]
-    tail: bytes  # and what all have behind it
-
-
-def split_alike(batch: bytes, place_of: Callable[[bytes], tuple[int, int]]) -> AlikeColumns | None:
-    """Take a batch apart in one step, if its units differ in bodies and one place only.
-
-    ``place_of`` says where that place begins and ends in the properties of the first unit. None
-    if there is no unit, one that does not fit, or more than ``ALIKE_MAX``.
-    """
-    room = len(batch) - _UNIT_CONTENT.size - _LENGTH.size
-    if room < 0:
-        return None
-    flag, body_size = _UNIT_CONTENT.unpack_from(batch)
-    if not 0 <= body_size <= room:
-        return None
-    start = _UNIT_CONTENT.size + body_size
-    (properties_size,) = _LENGTH.unpack_from(batch, start)
-    start += _LENGTH.size
-    size = start + properties_size
-    if properties_size < 0 or len(batch) % size or not 0 < len(batch) // size <= ALIKE_MAX:
-        return None
-    properties = batch[start:size]
-    begin, end = place_of(properties)
-    count = len(batch) // size
-    layout = _layout(body_size, begin, end - begin, properties_size - end, count)
-    fields = layout.unpack(batch)
-    heads, before, behind = fields[0::5], fields[2::5], fields[4::5]
-    if not heads.count(heads[0]) == before.count(before[0]) == behind.count(behind[0]) == count:
-        return None
-    return AlikeColumns(flag, fields[1::5], properties[:begin], fields[3::5], properties[end:])
-
-
-@lru_cache(maxsize=_LAYOUTS_CACHED_MAX)
-def _layout(body_size: int, head_size: int, middle_size: int, tail_size: int, count: int) -> Struct:
-    """Return five fields per unit: its head, the body, and the properties in three parts.
-
-    What is trusted of the head is one field, and the properties' length is in one with their head.
-    """
-    head = f"12x{_UNIT_CONTENT.size - 12}s"
-    return Struct(
-        f"{head}{body_size}s{_LENGTH.size + head_size}s{middle_size}s{tail_size}s" * count
-    )

@@ -20,6 +20,7 @@ PROPERTY_SEPARATOR: Final = b"\x02"
 PROPERTIES_SIZE_MAX: Final = 32_767  # bytes; the length is an int16
 KEY_SEPARATOR: Final = " "  # between the keys in KEYS
 _TAGS: Final = b"TAGS\x01"
+_TAGS_BETWEEN: Final = b"\x02TAGS\x01"
 _TAGS_MAX: Final = 4096  # distinct tags whose code is kept
 _NO_TAIL: Final = bytes(PROPERTIES_SIZE_MAX + 1)  # no properties end so
 
@@ -149,6 +150,13 @@ def _tag_hash(tags: bytes) -> int:
 
 def tags_code(raw: bytes) -> int:
     """Return the hash of the whole TAGS value by which the broker filters; 0 without tags."""
+    at = raw.rfind(_TAGS_BETWEEN)
+    if at >= 0:  # as nearly always: no longer name ends so, and no value holds the separator
+        start = at + len(_TAGS_BETWEEN)
+        stop = raw.find(b"\x02", start)
+        value = raw[start:] if stop < 0 else raw[start:stop]
+        if value:
+            return _tag_hash(value)
     tags = get_property(raw, b"TAGS")
     return 0 if tags is None else _tag_hash(tags)
 

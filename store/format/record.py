@@ -57,12 +57,6 @@ HEADS: Final = {  # by sys_flag & HOSTS_MASK
     HOSTS_MASK: HEAD_BOTH_V6,
 }
 assert HEAD_V4.size == 88  # RocketMQ's calMsgLength without body, topic and properties
-
-# The same head in two steps, for records that have most of it in common: from sys flag to prepared
-# transaction offset, and the whole with that part ready made.
-SHARED_V4: Final = Struct(">iq8sq8siq")
-BATCH_HEAD_V4: Final = Struct(f">iIIiiqq{SHARED_V4.size}si")
-assert BATCH_HEAD_V4.size == HEAD_V4.size
 assert [head.size for head in HEADS.values()] == [88, 100, 100, 112]
 
 # Positions of fields that are read or patched alone; the same in all four heads.

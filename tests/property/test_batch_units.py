@@ -1,14 +1,12 @@
-"""What the units of a batch mean is worked out once, and comes out as if it were for each."""
+"""The units of a batch are read as if each had come alone."""
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
 from halfmq.broker.handlers.batch_units import read_units
-from halfmq.store.draft import AlikeUnits
-from halfmq.store.format.batch import ALIKE_MAX, BatchUnit, encode_batch
-from halfmq.store.format.index import index_keys
-from halfmq.store.format.properties import get_property, tags_code, without_properties
+from halfmq.store.format.batch import BatchUnit, encode_batch
+from halfmq.store.format.properties import tags_code, without_properties
 
 WAIT = b"WAIT\x01true\x02"
 SUFFIX = b"CLUSTER\x01c\x02"
@@ -56,17 +54,19 @@ def plain(*all_properties: bytes) -> list[BatchUnit]:
     return [BatchUnit(0, b"b", one) for one in all_properties]
 
 
-@given(units)
-@example(plain(KEYED % (b"a" * 32), KEYED % (b"b" * 10 + b"\x02" + b"c" * 21)))
-@example(plain(KEYED % (b"a" * 32) + b"KEYS\x01k", KEYED % (b"b" * 32) + b"KEYS\x01k"))
-@example(plain(KEYED % ("é" * 16).encode(), KEYED % ("ü" * 16).encode()))
-@example(plain(b"TAGS\x01x\x02" + KEYED % (b"a" * 32), b"TAGS\x01y\x02" + KEYED % (b"b" * 32)))
-def test_units_mean_the_same_together_as_each_alone(batch: list[BatchUnit]) -> None:
-    """Stored properties, tag codes and keys, whatever came before.
+@given(units, st.sampled_from([SUFFIX, b"TAGS\x01of-the-batch\x02" + SUFFIX]))
+@example(plain(KEYED % (b"a" * 32), KEYED % (b"b" * 10 + b"\x02" + b"c" * 21)), SUFFIX)
+@example(plain(KEYED % (b"a" * 32) + b"KEYS\x01k", KEYED % (b"b" * 32) + b"KEYS\x01k"), SUFFIX)
+@example(plain(KEYED % ("é" * 16).encode(), KEYED % ("ü" * 16).encode()), SUFFIX)
+@example(
+    plain(b"TAGS\x01x\x02" + KEYED % (b"a" * 32), b"TAGS\x01y\x02" + KEYED % (b"b" * 32)), SUFFIX
+)
+def test_units_mean_the_same_together_as_each_alone(batch: list[BatchUnit], suffix: bytes) -> None:
+    """Stored properties and tag codes, whatever came before.
 
     Without what only the broker sets, and otherwise as they were sent.
     """
-    read = read_units(encode_batch(batch), missing_wait=WAIT, suffix=SUFFIX).in_columns()
+    read = read_units(encode_batch(batch), missing_wait=WAIT, suffix=suffix)
 
     assert list(zip(read.flags, read.bodies, strict=True)) == [unit[:2] for unit in batch]
     for unit, stored, code in zip(batch, read.properties, read.tags_codes, strict=True):
@@ -74,27 +74,8 @@ def test_units_mean_the_same_together_as_each_alone(batch: list[BatchUnit]) -> N
         if b"TRANSACTION_" in raw or b"__CRC32#" in raw:
             raw = without_properties(raw, DROPPED)
         closing = b"" if not raw or raw.endswith(b"\x02") else b"\x02"
-        assert stored == raw + closing + (b"" if b"WAIT\x01" in raw else WAIT) + SUFFIX
+        assert stored == raw + closing + (b"" if b"WAIT\x01" in raw else WAIT) + suffix
         assert code == tags_code(stored)
-    if read.unique_keys is not None:
-        assert read.unique_keys.isascii()
-        keys = [read.unique_keys[at : at + 32] for at in range(0, len(read.unique_keys), 32)]
-        assert [[key] for key in keys] == [index_keys(raw) for raw in read.properties]
-
-
-@given(st.lists(st.integers(0, 2**48 - 1), min_size=1))
-def test_the_keys_of_a_usual_batch_need_not_be_looked_for(counters: list[int]) -> None:
-    """Units of an official client, without KEYS."""
-    batch = [
-        BatchUnit(0, b"b", b"UNIQ_KEY\x017F0000015A3B4E0E2F2A%012X\x02TAGS\x01t\x02" % counter)
-        for counter in counters
-    ]
-
-    read = read_units(encode_batch(batch), missing_wait=WAIT, suffix=SUFFIX)
-
-    assert isinstance(read, AlikeUnits)
-    keys = [get_property(unit.properties, b"UNIQ_KEY") or b"" for unit in batch]
-    assert read.unique_keys == b"".join(keys)
 
 
 @pytest.mark.parametrize(
@@ -119,31 +100,3 @@ def test_properties_of_impossible_length_are_refused(length: int) -> None:
 
     with pytest.raises(ValueError, match="batch unit at byte 0"):
         read_units(bytes(batch), missing_wait=WAIT, suffix=SUFFIX)
-
-
-USUAL = b"UNIQ_KEY\x01%032d\x02TAGS\x01t\x02"
-
-
-@pytest.mark.parametrize(
-    ("batch", "alike"),
-    [
-        ([BatchUnit(0, b"b", USUAL % number) for number in range(ALIKE_MAX)], True),
-        ([BatchUnit(0, b"b", USUAL % number) for number in range(ALIKE_MAX + 1)], False),
-        ([BatchUnit(0, b"b", USUAL % 1 + b"KEYS\x01%02d" % number) for number in range(9)], True),
-        ([BatchUnit(0, b"b", USUAL % 1), BatchUnit(0, b"b", USUAL.replace(b"t", b"u") % 2)], False),
-        ([BatchUnit(0, b"b", USUAL % 1), BatchUnit(1, b"b", USUAL % 2)], False),
-        ([BatchUnit(0, b"b", USUAL % 1), BatchUnit(0, b"bb", USUAL % 2)], False),
-    ],
-    ids=["many", "too many", "other keys", "another tag", "another flag", "another size"],
-)
-def test_what_is_alike_is_told_once(batch: list[BatchUnit], *, alike: bool) -> None:
-    """And what is not, or is so much that its layout would fill memory, message by message."""
-    read = read_units(encode_batch(batch), missing_wait=WAIT, suffix=SUFFIX)
-
-    assert isinstance(read, AlikeUnits) is alike
-    stored = [unit.properties for unit in batch]
-    columns = read.in_columns()
-    assert columns.flags == [unit.flag for unit in batch]
-    assert [*columns.bodies] == [unit.body for unit in batch]
-    for raw, whole in zip(stored, columns.properties, strict=True):
-        assert whole == raw + b"\x02" * (not raw.endswith(b"\x02")) + WAIT + SUFFIX

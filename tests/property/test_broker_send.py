@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections.abc import Sequence
 
 import pytest
@@ -26,7 +25,7 @@ from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import SendMessageRequestHeaderV2
-from halfmq.store.draft import Appended, AppendedBatch, Batch, Draft
+from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import RecordTooLargeError
 from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.ids import UniqueKeyFactory
@@ -58,11 +57,6 @@ class Log:
         start = len(self.drafts)
         self.drafts += group
         return [Appended(100 * n, 100, n, 1) for n in range(start, len(self.drafts))]
-
-    def append_batch(self, batch: Batch) -> AppendedBatch:
-        done = self.append(batch.drafts(), contiguous=True)
-        offsets = array("q", [one.physical_offset for one in done])
-        return AppendedBatch(offsets, done[-1].end, 0, 1)
 
 
 class Topics:

@@ -27,7 +27,7 @@ from halfmq.store.format.record import Record, decode_record, decode_records
 from halfmq.store.message_store import GetStatus, MessageStore
 from halfmq.store.worker import Round, ThreadWorker, Worker
 from tests.support.stepped_worker import SteppedWorker
-from tests.support.stores import BORN, HOST, HOST_V6, Clock, batch_of, crash, flush, small_config
+from tests.support.stores import BORN, HOST, HOST_V6, Clock, crash, flush, small_config
 
 NEVER = 3_600_000  # ms
 TOPICS = ("A", "B", "%RETRY%" + "g" * 140, "SCHEDULE_TOPIC_XXXX")
@@ -139,24 +139,6 @@ class StoreModel(RuleBasedStateMachine):
         assert [appended.end for appended in done[:-1]] == [
             appended.physical_offset for appended in done[1:]
         ] or not contiguous
-        flush(self.store)
-
-    @rule(group=st.lists(drafts, min_size=1, max_size=12))
-    def append_batch(self, group: list[Draft]) -> None:
-        """A batch is what its messages would be, one by one and side by side."""
-        batch = batch_of(group)
-        before = self.store.write_offset
-        try:
-            done = self.store.append_batch(batch)
-        except RecordTooLargeError:
-            assert self.store.write_offset == before
-            return
-        queue = self.queues.setdefault((batch.topic, batch.queue_id), [])
-        assert done.queue_offset == len(queue)
-        assert done.end == self.store.write_offset
-        for draft, offset in zip(batch.drafts(), done.physical_offsets, strict=True):
-            self.log.append((offset, draft, len(queue)))
-            queue.append(offset)
         flush(self.store)
 
     @rule(part=st.floats(0, 1), finish=st.booleans())

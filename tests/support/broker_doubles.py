@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ from halfmq.remoting.codes import LanguageCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_request
-from halfmq.store.draft import Appended, AppendedBatch, Batch, Draft
+from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record, decode_record, encode_record, new_record
@@ -128,11 +127,6 @@ class FakeLog:
         appended = [self._append(draft) for draft in group]
         self.on_append(group)
         return appended
-
-    def append_batch(self, batch: Batch) -> AppendedBatch:
-        done = self.append(batch.drafts())
-        offsets = array("q", [one.physical_offset for one in done])
-        return AppendedBatch(offsets, done[-1].end, done[0].queue_offset, done[0].store_timestamp)
 
     def _append(self, draft: Draft) -> Appended:
         queue = self._queues.setdefault((draft.topic, draft.queue_id), [])

@@ -2,14 +2,12 @@
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from halfmq.store.config import StoreConfig
-from halfmq.store.draft import Appended, Batch, Draft, Units
-from halfmq.store.format.flags import TRANSACTION_MASK
-from halfmq.store.format.index import index_keys, joined_if_usual
+from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.properties import encode_properties, tags_code
 from halfmq.store.format.record import Record, decode_records
 from halfmq.store.message_store import GetStatus, MessageStore
@@ -70,29 +68,6 @@ def draft(topic: str = "T", queue_id: int = 0, body: bytes = b"body", **fields: 
     }
     return Draft(
         topic=topic, queue_id=queue_id, body=body, properties=properties, **(settings | fields)
-    )
-
-
-def batch_of(messages: Sequence[Draft]) -> Batch:
-    """Return a batch with these messages; what they share is that of the first."""
-    first = messages[0]
-    keys = [index_keys(one.properties) for one in messages]
-    alone = all(len(each) == 1 for each in keys)
-    return Batch(
-        topic=first.topic,
-        queue_id=first.queue_id,
-        units=Units(
-            flags=[one.flag for one in messages],
-            bodies=[one.body for one in messages],
-            properties=[one.properties for one in messages],
-            tags_codes=[one.tags_code for one in messages],
-            unique_keys=joined_if_usual([each[0] for each in keys]) if alone else None,
-        ),
-        sys_flag=first.sys_flag & ~TRANSACTION_MASK,
-        born_timestamp=first.born_timestamp,
-        born_host=first.born_host,
-        store_host=first.store_host,
-        reconsume_times=first.reconsume_times,
     )
 
 

@@ -15,7 +15,7 @@ from halfmq.broker.transaction.pending import DECIDED_REMEMBERED, Event
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
-from halfmq.store.draft import Appended, AppendedBatch, Batch, Draft
+from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import StoreError
 from halfmq.store.format.flags import TRANSACTION_MASK, has_queue_entry, is_indexed
 from halfmq.store.format.ids import pack_host
@@ -80,9 +80,6 @@ class MemoryLog:
         if self.failing:
             raise StoreError("the test says no")
         return [self._append(draft) for draft in group]
-
-    def append_batch(self, batch: Batch) -> AppendedBatch:
-        raise AssertionError("a batch is no part of a transaction")
 
     def _append(self, draft: Draft) -> Appended:
         queue = (draft.topic, draft.queue_id)

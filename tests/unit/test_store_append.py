@@ -14,7 +14,7 @@ import pytest
 from halfmq.store import disk
 from halfmq.store.config import DELAY_LEVELS_MS, StoreConfig
 from halfmq.store.consume_queue import ConsumeQueue
-from halfmq.store.draft import Batch, Draft
+from halfmq.store.draft import Draft
 from halfmq.store.errors import (
     DiskFullError,
     PropertiesTooLongError,
@@ -39,7 +39,6 @@ from tests.support.stores import (
     HOST_V6,
     Clock,
     append_durably,
-    batch_of,
     bounds,
     draft,
     everything,
@@ -383,43 +382,19 @@ def test_a_full_disk_takes_nothing_of_a_batch(
     store.open()
     append_durably(store, draft())
     store._janitor.stop()  # type: ignore[union-attr]
-    batch = batch_of([draft(queue_id=1, body=bytes(2000)) for _ in range(6)])
+    batch = [draft(queue_id=1, body=bytes(2000)) for _ in range(6)]
     ends = [store.write_offset]
     with space_for(allowed, monkeypatch), pytest.raises(DiskFullError, match="No space left"):
-        ends += (store.append_batch(batch).end for _ in range(9))
+        ends += (store.append(batch, contiguous=True)[-1].end for _ in range(9))
 
     flush(store)
     assert store.write_offset == ends[-1]
     count = len(everything(store)) - 1
     assert count == 6 * (len(ends) - 1)
     assert bounds(store).get(("T", 1), (0, 0)) == (0, count)
-    store.append_batch(batch)
+    store.append(batch, contiguous=True)
     flush(store)
     assert len(everything(store)) == 1 + count + 6
-    store.close()
-
-
-def test_a_queue_grows_for_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only at the end of a file do its messages go one by one, which takes thrice as long."""
-    config = small_config(tmp_path, commit_log_file_size=1 << 24, consume_queue_file_size=200_000)
-    store = MessageStore(config, now_ms=Clock())
-    store.open()
-    one_by_one: list[int] = []
-    drafts = Batch.drafts
-
-    def counted(batch: Batch) -> list[Draft]:
-        one_by_one.append(store.write_offset)
-        return drafts(batch)
-
-    monkeypatch.setattr(Batch, "drafts", counted)
-    batch = batch_of([draft() for _ in range(300)])
-    monkeypatch.setattr(store._keys, "add_batch", lambda batch, done: None)
-    for number in range(50):
-        assert store.append_batch(batch).queue_offset == 300 * number
-
-    assert len(one_by_one) == 1  # of 10,000 entries of the first file, 100 are left for it
-    flush(store)
-    assert len(everything(store)) == 15_000
     store.close()
 
 
@@ -431,14 +406,14 @@ def test_an_error_of_the_disk_for_a_queue_refuses_a_batch(
     def fail(queue: ConsumeQueue, size: int = ENTRY_SIZE) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    batch = batch_of([draft(), draft()])
+    batch = [draft(), draft()]
     with monkeypatch.context() as patched:
         patched.setattr(ConsumeQueue, "grow", fail)
         with pytest.raises(WriteFailedError, match="Input/output error"):
-            store.append_batch(batch)
+            store.append(batch, contiguous=True)
 
     assert store.write_offset == 0
-    store.append_batch(batch)
+    store.append(batch, contiguous=True)
     flush(store)
     assert len(everything(store)) == 2
 

@@ -29,7 +29,6 @@ from halfmq.store.warm_blocks import BELIEVED_S
 from tests.support.stores import (
     Clock,
     append_durably,
-    batch_of,
     draft,
     everything,
     flush,
@@ -701,7 +700,8 @@ def test_a_batch_is_indexed_like_as_many_messages(
     size = RECORDS_PER_PUT_MIN // 4
     keys = [f"{number:032X}" for number in range(size)]
     for _ in range(5 * 4):
-        store.append_batch(batch_of([draft(properties={"UNIQ_KEY": key}) for key in keys]))
+        batch = [draft(properties={"UNIQ_KEY": key}) for key in keys]
+        store.append(batch, contiguous=True)
 
     assert _ticks(store) == 5
     flush(store)
