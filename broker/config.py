@@ -48,7 +48,6 @@ _TOPICS: Final = names(
 )
 _DAY_MS: Final = 86_400_000
 _PERCENT: Final = integer(10, 100, "percent in use; 100: never")
-_FREE_BYTES: Final = integer(0, 1 << 50, "bytes; 0: never")
 _ADDRESS_LIST: Final = r"(|[^:;,\s]+:\d{1,5}([;,][^:;,\s]+:\d{1,5})*)"
 _HOURS: Final = r"([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*"
 
@@ -209,55 +208,20 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskConfig:
-    """What happens as the disk of the store fills; a stage begins when both its limits are passed.
-
-    One that begins brings those before it along, whatever their limits. Messages younger than
-    `fileReservedTime` are never deleted for any of them.
-    """
+    """What happens as the disk of the log fills; see `disk_limits`."""
 
     warn_ratio: int = setting(
         "diskMaxUsedSpaceRatio",
         75,
         _PERCENT,
-        "from here on: warnings with a forecast, old files are deleted at any hour",
-    )
-    warn_bytes: int = setting(
-        "diskWarnFreeBytes",
-        64 << 30,
-        _FREE_BYTES,
-        "bytes; that begins only when fewer are left as well",
-    )
-    slow_ratio: int = setting(
-        "diskSlowDownRatio",
-        85,
-        _PERCENT,
-        "from here on messages are taken only so fast that what is left lasts",
-    )
-    slow_bytes: int = setting(
-        "diskSlowDownFreeBytes",
-        8 << 30,
-        _FREE_BYTES,
-        "bytes; that begins only when fewer are left as well",
+        "from here on a warning, and old files are deleted at any hour",
     )
     refuse_ratio: int = setting(
         "diskSpaceWarningLevelRatio",
         90,
         _PERCENT,
         "from here on messages and halves are refused with SERVICE_NOT_AVAILABLE, on which clients "
-        "try another broker; consumption, decisions and checks go on",
-    )
-    refuse_bytes: int = setting(
-        "diskRefuseFreeBytes",
-        2 << 30,
-        _FREE_BYTES,
-        "bytes; that begins only when fewer are left as well",
-    )
-    reserve_bytes: int = setting(
-        "diskReserveBytes",
-        256 << 20,
-        _FREE_BYTES,
-        "bytes held back for decisions on a full disk, from the first warning on; at most half of "
-        "what is left when messages are refused",
+        "try another broker; consumption, decisions and checks go on in what is left",
     )
 
 
@@ -381,6 +345,15 @@ _ROCKETMQ_ONLY: Final = frozenset(
     }
 )
 
+# Keys of earlier versions, each with what to set instead.
+_GONE: Final = {
+    "diskReserveBytes": "diskSpaceWarningLevelRatio",
+    "diskRefuseFreeBytes": "diskSpaceWarningLevelRatio",
+    "diskSlowDownFreeBytes": "diskSpaceWarningLevelRatio",
+    "diskSlowDownRatio": "diskSpaceWarningLevelRatio",
+    "diskWarnFreeBytes": "diskMaxUsedSpaceRatio",
+}
+
 
 class Origin(NamedTuple):
     """Where a value came from: `default`, `--set` or `FILE:LINE`."""
@@ -472,6 +445,8 @@ def _parse(item: Setting, value: str, source: str) -> object:
 def _unknown_key(key: str, known: Iterable[str]) -> str:
     if key in _ROCKETMQ_ONLY:
         return f"{key} is a RocketMQ setting without effect here; ignored"
+    if key in _GONE:
+        return f"{key} is a setting of earlier versions and ignored; {_GONE[key]} alone counts"
     nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
     return f"unknown key {key}; ignored{hint}"

@@ -20,6 +20,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from halfmq.remoting.codes import ResponseCode
+
+from .send_refusal import SendRefusal
+
 logger = logging.getLogger(__name__)
 
 UNFLUSHED_BYTES_MAX: Final = 64 << 20
@@ -34,6 +38,8 @@ half."""
 STALLED_S_MAX: Final = 1.0
 """Seconds for which peers are not read before messages are refused instead. Clients give a request
 three seconds, in which the refusal must reach them and be tried again."""
+
+CAUSE: Final = "disk_behind"
 
 PEERS_PER_TURN: Final = 64
 """Connections written to in one turn of the loop: one or two milliseconds, however many wait. The
@@ -64,9 +70,15 @@ class ReplyRelease:
     """Holds replies until the commit log is durable up to their position."""
 
     def __init__(
-        self, log: FlushableLog, *, on_released: Callable[[], None] = lambda: None
+        self,
+        log: FlushableLog,
+        refusal: SendRefusal | None = None,
+        *,
+        on_released: Callable[[], None] = lambda: None,
     ) -> None:
+        """``refusal`` is told when messages are to be refused, and when no more."""
         self._log = log
+        self._refusal = refusal or SendRefusal()
         self._waiting: deque[tuple[int, Writer, bytes]] = deque()
         self._stalled: list[Writer] = []
         self._flush_asked = False
@@ -104,20 +116,17 @@ class ReplyRelease:
         if self._stall_timer is None and not self.refusing and self._loop is not None:
             self._stall_timer = self._loop.call_later(STALLED_S_MAX, self._refuse)
 
-    @property
-    def refusal(self) -> str:
-        """What is full, and what helps; for whom is refused."""
-        waiting = self._log.write_offset - self._log.durable_offset
-        return (
-            f"[OVERLOAD]{waiting} bytes wait for the disk, which has been behind for more than "
-            f"{STALLED_S_MAX:g} s: try again later, send less, or use a faster disk"
-        )
-
     def _refuse(self) -> None:
         self._stall_timer = None
         if self.over_limit():
+            waiting = self._log.write_offset - self._log.durable_offset
+            reason = (
+                f"[OVERLOAD]{waiting} bytes wait for the disk, which has been behind for more than "
+                f"{STALLED_S_MAX:g} s: try again later, send less, or use a faster disk"
+            )
             self.refusing = True
-            logger.warning("event=overload refusal=%r", self.refusal)
+            self._refusal.begin(CAUSE, ResponseCode.SYSTEM_BUSY, reason)
+            logger.warning("event=overload refusal=%r", reason)
             self._resume_stalled()
 
     def _resume_stalled(self) -> None:
@@ -131,6 +140,7 @@ class ReplyRelease:
             waiting = self._log.write_offset - self._log.durable_offset
             if waiting <= UNFLUSHED_BYTES_MAX // 2:
                 self.refusing = False
+                self._refusal.end(CAUSE)
                 logger.warning("event=overload_over bytes_waiting=%d", waiting)
         if self._stalled and not self.over_limit():
             if self._stall_timer is not None:

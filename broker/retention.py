@@ -2,8 +2,8 @@
 
 In the hours named by `deleteWhen`, files of the log are deleted all of whose messages are older
 than `fileReservedTime`; at any hour, when the disk gets scarce or an operator asks for it. Age is
-what counts: a younger file is never deleted, however full the disk (`disk_guard` says what happens
-then; RocketMQ deletes it).
+what counts: a younger file is never deleted, however full the disk (`disk_limits` says what
+happens then; RocketMQ deletes it).
 
 Two kinds of message are kept whatever their age, and everything behind them with them, because a
 log has no holes: halves of undecided transactions, and delayed messages that have not been

@@ -7,7 +7,7 @@ hurt another: the peer's fault is told to the peer, ours is told to the peer and
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
@@ -46,7 +46,6 @@ class Router:
 
     def __init__(self, *tables: Mapping[int, Handler]) -> None:
         self._handlers: dict[int, Handler] = {}
-        self._diverted: dict[int, Handler] = {}
         for table in tables:
             self.serve(table)
 
@@ -54,15 +53,6 @@ class Router:
         """Have more request codes served."""
         assert not self._handlers.keys() & table.keys()  # two handlers for one code
         self._handlers.update(table)
-
-    def divert(self, code: int, by: Callable[[Handler], Handler]) -> None:
-        """Have a request code served by what `by` makes of its handler, until `restore`."""
-        handler = self._diverted[code] = self._handlers[code]
-        self._handlers[code] = by(handler)
-
-    def restore(self, code: int) -> None:
-        """Have a request code served by its own handler again."""
-        self._handlers[code] = self._diverted.pop(code)
 
     @property
     def codes(self) -> frozenset[int]:

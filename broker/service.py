@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
+from halfmq.remoting.codes import ResponseCode
 from halfmq.store import disk
 from halfmq.store.config import FlushMode
 from halfmq.store.draft import Draft
@@ -26,7 +27,6 @@ from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.mapped_file import make_directory
 from halfmq.store.recovery import RecoveryReport
-from halfmq.store.space import Space, space_of
 from halfmq.store.worker import ThreadWorker, WorkerFactory
 
 from .access.build import AccessSetup, Reloading
@@ -35,7 +35,7 @@ from .cold_requests import ColdRequests
 from .config import BrokerConfig
 from .connection import Handler
 from .delay import DelayLevels, DelayService, parse_delay_levels
-from .disk_guard import DiskGuard
+from .disk_limits import DiskLimits, Space, space_of
 from .group_append import GroupAppend
 from .groups import GroupTable
 from .handlers.access import PlainAclHandlers, UserHandlers
@@ -62,7 +62,7 @@ from .release import ReplyRelease
 from .retention import RetentionSchedule
 from .router import Router
 from .runtime_info import RuntimeInfo
-from .send_gate import SendGate
+from .send_refusal import SendRefusal
 from .server import Server
 from .slices import PAUSE_S, Rounds
 from .store_service import ObservedStore, PersistTicker, StoreService
@@ -137,7 +137,8 @@ class Broker:
             worker=worker,
         )
         self._polling = LongPolling()
-        self._release = ReplyRelease(self._store, on_released=self._polling.wake)
+        self._refusal = SendRefusal()
+        self._release = ReplyRelease(self._store, self._refusal, on_released=self._polling.wake)
         self._group = GroupAppend(self._store)
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
         self._tables = self._make_tables()
@@ -160,7 +161,7 @@ class Broker:
             config.store,
             self.transactions,
             self._delay,
-            is_scarce=lambda: self._guard.is_scarce,
+            is_scarce=lambda: self._disk_limits.is_scarce,
             now_ms=now_ms,
             hurry=self._hurry_retention,
         )
@@ -172,9 +173,13 @@ class Broker:
             users_file=self._table_path("halfmqAccess.json"),
             cluster_name=config.topics.cluster_name,
         )
-        self._gate = SendGate(self._router)
-        self._guard = self._make_disk_guard(disk_space)
-        self._watching = Ticker("disk", self._guard.tick)
+        self._disk_limits = DiskLimits(
+            config.disk,
+            self._refusal,
+            path=self._store_config.commit_log_directory,
+            reserved_ahead=lambda: self._store.reserved_ahead,
+            space_of=disk_space,
+        )
         self._store_service = self._make_store_service()
         self._clients = ClientHandlers(
             self._tables.registry, self._tables.topics, self._tables.groups
@@ -197,7 +202,7 @@ class Broker:
         self._stack = ServiceStack(
             [
                 self._store_service,
-                self._guard,
+                self._disk_limits,
                 self._pull,
                 self._cold_halves,
                 self._polling,
@@ -205,7 +210,6 @@ class Broker:
                 *self._access.services,
                 *([] if self._tls is None else [Reloading(self._tls.reload)]),
                 self._server,
-                self._gate,
                 self._make_registration(),
             ]
         )
@@ -310,6 +314,7 @@ class Broker:
             tables.groups,
             self._levels,
             tables.locks,
+            self._refusal,
             sync_flush=self._sync_flush,
         )
         sends = self._make_send_handler(send_back)
@@ -362,26 +367,12 @@ class Broker:
             now_ms=self._now_ms,
             more={
                 "consumers": self._tables.registry.subscription_metrics,
-                "disk": self._guard.metrics,
+                "disk": self._disk_limits.metrics,
                 "retention": self._retention.metrics,
                 "recovery": self._store_service.recovery_metrics,
                 "access": self._access.metrics,
             },
         )
-
-    def _make_disk_guard(self, space: Callable[[Path], Space]) -> DiskGuard:
-        guard = DiskGuard(
-            self.config.disk,
-            self._store.reserve,
-            self._gate,
-            path=self.config.store.store_config(()).commit_log_directory,
-            reserved_ahead=lambda: self._store.reserved_ahead,
-            space_of=space,
-            clock=time.monotonic,
-            hurry=self._hurry_watching,
-        )
-        self._store.room = guard
-        return guard
 
     def _make_send_handler(self, send_back: SendBackHandler) -> SendHandler:
         unique_keys = UniqueKeyFactory(
@@ -395,7 +386,7 @@ class Broker:
             self._group,
             self._tables.topics,
             self.transactions,
-            self._release,
+            self._refusal,
             delayed=self._levels.delayed,
             retried=send_back.retried,
             cluster_name=self.config.topics.cluster_name,
@@ -411,7 +402,7 @@ class Broker:
             self._asking,
             Ticker("delay", self._delay.tick),
             self._deleting,
-            self._watching,
+            Ticker("disk", self._disk_limits.tick),
             Ticker(
                 "clients",
                 Rounds(SCAN_S, self._clients.expire, tables.locks.expire).tick,
@@ -496,9 +487,6 @@ class Broker:
     def _hurry_retention(self) -> None:
         self._deleting.hurry()
 
-    def _hurry_watching(self) -> None:
-        self._watching.hurry()
-
     def _index_tick(self) -> float:
         if not self._store.tick():
             return INDEX_TICK_S
@@ -510,6 +498,7 @@ class Broker:
 
     def _store_failed(self, error: Exception) -> None:
         """Say why the store takes no more; called on one of its threads."""
+        self._refusal.begin("disk_failed", ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
         logger.critical(
             "event=store_failed error=%r Nothing more is acknowledged: restart the broker when the "
             "disk is sound again",

@@ -7,16 +7,15 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from halfmq.store.config import StoreConfig
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import DiskFullError, StoreError, UnusableFileError
+from halfmq.store.mapped_file import ROOM_LEFT, lacks_space
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery import RecoveryReport
 from halfmq.store.worker import ThreadWorker, WorkerFactory
-
-from .disk_guard import decides
 
 logger = logging.getLogger(__name__)
 
@@ -24,21 +23,8 @@ TABLES_TICK_S: Final = 1.0
 """Seconds between two looks for tables that are due to be written."""
 
 
-class Room(Protocol):
-    """Who looks after the disk."""
-
-    only_decisions: bool
-
-    def make_room(self, group: Sequence[Draft]) -> bool: ...
-
-
 class ObservedStore(MessageStore):
-    """The store, whose every append is told: what comes in wakes who waits for it.
-
-    On a full disk decisions still find space, and nothing else is appended in their place.
-    """
-
-    room: Room | None = None
+    """The store, whose every append is told: what comes in wakes who waits for it."""
 
     def __init__(
         self,
@@ -54,29 +40,12 @@ class ObservedStore(MessageStore):
             config, now_ms=now_ms, on_durable=on_durable, on_failure=on_failure, worker=worker
         )
         self._on_append = on_append
-        self.root = config.root
 
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
         """Append records; see `MessageStore.append`."""
-        if self.room is not None and self.room.only_decisions and not decides(group):
-            raise DiskFullError(self.root, "the rest of the disk is kept for decisions")
-        try:
-            appended = super().append(group, contiguous=contiguous)
-        except DiskFullError as error:
-            appended = self._append_with_room(group, error, contiguous=contiguous)
+        appended = super().append(group, contiguous=contiguous)
         self._on_append(group)
         return appended
-
-    def _append_with_room(
-        self, group: Sequence[Draft], error: DiskFullError, *, contiguous: bool
-    ) -> list[Appended]:
-        """Append what found no space, as long as some can be made."""
-        while self.room is not None and self.room.make_room(group):
-            try:
-                return super().append(group, contiguous=contiguous)
-            except DiskFullError as again:
-                error = again
-        raise error
 
 
 class StoreService:
@@ -101,13 +70,19 @@ class StoreService:
         """Recover; nothing is served yet, so the loop may wait.
 
         Raises:
-            StoreError: The store cannot be opened; also for whatever the system refused.
+            DiskFullError: There is no space for what a start writes; says how much to free.
+            StoreError: The store cannot be opened; also for whatever else the system refused.
         """
         try:
             self._open()
+        except DiskFullError as error:
+            raise _no_room(error.path, error.reason) from error
         except OSError as error:
             path = Path(error.filename) if isinstance(error.filename, str) else self._root
-            raise UnusableFileError(path, error.strerror or str(error)) from error
+            reason = error.strerror or str(error)
+            if lacks_space(error):
+                raise _no_room(path, reason) from error
+            raise UnusableFileError(path, reason) from error
 
     def _open(self) -> None:
         self.report = self._store.open()
@@ -139,6 +114,12 @@ class StoreService:
         _tried(partial(self._store.close, clean=all(saved)))
         for work in self._after_close:
             _tried(work)
+
+
+def _no_room(path: Path, reason: str) -> DiskFullError:
+    """Say how much room a start needs at most, unless queues are missing that were long."""
+    needed = ROOM_LEFT >> 20
+    return DiskFullError(path, f"{reason}; free {needed} MiB on that disk, then start again")
 
 
 def _tried(work: Callable[[], None]) -> bool:

@@ -38,13 +38,13 @@ from .index_file import IndexService
 from .integrity import Integrity
 from .janitor import Janitor
 from .key_indexing import KeyIndexing
+from .leftovers import remove_leftovers
 from .lock import DirectoryLock
 from .log_reader import LogReader, Range
 from .mapped_file import lacks_space, make_directory
 from .recovery import Progress, Recovery, RecoveryReport
 from .retention import Deleted, Retention
 from .selection import GetResult, GetStatus, select
-from .space import SpaceReserve, reserve_path
 from .transaction_places import TransactionPlaces
 from .worker import ThreadWorker, WorkerFactory
 
@@ -95,7 +95,6 @@ class MessageStore:
         self._on_durable = on_durable
         self._on_failure = on_failure
         self._failure: Exception | None = None  # for which nothing is appended any more
-        self.reserve = SpaceReserve()  # empty, unless its owner has it hold something
         self._queues = QueueTable(
             config.root / "consumequeue",
             config.consume_queue_file_size,
@@ -163,13 +162,13 @@ class MessageStore:
     def _recover(self) -> RecoveryReport:
         make_directory(self._config.commit_log_directory)
         make_directory(self._config.root / "consumequeue")
-        self.reserve.open(reserve_path(self._config))
         files = self._log.files
         files.load()
         missing = files.missing()
         if missing is not None:
             raise UnusableFileError(files.path(missing), "is missing from the log")
         self._queues.load()
+        remove_leftovers(self._config)
         clean = not self._abort.is_set()
         # From here on files change. A crash during recovery must not look like a clean stop.
         self._abort.create()

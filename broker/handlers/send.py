@@ -67,12 +67,11 @@ class Log(Protocol):
 
 
 class Overload(Protocol):
-    """Whether the disk has fallen too far behind to take messages."""
+    """Whether messages are refused now."""
 
     refusing: bool
 
-    @property
-    def refusal(self) -> str: ...
+    def refusal(self) -> RequestRefusedError: ...
 
 
 class Transactions(staged.Transactions, Protocol):
@@ -170,12 +169,10 @@ class SendHandler:
         """Raise if messages are refused now; decisions are served all the same.
 
         Raises:
-            RequestRefusedError: SYSTEM_BUSY, on which clients try again, here or elsewhere.
+            RequestRefusedError: With a code on which clients try again, here or elsewhere.
         """
         if self._overload.refusing:
-            raise RequestRefusedError(
-                ResponseCode.SYSTEM_BUSY, self._overload.refusal, REFUSAL_FIELDS
-            )
+            raise self._overload.refusal()
 
     def _append_alone(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         """Serve a message again whose group could not be appended."""

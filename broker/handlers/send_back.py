@@ -88,6 +88,14 @@ class Delays(Protocol):
     def delayed(self, draft: Draft) -> Draft: ...
 
 
+class Overload(Protocol):
+    """Whether messages are refused now."""
+
+    refusing: bool
+
+    def refusal(self) -> RequestRefusedError: ...
+
+
 class Locks(Protocol):
     """What this needs of the queue locks."""
 
@@ -105,6 +113,7 @@ class SendBackHandler:
         groups: Groups,
         delays: Delays,
         locks: Locks,
+        overload: Overload,
         *,
         sync_flush: bool,
     ) -> None:
@@ -114,6 +123,7 @@ class SendBackHandler:
         self._groups = groups
         self._delays = delays
         self._locks = locks
+        self._overload = overload
         self._sync_flush = sync_flush
 
     def handlers(self) -> dict[int, Handler]:
@@ -121,7 +131,14 @@ class SendBackHandler:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def send_back(self, request: RemotingCommand, connection: Connection) -> bytes | None:
-        """Store the record at an offset for its group again; answered when it is safe."""
+        """Store the record at an offset for its group again; answered when it is safe.
+
+        Raises:
+            RequestRefusedError: Also while messages are refused: the consumer keeps the message
+                and consumes it again by itself, a little later.
+        """
+        if self._overload.refusing:
+            raise self._overload.refusal()
         header = request.header
         assert isinstance(header, ConsumerSendMsgBackRequestHeader)
         config = self._group(header.group)

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker.disk_stages import Stage
 from halfmq.client import (
     Admin,
     BrokerRefusedError,
@@ -33,7 +32,7 @@ from halfmq.client import (
     Transaction,
     TransactionProducer,
 )
-from halfmq.client.testing import BrokerProcess, broker_process
+from halfmq.client.testing import BrokerProcess, BrokerStartError, broker_process
 from halfmq.remoting.codes import ResponseCode
 from tests.support.patience import PATIENCE_S
 from tests.support.small_disk import KINDS, fill, small_disk
@@ -50,9 +49,10 @@ SETTINGS = {
     "maxHashSlotNum": 1_000,
     "maxIndexNum": 4_000,
     "diskMaxUsedSpaceRatio": 60,
-    "diskSlowDownRatio": 80,  # the same as refusal: the test has no hours
     "diskSpaceWarningLevelRatio": 80,
-    "transactionTimeOut": 3_600_000,
+    "transactionTimeOut": 1_000,
+    "transactionCheckInterval": 500,
+    "transactionCheckMax": 10_000,
     "flushIntervalConsumeQueue": 100,
 }
 
@@ -63,10 +63,6 @@ def _seed() -> int:
     return seed
 
 
-async def _undecided(_message: MessageView) -> Decision:
-    return Decision.UNKNOWN
-
-
 class Load:
     """Clients of one broker, and what they know."""
 
@@ -75,6 +71,7 @@ class Load:
         self.chance = chance
         self.acknowledged: set[bytes] = set()
         self.sent: set[bytes] = set()
+        self.decisions: dict[bytes, Decision] = {}  # as the application has made them
         self.committed: set[bytes] = set()
         self.rolled_back: set[bytes] = set()
         self.refusals: Counter[int] = Counter()
@@ -132,14 +129,30 @@ class Load:
             await transaction.__aenter__()
             self.open.append((transaction, body))
 
-    async def decide(self, count: int) -> None:
-        """Decide some of the open ones, two in three to be committed."""
-        for number in range(count):
-            transaction, body = self.open.pop(0)
+    def decide(self, count: int) -> asyncio.Future[None]:
+        """Decide some of the open ones, two in three to be committed; done when all are."""
+        chosen, self.open = self.open[:count], self.open[count:]
+        for number, (transaction, body) in enumerate(chosen):
             decision = Decision.ROLLBACK if number % 3 == 2 else Decision.COMMIT
             transaction.decide(decision)
-            await asyncio.wait_for(transaction.__aexit__(None, None, None), PATIENCE_S)
-            (self.rolled_back if decision is Decision.ROLLBACK else self.committed).add(body)
+            self.decisions[body] = decision
+        return asyncio.ensure_future(self._end(chosen))
+
+    async def _end(self, chosen: list[tuple[Transaction, bytes]]) -> None:
+        ends = [transaction.__aexit__(None, None, None) for transaction, _ in chosen]
+        await asyncio.wait_for(asyncio.gather(*ends), 2 * PATIENCE_S)
+        for transaction, body in chosen:
+            if transaction.decided:
+                self.note_decided(body)
+
+    def note_decided(self, body: bytes) -> None:
+        """The broker has taken the decision."""
+        committed = self.decisions[body] is Decision.COMMIT
+        (self.committed if committed else self.rolled_back).add(body)
+
+    async def checked(self, message: MessageView) -> Decision:
+        """Tell the broker what the application has decided: a decision may have found no space."""
+        return self.decisions.get(message.body, Decision.UNKNOWN)
 
     async def metrics(self) -> dict[str, int]:
         """What the broker tells of its disk."""
@@ -151,14 +164,11 @@ class Load:
             if name.startswith("halfmq.disk.")
         }
 
-    async def stage(self, wanted: Callable[[int], bool]) -> dict[str, int]:
-        """Wait for a stage."""
+    async def until_full(self, full: bool) -> None:
+        """Wait until messages are refused, or no more."""
         deadline = time.monotonic() + PATIENCE_S
-        while True:
-            found = await self.metrics()
-            if wanted(found["stage"]):
-                return found
-            assert time.monotonic() < deadline, f"the stage stays {found}"
+        while (found := await self.metrics())["is_full"] != full:
+            assert time.monotonic() < deadline, f"it stays {found}"
             await asyncio.sleep(0.05)
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -173,6 +183,30 @@ class Load:
         wanted = self.acknowledged | self.committed
         await self.until(lambda: wanted <= self.consumed.keys())
 
+    async def until_all_decided(self) -> None:
+        """Wait until decisions that found no space are made after all."""
+        for body in self.decisions:
+            self.note_decided(body)
+        await self.until_consumed()
+
+    async def restart(self, hog: Path) -> None:
+        """Kill the broker and start it on a full disk: it serves, or says how much to free."""
+        await asyncio.to_thread(self.broker.kill)
+        if not await asyncio.to_thread(self._starts):
+            await asyncio.to_thread(hog.unlink)
+            await asyncio.to_thread(self.broker.start)
+
+    def _starts(self) -> bool:
+        try:
+            self.broker.start()
+        except BrokerStartError as error:
+            code, log = error.exit_code, error.log
+        else:
+            return True
+        assert code == 4, log
+        assert "free 64 MiB on that disk, then start again" in log
+        return False
+
 
 async def _fill_and_recover(load: Load, disk: Path, *, kills: bool) -> None:
     """Let the disk get full twice over, and empty again, with everybody at work."""
@@ -180,7 +214,7 @@ async def _fill_and_recover(load: Load, disk: Path, *, kills: bool) -> None:
     ballast, hog = disk / "ballast", disk / "hog"
     fill(ballast, BALLAST)
     async with (
-        TransactionProducer("full-tx", _undecided, config=load.config) as producer,
+        TransactionProducer("full-tx", load.checked, config=load.config) as producer,
         asyncio.TaskGroup() as group,
     ):
         await load.prepare(producer, OPEN)
@@ -189,37 +223,37 @@ async def _fill_and_recover(load: Load, disk: Path, *, kills: bool) -> None:
         group.create_task(load.consume_until(stop))
 
         # The messages themselves fill it: they are refused, and all else goes on.
-        await load.stage(lambda stage: stage >= Stage.REFUSE)
+        await load.until_full(True)
         await asyncio.sleep(0.3)
         before = len(load.acknowledged)
         with pytest.raises(BrokerRefusedError) as refused:
             await load.prepare(producer, 1)
         assert refused.value.code == ResponseCode.SERVICE_NOT_AVAILABLE
         await load.decide(OPEN // 3)
+        assert len(load.committed) + len(load.rolled_back) == OPEN // 3
         assert len(load.acknowledged) == before
         assert load.refusals[ResponseCode.SERVICE_NOT_AVAILABLE] > 0
         await load.until_consumed()
 
-        # Somebody else takes the rest: decisions are written from the reserve.
+        # Somebody else takes the rest: decisions wait for space, and consumption goes on.
         fill(hog)
-        await load.stage(lambda stage: stage == Stage.RESERVE)
         if kills:
-            await asyncio.to_thread(load.broker.kill)
-            await asyncio.to_thread(load.broker.start)
-        await load.decide(OPEN // 3)
-        fill(hog)  # and whatever the reserve has given back
-        await load.decide(3)
+            await load.restart(hog)
+        waiting = load.decide(OPEN // 3)
         await load.until_consumed()
+        assert kills or not waiting.done()
         assert load.broker.running
 
         # There is room again, and nobody has to start anything.
-        hog.unlink()
+        hog.unlink(missing_ok=True)
         ballast.unlink()
         pid = load.broker.pid
-        await load.stage(lambda stage: stage < Stage.REFUSE)
+        await load.until_full(False)
         before = len(load.acknowledged)
         await load.prepare(producer, 3)
         await load.decide(len(load.open))
+        await waiting
+        await load.until_all_decided()
         await load.until(lambda: len(load.acknowledged) >= before + 20)
         assert load.broker.pid == pid
         stop.set()
@@ -230,7 +264,7 @@ async def _fill_at_once(load: Load, disk: Path) -> None:
     stop = asyncio.Event()
     hog = disk / "hog"
     async with (
-        TransactionProducer("full-tx", _undecided, config=load.config) as producer,
+        TransactionProducer("full-tx", load.checked, config=load.config) as producer,
         asyncio.TaskGroup() as group,
     ):
         for _ in range(SENDERS):
@@ -241,13 +275,13 @@ async def _fill_at_once(load: Load, disk: Path) -> None:
         await asyncio.to_thread(fill, hog)
         await asyncio.sleep(load.chance.random())
         if load.chance.random() < 0.5:
-            await asyncio.to_thread(load.broker.kill)
-            await asyncio.to_thread(load.broker.start)
+            await load.restart(hog)
         await load.until_consumed()
-        hog.unlink()
+        hog.unlink(missing_ok=True)
         await load.decide(len(load.open))
         before = len(load.acknowledged)
         await load.until(lambda: len(load.acknowledged) >= before + 20)
+        await load.until_all_decided()
         stop.set()
 
 
@@ -304,7 +338,7 @@ def test_a_full_disk_costs_nothing_acknowledged(tmp_path: Path, kind: str) -> No
 
 
 def test_a_broker_starts_on_a_full_disk(tmp_path: Path) -> None:
-    """Killed when nothing is left, it comes up again, and decisions are still taken."""
+    """Killed when nothing is left, it serves, or ends with exit code 4 and how much to free."""
     _run(tmp_path, "ext4", _seed(), kills=True)
 
 

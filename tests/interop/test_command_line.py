@@ -196,14 +196,14 @@ def test_a_read_only_file_system_ends_with_code_4(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_at_the_start_ends_with_code_4(tmp_path: Path) -> None:
-    """One line says for what there is no space."""
+    """One line says for what there is no space, and how much helps."""
     with small_disk(tmp_path, "tmpfs", 256 << 10) as disk:
         fill(disk / "ballast")
         done = _run(*_settings(disk / "store"))
 
     assert done.returncode == 4, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if " ERROR " in line]
-    assert "No space left on device" in line
+    assert "No space left on device; free 64 MiB on that disk, then start again" in line
 
 
 def test_a_taken_address_ends_with_code_5(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from halfmq.broker.group_append import GroupAppend
 from halfmq.broker.handlers.send import SendHandler
 from halfmq.broker.handlers.sent_properties import SentProperties, read_properties
 from halfmq.broker.router import answer
+from halfmq.broker.send_refusal import SendRefusal
 from halfmq.broker.topics import TopicConfig
 from halfmq.broker.transaction.admission import without_brokers_own
 from halfmq.broker.transaction.half import half_draft
@@ -36,7 +37,6 @@ from halfmq.store.format.properties import (
     terminated,
 )
 from tests.support.broker_doubles import FakeConnection
-from tests.support.prepares import Idle
 
 TOPIC = TopicConfig(name="T", read_queue_nums=4, write_queue_nums=4)
 
@@ -118,7 +118,7 @@ def _handler(
         GroupAppend(log),
         Topics(),
         Halves(log) if transactions is None else transactions,
-        Idle(),
+        SendRefusal(),
         delayed=lambda draft: draft,
         retried=lambda _header, draft, _version: draft,
         cluster_name="C",

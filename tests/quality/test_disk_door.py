@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 DOOR = ROOT / "store" / "disk.py"
-BROKER = ("broker/tables.py", "broker/disk_guard.py", "broker/transaction/snapshot.py")
+BROKER = ("broker/tables.py", "broker/disk_limits.py", "broker/transaction/snapshot.py")
 
 MODULES = {"io", "mmap", "os", "pathlib", "shutil", "tempfile"}
 """Modules that reach files; of them only what is in `HARMLESS` may be used."""
@@ -33,7 +33,7 @@ METHODS = {
 }  # fmt: skip
 """Methods of `Path` that reach files. `open` and `replace` others have as well; see below."""
 
-OPENED = {"self._gate", "self.reserve", "writer"}
+OPENED = {"writer"}
 """What has a method `open` and is no path."""
 
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings, TransactionConfig
+from halfmq.broker.disk_limits import Space
 from halfmq.broker.service import Broker
 from halfmq.store.errors import CorruptRecordError, StoreError
-from halfmq.store.space import Space
 
 from . import invariants
 from .clients import Clients

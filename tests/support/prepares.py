@@ -11,6 +11,7 @@ from halfmq.broker.group_append import GroupAppend
 from halfmq.broker.handlers.prepare import PrepareHandler
 from halfmq.broker.handlers.send import SendHandler
 from halfmq.broker.router import Router
+from halfmq.broker.send_refusal import SendRefusal
 from halfmq.broker.topics import TopicConfig
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -54,20 +55,13 @@ class Topics:
         return None
 
 
-class Idle:
-    """A disk that keeps up, unless the test says otherwise."""
-
-    refusing = False
-    refusal = "the disk is behind"
-
-
 class Prepares:
     """A broker's sending side, pass by pass of its event loop."""
 
     def __init__(self, directory: Path, **settings: Any) -> None:
         self.broker = Broker(directory, **settings)
         self._opaques = itertools.count(1)
-        self.overload = Idle()
+        self.overload = SendRefusal()
         self._wire()
 
     def _wire(self) -> None:

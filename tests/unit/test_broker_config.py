@@ -47,6 +47,23 @@ def test_set_wins_over_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "instead"),
+    [
+        ("diskWarnFreeBytes", "diskMaxUsedSpaceRatio"),
+        ("diskSlowDownRatio", "diskSpaceWarningLevelRatio"),
+        ("diskSlowDownFreeBytes", "diskSpaceWarningLevelRatio"),
+        ("diskRefuseFreeBytes", "diskSpaceWarningLevelRatio"),
+        ("diskReserveBytes", "diskSpaceWarningLevelRatio"),
+    ],
+)
+def test_a_setting_of_an_earlier_version_is_told(tmp_path: Path, key: str, instead: str) -> None:
+    """It is no typo: the warning says that it is ignored, and which setting counts."""
+    (warning,) = load_config(_file(tmp_path, f"{key}=80\n")).warnings
+
+    assert f"{key} is a setting of earlier versions and ignored; {instead} alone counts" in warning
+
+
+@pytest.mark.parametrize(
     ("line", "expected"),
     [
         ("listenPort=ten", "a whole number from 0 to 65535"),

@@ -27,6 +27,7 @@ from halfmq.broker.locks import QueueLocks
 from halfmq.broker.offsets import ConsumerOffsetTable
 from halfmq.broker.registry import ClientRegistry
 from halfmq.broker.router import Router
+from halfmq.broker.send_refusal import SendRefusal
 from halfmq.broker.topics import TopicTable
 from halfmq.remoting import headers
 from halfmq.remoting.bodies import decode_lock_batch, decode_locked_queues
@@ -151,6 +152,7 @@ class Broker:
                 self.groups,
                 levels,
                 self.locks,
+                SendRefusal(),
                 sync_flush=False,
             ),
         )

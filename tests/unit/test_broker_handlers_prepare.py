@@ -245,12 +245,12 @@ def test_messages_are_refused_while_the_disk_is_behind(
     sends: Prepares, transactional: bool
 ) -> None:
     """Decisions are not: they come by another handler, which does not ask."""
-    sends.overload.refusing = True
+    sends.overload.begin("disk_behind", ResponseCode.SYSTEM_BUSY, "the disk is behind")
     plain: dict[str, Any] = {} if transactional else {"TRAN_MSG": "", "sys_flag": 0}
 
     assert sends.refusal("K", **plain) == (ResponseCode.SYSTEM_BUSY, "the disk is behind")
     code, _ = sends.refused(sends.several(*THREE))
     assert code == ResponseCode.SYSTEM_BUSY
 
-    sends.overload.refusing = False
+    sends.overload.end("disk_behind")
     sends.prepare("K")

@@ -12,6 +12,7 @@ from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.groups import GroupTable
 from halfmq.broker.handlers.send_back import SendBackHandler
 from halfmq.broker.locks import QueueLocks
+from halfmq.broker.send_refusal import SendRefusal
 from halfmq.broker.topics import TopicTable
 from halfmq.remoting.bodies import MessageQueue
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -56,6 +57,7 @@ class Parts:
         self.groups.load()
         self.locks = QueueLocks(now_ms=self.clock)
         levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=self.clock)
+        self.refusal = SendRefusal()
         self.handler = SendBackHandler(
             self.log,
             self.log,
@@ -63,6 +65,7 @@ class Parts:
             self.groups,
             levels,
             self.locks,
+            self.refusal,
             sync_flush=sync_flush,
         )
         self.connection = FakeConnection(address="192.0.2.7:10911")
@@ -120,6 +123,17 @@ def test_a_failed_message_waits_for_its_group(parts: Parts) -> None:
         "REAL_QID": "0",
     }
     assert parts.topics.get("%RETRY%g") is not None
+
+
+def test_a_failed_message_is_refused_while_messages_are(parts: Parts) -> None:
+    """The disk is full; its consumer keeps the message and consumes it again by itself."""
+    offset = parts.store()
+    parts.refusal.begin("disk_full", ResponseCode.SERVICE_NOT_AVAILABLE, "full")
+    with pytest.raises(RequestRefusedError, match="full"):
+        parts.send_back(offset)
+    parts.refusal.end("disk_full")
+
+    parts.send_back(offset)
 
 
 @pytest.mark.parametrize(("asked", "times", "given"), [(0, 4, 7), (5, 0, 5), (99, 0, 18)])

@@ -122,6 +122,24 @@ def test_an_empty_directory_becomes_a_store(root: Path) -> None:
     assert {"commitlog", "consumequeue", "index", "lock"} <= names
 
 
+def test_the_reserve_of_an_earlier_version_is_removed(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It held space back, which a start may need; beside a log on another disk as well."""
+    caplog.set_level("INFO", "halfmq")
+    reserves = [root / "halfmqReserve", root / "commitlog" / "halfmq" / "halfmqReserve"]
+    for reserve in reserves:
+        reserve.parent.mkdir(parents=True, exist_ok=True)
+        reserve.write_bytes(bytes(4096))
+
+    store, _ = open_store(root)
+    store.close()
+
+    assert not any(reserve.exists() for reserve in reserves)
+    for reserve in reserves:
+        assert f"event=leftover_removed path={reserve} bytes=4096" in caplog.text
+
+
 def test_a_kill_loses_nothing(root: Path, tmp_path: Path) -> None:
     """All that was appended is there, with the same queue offsets."""
     offsets = filled(root)
