@@ -22,9 +22,8 @@ Source: RocketMQ ``ConfigManager.java``, ``MixAll.java``; fastjson 1.2.83.
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
-from itertools import islice
 from pathlib import Path
 from time import sleep
 from typing import Any, Final, NamedTuple
@@ -36,8 +35,12 @@ from .errors import DamagedTableError, UnusableFileError
 
 _log = logging.getLogger(__name__)
 
-_CHUNKS_AT_ONCE: Final = 1024  # of text, three for each number: half a millisecond
+_PIECE_SIZE: Final = 6_000  # characters between two pauses: half a millisecond
 _PAUSE: Final = 0.001  # seconds
+_SORTED_MAX: Final = 4_096  # entries; to sort more keeps the interpreter for over a millisecond
+_ENCODER: Final = json.JSONEncoder(
+    indent="\t", separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False
+)
 # A string, or an integer where an object key stands. Strings are matched to be passed over.
 _STRING_OR_BARE_KEY: Final = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(-?\d+)(\s*:)')
 
@@ -136,18 +139,39 @@ def encode_table(table: Mapping[str, Any], *, patient: bool = False) -> bytes:
 
     That is a microsecond per number, and the interpreter lets other threads wait for several
     milliseconds each time. On a helper thread be ``patient``: then they get it after half of one.
+    A table of very many entries keeps its own order then, and its entries, which may be those of
+    any mapping, are asked for one by one.
     """
-    encoder = json.JSONEncoder(
-        indent="\t", separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False
-    )
     if not patient:
-        return encoder.encode(dict(table)).encode()
+        return _ENCODER.encode(dict(table)).encode()
     pieces: list[bytes] = []
-    chunks = encoder.iterencode(dict(table))
-    while part := list(islice(chunks, _CHUNKS_AT_ONCE)):
-        pieces.append("".join(part).encode())
-        sleep(_PAUSE)
+    size = 0
+    for piece in _pieces(table):
+        pieces.append(piece.encode())
+        size += len(piece)
+        if size >= _PIECE_SIZE:
+            size = 0
+            sleep(_PAUSE)
     return b"".join(pieces)
+
+
+def _pieces(table: Mapping[str, Any]) -> Iterator[str]:
+    """Give the same text entry by entry, where ``table`` is looked at as late as that."""
+    before = "{"
+    for name in sorted(table):
+        value = table[name]
+        yield f"{before}\n\t{_ENCODER.encode(name)}:"
+        before = ","
+        if isinstance(value, Mapping) and len(value) > 0:
+            inner_before = "{"
+            for key in sorted(value) if len(value) <= _SORTED_MAX else value:
+                text = _ENCODER.encode(value[key]).replace("\n", "\n\t\t")
+                yield f"{inner_before}\n\t\t{_ENCODER.encode(key)}:{text}"
+                inner_before = ","
+            yield "\n\t}"
+        else:
+            yield _ENCODER.encode(value).replace("\n", "\n\t")
+    yield "\n}" if table else "{}"
 
 
 def decode_table(content: bytes) -> dict[str, Any]:

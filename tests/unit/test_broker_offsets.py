@@ -160,3 +160,31 @@ def test_no_client_moves_the_offsets_of_the_brokers_own_groups(tmp_path: Path, g
 
     assert refusal.value.code == ResponseCode.NO_PERMISSION
     assert offsets.query(group, "RMQ_SYS_TRANS_HALF_TOPIC", 0) == NO_OFFSET
+
+
+def test_the_event_loop_copies_no_offsets_for_a_save(tmp_path: Path) -> None:
+    """However many there are: the writing thread takes them one by one, while commits go on."""
+    copied: list[int] = []
+
+    class Counted(dict[int, int]):
+        def copy(self) -> dict[int, int]:
+            copied.append(1)
+            return super().copy()
+
+    clock = Clock()
+    offsets = table(tmp_path, clock)
+    for number in range(100):
+        offsets.commit("g", f"T{number}", 0, number)
+    offsets._offsets = {key: Counted(queues) for key, queues in offsets._offsets.items()}
+    clock.now += PERSIST_INTERVAL_MS
+
+    job = offsets.persist_job()
+    assert job is not None
+    assert not copied
+    offsets.commit("g", "T7", 0, 1_000)
+    job()
+
+    assert len(copied) == 100
+    assert table(tmp_path, clock).query("g", "T7", 0) == 1_000
+    clock.now += PERSIST_INTERVAL_MS
+    assert offsets.persist_job() is not None  # for what came after the job was made

@@ -459,3 +459,21 @@ def test_a_full_disk_leaves_the_old_table(path: Path, monkeypatch: pytest.Monkey
             save_table(path, NEW)
 
     assert load_table(path) == OLD
+
+
+def test_what_is_encoded_in_pieces_is_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that makes way for others writes what the loop would write at a stop."""
+    rows = {f"T@{number}\n": {"n": {3: 1, 11: 2}, "x": [1, {"y": {}}]} for number in range(50)}
+    table: dict[str, Any] = {
+        "b": rows,
+        "a": {},
+        "c": [1, 2],
+        "": None,
+        "d": {"one": {"two": {"three": [[]]}}},
+    }
+    others: list[dict[str, Any]] = [{}, {"only": {}}]
+    for one in (table, *others):
+        assert encode_table(one, patient=True) == encode_table(one)
+
+    monkeypatch.setattr(json_table, "_SORTED_MAX", 10)  # more keep their own order
+    assert decode_table(encode_table(table, patient=True)) == decode_table(encode_table(table))
