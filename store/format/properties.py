@@ -143,22 +143,13 @@ def terminated(raw: bytes) -> bytes:
     return raw if not raw or raw.endswith(b"\x02") else raw + b"\x02"
 
 
-@lru_cache(maxsize=_TAGS_CACHED_MAX)
-def _tag_hash(tags: bytes) -> int:
-    return java_string_hash(tags.decode(errors="replace"))
-
-
 def tags_code(raw: bytes) -> int:
     """Return the hash of the whole TAGS value by which the broker filters; 0 without tags."""
-    at = raw.rfind(_TAGS_BETWEEN)
-    if at >= 0:  # as nearly always: no longer name ends so, and no value holds the separator
-        start = at + len(_TAGS_BETWEEN)
-        stop = raw.find(b"\x02", start)
-        value = raw[start:] if stop < 0 else raw[start:stop]
-        if value:
-            return _tag_hash(value)
-    tags = get_property(raw, b"TAGS")
-    return 0 if tags is None else _tag_hash(tags)
+    # Between separators it is no longer name that ends so. Else it is the first one, or absent.
+    _, found, rest = raw.rpartition(_TAGS_BETWEEN)
+    tags = rest.partition(b"\x02")[0] if found else None
+    tags = tags or get_property(raw, b"TAGS")
+    return 0 if tags is None else tag_hash(tags.decode(errors="replace"))
 
 
 class TagsCodes:
@@ -192,6 +183,7 @@ class TagsCodes:
         return code
 
 
+@lru_cache(maxsize=_TAGS_CACHED_MAX)
 def tag_hash(tag: str) -> int:
     """Return the code that ``tags_code`` gives to messages with this tag."""
-    return _tag_hash(tag.encode(errors="replace")) if tag else 0
+    return java_string_hash(tag.encode(errors="replace").decode())

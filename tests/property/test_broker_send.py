@@ -190,6 +190,7 @@ def _meaning(sent: str, new_key: str) -> SentProperties:
         new_key if unique_key is None else unique_key.decode(),
         tags_code(raw),
         waits=found.get("WAIT") != "false",
+        is_plain=False,
         is_transactional=found.get("TRAN_MSG", "").lower() == "true",
         producer_group=found.get("PGROUP"),
         delay_level=delay_level(raw),
@@ -212,7 +213,7 @@ def test_properties_are_read_by_the_rules_of_the_format(sent: str) -> None:
     if read.is_plain:
         assert (meaning.is_transactional, meaning.delay_level, meaning.timer) == (False, 0, None)
         meaning.producer_group = None
-    meaning.is_plain = read.is_plain
+        meaning.is_plain = True
     assert read == meaning
 
 
