@@ -17,6 +17,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 from xdist.workermanage import WorkerController
 
+from halfmq.broker import slices
 from halfmq.client import ClientConfig
 from halfmq.store import disk
 from tests.support.cache import cache_directory
@@ -74,6 +75,17 @@ def patient_clients() -> None:
     defaults = ClientConfig.__init__.__kwdefaults__
     assert defaults is not None
     defaults.update(dict.fromkeys(LIMITS, PATIENCE_S))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def long_slices() -> Iterator[None]:
+    """How much fits into a slice of background work is the machine's business.
+
+    Tests of slices give them no time at all: then each takes one step.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slices, "SLICE_S", PATIENCE_S)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

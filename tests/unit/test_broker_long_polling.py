@@ -84,8 +84,7 @@ class Broker:
 
 
 @pytest.fixture
-def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
-    monkeypatch.setattr(slices, "SLICE_S", 60.0)  # all at once, unless a test says otherwise
+def broker() -> Iterator[Broker]:
     made = Broker()
     yield made
     assert made.polling.count == sum(len(held) for held in made.polling.waiting.values())

@@ -31,7 +31,6 @@ PAUSES_MS = (30_000, 45_000, 67_500)
 def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Broker:
     """A broker without messages, whose checks are as far apart as the pauses say."""
     monkeypatch.setattr(checker, "JITTER", 0.0)
-    monkeypatch.setattr(slices, "SLICE_S", 60.0)  # all at once, unless a test says otherwise
     return Broker(tmp_path, config=TransactionConfig(check_max=3))
 
 
