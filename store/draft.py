@@ -7,8 +7,7 @@ class Draft(msgspec.Struct, gc=False, kw_only=True):
     """A record to append.
 
     The store fills in queue offset, physical offset, store timestamp, the CRCs and the IPv6 bits
-    of ``sys_flag``. A draft must not change until the index has taken its keys from it
-    (``MessageStore.tick``): do not reuse one.
+    of ``sys_flag``.
     """
 
     topic: str
@@ -23,9 +22,6 @@ class Draft(msgspec.Struct, gc=False, kw_only=True):
     store_host: bytes
     reconsume_times: int = 0
     prepared_transaction_offset: int = 0
-    unique_key: str | None = None
-    """If that is all there is to index, and usual: of 32 ASCII characters. It spares the index to
-    look for it. Empty: there is nothing to index. None: nobody has looked."""
 
 
 class Appended(msgspec.Struct, gc=False):

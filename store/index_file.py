@@ -18,33 +18,30 @@ a crash and re-indexes only the end of the log; this keeps all keys.
 """
 
 import logging
-import sys
 import weakref
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
-from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from . import disk
 from .errors import UnusableFileError
-from .format.columns import column, halves, packed, repeated
 from .format.index import (
     FIRST_ITEM,
     HEADER_SIZE,
-    ITEM,
     ITEM_SIZE,
+    ITEMS,
     SECONDS_MAX,
     SLOT,
     SLOT_SIZE,
+    SLOTS,
     HashedKeys,
     IndexHeader,
     IndexItem,
     KeyedRecord,
-    KeyHasher,
-    SingleKeys,
-    UniqueKeys,
     hashed_keys,
     index_file_name,
     index_file_size,
@@ -53,7 +50,6 @@ from .format.index import (
     is_index_file_name,
     item_position,
     seconds_after,
-    seconds_column,
     slot_position,
     unpack_header,
     unpack_item,
@@ -70,47 +66,34 @@ _PAGE: Final = 4096  # bytes of slots compared at once
 _NEVER_FLUSHED: Final = 0x7FFF_FFFF_FFFF_FFFF  # end timestamp of a file that is being repaired
 
 
-def _swapped(values: Iterable[int]) -> "array[int]":
-    """Return big-endian 32-bit numbers of the file as native ones, or the other way round."""
-    swapped = array("i", values)
-    if sys.byteorder == "little":
-        swapped.byteswap()
-    return swapped
+class _Chained(NamedTuple):
+    """What new items change in the chains of their slots."""
+
+    previous: NDArray[np.int32]  # of each item, the one before it in its slot; 0 for none
+    slots: NDArray[np.int32]  # that the items fall into, each once
+    newest: NDArray[np.int32]  # of each of these, the number of its newest item
 
 
-def _packed_items(
-    hashes: "array[int]", offsets: "array[int]", seconds: "array[int]", previous: Sequence[int]
-) -> bytes:
-    """Return items as they stand in the file, given their fields: ``ITEM``, column by column."""
-    items = repeated(bytes(ITEM_SIZE), len(hashes))
-    items[0::5] = hashes
-    items[1::5], items[2::5] = halves(offsets)
-    items[3::5] = seconds
-    items[4::5] = column(previous)
-    return packed(items)
+def _chained(slots: NDArray[np.int32], newest: NDArray[np.int32], first: int) -> _Chained:
+    """Chain new items, numbered from ``first`` on, to those that all slots have now.
 
-
-def _previous_items(
-    slots: Sequence[int], newest: Sequence[int], first: int
-) -> tuple[Sequence[int], int]:
-    """Return what stands in each slot before its item comes, and how many slots were empty.
-
-    ``newest`` is what the file says. A slot that points nowhere was left by a crash, or the file
-    by another writer.
+    A slot that points nowhere was left by a crash, or the file by another writer.
     """
-    if len(set(slots)) == len(slots) and max(newest) < first and min(newest) >= 0:
-        return newest, newest.count(0)
-    previous: list[int] = []
-    latest: dict[int, int] = {}
-    taken = 0
-    for number, (slot, found) in enumerate(zip(slots, newest, strict=True), first):
-        before = latest.get(slot)
-        if before is None:
-            before = found if 0 < found < first else 0
-            taken += before == 0
-        previous.append(before)
-        latest[slot] = number
-    return previous, taken
+    order = slots.argsort(kind="stable")  # so that the items of a slot follow each other
+    sorted_slots = slots[order]
+    numbers = (order + first).astype(np.int32)
+    begins = np.ones(len(order), bool)
+    np.not_equal(sorted_slots[1:], sorted_slots[:-1], out=begins[1:])
+    ends = np.ones(len(order), bool)
+    ends[:-1] = begins[1:]
+    taken = sorted_slots[begins]
+    before = np.zeros_like(numbers)
+    before[1:] = numbers[:-1]
+    found = newest[taken]
+    before[begins] = np.where((found > 0) & (found < first), found, 0)
+    previous = np.empty_like(before)
+    previous[order] = before
+    return _Chained(previous, taken, numbers[ends])
 
 
 class IndexFile:
@@ -131,7 +114,8 @@ class IndexFile:
         # user closes it.
         self._closer = weakref.finalize(self, disk.close, self._fd)
         self._map: disk.Map | None = None
-        self._slot_values: memoryview[int] | None = None
+        self._slots = np.empty(0, SLOTS)  # views of the map
+        self._items = np.empty(0, ITEMS)
         self._reserved_end = 0
         self._unflushed = False
         try:
@@ -201,51 +185,43 @@ class IndexFile:
             self._reserved_end = reserved_end
         if self._map is None:
             self._map = disk.map_scattered(self._fd, self._size)
-            slots = memoryview(self._map)[HEADER_SIZE : HEADER_SIZE + SLOT_SIZE * self.slots]
-            self._slot_values = slots.cast("i")  # in the byte order of the machine
+            self._slots = np.frombuffer(self._map, SLOTS, self.slots, HEADER_SIZE)
+            self._items = np.frombuffer(self._map, ITEMS, self.items_max, slot_position(self.slots))
 
     def append(self, keys: HashedKeys) -> None:
-        """Add items for which ``prepare`` made room; column by column, for speed."""
-        target, slot_values = self._map, self._slot_values
-        hashes, offsets, timestamps, *_ = keys
+        """Add items for which ``prepare`` made room."""
+        target = self._map
+        hashes, offsets, timestamps = keys
         count = len(hashes)
         assert target is not None
-        assert slot_values is not None
         assert 0 < count <= self.room
         before = self.header
         first = before.next_item
         begin_offset, begin_timestamp = before.begin_physical_offset, before.begin_timestamp
         if first == FIRST_ITEM:
-            begin_offset, begin_timestamp = offsets[0], timestamps[0]
-        seconds = seconds_column(begin_timestamp, keys)
+            begin_offset, begin_timestamp = int(offsets[0]), int(timestamps[0])
+        chained = _chained(hashes % self.slots, self._slots, first)
+        items = self._items[first : first + count]
+        items["key_hash"] = hashes
+        items["physical_offset"] = offsets
+        items["seconds"] = seconds_after(begin_timestamp, timestamps)
+        items["previous"] = chained.previous
         if first == FIRST_ITEM:
-            seconds[0] = seconds_after(before.begin_timestamp, timestamps[0])
-        slots = self.slots
-        slot_numbers = [key_hash % slots for key_hash in hashes]
-        # In one call, whose reads do not wait for each other: each misses the processor's caches.
-        # Of a single key it would return no tuple.
-        newest = _swapped(itemgetter(0, *slot_numbers)(slot_values)[1:])
-        previous, slots_taken = _previous_items(slot_numbers, newest, first)
-        start = item_position(first, slots)
-        target[start : start + ITEM_SIZE * count] = _packed_items(
-            hashes, offsets, seconds, previous
-        )
-        # Marked before and behind: a flush in between sees the header, but not yet the slots.
+            items["seconds"][:1] = seconds_after(before.begin_timestamp, timestamps[:1])
+        # Marked before and after: a flush in between sees the header, but not yet the slots.
         self._unflushed = True
         self.header = IndexHeader(
             begin_timestamp,
-            timestamps[-1],
+            int(timestamps[-1]),
             begin_offset,
-            offsets[-1],
-            before.slot_count + slots_taken,
+            int(offsets[-1]),
+            before.slot_count + count - int(np.count_nonzero(chained.previous)),
             first + count,
         )
         # In one step, for programs that read beside us.
         target[:HEADER_SIZE] = self.header.pack()
-        written = zip(slot_numbers, _swapped(range(first, first + count)), strict=True)
         # Of a slot only its newest item: what lies between was never the end of a group.
-        for slot, number in written if previous is newest else dict(written).items():
-            slot_values[slot] = number
+        self._slots[chained.slots] = chained.newest
         self._unflushed = True
 
     def offsets(self, key_hash: int, begin_ms: int, end_ms: int, count_max: int) -> list[int]:
@@ -283,24 +259,35 @@ class IndexFile:
         before = self.header
         # The time of an item is known to the second, so count the whole second.
         seconds_max = min((durable_ms + 1 - before.begin_timestamp) // 1000 - 1, SECONDS_MAX)
-        slots = array("i", bytes(SLOT_SIZE * self.slots))
+        slots = np.zeros(self.slots, np.int32)
         last_offset = last_seconds = slot_count = 0
         number = FIRST_ITEM
-        for key_hash, physical_offset, seconds, previous in self._items():
-            slot = key_hash % self.slots
-            if (
-                key_hash < 0
-                or not last_offset <= physical_offset < log_end
-                or not 0 <= seconds <= seconds_max
-                or previous != slots[slot]
-                or (number == FIRST_ITEM and physical_offset != before.begin_physical_offset)
-            ):
+        for items in self._pieces():
+            offsets, seconds = items["physical_offset"], items["seconds"]
+            offsets_before = np.roll(offsets, 1)
+            offsets_before[0] = last_offset
+            in_slots = items["key_hash"] % self.slots
+            previous = _chained(in_slots, slots, number).previous
+            certain = (
+                (items["key_hash"] >= 0)
+                & (offsets >= offsets_before)
+                & (offsets < log_end)
+                & (seconds >= 0)
+                & (seconds <= seconds_max)
+                & (items["previous"] == previous)
+            )
+            if number == FIRST_ITEM:
+                certain[0] &= offsets[0] == before.begin_physical_offset
+            count = len(items) if certain.all() else int(certain.argmin())
+            if not count:
                 break
-            slots[slot] = number
-            slot_count += previous == 0
-            number += 1
-            last_offset = physical_offset
-            last_seconds = seconds
+            chained = _chained(in_slots[:count], slots, number)
+            slots[chained.slots] = chained.newest
+            slot_count += count - int(np.count_nonzero(chained.previous))
+            number += count
+            last_offset, last_seconds = int(offsets[count - 1]), int(seconds[count - 1])
+            if count < len(items):
+                break
         if number == FIRST_ITEM:
             self.header = before._replace(next_item=number)  # empty: the service deletes it
             return number == before.next_item
@@ -358,24 +345,22 @@ class IndexFile:
         disk.pwrite(self._fd, header.pack(), 0)
         self.header = header
 
-    def _write_slots(self, slots: "array[int]") -> None:
+    def _write_slots(self, slots: NDArray[np.int32]) -> None:
         """Write the slots that differ: few, and to flush all of them takes long."""
-        if sys.byteorder == "little":
-            slots.byteswap()
-        content = slots.tobytes()
+        content = slots.astype(SLOTS).tobytes()
         found = self._read(len(content), HEADER_SIZE)
         for start in range(0, len(content), _PAGE):
             page = content[start : start + _PAGE]
             if page != found[start : start + _PAGE]:
                 disk.pwrite(self._fd, page, HEADER_SIZE + start)
 
-    def _items(self) -> Iterator[tuple[int, int, int, int]]:
-        """Give all items, oldest first, as the fields of ``IndexItem``."""
+    def _pieces(self) -> Iterator[NDArray[np.void]]:
+        """Give all items, oldest first, some at a time."""
         position = item_position(FIRST_ITEM, self.slots)
         end = item_position(self.header.next_item, self.slots)
         while position < end:
-            piece = disk.pread(self._fd, min(_READ_PIECE, end - position), position)
-            yield from ITEM.iter_unpack(piece)
+            size = min(_READ_PIECE, end - position)
+            yield np.frombuffer(self._read(size, position), ITEMS)
             position += _READ_PIECE
 
     def _slot(self, slot: int) -> int:
@@ -409,9 +394,8 @@ class IndexFile:
     def unmap(self) -> None:
         """Give the mapping back once no more is appended; the file can still be read."""
         if self._map is not None:
-            assert self._slot_values is not None
-            self._slot_values.release()  # the map cannot be closed while a view of it lives
-            self._slot_values = None
+            # The map cannot be closed while a view of it lives.
+            self._slots, self._items = np.empty(0, SLOTS), np.empty(0, ITEMS)
             self._map.close()
             self._map = None
 
@@ -424,7 +408,7 @@ class IndexFile:
 class IndexService:
     """All index files of one store.
 
-    ``recover`` comes first. ``put``, ``put_group`` and ``forget_before`` belong to one thread;
+    ``recover`` comes first. ``put_group`` and ``forget_before`` belong to one thread;
     ``query`` and ``flush`` may be called from any.
     """
 
@@ -436,7 +420,6 @@ class IndexService:
         self._directory = directory
         self._max_slots, self._max_items = max_slots, max_items
         self._now_ms = now_ms
-        self._hasher = KeyHasher()
         self._files: list[IndexFile] = []
         self._names_unflushed = True  # a kill may have come before those of the last run were
         self._end_offset = -1  # of the newest record put; -1 so that offset 0 lies behind it
@@ -519,19 +502,6 @@ class IndexService:
         offsets = (f.header.end_physical_offset for f in reversed(self._files) if not f.is_empty)
         return next(offsets, -1)
 
-    def put(
-        self, topic: str, keys: Iterable[str], physical_offset: int, store_timestamp: int
-    ) -> None:
-        """Index one record under keys chosen by the caller; a record that is there is ignored.
-
-        Raises:
-            DiskFullError: Nothing was indexed; put it again later.
-        """
-        if physical_offset > self._end_offset:
-            hashes = [index_key_hash(index_key(topic, key)) for key in keys]
-            count = len(hashes)
-            self._append(hashed_keys(hashes, [physical_offset] * count, [store_timestamp] * count))
-
     def put_group(self, records: Sequence[KeyedRecord]) -> None:
         """Index records under their ``UNIQ_KEY`` and ``KEYS``, in log order.
 
@@ -541,28 +511,11 @@ class IndexService:
         Raises:
             DiskFullError: Nothing of the group was indexed; put it again later.
         """
-        self._append(self._hasher.hash_records(records, after=self._end_offset))
-
-    def put_unique_keys(self, groups: Sequence[UniqueKeys]) -> None:
-        """Index records under the unique keys given, in log order; none is there already.
-
-        Raises:
-            DiskFullError: Nothing was indexed; put it again later.
-        """
-        if groups:
-            self._append(self._hasher.hash_unique_keys(groups))
-
-    def put_single_keys(self, singles: SingleKeys) -> None:
-        """Index records under the unique keys given, in log order; none is there already.
-
-        Raises:
-            DiskFullError: Nothing was indexed; put it again later.
-        """
-        self._append(self._hasher.hash_single_keys(singles))
+        self._append(hashed_keys(records, after=self._end_offset))
 
     def _append(self, keys: HashedKeys) -> None:
         """Append to the newest file and as many new ones as it takes; all or nothing."""
-        if not keys.hashes:
+        if not len(keys.hashes):
             return
         plan = self._plan(len(keys.hashes))
         start = 0
@@ -573,7 +526,7 @@ class IndexService:
                 self._files.append(file)
             file.append(keys.part(start, start + count))
             start += count
-        self._end_offset = keys.physical_offsets[-1]
+        self._end_offset = int(keys.physical_offsets[-1])
 
     def _plan(self, count: int) -> list[tuple[IndexFile, int]]:
         """Return which files take how many of so many items, with space for them reserved."""

@@ -1,7 +1,7 @@
-"""Feeding the key index, behind the appender's back.
+"""Feeding the key index, some time after records are appended.
 
-An index entry costs as much as an append, and nobody waits for it. So appended groups are only
-kept, and indexed in slices while the loop has time, before a look-up, or when too many wait.
+Nobody waits for an index item. So of appended records only what has keys is kept, and indexed in
+slices while the loop has time, before a look-up, or when too many wait.
 
 An index that lacks much of the log, after a kill or a full disk or because somebody deleted it, is
 *behind*: it is filled from the log in slices, in log order, while messages are served. Nothing is
@@ -12,32 +12,28 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import compress
+from itertools import islice
 from typing import Final
 
 from . import disk
 from .draft import Appended, Draft
 from .errors import DiskFullError, StoreError
-from .format.index import KeyedRecord, SingleKeys, UniqueKeys
+from .format.index import KeyedRecord
 from .index_file import IndexFile, IndexService
 from .log_scan import Found, LogScan, store_timestamp
 from .mapped_file_queue import MappedFileQueue
 
 logger = logging.getLogger(__name__)
 
-# What waits for the index, with the physical offset behind it.
-Waiting = tuple[int, Sequence[Draft], Sequence[Appended]]
-WaitingKeys = tuple[int, UniqueKeys]
-
-# Bytes of log not indexed yet: bounds what groups keep alive. Beyond it, each append indexes some.
+# Bytes of log not indexed yet: bounds what is kept of them. Beyond it, each append indexes for
+# ``SLICE_MS``; beyond twice as much, nothing is kept, and the log is read later.
 PENDING_BYTES_MAX: Final = 32 << 20
-RECORDS_PER_WALK: Final = 128  # indexed at once from the log
-# Indexed at once; more only in one group. Where the pages of the slots are dirty, that is done in a
-# millisecond. Behind a flush each key makes another page dirty, which takes the kernel up to 25 us,
-# and the loop would stand still for 25 ms: when a put takes long, the next one is smaller.
-RECORDS_PER_PUT: Final = 1024
-RECORDS_PER_PUT_MIN: Final = 64
-PUT_S: Final = 0.002  # seconds that are long
+SLICE_MS: Final = 1.0  # that an append, or a look-up in an index that is behind, spends on others
+# Indexed at once: so many that numpy's calls cost little for each, and that a put takes half a
+# millisecond. After a flush each key makes another page of slots dirty, for which the kernel needs
+# up to 25 us. The bytes stand for the keys, of which one record may have thousands.
+RECORDS_PER_PUT: Final = 512
+PROPERTIES_PER_PUT: Final = 24 << 10  # bytes, unless one record has more
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
 FAILURE_TOLD_EVERY: Final = 60.0  # seconds
 # Bytes of log that a start indexes before anything is served: a fifth of a second. Of ten gigabytes
@@ -45,7 +41,6 @@ FAILURE_TOLD_EVERY: Final = 60.0  # seconds
 START_BYTES_MAX: Final = 64 << 20
 READ_AHEAD: Final = 8 << 20  # bytes of log that the disk is asked for before they are indexed
 RETRY_EVERY: Final = 1.0  # seconds; until the next try after the disk was full
-CATCH_UP_MS: Final = 5.0  # that a look-up spends on an index that is behind
 # Seconds between two flushes. Slots are hit at random, so each flush writes all pages of them;
 # a start after a kill indexes this much again.
 FLUSH_EVERY: Final = 10.0
@@ -57,7 +52,7 @@ class KeyIndexing:
     def __init__(self, index: IndexService, files: MappedFileQueue) -> None:
         self.index = index
         self._files = files
-        self._pending: deque[Waiting | WaitingKeys] = deque()
+        self._pending: deque[KeyedRecord] = deque()
         self._behind = False  # what the index lacks is read from the log
         self._walk: Iterator[int] | None = None  # that reading, up to ``_walk_end``
         self._walk_end = 0
@@ -66,8 +61,6 @@ class KeyIndexing:
         self._told = -FAILURE_TOLD_EVERY  # when the last failure was logged
         self._flush_due = time.monotonic() + FLUSH_EVERY
         self._indexed_offset = 0  # physical offset up to which keys are in the index
-        self._per_put = RECORDS_PER_PUT_MIN  # records of the next put
-        self._flushing = False  # page after page is made clean
 
     def recover(self, *, clean: bool, log_end: int, index_timestamp: int) -> None:
         """Open the index and put again what it lacks of the log."""
@@ -89,7 +82,7 @@ class KeyIndexing:
                     logger.info("event=indexing offset=%d", self._indexed_offset)
         except DiskFullError as error:
             # What is stored can still be consumed, and decided: the keys have time.
-            self._fall_behind(error)
+            self._fall_behind(str(error))
         else:
             self._indexed_offset = log_end
 
@@ -101,8 +94,8 @@ class KeyIndexing:
         for offset, chunk, found in scan:
             if asked < offset + READ_AHEAD:
                 asked = self._ask_for(max(asked, offset), offset + 2 * READ_AHEAD)
-            for first in range(0, len(found), RECORDS_PER_WALK):
-                part = found[first : first + RECORDS_PER_WALK]
+            for first in range(0, len(found), RECORDS_PER_PUT):
+                part = found[first : first + RECORDS_PER_PUT]
                 self.index.put_group([_keyed(chunk, offset, record, topics) for record in part])
                 position, size, *_ = part[-1]
                 yield offset + position + size
@@ -126,27 +119,35 @@ class KeyIndexing:
 
     def add(self, group: Sequence[Draft], done: Sequence[Appended]) -> None:
         """Note an appended group."""
-        self._add((done[-1].end, tuple(group), done))
-
-    def _add(self, waiting: Waiting | WaitingKeys) -> None:
-        self._log_end = waiting[0]
+        log_end = self._log_end = done[-1].end
         if self._behind:
             return
-        self._pending.append(waiting)
-        if waiting[0] - self._indexed_offset > PENDING_BYTES_MAX:
+        self._pending += [
+            (
+                draft.topic,
+                draft.properties,
+                appended.physical_offset,
+                appended.store_timestamp,
+                draft.sys_flag,
+            )
+            for draft, appended in zip(group, done, strict=True)
+        ]
+        if log_end - self._indexed_offset > 2 * PENDING_BYTES_MAX:
+            self._fall_behind("messages come faster than they can be indexed")
+        elif log_end - self._indexed_offset > PENDING_BYTES_MAX:
             try:
-                self._put_next()
+                self._put_pending(time.monotonic() + SLICE_MS / 1000)
             except (OSError, StoreError) as error:
                 # The disk is full, or worse, but the records are stored, and their sender must not
                 # be told otherwise.
-                self._fall_behind(error)
+                self._fall_behind(str(error))
 
-    def _fall_behind(self, error: Exception) -> None:
-        """Keep nothing in memory any more; when there is space, the log has it all."""
+    def _fall_behind(self, reason: str) -> None:
+        """Keep nothing in memory any more; the log has it all, for later."""
         self._behind = True
         self._pending.clear()
         self._retry_at = time.monotonic() + RETRY_EVERY
-        logger.error("event=index_behind offset=%d error=%r", self._indexed_offset, str(error))
+        logger.error("event=index_behind offset=%d error=%r", self._indexed_offset, reason)
 
     def work(self, budget_ms: float | None = None) -> bool:
         """Index what waits, all of it or for ``budget_ms``; return whether more can be done now."""
@@ -197,61 +198,22 @@ class KeyIndexing:
         return bool(self._pending)
 
     def _put_next(self) -> None:
-        """Index the next groups.
+        """Index the next records.
 
         Raises:
             DiskFullError: They still wait.
         """
-        keys: list[UniqueKeys] = []
-        drafts: list[Draft] = []
-        places: list[Appended] = []
-        per_put = RECORDS_PER_PUT_MIN if self._flushing else self._per_put
-        taken = count = 0
-        for waiting in self._pending:
-            if len(waiting) == 2:
-                if drafts:
-                    break
-                keys.append(waiting[1])
-                count += len(waiting[1].physical_offsets)
-            else:
-                if keys:
-                    break
-                drafts += waiting[1]
-                places += waiting[2]
-                count = len(drafts)
-            taken += 1
-            if count >= per_put:
+        records: list[KeyedRecord] = []
+        size = 0  # bytes
+        for record in islice(self._pending, RECORDS_PER_PUT):
+            records.append(record)
+            size += len(record[1])
+            if size >= PROPERTIES_PER_PUT:
                 break
-        began = time.monotonic()
-        self.index.put_unique_keys(keys)
-        self._put_drafts(drafts, places)
-        self._adapt(time.monotonic() - began)
-        for _ in range(taken):
-            self._indexed_offset = self._pending.popleft()[0]
-
-    def _put_drafts(self, drafts: Sequence[Draft], places: Sequence[Appended]) -> None:
-        """Index drafts that were appended, as fast as what is known of their keys allows."""
-        found = [draft.unique_key for draft in drafts]
-        complete = all(found)
-        if not complete and None in found:
-            self.index.put_group(_records(drafts, places))
-            return
-        topics = [draft.topic for draft in drafts]
-        offsets = [place.physical_offset for place in places]
-        times = [place.store_timestamp for place in places]
-        if not complete:
-            topics = [*compress(topics, found)]
-            offsets = [*compress(offsets, found)]
-            times = [*compress(times, found)]
-        keys = "".join(filter(None, found)).encode()
-        self.index.put_single_keys(SingleKeys(topics, keys, offsets, times))
-
-    def _adapt(self, took: float) -> None:
-        """Have the next put take more records or fewer, after one that took so many seconds."""
-        if took > PUT_S:
-            self._per_put = max(self._per_put // 2, RECORDS_PER_PUT_MIN)
-        elif took < PUT_S / 2:
-            self._per_put = min(self._per_put * 2, RECORDS_PER_PUT)
+        self.index.put_group(records)
+        for _ in records:
+            self._pending.popleft()
+        self._indexed_offset = self._pending[0][2] if self._pending else self._log_end
 
     def _tell(self, error: Exception) -> None:
         if time.monotonic() - self._told >= FAILURE_TOLD_EVERY:
@@ -263,13 +225,13 @@ class KeyIndexing:
 
         After a full disk some may lack for a while.
         """
-        self.work(CATCH_UP_MS if self._behind else None)
+        self.work(SLICE_MS if self._behind else None)
         return self.index.query(topic, key, max_count, begin_ms, end_ms)
 
     @property
     def last_update(self) -> tuple[int, int]:
         """Store timestamp and physical offset of the newest record in the index."""
-        self.work(CATCH_UP_MS if self._behind else None)
+        self.work(SLICE_MS if self._behind else None)
         return self.index.last_update
 
     def forget_before(self, log_start: int) -> list[IndexFile]:
@@ -281,12 +243,7 @@ class KeyIndexing:
         if time.monotonic() < self._flush_due:
             return flushed_timestamp
         self._flush_due = time.monotonic() + FLUSH_EVERY
-        self._flushing = True
-        try:
-            return self.index.flush()
-        finally:
-            self._per_put = RECORDS_PER_PUT_MIN
-            self._flushing = False
+        return self.index.flush()
 
     def finish(self) -> bool:
         """Index what waits before closing; return whether the index is complete."""
@@ -313,17 +270,3 @@ def _keyed(chunk: bytes, offset: int, record: Found, topics: dict[bytes, str]) -
         store_timestamp(chunk, position, sys_flag),
         sys_flag,
     )
-
-
-def _records(group: Sequence[Draft], done: Sequence[Appended]) -> list[KeyedRecord]:
-    """Return what the index needs of each record of a group."""
-    return [
-        (
-            draft.topic,
-            draft.properties,
-            appended.physical_offset,
-            appended.store_timestamp,
-            draft.sys_flag,
-        )
-        for draft, appended in zip(group, done, strict=True)
-    ]

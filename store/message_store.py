@@ -367,7 +367,7 @@ class MessageStore:
         asked, self._flush_asked = self._flush_asked, False
         return asked or self._sync_mode
 
-    def tick(self, budget_ms: float = 2.0) -> bool:
+    def tick(self, budget_ms: float = 1.0) -> bool:
         """Do deferred work for about ``budget_ms``; return whether there is more.
 
         That may have time, if ``index_is_behind``.

@@ -131,7 +131,6 @@ def half_draft(message: Draft, unique_key: str) -> Draft:
         born_host=message.born_host,
         store_host=message.store_host,
         reconsume_times=message.reconsume_times,
-        unique_key=message.unique_key,
     )
 
 
@@ -381,7 +380,6 @@ def rollback_draft(final: Draft, beside: Sequence[int] = ()) -> Draft:
         born_host=final.born_host,
         store_host=final.store_host,
         prepared_transaction_offset=final.prepared_transaction_offset,
-        unique_key="",
     )
 
 

@@ -123,5 +123,4 @@ class OpWriter:
             born_timestamp=self._now_ms(),
             born_host=self._host,
             store_host=self._host,
-            unique_key="",
         )

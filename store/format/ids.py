@@ -12,13 +12,11 @@ Source: RocketMQ ``MessageDecoder.java``, ``MessageClientIDSetter.java``, ``Util
 
 import socket
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import mul
+from struct import pack
 from typing import Final, NamedTuple
-
-from .columns import packed
 
 HOST_V4_SIZE: Final = 8  # bytes: address 4, port 4
 HOST_V6_SIZE: Final = 20  # bytes: address 16, port 4
@@ -106,7 +104,7 @@ def offset_message_id(packed_host: bytes, physical_offset: int) -> str:
 def offset_message_ids(packed_host: bytes, physical_offsets: Sequence[int]) -> str:
     """Return the ids of several records of one host, with commas between them."""
     host = _host_hex(packed_host)
-    numbers = packed(array("q", physical_offsets))
+    numbers = pack(f">{len(physical_offsets)}q", *physical_offsets)
     return host + numbers.hex(",", 8).upper().replace(",", "," + host)
 
 

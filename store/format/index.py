@@ -11,14 +11,14 @@ An item's time is kept in whole seconds after the header's begin timestamp.
 Source: RocketMQ ``IndexFile.java``, ``IndexHeader.java``, ``IndexService.java``.
 """
 
-import sys
 import time
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Final, NamedTuple
 
-from .columns import ones
+import numpy as np
+from numpy.typing import NDArray
+
 from .flags import TRANSACTION_MASK, TransactionType
 from .ids import java_string_hash
 from .properties import KEY_SEPARATOR, get_property
@@ -37,35 +37,31 @@ assert (HEADER_SIZE, SLOT_SIZE, ITEM_SIZE) == (
 
 FIRST_ITEM: Final = 1
 _NAME_LENGTH: Final = 17
+_KEY_SEPARATOR: Final = KEY_SEPARATOR.encode()
 SECONDS_MAX: Final = 0x7FFF_FFFF
 _ROLLBACK: Final = int(TransactionType.ROLLBACK)  # comparing with a plain int is faster
 
-_TOPICS_CACHED_MAX: Final = 4096  # topics whose hash is kept, about 250 bytes each
-_CLIENTS_CACHED_MAX: Final = 16_384  # heads of unique keys whose hash is kept, about 150 bytes each
-UNIQUE_KEY_SIZE: Final = 32  # characters of an IPv4 client's key
-_CLIENT_SIZE: Final = 24  # of its characters that stay for a minute: all but time and counter
-_BEHIND_TOPIC: Final = int(31**UNIQUE_KEY_SIZE) & 0xFFFF_FFFF
-_TAIL_SIZE: Final = UNIQUE_KEY_SIZE - _CLIENT_SIZE
-_BEHIND_CLIENT: Final = int(31**_TAIL_SIZE) & 0xFFFF_FFFF
-_NO_TAIL: Final = bytes(_TAIL_SIZE)
-_CLIENT: Final = Struct(f"{_CLIENT_SIZE}s{_TAIL_SIZE}x")  # of a key
-_KEY_WORDS: Final = UNIQUE_KEY_SIZE // 8
-_CLIENT_WORDS: Final = _CLIENT_SIZE // 8
-_LANES: Final = 1024  # tails hashed at once, in numbers of 8 KiB
+# Slots and items as columns of a whole file.
+SLOTS: Final = np.dtype(">i4")
+ITEMS: Final = np.dtype(
+    [("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
+)
+assert (SLOTS.itemsize, ITEMS.itemsize) == (SLOT_SIZE, ITEM_SIZE)
+
+# Bytes of text hashed in one call, with 20 bytes of memory each at most. The longest topic and key
+# fit in: the lengths of topic and properties are int16.
+HASHED_AT_ONCE: Final = 1 << 16
 
 
-def _lower_halves(size: int) -> int:
-    """Return the bits of the lower of each two pieces of so many bytes, in all lanes."""
-    pieces = b"\xff" * size + bytes(size)
-    return int.from_bytes(pieces * (_LANES * _TAIL_SIZE // len(pieces)), "little")
+def _powers(base: int) -> NDArray[np.uint32]:
+    """Return the powers of a number modulo 2**32, from its power of 0 on."""
+    factors = np.full(HASHED_AT_ONCE, base, np.uint32)
+    factors[0] = 1
+    return np.cumprod(factors, dtype=np.uint32)
 
 
-_ONES: Final = ones(_LANES)
-_SIGNS: Final = _ONES << 31
-_WORDS: Final = (_ONES << 32) - _ONES
-
-# How two neighbours of so many bytes are put together: bits, power of 31, the lower ones.
-_FOLDS: Final = tuple((8 * size, 31**size, _lower_halves(size)) for size in (1, 2, 4))
+_POWERS: Final = _powers(31)
+_INVERSES: Final = _powers(pow(31, -1, 1 << 32))
 
 
 class IndexHeader(NamedTuple):
@@ -151,21 +147,11 @@ def _absolute(value: int) -> int:
     return abs(value) if value != -0x8000_0000 else 0
 
 
-def seconds_after(begin_timestamp: int, store_timestamp: int) -> int:
-    """Return the time an item stores, with RocketMQ's clamps; both arguments in ms."""
+def seconds_after(begin_timestamp: int, store_timestamps: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the times that items store, with RocketMQ's clamps; both arguments in ms."""
     if begin_timestamp <= 0:
-        return 0
-    return min(max((store_timestamp - begin_timestamp) // 1000, 0), SECONDS_MAX)
-
-
-def seconds_column(begin_timestamp: int, keys: "HashedKeys") -> "array[int]":
-    """Return the times that items store, int32; mostly one for all."""
-    timestamps = keys.store_timestamps
-    earliest = seconds_after(begin_timestamp, keys.earliest)
-    if earliest == seconds_after(begin_timestamp, keys.latest):
-        return array("i", [earliest]) * len(timestamps)
-    seconds_of = {time: seconds_after(begin_timestamp, time) for time in set(timestamps)}
-    return array("i", map(seconds_of.__getitem__, timestamps))
+        return np.zeros_like(store_timestamps)
+    return ((store_timestamps - begin_timestamp) // 1000).clip(0, SECONDS_MAX)
 
 
 def index_keys(properties: bytes) -> list[bytes]:
@@ -175,9 +161,8 @@ def index_keys(properties: bytes) -> list[bytes]:
     """
     unique_key = get_property(properties, b"UNIQ_KEY")
     keys = [] if unique_key is None else [unique_key]
-    named = get_property(properties, b"KEYS")
-    if named is not None:
-        keys += filter(None, named.split(KEY_SEPARATOR.encode()))
+    if b"KEYS\x01" in properties and (named := get_property(properties, b"KEYS")) is not None:
+        keys += filter(None, named.split(_KEY_SEPARATOR))
     return keys
 
 
@@ -189,219 +174,63 @@ KeyedRecord = tuple[str, bytes, int, int, int]
 class HashedKeys(NamedTuple):
     """Keys of records in log order, as columns of equal length."""
 
-    hashes: "array[int]"  # int32
-    physical_offsets: "array[int]"  # int64
-    store_timestamps: "array[int]"  # int64, ms
-    earliest: int  # no store timestamp is less; to look through them takes longer than to hash
-    latest: int  # none is greater
+    hashes: NDArray[np.int32]
+    physical_offsets: NDArray[np.int64]
+    store_timestamps: NDArray[np.int64]  # ms
 
     def part(self, start: int, end: int) -> "HashedKeys":
         """Return the keys from one position to another."""
-        return self._replace(
-            hashes=self.hashes[start:end],
-            physical_offsets=self.physical_offsets[start:end],
-            store_timestamps=self.store_timestamps[start:end],
+        return HashedKeys(
+            self.hashes[start:end],
+            self.physical_offsets[start:end],
+            self.store_timestamps[start:end],
         )
 
 
-def hashed_keys(
-    hashes: Iterable[int], physical_offsets: Iterable[int], store_timestamps: Sequence[int]
-) -> HashedKeys:
-    """Return keys in columns."""
+def hashed_keys(records: Iterable[KeyedRecord], *, after: int) -> HashedKeys:
+    """Return the hashed keys of records in log order, of those that lie after offset ``after``.
+
+    Rollback records have none. A record that does not lie after the one before it was there
+    already, and is passed over: log and index may be replayed from any older position.
+    """
+    texts: list[bytes] = []
+    physical_offsets: list[int] = []
+    store_timestamps: list[int] = []
+    topic_before, beginning = None, b""
+    for topic, properties, physical_offset, store_timestamp, sys_flag in records:
+        if physical_offset <= after or sys_flag & TRANSACTION_MASK == _ROLLBACK:
+            continue
+        after = physical_offset
+        if topic is not topic_before:
+            topic_before, beginning = topic, index_key(topic, "").encode()
+        for key in index_keys(properties):
+            texts.append(beginning + key)
+            physical_offsets.append(physical_offset)
+            store_timestamps.append(store_timestamp)
     return HashedKeys(
-        array("i", hashes),
-        array("q", physical_offsets),
-        array("q", store_timestamps),
-        min(store_timestamps, default=0),
-        max(store_timestamps, default=0),
+        index_key_hashes(texts),
+        np.array(physical_offsets, np.int64),
+        np.array(store_timestamps, np.int64),
     )
 
 
-class UniqueKeys(NamedTuple):
-    """Records of one topic and time with a usual unique key each, and nothing else to index."""
+def index_key_hashes(texts: Sequence[bytes]) -> NDArray[np.int32]:
+    """Return ``index_key_hash`` of many texts in UTF-8, none of which is empty.
 
-    topic: str
-    keys: bytes  # one after the other; see ``joined_if_usual``
-    physical_offsets: "array[int]"  # int64, rising
-    store_timestamp: int  # ms
-
-
-class SingleKeys(NamedTuple):
-    """Records with a usual unique key each, and nothing else to index; columns of equal length."""
-
-    topics: Sequence[str]
-    keys: bytes  # one after the other; see ``joined_if_usual``
-    physical_offsets: Sequence[int]  # rising
-    store_timestamps: Sequence[int]  # ms
-
-
-def joined_if_usual(keys: Sequence[bytes]) -> bytes | None:
-    """Return unique keys one after the other, if all are usual: of 32 ASCII characters.
-
-    So clients with IPv4 addresses make them.
+    A hash is the sum of all characters times powers of 31. Here each character is first multiplied
+    with the inverse of a power, by its place among all texts (31 is odd, so that modulo 2**32 it
+    has one); then each text's sum is multiplied with the power that makes its last factor 1.
     """
-    joined = b"".join(keys)
-    sizes = [*map(len, keys)]
-    return joined if sizes.count(UNIQUE_KEY_SIZE) == len(sizes) and joined.isascii() else None
-
-
-def _have_one_client(words: "array[int]") -> bool:
-    """Tell whether usual keys, in pieces of 8 bytes, begin alike but for their tails."""
-    count = len(words) // _KEY_WORDS
-    return all(words[at::_KEY_WORDS] == words[at : at + 1] * count for at in range(_CLIENT_WORDS))
-
-
-def _sums_of_hashes(tails: bytes, beginnings: "array[int]") -> "array[int]":
-    """Return what items store of hashes, each the sum of its beginning and the hash of its tail.
-
-    Tails have ``_TAIL_SIZE`` ASCII characters each, beginnings are uint64. All tails are hashed at
-    once, in arithmetic on a large number: each has a lane of its own, in which neighbours are put
-    together, first characters, then pairs, then fours. No sum leaves its lane, as long as
-    beginnings are below 2**63, since 127 * (31**8 - 1) / 30 < 2**42. A twentieth of a microsecond
-    each.
-    """
-    hashes = array("i")
-    for start in range(0, len(beginnings), _LANES):
-        lanes = tails[_TAIL_SIZE * start : _TAIL_SIZE * (start + _LANES)]
-        total = int.from_bytes(lanes, "little")
-        for width, factor, lower in _FOLDS:
-            first = total & lower
-            total = first * factor + ((total ^ first) >> width)
-        total += int.from_bytes(_little(beginnings[start : start + _LANES]).tobytes(), "little")
-        total &= _WORDS  # cut to an int, of which the absolute value is taken
-        negative = (total >> 31) & _ONES
-        total = (total ^ ((negative << 32) - negative)) + negative
-        total ^= total & _SIGNS  # of -2**31 there is none, and RocketMQ takes 0
-        words = array("i", total.to_bytes(len(lanes), "little"))
-        hashes += _little(words[::2])
-    return hashes
-
-
-def _little(numbers: "array[int]") -> "array[int]":
-    """Return numbers in little-endian order, or such numbers as native ones; they are spent."""
-    if sys.byteorder != "little":
-        numbers.byteswap()
-    return numbers
-
-
-class KeyHasher:
-    """Hashes keys as ``index_key_hash`` does, but remembers what most of them begin with.
-
-    The hash is linear: that of a whole is that of its parts, each times a power of 31. So the
-    topic is hashed once, and so are the 24 characters that unique keys of one client share for a
-    minute; the other 8 are hashed for many keys at once. Both memories are emptied when full.
-    """
-
-    def __init__(self) -> None:
-        self._topics: dict[str, int] = {}  # hash of "topic#" before a unique key
-        self._clients: dict[bytes, int] = {}  # hash of its first 24 characters before its last 8
-
-    def hash_records(self, records: Iterable[KeyedRecord], *, after: int) -> HashedKeys:
-        """Return the hashed keys of records in log order, from behind offset ``after`` on.
-
-        Rollback records have none. A record that does not lie behind the one before it was there
-        already, and is passed over: log and index may be replayed from any older position.
-        """
-        beginnings: list[int] = []
-        tails: list[bytes] = []
-        physical_offsets: list[int] = []
-        store_timestamps: list[int] = []
-        clients = self._clients
-        topic_before, topic_part = None, 0
-        for topic, properties, physical_offset, store_timestamp, sys_flag in records:
-            if physical_offset <= after or sys_flag & TRANSACTION_MASK == _ROLLBACK:
-                continue
-            after = physical_offset
-            # One unique key of 32 ASCII characters and no KEYS is what nearly every record has.
-            start = properties.rfind(b"UNIQ_KEY\x01") + 9
-            if (
-                start > 8  # it was found
-                and properties.find(b"\x02", start) == start + UNIQUE_KEY_SIZE
-                and (start == 9 or properties[start - 10] == 2)
-                and properties.find(b"KEYS\x01") < 0
-                and properties.isascii()
-            ):
-                if topic is not topic_before:
-                    topic_before, topic_part = topic, self._topic_part(topic)
-                tail_at = start + _CLIENT_SIZE
-                client = properties[start:tail_at]
-                client_part = clients.get(client)
-                if client_part is None:
-                    client_part = self._remember_client(client)
-                beginnings.append(topic_part + client_part)
-                tails.append(properties[tail_at : tail_at + _TAIL_SIZE])
-                physical_offsets.append(physical_offset)
-                store_timestamps.append(store_timestamp)
-            else:
-                for key in index_keys(properties):
-                    text = index_key(topic, key.decode(errors="replace"))
-                    beginnings.append(java_string_hash(text) & 0xFFFF_FFFF)
-                    tails.append(_NO_TAIL)
-                    physical_offsets.append(physical_offset)
-                    store_timestamps.append(store_timestamp)
-        hashes = _sums_of_hashes(b"".join(tails), array("Q", beginnings))
-        return hashed_keys(hashes, physical_offsets, store_timestamps)
-
-    def hash_single_keys(self, singles: SingleKeys) -> HashedKeys:
-        """Return the hashed keys of records whose keys need not be looked for."""
-        topics, keys, physical_offsets, store_timestamps = singles
-        words = array("Q", keys)
-        if _have_one_client(words):
-            client = keys[:_CLIENT_SIZE]
-            of_topic = {topic: self._beginning(topic, client) for topic in set(topics)}
-            beginnings = array("Q", map(of_topic.__getitem__, topics))
-        else:
-            clients = [client for (client,) in _CLIENT.iter_unpack(keys)]
-            beginnings = array("Q", map(self._beginning, topics, clients))
-        hashes = _sums_of_hashes(words[_CLIENT_WORDS::_KEY_WORDS].tobytes(), beginnings)
-        return hashed_keys(hashes, physical_offsets, store_timestamps)
-
-    def hash_unique_keys(self, groups: Sequence[UniqueKeys]) -> HashedKeys:
-        """Return the hashed keys of groups whose keys need not be looked for."""
-        physical_offsets, store_timestamps = array("q"), array("q")
-        for group in groups:
-            physical_offsets += group.physical_offsets
-            times = array("q", [group.store_timestamp])
-            store_timestamps += times * len(group.physical_offsets)
-        keys = b"".join([group.keys for group in groups])
-        words = array("Q", keys)
-        if _have_one_client(words):
-            client = keys[:_CLIENT_SIZE]
-            beginnings = array("Q")
-            for group in groups:
-                beginning = array("Q", [self._beginning(group.topic, client)])
-                beginnings += beginning * len(group.physical_offsets)
-        else:
-            beginnings = array("Q", self._beginnings(groups))
-        hashes = _sums_of_hashes(words[_CLIENT_WORDS::_KEY_WORDS].tobytes(), beginnings)
-        timestamps = [group.store_timestamp for group in groups]
-        earliest, latest = min(timestamps, default=0), max(timestamps, default=0)
-        return HashedKeys(hashes, physical_offsets, store_timestamps, earliest, latest)
-
-    def _beginnings(self, groups: Iterable[UniqueKeys]) -> Iterator[int]:
-        """Give for each key of groups what its hash begins with."""
-        for group in groups:
-            for (client,) in _CLIENT.iter_unpack(group.keys):
-                yield self._beginning(group.topic, client)
-
-    def _beginning(self, topic: str, client: bytes) -> int:
-        part = self._clients.get(client)
-        return self._topic_part(topic) + (self._remember_client(client) if part is None else part)
-
-    def _topic_part(self, topic: str) -> int:
-        part = self._topics.get(topic)
-        return self._remember_topic(topic) if part is None else part
-
-    def _remember_topic(self, topic: str) -> int:
-        if len(self._topics) >= _TOPICS_CACHED_MAX:
-            self._topics.clear()
-        part = self._topics[topic] = java_string_hash(f"{topic}#") * _BEHIND_TOPIC & 0xFFFF_FFFF
-        return part
-
-    def _remember_client(self, client: bytes) -> int:
-        if len(self._clients) >= _CLIENTS_CACHED_MAX:
-            self._clients.clear()
-        part = self._clients[client] = (
-            java_string_hash(client.decode()) * _BEHIND_CLIENT & 0xFFFF_FFFF
-        )
-        return part
+    joined = b"".join(texts)
+    if len(joined) > HASHED_AT_ONCE:
+        half = len(texts) // 2
+        return np.concatenate((index_key_hashes(texts[:half]), index_key_hashes(texts[half:])))
+    units: NDArray[np.uint8 | np.uint16] = np.frombuffer(joined, np.uint8)
+    if not joined.isascii():
+        texts = [text.decode(errors="replace").encode("utf-16-le") for text in texts]
+        units = np.frombuffer(b"".join(texts), "<u2")
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts)) // units.itemsize
+    ends = lengths.cumsum()
+    sums = np.add.reduceat(units * _INVERSES[: len(units)], ends - lengths, dtype=np.uint32)
+    hashes: NDArray[np.int32] = (sums * _POWERS[ends - 1]).view(np.int32)
+    return np.abs(hashes).clip(0)  # of -2**31 there is no absolute value

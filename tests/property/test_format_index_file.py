@@ -4,6 +4,7 @@ import random
 import shutil
 import tempfile
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -11,6 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from halfmq.store.format.flags import is_indexed
+from halfmq.store.format.index import (
+    HEADER,
+    ITEM,
+    SLOT,
+    IndexItem,
+    index_file_size,
+    index_key,
+    index_key_hash,
+    index_keys,
+    item_position,
+    slot_position,
+)
 from halfmq.store.index_file import IndexService
 from tests.support.index_records import (
     FOREVER,
@@ -147,6 +161,82 @@ def mixed(old: bytes, new: bytes, choose: Callable[[tuple[bytes, bytes]], bytes]
     assert len(old) == len(new)
     pages = range(0, len(new), PAGE)
     return b"".join(choose((old[at : at + PAGE], new[at : at + PAGE])) for at in pages)
+
+
+def one_by_one(groups: list[list[IndexedRecord]], slots: int, items: int) -> list[bytes]:
+    """Return the files that hold records, made by RocketMQ's rules key after key."""
+    files: list[bytearray] = []
+    header = (0, 0, 0, 0, 0, 1)
+    for one in chain.from_iterable(groups):
+        for key in index_keys(one.properties) if is_indexed(one.sys_flag) else ():
+            begin, end, begin_offset, end_offset, taken, number = header
+            if not files or number == items:
+                files.append(bytearray(index_file_size(slots, items)))
+                begin, begin_offset, taken, number = end, end_offset, 0, 1
+            key_hash = index_key_hash(index_key(one.topic, key.decode(errors="replace")))
+            slot_at = slot_position(key_hash % slots)
+            (previous,) = SLOT.unpack_from(files[-1], slot_at)
+            seconds = max((one.store_timestamp - begin) // 1000, 0) if begin > 0 else 0
+            item = IndexItem(key_hash, one.physical_offset, seconds, previous)
+            ITEM.pack_into(files[-1], item_position(number, slots), *item)
+            SLOT.pack_into(files[-1], slot_at, number)
+            if number == 1:
+                begin, begin_offset = one.store_timestamp, one.physical_offset
+            end, end_offset = one.store_timestamp, one.physical_offset
+            header = (begin, end, begin_offset, end_offset, taken + (previous == 0), number + 1)
+            HEADER.pack_into(files[-1], 0, *header)
+    return [bytes(file) for file in files]
+
+
+@settings(max_examples=100)
+@given(
+    slots=st.integers(1, 20),
+    items=st.integers(2, 30),
+    several=st.lists(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["orders", "中"]),
+                st.sampled_from(["", "U" * 32, "ü"]),
+                KEYS,
+                st.integers(-500, 3000),
+                st.sampled_from([0, 0, 4, 8, 12]),
+            ),
+            min_size=1,
+            max_size=12,
+        ),
+        max_size=4,
+    ),
+)
+def test_files_are_byte_for_byte_those_of_one_key_after_the_other(
+    slots: int, items: int, several: list[list[tuple[str, str, str, int, int]]]
+) -> None:
+    """Chains, times and headers, through collisions, new files and records without keys."""
+    offset, after_ms = 0, 0
+    groups: list[list[IndexedRecord]] = []
+    for group in several:
+        groups.append([])
+        for topic, unique_key, keys, later, sys_flag in group:
+            after_ms += later
+            groups[-1].append(
+                record(
+                    offset,
+                    unique_key=unique_key,
+                    keys=keys,
+                    topic=topic,
+                    after_ms=after_ms,
+                    sys_flag=sys_flag,
+                )
+            )
+            offset += RECORD_SIZE
+    with tempfile.TemporaryDirectory() as name:
+        index = opened(Path(name), slots=slots, items=items)
+        for records in groups:
+            index.put_group(records)
+        index.close()
+
+        assert [*map(Path.read_bytes, sorted(Path(name).iterdir()))] == one_by_one(
+            groups, slots, items
+        )
 
 
 IndexMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=15)

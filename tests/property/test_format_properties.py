@@ -1,8 +1,6 @@
 """Properties, batches and hashes against the plainest way to say what they mean."""
 
-from array import array
-from itertools import accumulate, chain
-
+import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -17,16 +15,11 @@ from halfmq.store.format.ids import (
     unpack_host,
 )
 from halfmq.store.format.index import (
-    KeyHasher,
-    SingleKeys,
-    UniqueKeys,
-    hashed_keys,
     index_key,
     index_key_hash,
+    index_key_hashes,
     index_keys,
-    joined_if_usual,
     seconds_after,
-    seconds_column,
 )
 from halfmq.store.format.properties import (
     TagsCodes,
@@ -126,123 +119,79 @@ def test_the_string_hash_is_javas(text: str) -> None:
     assert java_string_hash(text) == (value ^ 0x8000_0000) - 0x8000_0000
 
 
-HEX = st.text("0123456789ABCDEFabcdef", min_size=32, max_size=32)
-KEYS = st.one_of(
-    HEX,
-    st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=30, max_size=34),
-    st.text(st.characters(exclude_characters="\x01\x02 ", codec="utf-8"), min_size=1, max_size=20),
-)
-
-
 # Of "T#" and this key the hash is -2**31, of which Java has no absolute value.
 SMALLEST = "7F00000100002A139A551B0002G8A9=I"
+KEYS = st.one_of(
+    st.text("0123456789ABCDEFabcdef", min_size=32, max_size=32),
+    st.text(st.characters(exclude_characters="\x01\x02 ", codec="utf-8"), min_size=1, max_size=20),
+)
+KEY_BYTES = st.one_of(  # as they may come from the network, surrogates and all
+    KEYS.map(str.encode),
+    st.text(st.characters(exclude_characters="\x01\x02 ")).map(
+        lambda text: text.encode("utf-8", "surrogatepass")
+    ),
+    st.binary(max_size=40).map(lambda raw: raw.translate(None, b"\x01\x02 ")),
+)
+
+
+@given(st.lists(st.tuples(st.text("ab中", max_size=3), KEY_BYTES)))
+@example([("T", SMALLEST.encode())])
+@example([("T", b"k" * 32_767), ("T", "\U0001f600".encode() * 8_000), ("中", b"k" * 32_767)])
+@example([(f"t{number % 7}", b"%d" % 7 ** (number % 40)) for number in range(5_000)])
+def test_keys_hashed_together_have_the_hashes_of_each(pairs: list[tuple[str, bytes]]) -> None:
+    """Any number of any length and any characters, over UTF-16 units as Java has them."""
+    texts = [f"{topic}#".encode() + key for topic, key in pairs]
+
+    hashes = index_key_hashes(texts)
+
+    assert hashes.dtype == np.int32
+    expected = [
+        index_key_hash(index_key(topic, key.decode(errors="replace"))) for topic, key in pairs
+    ]
+    assert hashes.tolist() == expected
 
 
 @given(
-    topic=st.text("ab中", max_size=3),
-    unique_keys=st.lists(KEYS, min_size=1, max_size=3),
-    keys=st.lists(KEYS, max_size=2),
-    first=st.booleans(),
-    terminated=st.booleans(),
+    unique_key=st.one_of(st.just(""), KEYS),
+    keys=st.lists(KEYS, max_size=3),
+    repeated=st.booleans(),
+    data=st.data(),
 )
-@example(topic="T", unique_keys=[SMALLEST], keys=[SMALLEST], first=True, terminated=True)
-@example(topic="T", unique_keys=["0" * 30 + "é"], keys=[], first=False, terminated=True)
-def test_the_hasher_that_remembers_hashes_like_the_one_that_does_not(
-    topic: str, unique_keys: list[str], keys: list[str], first: bool, terminated: bool
+def test_the_keys_of_a_record_are_found_wherever_they_stand(
+    unique_key: str, keys: list[str], repeated: bool, data: st.DataObject
 ) -> None:
-    """For every key of a record, however its properties stand."""
-    hasher = KeyHasher()
-    for unique_key in unique_keys:
-        pairs = {"WAIT": "true", "MY_UNIQ_KEY": "n" * 32, "KEYS": " ".join(keys)}
-        named = {"UNIQ_KEY": unique_key}
-        properties = encode_properties(named | pairs if first else pairs | named)
-        if not terminated:
-            properties = properties.removesuffix(b"\x02")
-        expected = [index_key_hash(index_key(topic, key)) for key in (unique_key, *keys)]
-
-        hashed = hasher.hash_records([(topic, properties, 7, 8, 0)], after=6)
-        assert hashed == hashed_keys(expected, [7] * len(expected), [8] * len(expected))
-        assert [key.decode() for key in index_keys(properties)] == [unique_key, *keys]
-
-
-CLIENTS = ("7F00000100002A139A551B00", "7F00000100002A139A551B01", "0" * 24)
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["a", "bc", "中"]),
-            st.lists(
-                st.one_of(
-                    st.text(st.characters(max_codepoint=127), min_size=32, max_size=32),
-                    st.builds(
-                        str.__add__,
-                        st.sampled_from(CLIENTS),
-                        st.text("0123456789ABCDEF", min_size=8, max_size=8),
-                    ),
-                ),
-                min_size=1,
-                max_size=5,
-            ),
-            st.integers(0, 2**40),
-        ),
-        max_size=5,
-    )
-)
-@example([("a", ["0" * 24 + f"{number:08X}" for number in range(1500)], 1)])
-@example([("T", [SMALLEST], 1), ("T", ["0" * 32, SMALLEST], 2)])
-def test_unique_keys_are_hashed_together_as_one_by_one(
-    groups: list[tuple[str, list[str], int]],
-) -> None:
-    """Of one client or several, of several topics, more than fit into one number."""
-    ends = accumulate(len(keys) for _, keys, _ in groups)
-    offsets = [
-        list(range(end - len(keys), end)) for end, (_, keys, _) in zip(ends, groups, strict=True)
+    """The last of equal names counts, unless it is empty; names that only end alike do not."""
+    parts = [
+        f"UNIQ_KEY\x01{unique_key}\x02",
+        f"KEYS\x01 {'  '.join(keys)}\x02" if keys else "KEYS\x01\x02",
+        "MY_UNIQ_KEY\x01no\x02",
+        "MY_KEYS\x01no\x02",
+        "A\x01KEYS\x01no\x02",
+        "WAIT\x01true\x02",
     ]
-    joined = [
-        UniqueKeys(topic, "".join(keys).encode(), array("q", places), time)
-        for (topic, keys, time), places in zip(groups, offsets, strict=True)
-    ]
+    text = "".join(data.draw(st.permutations(parts)))
+    if repeated:
+        text = f"KEYS\x01old\x02UNIQ_KEY\x01old\x02{text}"
+    old = ["old"] if repeated else []
+    named = ([unique_key] if unique_key else old) + (keys or old)
+    properties = text.encode()
+    if data.draw(st.booleans()):
+        properties = properties.removesuffix(b"\x02")
 
-    hashed = KeyHasher().hash_unique_keys(joined)
-
-    times = [time for _, keys, time in groups for _ in keys]
-    one_by_one = hashed_keys(
-        [index_key_hash(index_key(topic, key)) for topic, keys, _ in groups for key in keys],
-        chain.from_iterable(offsets),
-        times,
-    )
-    assert hashed == one_by_one
-    singles = SingleKeys(
-        [topic for topic, keys, _ in groups for _ in keys],
-        "".join(key for _, keys, _ in groups for key in keys).encode(),
-        [*chain.from_iterable(offsets)],
-        times,
-    )
-    assert KeyHasher().hash_single_keys(singles) == one_by_one
+    assert [key.decode() for key in index_keys(properties)] == named
 
 
 @given(
     begin=st.integers(-1, 10**13),
     times=st.lists(st.integers(0, 10**13), min_size=1, max_size=20),
-    span=st.integers(0, 20),
 )
-def test_the_seconds_of_items_are_those_of_each(begin: int, times: list[int], span: int) -> None:
-    """Of all keys or of a part of them, whose bounds are those of the whole."""
-    keys = hashed_keys([0] * len(times), range(len(times)), times).part(0, span)
+def test_the_seconds_of_items_are_clamped(begin: int, times: list[int]) -> None:
+    """Neither negative nor more than an int32; without a begin they are 0."""
+    expected = [
+        min(max((time - begin) // 1000, 0), 2**31 - 1) if begin > 0 else 0 for time in times
+    ]
 
-    assert [*seconds_column(begin, keys)] == [seconds_after(begin, time) for time in times[:span]]
-
-
-@given(st.lists(KEYS.map(str.encode)))
-@example([b"0" * 31, b"0" * 33])
-@example(["é".encode() + b"0" * 30])
-def test_keys_are_joined_if_all_have_32_ascii_characters(keys: list[bytes]) -> None:
-    """As those of clients with IPv4 addresses have."""
-    joined = joined_if_usual(keys)
-
-    usual = all(len(key) == 32 and key.isascii() for key in keys)
-    assert joined == (b"".join(keys) if usual else None)
+    assert seconds_after(begin, np.array(times)).tolist() == expected
 
 
 @given(

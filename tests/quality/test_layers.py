@@ -24,8 +24,8 @@ ALLOWED = {
 
 THIRD_PARTY = {
     "remoting": {"msgspec"},
-    "store/format": set(),
-    "store": {"msgspec"},
+    "store/format": {"numpy"},
+    "store": {"msgspec", "numpy"},
     "client": {"msgspec", "uvloop"},
     "command": set(),
     "broker": {"msgspec", "msgpack", "uvloop"},

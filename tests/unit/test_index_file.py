@@ -82,7 +82,7 @@ def golden_service(store: GoldenStore, directory: Path) -> IndexService:
 def test_the_worked_example_is_byte_for_byte_what_rocketmq_writes(tmp_path: Path) -> None:
     """At the default sizes; the file has holes where nothing is."""
     index = opened(tmp_path, slots=5_000_000, items=20_000_000)
-    index.put("T", ["k1"], 4096, 1_700_000_000_123)
+    index.put_group([("T", b"KEYS\x01k1\x02", 4096, 1_700_000_000_123, 0)])
     (path,) = tmp_path.iterdir()
 
     def at(position: int, size: int) -> str:
@@ -98,7 +98,7 @@ def test_the_worked_example_is_byte_for_byte_what_rocketmq_writes(tmp_path: Path
         "0000018bcfe5687b0000018bcfe5687b000000000000100000000000000010000000000100000002"
     )
 
-    index.put("T", ["k1"], 4200, 1_700_000_000_123 + 7377)
+    index.put_group([("T", b"KEYS\x01k1\x02", 4200, 1_700_000_000_123 + 7377, 0)])
 
     assert at(10_157_820, 4) == "00000002"
     assert at(20_000_080, 20) == "0026bfb500000000000010680000000700000001"
@@ -203,7 +203,7 @@ def test_what_is_put_again_is_not_indexed_again(tmp_path: Path) -> None:
     index = opened(tmp_path, records=records)
     before = contents(tmp_path)
     index.put_group(records)
-    index.put(TOPIC, ["a"], 400, START_MS)
+    index.put_group([record(400, keys="a")])
 
     assert contents(tmp_path) == before
     index.put_group([records[-1], record(500, keys="a"), record(500, keys="a")])
@@ -257,7 +257,7 @@ def test_a_slot_that_points_nowhere_counts_as_empty(tmp_path: Path) -> None:
         path.write_bytes(content)
         index = opened(tmp_path, slots=1)
         assert found(index, "a") == []
-        index.put(TOPIC, ["a"], 100 + value, START_MS)
+        index.put_group([record(100 + value, keys="a")])
         assert found(index, "a") == [100 + value]
         assert unpack_item(path.read_bytes(), item_position(2, 1)).previous == 0
         index.close()
@@ -311,7 +311,7 @@ def test_keys_that_are_no_ascii_are_hashed_all_the_same(tmp_path: Path) -> None:
 
 
 def test_a_key_whose_hash_has_no_positive_twin_is_found(tmp_path: Path) -> None:
-    """Java's smallest int becomes 0; a key of the usual length is hashed in another way."""
+    """Java's smallest int becomes 0."""
     rest = -(2**31) - java_string_hash(f"{TOPIC}#" + "F" * 25 + "!" * 7)
     digits = [rest % 2**32 // 31**n % 31 for n in reversed(range(7))]
     unique_key = "F" * 25 + "".join(chr(ord("!") + digit) for digit in digits)
@@ -324,7 +324,7 @@ def test_a_key_whose_hash_has_no_positive_twin_is_found(tmp_path: Path) -> None:
 
 
 def test_what_only_looks_like_a_unique_key_is_none(tmp_path: Path) -> None:
-    """The quick way to the key must not find one where there is none."""
+    """A value, or the end of another name."""
     looks = b"WAIT\x01" + b"x" * 35 + b"\x02d"
     index = opened(tmp_path)
     index.put_group([(TOPIC, looks, 0, START_MS, 0)])
@@ -424,21 +424,22 @@ def test_a_look_up_sees_each_group_at_once(tmp_path: Path, monkeypatch: pytest.M
     """Header before slots: no reader follows a slot to an item that is not counted."""
     index = opened(tmp_path, records=[record(0, keys="a")])
     (file,) = index._files
-    assert file._slot_values is not None
-    slots: memoryview = file._slot_values
     seen: list[list[int]] = []
 
     class SpiedSlots:
-        def __getitem__(self, slot: int) -> int:
-            return slots[slot]
+        def __init__(self, slots: Any) -> None:
+            self.slots = slots
 
-        def __setitem__(self, slot: int, number: int) -> None:
+        def __getitem__(self, where: Any) -> Any:
+            return self.slots[where]
+
+        def __setitem__(self, where: Any, numbers: Any) -> None:
             seen.append(found(index, "a"))
-            slots[slot] = number
+            self.slots[where] = numbers
             seen.append(found(index, "a"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(file, "_slot_values", SpiedSlots())
+        patch.setattr(file, "_slots", SpiedSlots(file._slots))
         index.put_group([record(n, keys="a") for n in range(1, 5)])
 
     assert seen == [[0], [0, 1, 2, 3, 4]]

@@ -13,14 +13,11 @@ from msgspec import structs
 
 from halfmq.store import disk, index_file, key_indexing, log_reader, residence
 from halfmq.store.config import FlushMode
-from halfmq.store.draft import Appended
 from halfmq.store.errors import DiskFullError
-from halfmq.store.format.index import KeyedRecord, index_keys
 from halfmq.store.format.properties import tag_hash
 from halfmq.store.format.queue_entry import PRE_BLANK
 from halfmq.store.format.record import decode_records
-from halfmq.store.index_file import IndexService
-from halfmq.store.key_indexing import RECORDS_PER_PUT_MIN
+from halfmq.store.key_indexing import PROPERTIES_PER_PUT, RECORDS_PER_PUT
 from halfmq.store.log_reader import GAP_MAX, spans
 from halfmq.store.mapped_file import reserve
 from halfmq.store.message_store import GetStatus, MessageStore
@@ -681,82 +678,67 @@ def test_messages_are_found_by_key(store: MessageStore) -> None:
     assert not store.tick()
 
 
+@pytest.mark.parametrize("in_batch", [False, True])
 def test_the_index_catches_up_in_slices(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch, *, in_batch: bool
 ) -> None:
-    """A tick takes about its budget and says whether to come again."""
-    monkeypatch.setattr("halfmq.store.key_indexing.PUT_S", -1.0)  # each one took long
-    for _ in range(5 * RECORDS_PER_PUT_MIN):
-        store.append([draft(properties={"UNIQ_KEY": "u"})])
-
-    assert _ticks(store) == 5
-
-
-def test_a_batch_is_indexed_like_as_many_messages(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A slice holds as many keys, whether they came together or not."""
-    monkeypatch.setattr("halfmq.store.key_indexing.PUT_S", -1.0)
-    size = RECORDS_PER_PUT_MIN // 4
-    keys = [f"{number:032X}" for number in range(size)]
-    for _ in range(5 * 4):
-        batch = [draft(properties={"UNIQ_KEY": key}) for key in keys]
-        store.append(batch, contiguous=True)
+    """Of so many records, whether they came together or not; a tick says whether to come again."""
+    monkeypatch.setattr(key_indexing, "RECORDS_PER_PUT", 16)
+    keys = [f"{number:032X}" for number in range(5 * 16)]
+    drafts = [draft(properties={"UNIQ_KEY": key}) for key in keys]
+    if in_batch:
+        appended = store.append(drafts, contiguous=True)
+    else:
+        appended = [store.append([one])[0] for one in drafts]
 
     assert _ticks(store) == 5
     flush(store)
-    assert len(store.query_index("T", keys[0], 64, 0, 1 << 60)) == 5 * 4
+    for key, one in zip(keys, appended, strict=True):
+        assert store.query_index("T", key, 9, 0, 1 << 60) == [one.physical_offset]
 
 
-@pytest.mark.parametrize("all_known", [True, False])
-def test_keys_that_are_known_are_indexed_as_if_they_were_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, all_known: bool
-) -> None:
-    """Which nobody does, unless something else of the slice has to be looked at."""
-    clock = Clock()
-    store = MessageStore(small_config(tmp_path), now_ms=clock)
-    store.open()
-    looked: list[int] = []
-    put_group = IndexService.put_group
+def test_few_records_with_many_keys_are_a_slice(store: MessageStore) -> None:
+    """Or one pass would take as long as all keys of so many records."""
+    keys = " ".join(f"key-{number}" for number in range(200))
+    count = 2 * PROPERTIES_PER_PUT // len(keys)
+    for _ in range(count):
+        store.append([draft(properties={"KEYS": keys})])
 
-    def looking(index: IndexService, records: Sequence[KeyedRecord]) -> None:
-        looked.append(len(records))
-        put_group(index, records)
-
-    monkeypatch.setattr(IndexService, "put_group", looking)
-    keys = [f"{'AB'[number % 2]:0>24}{number:08X}" for number in range(5)]
-    group = [
-        draft(topic, properties={"UNIQ_KEY": key}, unique_key=key)
-        for topic, key in zip("TTUTU", keys, strict=True)
-    ]
-    group.insert(1, draft(properties={"A": "b"}, unique_key=""))
-    if not all_known:
-        group.insert(2, draft("U", properties={"KEYS": "k l"}))
-
-    done: list[Appended] = []
-    for one in group:
-        clock.now += 10_000
-        done += store.append([one])
-    flush(store)
-
-    for one, appended in zip(group, done, strict=True):
-        time = appended.store_timestamp
-        for key in index_keys(one.properties):
-            found = store.query_index(one.topic, key.decode(), 9, time - 999, time + 999)
-            assert found == [appended.physical_offset]
-    assert looked == ([] if all_known else [len(group)])
-    store.close()
+    assert count < RECORDS_PER_PUT
+    assert _ticks(store) == 2
 
 
-def test_more_is_indexed_at_once_where_that_is_quick(
+def test_an_append_indexes_no_more_than_a_slice_of_what_waits(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many keys together cost less each, and no tick takes long for it."""
-    monkeypatch.setattr("halfmq.store.key_indexing.PUT_S", 3600.0)
-    for _ in range((1 + 2 + 4 + 8) * RECORDS_PER_PUT_MIN):
-        store.append([draft(properties={"UNIQ_KEY": "u"})])
+    """Also when too much waits: the others wait for their answers meanwhile."""
+    monkeypatch.setattr(key_indexing, "RECORDS_PER_PUT", 16)
+    for number in range(3 * 16):
+        store.append([draft(properties={"UNIQ_KEY": f"u{number}"})])
+    monkeypatch.setattr(key_indexing, "PENDING_BYTES_MAX", store.write_offset - 1)
+    monkeypatch.setattr(key_indexing, "SLICE_MS", 0.0)
+    store.append([draft(properties={"UNIQ_KEY": "last"})])
 
-    assert _ticks(store) == 4
+    assert _ticks(store) == 3
+
+
+def test_an_index_that_cannot_follow_is_filled_from_the_log(
+    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is bounded whatever comes, and no key is missing once there is time."""
+    monkeypatch.setattr(key_indexing, "PENDING_BYTES_MAX", 5_000)
+    monkeypatch.setattr(key_indexing, "RETRY_EVERY", 0.0)
+    drafts = [draft(body=bytes(500), properties={"UNIQ_KEY": f"u{number}"}) for number in range(20)]
+    done = store.append(drafts, contiguous=True)
+    was_behind = store.index_is_behind
+    (last,) = append_durably(store, draft(properties={"UNIQ_KEY": "last"}))
+    while store.tick(0.0):
+        pass
+
+    assert (was_behind, store.index_is_behind) == (True, False)
+    for number, one in enumerate(done):
+        assert store.query_index("T", f"u{number}", 9, 0, 1 << 60) == [one.physical_offset]
+    assert store.query_index("T", "last", 9, 0, 1 << 60) == [last.physical_offset]
 
 
 def _ticks(store: MessageStore) -> int:

@@ -454,12 +454,12 @@ def test_an_index_that_lacks_much_is_filled_while_messages_are_served(
     shutil.rmtree(root / "index")
     mark_aborted(root)
     monkeypatch.setattr(key_indexing, "START_BYTES_MAX", 1_000)
-    monkeypatch.setattr(key_indexing, "RECORDS_PER_WALK", 10)
+    monkeypatch.setattr(key_indexing, "RECORDS_PER_PUT", 10)
 
     def found(number: int) -> list[int]:
         return store.query_index("T" if number % 2 else "U", f"u{number}", 9, 0, 1 << 60)
 
-    monkeypatch.setattr(key_indexing, "CATCH_UP_MS", 0.0)
+    monkeypatch.setattr(key_indexing, "SLICE_MS", 0.0)
     store, _ = open_store(root)
     assert found(len(offsets) - 1) == []
     slices = 1
@@ -484,7 +484,7 @@ def test_an_index_may_lag_behind_a_log_that_loses_its_beginning(
     offsets = filled(root)
     shutil.rmtree(root / "index")
     monkeypatch.setattr(key_indexing, "START_BYTES_MAX", 1_000)
-    monkeypatch.setattr(key_indexing, "RECORDS_PER_WALK", 10)
+    monkeypatch.setattr(key_indexing, "RECORDS_PER_PUT", 10)
     monkeypatch.setattr(key_indexing, "RETRY_EVERY", 0.0)
     store, _ = open_store(root)
     files = store._log.files

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from halfmq.broker.transaction.half import (
     IMMUNITY_S_MAX,
@@ -182,15 +181,14 @@ def test_the_final_message_links_to_its_half() -> None:
     assert decode_properties(final.properties)["TRAN_MSG"] == "true"
 
 
-def test_what_is_known_of_the_keys_of_a_message_holds_for_its_half_and_final() -> None:
-    """They have the same ones; a rollback has none."""
-    original = replace(message(key=KEY), unique_key=KEY)
+def test_half_and_final_are_found_by_the_keys_of_their_message() -> None:
+    """They have the same ones; a rollback is not found by any."""
+    original = message(key=KEY)
     half = half_draft(original, KEY)
     final = prepared_final(original, half, OFFSET)
 
-    assert half.unique_key == final.unique_key == committed(final).unique_key == KEY
-    assert rollback_draft(final).unique_key == ""
-    for draft in (half, final):
+    assert not is_indexed(rollback_draft(final).sys_flag)
+    for draft in (half, final, committed(final)):
         assert index_keys(draft.properties) == [KEY.encode()]
 
 
