@@ -79,7 +79,7 @@ class Round:
             f"{self.beside.rate / self.alone.rate:.2f}",
             f"{self.replayed_mb_s:,.0f}",
             f"{self.disk_mb_s:,.0f}",
-            *(f"{row.counted_ms:.1f}" for row in pauses),
+            *(f"{row.longest_ms:.1f}" for row in pauses),
         )
 
 
@@ -172,7 +172,7 @@ def measure(
     pauses: list[Row] = []
     with scratch(directory, "cold") as home:
         settings = [f"flushDiskType={FlushMode.SYNC}", *options.set]
-        with watched(home, settings, pauses, stacks=options.stacks) as broker:
+        with watched(home, settings, pauses) as broker:
             replays = Replays(broker, generator, home / "store", options.seconds)
             print(f"filling {options.gib:g} GiB", file=sys.stderr, flush=True)
             replays.fill(options.gib * _GIB)
@@ -202,8 +202,10 @@ def as_text(rounds: Sequence[Round], pauses: Sequence[Row]) -> str:
         "",
         "longest pauses beside a replay:",
     ]
-    beside = sorted(pauses[1::2], key=lambda row: -row.counted_ms)
-    lines += [f"  {row.phase.name}, {row.phase.of}: {row.worst[0]}" for row in beside if row.worst]
+    beside = sorted(pauses[1::2], key=lambda row: -row.longest_ms)
+    lines += [
+        f"  {row.phase.name}, {row.phase.of}: {row.pauses[0]}" for row in beside if row.pauses
+    ]
     return "\n".join(lines)
 
 
@@ -246,7 +248,6 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--rounds", type=int, default=4, help="of each load, default 4")
     add("--seconds", type=float, default=4.0, help="of each run, default 4")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="passed to the broker")
-    add("--stacks", action="store_true", help="tell where all threads are in a long pause")
     add("--directory", type=Path, help="where the store is; default: the cache directory")
     add("--json", type=Path, default=default, help="the result file; default: in the cache")
     return parser.parse_args(arguments)

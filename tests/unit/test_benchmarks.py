@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import threading
+from argparse import Namespace
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,8 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks import run
+from benchmarks import cold, pauses, recovery, run
 from benchmarks.generator import Generator, Target, Timing, build_generator
+from benchmarks.observed import Tracer
 from benchmarks.pending import Pending
 from benchmarks.report import Report
 from benchmarks.rocketmq_peer import fetch_jars
@@ -144,16 +146,37 @@ def test_a_transaction_that_cannot_be_read_is_never_counted(generator: Generator
     assert result.delivered == pytest.approx(0.5, rel=0.1)
 
 
+def test_everything_that_is_to_be_timed_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of the broker that got another name would silently be timed no more."""
+    monkeypatch.setattr(Tracer, "_timed", lambda _self, _name, function: function)
+    tracer = Tracer()
+
+    tracer.install()
+
+    assert tracer.missing == []
+
+
 @pytest.mark.campaign
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_undecided_transactions_are_measured(tmp_path: Path) -> None:
-    """Every step runs, and both starts find all that is undecided."""
-    figures = Pending(tmp_path, 2_000, 100).run()
+def test_what_is_watched_from_inside_is_measured(tmp_path: Path) -> None:
+    """Pauses, cold reads, recovery and undecided transactions, from first process to last table."""
+    generator = build_generator()
+    small = Namespace(seconds=1.0, gib=0.02, offsets=1_000, rounds=1, set=[], kind=["mixed"])
 
-    by_name = {figure.what: figure for figure in figures}
-    assert 50 < by_name["heap each"].value < 1_000
-    assert by_name["start from log alone"].of == "2,100"
-    assert all(figure.value >= 0 for figure in figures)
+    rows = pauses.measure(small, tmp_path, generator)
+    rounds, loops = cold.measure(small, tmp_path, generator)
+    limits, starts = recovery.measure(small, tmp_path)
+    figures = {figure.what: figure for figure in Pending(tmp_path, 2_000, 100).run()}
+
+    assert max(row.background_ms for row in rows) > 0
+    assert "background" in pauses.as_text(rows)
+    assert len(loops) == 2 * len(rounds) == 4
+    assert "p99" in cold.as_text(rounds, loops)
+    assert limits["crc_gb_s"] > 0
+    assert [start.cached for start in starts] == [True, False]
+    assert all(start.records > 10_000 and start.parts["scan"] > 0 for start in starts)
+    assert 50 < figures["heap each"].value < 1_000
+    assert figures["start from log alone"].of == "2,100"
 
 
 @pytest.mark.parametrize("runs", [1, 3])
