@@ -6,11 +6,11 @@
 #include "wire.h"
 
 enum {
-    QUEUES_MAX = 10,     /* queue ids stay one digit, so that a template keeps its size */
-    MARKS_MAX = 16,      /* places of a message that differ from one to the next */
+    QUEUES_MAX = 10,       /* queue ids stay one digit, so that a template keeps its size */
+    MARKS_MAX = 16,        /* places of a message that differ from one to the next */
     PROPERTIES_MAX = 2048, /* bytes, as JSON writes them */
     OPAQUE_DIGITS = 10,
-    TIME_DIGITS = 13,    /* milliseconds since 1970 */
+    TIME_DIGITS = 13,      /* milliseconds since 1970 */
 };
 
 /* What every request of one run has in common. */
@@ -24,9 +24,9 @@ struct dialect {
 
 /* Sixteen digits that differ from message to message. */
 struct mark {
-    uint32_t at;         /* from the start of the frame */
-    uint16_t unit;       /* of a batch */
-    uint16_t lane;       /* 0: the message's number; else which scattering of it */
+    uint32_t at;   /* from the start of the frame */
+    uint16_t unit; /* of a batch */
+    uint16_t lane; /* 0: the message's number; else which scattering of it */
 };
 
 /* A request built once; sending it means copying it and overwriting the fields that change. */
