@@ -54,12 +54,12 @@ TRACED: Final = (
     ("broker.server", "ClientConnection", ("data_received",)),
     ("broker.transaction.service", "TransactionService", ("tick", "rebuild")),
     ("broker.transaction.snapshot", "Snapshots", ("tick",)),
-    ("broker.disk_guard", "DiskGuard", ("tick",)),
-    ("broker.retention", "RetentionSchedule", ("tick",)),
     ("broker.long_polling", "LongPolling", ("_look",)),
+    ("broker.asks", "AskExpiry", ("_scan",)),
 )
 """Module below ``halfmq``, class, and what of it is timed. A name that is gone is passed over."""
-_BACKGROUND_FUNCTIONS: Final = frozenset({"LongPolling._sweep"})  # which no ticker calls
+_BACKGROUND_FUNCTIONS: Final = frozenset({"LongPolling._look", "AskExpiry._scan"})
+"""Background work that no ticker calls."""
 
 
 class Pause(msgspec.Struct, frozen=True, array_like=True, gc=False):
