@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 
 import pytest
 
 from halfmq.spark_jobs.__main__ import main
+from halfmq.spark_jobs.stages import Stages
 from tests.support.log_writer import LogWriter
 
 READING = "reading 970 bytes of log"
@@ -52,6 +55,19 @@ def test_each_step_is_a_line(
     assert main([job, str(tmp_path), "--output", str(places["OUT"]), *given]) != 2
 
     lines = capsys.readouterr().err.splitlines()
+    seconds = [float(line.split(" ")[1]) for line in lines]
     told = [line.split(" s: ")[1].replace(str(places["OUT"]), "OUT") for line in lines]
     assert all(line.startswith(f"{job}: ") for line in lines)
     assert told == ["starting Spark", *steps]
+    assert seconds == sorted(seconds)
+
+
+def test_a_terminal_is_left_to_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines of ours would break it."""
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+
+    Stages("audit")("reading 3 segments")
+
+    assert terminal.getvalue() == ""

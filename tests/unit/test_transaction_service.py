@@ -15,6 +15,7 @@ from halfmq.broker.transaction.errors import (
 )
 from halfmq.broker.transaction.past import INDEX_HITS_MAX, WAITS_INDEXED_MAX
 from halfmq.broker.transaction.pending import Event
+from halfmq.broker.transaction.recent import BYTES_MAX
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.draft import Appended
 from halfmq.store.errors import StoreError
@@ -25,7 +26,7 @@ from halfmq.store.format.topics import (
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
 from tests.support.golden_store import unpack
-from tests.support.transactions import Broker, Connected, golden_log, message
+from tests.support.transactions import Broker, Connected, golden_log, gone, message
 
 
 @pytest.fixture
@@ -406,3 +407,19 @@ def test_whom_rocketmq_would_ask_again_is_not_asked(tmp_path: Path) -> None:
         if transaction["state_in_the_log"] == "UNDECIDED"
     }
     assert len(broker.records_of(TRANS_CHECK_MAX_TIME_TOPIC)) == 2
+
+
+def test_messages_kept_ready_for_their_decision_take_bounded_memory(broker: Broker) -> None:
+    """Of those that were dropped, the final message is made from the log."""
+    halves = []
+    for number in range(2 * BYTES_MAX >> 20):
+        one = message(body=bytes([number]) * (1 << 20), key=f"{number:032X}")
+        halves += broker.service.prepare_group([(one, f"{number:032X}")], "pg", gone())
+    recent = broker.service._recent
+    kept = [*recent._young.values(), *recent._old.values()]
+    assert 0 < sum(len(final.body) for final in kept) <= BYTES_MAX
+
+    for number in (0, len(halves) - 1):
+        broker.end(halves[number], Event.COMMIT)
+        (final,) = broker.finals_of(halves[number])
+        assert final.body == bytes([number]) * (1 << 20)
