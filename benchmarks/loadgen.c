@@ -682,11 +682,11 @@ static void run(struct generator *g)
 {
     uint64_t before = g->asking < 0 ? 0 : readable(g);
     uint64_t window_opens = now_ns() + (uint64_t)(g->options.warmup * (double)SECOND);
-    uint64_t window_closes = window_opens + (uint64_t)(g->options.seconds * (double)SECOND);
     start_requests(g);
     while (!g->draining && now_ns() < window_opens)
         turn_loop(g);
     uint64_t readable_first = mark_window(g, &g->window_start);
+    uint64_t window_closes = g->window_start.wall + (uint64_t)(g->options.seconds * (double)SECOND);
     g->measuring = true;
     while (!(g->draining && g->in_flight == 0) && now_ns() < window_closes)
         turn_loop(g);
