@@ -159,10 +159,12 @@ def index_keys(properties: bytes) -> list[bytes]:
 
     A key that stands twice in KEYS is indexed twice, as RocketMQ does.
     """
-    unique_key = get_property(properties, b"UNIQ_KEY")
+    unique_key, named = get_property(properties, b"UNIQ_KEY"), get_property(properties, b"KEYS")
     keys = [] if unique_key is None else [unique_key]
-    if b"KEYS\x01" in properties and (named := get_property(properties, b"KEYS")) is not None:
-        keys += filter(None, named.split(_KEY_SEPARATOR))
+    if named is not None:
+        keys += (
+            [named] if named.find(_KEY_SEPARATOR) < 0 else filter(None, named.split(_KEY_SEPARATOR))
+        )
     return keys
 
 
