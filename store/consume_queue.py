@@ -6,8 +6,7 @@ message is acknowledged. The appender writes entries inline through ``map``, ``p
 ``limit``, be it because the file is full, its reserved space is used up, or the map was closed.
 
 Readers get what was written just now from the map. Everything else is read by ``preadv``: a fault
-on a page that is not in memory would stop the whole process, and bring megabytes with it. What was
-read for a pull is kept for the next ones (``entry_window``).
+on a page that is not in memory would stop the whole process, and bring megabytes with it.
 
 A broker can have more queues than the process may open files. ``MapPool`` closes the files of
 queues that opened theirs longest ago; they open again when they are used.
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Final
 
 from . import disk
-from .entry_window import WINDOW_BYTES, WINDOW_ENTRIES, EntryWindow, WindowPool
 from .errors import DiskFullError
 from .format.crc import crc32
 from .format.properties import PROPERTIES_SIZE_MAX
@@ -110,8 +108,6 @@ class ConsumeQueue:
         "_read_fd",
         "_reserved_end",
         "_visible_end",
-        "_window_pool",
-        "_windows",
         "flushed_offset",
         "last_end",
         "limit",
@@ -135,7 +131,6 @@ class ConsumeQueue:
         directory: Path,
         file_size: int,
         pool: MapPool,
-        windows: WindowPool | None = None,
         special: bool = False,
     ) -> None:
         topic_bytes = topic.encode()
@@ -165,8 +160,6 @@ class ConsumeQueue:
         self._cached = CachedReads()
         self._visible_end = 0  # where the last search for it ended
         self._pool = pool
-        self._windows: dict[int, EntryWindow] = {}  # by queue offset
-        self._window_pool = windows or WindowPool()
         self._files = MappedFileQueue(directory, file_size)
         self._names_durable = False  # those of the files, and of the directories they are in
         self._end_durable = True  # zeros behind the end, where entries were removed
@@ -246,13 +239,11 @@ class ConsumeQueue:
         base = self._files.base_of(position)
         with disk.opened(self._files.path(base), disk.WRITE) as fd:
             disk.pwrite(fd, entry.pack(), position - base)
-        self._windows.clear()
         self.flushed_offset = min(self.flushed_offset, queue_offset)
 
     def move_to(self, queue_offset: int) -> None:
         """Let the next entry be that of ``queue_offset``; what lies there stays for now."""
         self.close()
-        self._windows.clear()
         position = queue_offset * ENTRY_SIZE
         self._active_base = self._files.base_of(position)
         self._reserved_end = 0
@@ -389,32 +380,6 @@ class ConsumeQueue:
                 return None
             in_file += len(more)
         return bytes(target)
-
-    def window(self, queue_offset: int) -> EntryWindow | None:
-        """Return entries among which is that of an offset; None where there are no 256 yet.
-
-        Or where some would have to come from disk.
-
-        Raises:
-            FileNotFoundError: As above.
-        """
-        first = queue_offset - queue_offset % WINDOW_ENTRIES
-        return self._windows.get(first) or self._read_window(first)
-
-    def _read_window(self, first: int) -> EntryWindow | None:
-        position = first * ENTRY_SIZE
-        if (
-            first + WINDOW_ENTRIES > self.next_offset
-            or first < self.min_offset
-            or position % self._files.file_size + WINDOW_BYTES > self._files.file_size
-        ):
-            return None
-        entries = self.cached_entries(first, WINDOW_ENTRIES)
-        if entries is None:
-            return None
-        window = EntryWindow.of(entries)
-        self._window_pool.keep(self._windows, first, window)
-        return window
 
     def warm(self, queue_offset: int) -> None:
         """Have entries from an offset on in memory, waiting for the disk; any thread may do so.
@@ -625,7 +590,6 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
         self._directory = directory
         self._file_size = file_size
         self._pool = MapPool(maps_max)
-        self._windows = WindowPool()
         self._special_topics = special_topics
         self._all_special = all_special
 
@@ -638,7 +602,6 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
             directory=self._directory / topic / str(queue_id),
             file_size=self._file_size,
             pool=self._pool,
-            windows=self._windows,
             special=self._all_special or topic in self._special_topics,
         )
         return queue

@@ -16,7 +16,6 @@ from typing import Final
 import msgspec
 
 from .consume_queue import ConsumeQueue
-from .entry_window import FILLER_MARK, WINDOW_ENTRIES, EntryWindow
 from .format.filler import FILLER_TAGS_CODE, FILLER_TAGS_CODE_LOW
 from .format.queue_entry import ENTRY_SIZE, PRE_BLANK, unpack_entry
 from .log_reader import Range
@@ -28,7 +27,8 @@ _FAST_COUNT_MAX: Final = 64  # entries unpacked in one step; twice what clients 
 _ENTRY: Final = Struct(">qi4xi")
 assert _ENTRY.size == ENTRY_SIZE
 _OFFSET: Final = Struct(">q")
-_PLACE: Final = Struct(">qi")  # physical offset and size
+# Tells a filler at its place; elsewhere it may come about by chance, which only costs time.
+_FILLER_MARK: Final = FILLER_TAGS_CODE.to_bytes(8, "big")
 
 
 class GetStatus(Enum):
@@ -102,12 +102,6 @@ def select(
     read = queue.entries if wait else queue.cached_entries
     try:
         if count <= _FAST_COUNT_MAX:
-            window = queue.window(offset)
-            if window is not None and window.is_plain:
-                chosen = _of_window(window, offset, count, log_start, max_bytes, tag_codes)
-                if chosen is not None:
-                    ranges, size = chosen
-                    return GetResult(_FOUND, offset + count, low, high, ranges, count, size)
             found = read(offset, count)
             if found is None:
                 return GetResult(GetStatus.NOT_IN_MEMORY, offset, low, high, [], 0, 0)
@@ -122,7 +116,7 @@ def select(
                 and start >= log_start
                 and (tag_codes is None or tag_codes.issuperset(_codes(count).unpack(found)))
                 and all(sizes)
-                and FILLER_MARK not in found
+                and _FILLER_MARK not in found
             ):
                 (last,) = _OFFSET.unpack_from(found, (count - 1) * ENTRY_SIZE)
                 if last + sizes[-1] - start == size:
@@ -137,38 +131,6 @@ def select(
     if entries is None:
         return GetResult(GetStatus.NOT_IN_MEMORY, offset, low, high, [], 0, 0)
     return _walk(entries, offset, low, high, log_start, max_count, max_bytes, tag_codes)
-
-
-def _of_window(
-    window: EntryWindow,
-    offset: int,
-    count: int,
-    log_start: int,
-    max_bytes: int,
-    tag_codes: frozenset[int] | None,
-) -> tuple[list[Range], int] | None:
-    """Return ranges and size of messages in a plain window; None if there are cases to tell apart.
-
-    That is where some are not in it, not wanted, or too much.
-    """
-    first = offset % WINDOW_ENTRIES
-    end = first + count
-    if end > WINDOW_ENTRIES:
-        return None
-    entries, sizes_until = window.entries, window.sizes_until
-    size = sizes_until[end] - sizes_until[first]
-    (start,) = _OFFSET.unpack_from(entries, first * ENTRY_SIZE)
-    if size > max_bytes or start < log_start:
-        return None
-    if tag_codes is not None:
-        found = entries[first * ENTRY_SIZE : end * ENTRY_SIZE]
-        if not tag_codes.issuperset(_codes(count).unpack(found)):
-            return None
-    last, last_size = _PLACE.unpack_from(entries, (end - 1) * ENTRY_SIZE)
-    if last + last_size - start == size:
-        return [(start, size)], size  # they fill their span, so they are all neighbours
-    found = entries[first * ENTRY_SIZE : end * ENTRY_SIZE]
-    return _merged(_offsets(count).unpack(found), _sizes(count).unpack(found)), size
 
 
 def _merged(starts: Sequence[int], sizes: Sequence[int]) -> list[Range]:

@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halfmq.store.consume_queue import ConsumeQueue, MapPool
-from halfmq.store.entry_window import WINDOW_ENTRIES
 from halfmq.store.format.filler import FILLER_TAGS_CODE
 from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry
 from halfmq.store.selection import SCAN_COUNT_MAX, GetResult, GetStatus, select
 
-PER_FILE = 2 * WINDOW_ENTRIES + 100  # so that some windows lie in one file, and some do not
+PER_FILE = 612  # entries, so that some pulls are of two files
 TAGS = (0, 7, -5, FILLER_TAGS_CODE & 0x7FFF_FFFF)
 LOG_START = 5_000
 
@@ -101,7 +100,7 @@ def test_each_message_comes_once_and_in_order(
             queue = opened(Path(home))
             queue.load()
         with closing(queue):
-            for _ in range(3):  # what was read before is found in another way
+            for _ in range(3):
                 start = choose.choice([0, choose.randrange(len(made))])
                 for offset, count, size, found in pulled(queue, start, choose, tag_codes):
                     check(made, offset, count, size, tag_codes, found)
