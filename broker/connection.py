@@ -16,7 +16,7 @@ from .asks import OnAnswer
 
 
 class Part(Protocol):
-    """Bytes of an open file, in memory; see ``halfmq.store.file_part``."""
+    """Bytes of an open file, in memory; see ``halfmq.store.zero_copy``."""
 
     @property
     def length(self) -> int: ...

@@ -187,6 +187,17 @@ def read_only(fd: int, position: int, size: int) -> None:
         os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)
 
 
+def read_fully(fd: int, length: int, position: int) -> bytes:
+    """Return so many bytes of a file, fewer at its end."""
+    piece = pread(fd, length, position)
+    while len(piece) < length:  # the kernel returns at most 2 GiB, and less when interrupted
+        more = pread(fd, length - len(piece), position + len(piece))
+        if not more:
+            break
+        piece += more
+    return piece
+
+
 def read_bytes(path: Path) -> bytes:
     """Return all that a file holds.
 

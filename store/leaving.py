@@ -9,9 +9,9 @@ space (the mount option *discard*), that of a gigabyte stops flushes for a tenth
 So a large file whose name is removed stays open here, and is truncated piece by piece. That is for
 files that nobody else has open: who does reads one to its end, and frees it by closing it.
 
-A peer may not yet have taken what was sent to it from such a file (``file_part``). The page cache
-keeps that until then, in pieces of many pages, and where a file is cut within such a piece, the
-kernel writes zeros over its end. So files are cut only where pieces begin.
+A peer may not yet have taken what was sent to it from such a file (``zero_copy``), and the kernel
+writes zeros over the rest of the huge page in which a file is cut. So files are cut at multiples of
+two mebibytes.
 """
 
 import logging
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from . import disk
-from .residence import Residence
+from .zero_copy import Residence
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +29,7 @@ KEPT_BYTES_MIN: Final = 64 << 20  # of a file; what a smaller one takes may go a
 # Of all files that wait. A log that is deleted as it is written, faster than ``WARM_SIZE`` in
 # ``WARM_PAUSE``, must not fill the disk: the oldest go at once then.
 KEPT_BYTES_MAX: Final = 8 << 30
-# Bytes that the page cache keeps in one piece at most; a piece begins at a multiple of its size.
-# Source: Linux include/linux/pagemap.h, MAX_PAGECACHE_ORDER: a huge page, which has 2 MiB where
-# pages have 4 KiB, and never more than 2048 pages.
-PIECE_SIZE_MAX: Final = disk.PAGE_SIZE << (9 if disk.PAGE_SIZE == 4096 else 11)
-WARM_SIZE: Final = max(2 << 20, PIECE_SIZE_MAX)  # bytes that go at once of what is in memory
+WARM_SIZE: Final = 2 << 20  # bytes that go at once of what is in memory: a huge page
 WARM_PAUSE: Final = 0.05  # seconds until the next ones: 40 MiB a second
 COLD_SIZE: Final = 16 << 20  # bytes that go at once of what is on disk alone
 COLD_PAUSE: Final = 0.02  # seconds
@@ -88,10 +84,10 @@ class Leaving:
             if file.tries == OTHERS_TRIES:
                 self._close_first()
             return OTHERS_PAUSE
-        rest = _cut_at(file.size - COLD_SIZE)
+        rest = _cut_at(file.size, COLD_SIZE)
         pause = COLD_PAUSE
         if self._residence.cached(file.fd, rest, file.size - rest) != 0:
-            rest, pause = _cut_at(file.size - WARM_SIZE), WARM_PAUSE
+            rest, pause = _cut_at(file.size, WARM_SIZE), WARM_PAUSE
         try:
             disk.ftruncate(file.fd, rest)
         except OSError as error:
@@ -115,6 +111,6 @@ class Leaving:
             self._close_first()
 
 
-def _cut_at(size: int) -> int:
-    """Return the size, at most so large, to which a file may be cut."""
-    return max(size - size % PIECE_SIZE_MAX, 0)
+def _cut_at(size: int, step: int) -> int:
+    """Return the size to which a file is cut next: the largest smaller multiple of a step."""
+    return (size - 1) // step * step

@@ -16,7 +16,6 @@ from typing import Final
 
 from . import disk
 from .errors import CorruptRecordError
-from .file_part import FilePart, read_fully
 from .format.flags import BORN_HOST_V6
 from .format.record import (
     PREFIX,
@@ -28,9 +27,8 @@ from .log_scan import LogScan
 from .log_search import Damage
 from .mapped_file_queue import MappedFileQueue
 from .page_cache import CachedReads, read
-from .residence import Residence
 from .transaction_places import is_about_transactions
-from .warm_blocks import WarmBlocks
+from .zero_copy import FilePart, Residence
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +57,8 @@ class LogReader:
         self._scratch = memoryview(bytearray(SCRATCH_SIZE))
         self._viewed = 0  # bytes of it that views have
         self._unwanted = memoryview(bytearray(GAP_MAX))  # what is read and nobody looks at
-        self._last_byte = (bytearray(1),)
         self._cached = CachedReads()
         self._residence = Residence()
-        self._warm = WarmBlocks(self._is_there, files.file_size)
         self._wary_until = 0.0  # by the monotonic clock; 0: no read has found too little lately
 
     def read(self, ranges: Sequence[Range], *, behind: bytes = b"") -> bytes | None:
@@ -86,8 +82,8 @@ class LogReader:
 
     @property
     def gives_parts(self) -> bool:
-        """Whether the system sends from a file, and tells what of it is in memory."""
-        return disk.sendfile is not None and self._residence.is_known
+        """Whether ``part`` may be of use on this system."""
+        return self._residence.may_send
 
     def part(self, physical_offset: int, length: int) -> FilePart | None:
         """Return where bytes of one file lie, for who has them sent from there at once.
@@ -100,23 +96,9 @@ class LogReader:
         position = physical_offset % self._files.file_size
         base = physical_offset - position
         fd = self._descriptor(base)
-        if not self._warm.has(base, position, length):
-            if not self._is_there(fd, position, length):
-                return None
-            self._warm.note(fd, base, position)
+        if not self._residence.has(fd, base, position, length):
+            return None
         return FilePart(fd, position, length)
-
-    def _is_there(self, fd: int, position: int, length: int) -> bool:
-        """Ask whether a file's range is known to be in the page cache.
-
-        To the kernel a page that is being read counts as there; it reads in order, so when the last
-        one can be had, the others can.
-        """
-        return (
-            not self._residence.lacks(fd, position, length)
-            and self._residence.is_known
-            and self._cached.read_into(fd, self._last_byte, position + length - 1) == 1
-        )
 
     def _joined(self, ranges: Sequence[Range], behind: bytes) -> memoryview | None:
         at, start = len(behind), self._viewed
@@ -190,7 +172,7 @@ class LogReader:
             position = physical_offset % self._files.file_size
             with disk.opened(self._files.path(physical_offset - position)) as fd:
                 disk.read_only(fd, position, length + ahead)
-                content = read_fully(fd, length, position)
+                content = disk.read_fully(fd, length, position)
             for start, end in parts:
                 yield content[start:end]
 

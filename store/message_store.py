@@ -29,7 +29,6 @@ from .digests import IndexExtent
 from .draft import Appended, Draft
 from .durable_mark import DurableMark
 from .errors import StoreClosedError, StoreError, UnusableFileError
-from .file_part import FilePart
 from .flush import Flusher
 from .format.queue_entry import PRE_BLANK
 from .format.record import Record
@@ -47,6 +46,7 @@ from .retention import Deleted, Retention
 from .selection import GetResult, GetStatus, select
 from .transaction_places import TransactionPlaces
 from .worker import ThreadWorker, WorkerFactory
+from .zero_copy import FilePart
 
 __all__ = ["GetResult", "GetStatus", "MessageStore", "RecoveryReport"]
 

@@ -29,7 +29,7 @@ from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
 from halfmq.store import disk
 from halfmq.store.errors import DiskFullError
-from halfmq.store.file_part import FilePart
+from halfmq.store.zero_copy import FilePart
 from tests.support.loops import LOOPS, LoopFactory, run_on
 
 UNKNOWN_CODE = 9_999

@@ -11,7 +11,7 @@ from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store import disk
 from halfmq.store.log_reader import SCRATCH_SIZE
 from halfmq.store.message_store import MessageStore
-from halfmq.store.residence import Residence
+from halfmq.store.zero_copy import Residence
 from tests.support.peers import Peer
 from tests.support.stores import draft
 from tests.support.windows import Rig, windowed

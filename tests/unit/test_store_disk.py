@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.store import disk
-from halfmq.store.residence import Residence
+from halfmq.store.zero_copy import Residence
 
 
 def test_a_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from halfmq.store import disk, leaving
-from halfmq.store.file_part import FilePart
 from halfmq.store.leaving import Leaving
-from halfmq.store.residence import Residence
+from halfmq.store.zero_copy import FilePart, Residence
 
 PIECE = leaving.WARM_SIZE
 SIZE = 8 * PIECE

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from halfmq.store import disk, index_file, key_indexing, log_reader, residence
+from halfmq.store import disk, index_file, key_indexing, log_reader, zero_copy
 from halfmq.store.config import FlushMode
 from halfmq.store.errors import DiskFullError
 from halfmq.store.format.properties import tag_hash
@@ -22,7 +22,7 @@ from halfmq.store.log_reader import GAP_MAX, spans
 from halfmq.store.mapped_file import reserve
 from halfmq.store.message_store import GetStatus, MessageStore
 from halfmq.store.selection import _merged
-from halfmq.store.warm_blocks import BELIEVED_S
+from halfmq.store.zero_copy import BELIEVED_S, BLOCK_SIZE, BLOCKS_MAX, Residence
 from tests.support.stores import (
     Clock,
     append_durably,
@@ -339,7 +339,7 @@ def test_neighbours_become_one_range_wherever_they_begin_and_end() -> None:
 def reading_end(store: MessageStore) -> int:
     """Return the reader's descriptor of the log's first file; skip where nobody knows of pages."""
     fd = store._reader._descriptor(0)
-    kernel = residence.Residence()
+    kernel = Residence()
     kernel.lacks(fd, 0, 1)
     if not kernel.is_known:
         pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
@@ -457,7 +457,7 @@ def test_a_look_at_what_is_cold_brings_in_nothing_else(tmp_path: Path) -> None:
         fd = reading_end(store)
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        kernel = residence.Residence()
+        kernel = Residence()
         before = kernel.cached(fd, 0, size)
 
         store.read([where])
@@ -530,7 +530,7 @@ def test_a_part_is_of_what_is_in_memory_for_certain(
     (where,) = store.get("T", 0, 0).ranges
 
     with monkeypatch.context() as cold:
-        cold.setattr(residence.Residence, "lacks", lambda *_: True)
+        cold.setattr(Residence, "lacks", lambda *_: True)
         assert store.part(*where) is None
     with monkeypatch.context() as being_read:
         being_read.setattr(disk, "preadv", lambda *_: 0)
@@ -538,30 +538,68 @@ def test_a_part_is_of_what_is_in_memory_for_certain(
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(disk, "sendfile", None)
         assert not store.gives_parts
-    monkeypatch.setattr(residence, "_CACHESTAT", 100_000)  # as before Linux 6.5
+    monkeypatch.setattr(zero_copy, "_CACHESTAT", 100_000)  # as before Linux 6.5
     assert store.part(*where) is None
     assert not store.gives_parts
 
 
 def test_of_what_many_ask_for_the_kernel_is_not_asked_each_time(
-    store: MessageStore, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor believed for long: what is evicted meanwhile is noticed."""
-    append_durably(store, draft(body=bytes(8000)))
-    (where,) = store.get("T", 0, 0).ranges
+    """Once for a block, and again soon: what is evicted meanwhile is noticed."""
     now = 100.0
-    monkeypatch.setattr(store._reader._warm, "_clock", lambda: now)
-    monkeypatch.setattr(store._reader._residence, "is_known", True)  # also before Linux 6.5
-    asked: list[int] = []
-    monkeypatch.setattr(store._reader._residence, "lacks", lambda _fd, at, _size: asked.append(at))
-    for _ in range(20):
-        assert store.part(*where) is not None
-    assert len(asked) == 3  # two of the part, one of all around it
+    monkeypatch.setattr(zero_copy, "monotonic", lambda: now)
+    asked: list[tuple[int, int]] = []
+    path = tmp_path / "file"
+    path.write_bytes(bytes(3 * BLOCK_SIZE))
+    with disk.opened(path) as fd:
+        pages = Residence()
+        if pages.cached(fd, 0, 1) is None:
+            pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
+        lacks = Residence.lacks
 
-    monkeypatch.setattr(residence.Residence, "lacks", lambda *_: True)
-    monkeypatch.delattr(store._reader._residence, "lacks")
-    now += BELIEVED_S
-    assert store.part(*where) is None
+        def asking(pages: Residence, fd: int, position: int, length: int) -> bool:
+            asked.append((position, length))
+            return lacks(pages, fd, position, length)
+
+        monkeypatch.setattr(Residence, "lacks", asking)
+        for position in range(BLOCK_SIZE, 2 * BLOCK_SIZE, 1_000):
+            assert pages.has(fd, 0, position, 900)
+        assert asked == [(BLOCK_SIZE, BLOCK_SIZE), (2 * BLOCK_SIZE, BLOCK_SIZE)]
+        assert pages.has(fd, 5 * BLOCK_SIZE, BLOCK_SIZE, 900), "that is another file"
+        assert len(asked) == 3
+        monkeypatch.setattr(Residence, "lacks", lambda *_: True)
+        assert pages.has(fd, 0, BLOCK_SIZE, 900)
+        now += BELIEVED_S
+        assert not pages.has(fd, 0, BLOCK_SIZE, 900)
+
+
+def test_a_part_of_a_block_that_is_not_all_there_is_asked_for_itself(tmp_path: Path) -> None:
+    """As at the end of the log, and of a file."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(BLOCK_SIZE + 5_000))
+    with disk.opened(path) as fd:
+        pages = Residence()
+        if pages.cached(fd, 0, 1) is None:
+            pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
+        assert pages.has(fd, 0, BLOCK_SIZE - 100, 5_100)
+        assert not pages.has(fd, 0, BLOCK_SIZE, 10_000)
+
+
+def test_what_is_remembered_of_the_page_cache_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many places are read from."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(BLOCK_SIZE))
+    monkeypatch.setattr(Residence, "lacks", lambda *_: False)
+    with disk.opened(path) as fd:
+        pages = Residence()
+        pages.is_known = True  # also before Linux 6.5
+        for number in range(BLOCKS_MAX + 10):
+            assert pages.has(fd, number * BLOCK_SIZE, 0, 100)
+
+    assert len(pages._believed_until) == 10
 
 
 def test_who_found_nothing_looks_first_for_a_while_only(
@@ -590,7 +628,7 @@ def test_where_the_kernel_cannot_tell_it_is_tried(
 ) -> None:
     """Before Linux 6.5 it does not know the question."""
     append_durably(store, draft())
-    monkeypatch.setattr(residence, "_CACHESTAT", 100_000)
+    monkeypatch.setattr(zero_copy, "_CACHESTAT", 100_000)
     store._reader._wary_until = float("inf")
 
     (where,) = store.get("T", 0, 0).ranges
