@@ -12,6 +12,7 @@ A broker can have more queues than the process may open files. ``MapPool`` close
 queues that opened theirs longest ago; they open again when they are used.
 """
 
+import sys
 from bisect import bisect_left
 from pathlib import Path
 from typing import Final
@@ -109,6 +110,7 @@ class ConsumeQueue:
         "_reserved_end",
         "_visible_end",
         "flushed_offset",
+        "kept_end",
         "last_end",
         "limit",
         "magic",
@@ -148,6 +150,7 @@ class ConsumeQueue:
         self.min_offset = 0
         self.last_end = 0  # physical offset behind the newest record
         self.flushed_offset = 0  # entries below are on disk; moved by the janitor alone
+        self.kept_end = sys.maxsize  # entries below are as they were before this start
 
         self.map = _CLOSED  # of the file that next_offset falls into
         self.position = 0  # where in that file the next entry goes
@@ -240,6 +243,7 @@ class ConsumeQueue:
         with disk.opened(self._files.path(base), disk.WRITE) as fd:
             disk.pwrite(fd, entry.pack(), position - base)
         self.flushed_offset = min(self.flushed_offset, queue_offset)
+        self.kept_end = min(self.kept_end, queue_offset)
 
     def move_to(self, queue_offset: int) -> None:
         """Let the next entry be that of ``queue_offset``; what lies there stays for now."""
@@ -259,6 +263,7 @@ class ConsumeQueue:
         to delete and create it costs milliseconds, each.
         """
         self.move_to(end)
+        self.kept_end = min(self.kept_end, end)
         files = self._files
         bases = files.bases
         removed: object = files.remove_from(self._active_base + 1)

@@ -1,9 +1,9 @@
 """Which files get a digest, and when.
 
-The log: a file's digest grows while it is written, at a bounded speed, and never further than the
-file is on disk. Queues and index: full files once, the others at an ordered stop, before which they
-keep changing. All of it is work for the helper thread, whose time has gaps, and costs nothing where
-messages are appended.
+The log: a file's digest grows while it is written, once per second, and never further than the file
+is on disk. What was written in the last second or two before a kill has none. Queues and index:
+full files once, the others at an ordered stop, before which they keep changing. All of it is work
+for the helper thread, whose time has gaps, and costs nothing where messages are appended.
 
 After a start, digests reach no further than what the start has found. A file whose digest was lost
 is not taken in again from its beginning: who knows what happened to it meanwhile.
@@ -11,19 +11,16 @@ is not taken in again from its beginning: who knows what happened to it meanwhil
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
 
 from . import disk
 from .consume_queue import ConsumeQueue, QueueTable
-from .digest import BLOCK, DIRECTORY, Digest, digest_path, load_digest
+from .digest import DIRECTORY, Digest, digest_path, load_digest
 from .format.queue_entry import ENTRY_SIZE
 from .log_search import Damage
 from .mapped_file_queue import MappedFileQueue
 
 IndexExtent = tuple[Path, int]
 """An index file, and how many of its bytes are used."""
-
-SAVE_EVERY: Final = 16 << 20  # bytes of log; the digest of a whole file has 64 KiB
 
 
 class LogDigests:
@@ -34,7 +31,6 @@ class LogDigests:
         self._files = files
         self._base = 0  # of the file that is being taken in
         self._digest = Digest()
-        self._saved_end = 0
 
     def start(self, end_offset: int, damages: Iterable[Damage] = ()) -> None:
         """Begin behind a start that found the log's end there, and put fillers on ``damages``."""
@@ -52,24 +48,19 @@ class LogDigests:
             if digest is not None:  # from here on the last run was behind
                 digest.cut(end_offset - base)
                 self._base, self._digest = base, digest
-        self._saved_end = self._digest.end
 
-    def advance(self, durable_offset: int, bytes_max: int, *, closing: bool = False) -> None:
-        """Take in what is on disk, up to so many bytes; of the last block only when ``closing``."""
+    def advance(self, durable_offset: int, bytes_max: int) -> None:
+        """Take in what is on disk, up to so many bytes, and save that."""
         size = self._files.file_size
         while bytes_max > 0:
-            written = min(durable_offset - self._base, size)
-            end = written if written == size or closing else written - written % BLOCK
-            end = min(end, self._digest.end + bytes_max)
+            end = min(durable_offset - self._base, size, self._digest.end + bytes_max)
             if end <= self._digest.end:
                 break
             bytes_max -= end - self._digest.end
-            if not self._take_in(end):
-                continue
-            if end == size:
-                self._go_on(self._base + size)
-            elif closing or end - self._saved_end >= SAVE_EVERY:
-                self._save()
+            if self._take_in(end):
+                self._digest.save(self._path(self._base))
+                if end == size:
+                    self._base, self._digest = self._base + size, Digest()
 
     def _take_in(self, end: int) -> bool:
         """Take in the current file up to byte ``end``; False if it is no more."""
@@ -79,14 +70,6 @@ class LogDigests:
             self._base, self._digest = self._base + self._files.file_size, Digest()
             return False
         return True
-
-    def _go_on(self, base: int) -> None:
-        self._save()
-        self._base, self._digest, self._saved_end = base, Digest(), 0
-
-    def _save(self) -> None:
-        self._digest.save(self._path(self._base))
-        self._saved_end = self._digest.end
 
     def _path(self, base: int) -> Path:
         return digest_path(self._root, self._files.path(base))
@@ -105,7 +88,9 @@ class QueueDigests:
 
     def start(self) -> None:
         """Begin with what the queues hold now."""
-        self._taken = {queue: queue.next_offset for queue in self._queues.values()}
+        self._taken = {
+            queue: min(queue.next_offset, queue.kept_end) for queue in self._queues.values()
+        }
 
     def advance(self, *, closing: bool = False) -> None:
         """Take in the files that have become full; when ``closing``, all that were written to."""
@@ -119,15 +104,16 @@ class QueueDigests:
             full = end // per_file
             for number in range(first, last if closing else full):
                 count = min(end - number * per_file, per_file)
-                self._take_in(queue.files.path(number * per_file * ENTRY_SIZE), count * ENTRY_SIZE)
+                self._take_in(queue, number * per_file * ENTRY_SIZE, count * ENTRY_SIZE)
             if closing or full > taken // per_file:
                 self._taken[queue] = end if closing else full * per_file
 
-    def _take_in(self, path: Path, end: int) -> None:
+    def _take_in(self, queue: ConsumeQueue, base: int, end: int) -> None:
         """Extend the digest of a file; what was taken in before may not have been compared yet."""
+        path = queue.files.path(base)
         kept = digest_path(self._root, path)
         digest = load_digest(kept) or Digest()
-        digest.cut(end)
+        digest.cut(max(min(end, queue.kept_end * ENTRY_SIZE - base), 0))
         try:
             _extend(digest, path, end)
         except FileNotFoundError:  # deleted by age
@@ -200,6 +186,13 @@ def _extend(digest: Digest, path: Path, end: int) -> None:
 def _files_below(directory: Path) -> Iterator[Path]:
     if disk.is_directory(directory):
         yield from disk.files(directory)
+
+
+def remove_all(root: Path) -> None:
+    """Delete all digests."""
+    for path in reversed(disk.below(root / DIRECTORY)):
+        if disk.is_file(path):
+            disk.remove(path)
 
 
 def remove_orphans(root: Path) -> None:

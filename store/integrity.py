@@ -5,22 +5,31 @@ digests are left alone for the rest of the run.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-from .consume_queue import QueueTable
-from .digests import IndexDigests, IndexExtent, LogDigests, QueueDigests, remove_orphans
+from .consume_queue import ConsumeQueue, QueueTable
+from .digests import (
+    IndexDigests,
+    IndexExtent,
+    LogDigests,
+    QueueDigests,
+    remove_all,
+    remove_orphans,
+)
 from .format.index import slot_position
 from .log_search import Damage
 from .mapped_file_queue import MappedFileQueue
-from .scrub import ROUND_STEPS, START_STEPS, IndexScrub, QueueScrub
+from .scrub import ROUND_STEPS, IndexScrub, QueueScrub, mend_log
 
 logger = logging.getLogger(__name__)
 
-# Bytes taken in by one round of the helper thread, which comes once per second: a hundredth of a
-# processor. A broker under full load falls behind, and catches up when it is not.
-ROUND_BYTES: Final = 32 << 20
+_T = TypeVar("_T")
+
+# Bytes taken in by one round of the helper thread, which comes once per second: a fiftieth of a
+# processor. Batches may come faster; then it falls behind, and catches up when it can.
+ROUND_BYTES: Final = 128 << 20
 CLOSE_BYTES: Final = 256 << 20  # of log at an ordered stop: a tenth of a second; later more
 
 
@@ -32,7 +41,6 @@ class Integrity:
         root: Path,
         files: MappedFileQueue,
         queues: QueueTable,
-        delay_levels_ms: tuple[int, ...],
         index_slots: int,
     ) -> None:
         """``files`` are those of the log; ``index_slots`` is how many an index file has."""
@@ -40,19 +48,42 @@ class Integrity:
         self._log = LogDigests(root, files)
         self._queues = QueueDigests(root, queues)
         self._index = IndexDigests(root, slot_position(index_slots))
-        self._queue_scrub = QueueScrub(root, queues, files, delay_levels_ms)
+        self._files = files
+        self._queue_scrub = QueueScrub(root, queues, files)
         self._index_scrub = IndexScrub(root, slot_position(index_slots))
         self._usable = True
 
-    def before_index(self, end_offset: int, damages: Iterable[Damage], *, clean: bool) -> None:
-        """Mend queues and give changed index files up, while nothing is served yet.
+    def before_recovery(self, *, is_ours: bool) -> None:
+        """Turn flipped bits back in queues; those are loaded.
+
+        If the store ``is_ours`` no more, because another broker had it last, all digests go.
+        """
+        if is_ours:
+            self._attempt(self._queue_scrub.before_recovery)
+        else:
+            self._attempt(lambda: remove_all(self._root))
+
+    def mend_log(self, start: int) -> int:
+        """Turn flipped bits back in the log from a physical offset on; see ``scrub.mend_log``."""
+        return self._attempt(lambda: mend_log(self._root, self._files, start)) or start
+
+    @property
+    def damaged_queues(self) -> Mapping[ConsumeQueue, int]:
+        """Queues to be made anew, with the first queue offset that is damaged."""
+        return self._queue_scrub.damaged
+
+    def before_index(
+        self, end_offset: int, damages: Iterable[Damage], *, clean: bool, queues_rebuilt: bool
+    ) -> None:
+        """Mend index files or give them up, while nothing is served yet.
 
         The log ends at ``end_offset``, and fillers were put on ``damages``. With ``clean``, the
         last stop was an ordered one of ours.
         """
         self._attempt(lambda: self._log.start(end_offset, damages))
-        self._attempt(lambda: self._queue_scrub.run(START_STEPS))
-        self._attempt(lambda: self._index_scrub.give_up_changed(clean=clean))
+        if queues_rebuilt:
+            self._attempt(self._queue_scrub.forget)
+        self._attempt(lambda: self._index_scrub.give_up_damaged(clean=clean))
 
     def start(self, index_files: Sequence[IndexExtent]) -> None:
         """Begin the run; ``index_files`` are all, the newest last."""
@@ -69,22 +100,23 @@ class Integrity:
         self._attempt(lambda: self._log.advance(durable_offset, ROUND_BYTES))
         self._attempt(self._queues.advance)
         self._attempt(lambda: self._index.advance(index_files, ROUND_BYTES))
-        self._attempt(lambda: self._queue_scrub.run(ROUND_STEPS))
+        self._attempt(lambda: self._queue_scrub.work(ROUND_STEPS))
         self._attempt(lambda: self._index_scrub.run(ROUND_STEPS))
 
     def close(self, durable_offset: int, index_files: Sequence[IndexExtent]) -> None:
         """Take in what changes no more: everything is on disk, and nothing is written."""
         self._queue_scrub.close()
         self._index_scrub.close()
-        self._attempt(lambda: self._log.advance(durable_offset, CLOSE_BYTES, closing=True))
+        self._attempt(lambda: self._log.advance(durable_offset, CLOSE_BYTES))
         self._attempt(lambda: self._queues.advance(closing=True))
         self._attempt(lambda: self._index.close(index_files))
 
-    def _attempt(self, work: Callable[[], object]) -> None:
+    def _attempt(self, work: Callable[[], _T]) -> _T | None:
         if not self._usable:
-            return
+            return None
         try:
-            work()
+            return work()
         except OSError as error:
             self._usable = False
             logger.warning("event=digests_stopped error=%r", str(error))
+            return None

@@ -188,10 +188,12 @@ class LogScan:
         *,
         check_crc: bool = True,
         trust: Trust | None = None,
+        sound_end: int = -1,
     ) -> None:
         """A record begins at ``start``, or a file; ``end`` of None means as far as it goes.
 
-        Without ``trust`` whatever is whole counts.
+        Without ``trust`` whatever is whole counts. Up to ``sound_end`` digests say that all is as
+        it was written, so CRCs are not checked there.
         """
         self.end_offset = start  # behind the last valid record
         self.last_record = -1  # physical offset where that begins; -1 while there is none
@@ -202,6 +204,7 @@ class LogScan:
         self._end = end
         self._check_crc = check_crc
         self._trust = trust
+        self._sound_end = sound_end
 
     def __iter__(self) -> Iterator[tuple[int, bytes, list[Found]]]:
         """Give physical offset, content and records of each chunk."""
@@ -246,7 +249,8 @@ class LogScan:
 
     def _counting(self, chunk: bytes, offset: int) -> tuple[list[Found], _Stop]:
         """Return the records of a chunk that count, and why no more follow in it."""
-        found = find_records(chunk, offset, check_crc=self._check_crc)
+        check_crc = self._check_crc and offset + len(chunk) > self._sound_end
+        found = find_records(chunk, offset, check_crc=check_crc)
         if found and self._trust is not None:
             return self._trusted(chunk, offset, found, self._trust)
         return found, _Stop.BAD

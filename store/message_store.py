@@ -120,7 +120,6 @@ class MessageStore:
             config.root,
             self._log.files,
             self._queues,
-            config.delay_levels_ms,
             config.max_hash_slots,
         )
         self._worker = worker
@@ -173,12 +172,26 @@ class MessageStore:
         # From here on files change. A crash during recovery must not look like a clean stop.
         self._abort.create()
         self._checkpoint = load_checkpoint(self._checkpoint_path)
-        recovery = Recovery(self._config, files, self._queues, self._reader, self.recovery)
+        # A checkpoint of RocketMQ says when the log was flushed, and nothing of ours.
+        known = self._checkpoint.is_ours or not self._checkpoint.log_timestamp
+        self._integrity.before_recovery(is_ours=known)
+        recovery = Recovery(
+            self._config,
+            files,
+            self._queues,
+            self._reader,
+            self.recovery,
+            mend_log=self._integrity.mend_log,
+            damaged=self._integrity.damaged_queues,
+        )
         durable_offset = self._durable_mark.load() if self._checkpoint.is_ours else -1
         report = recovery.run(self._checkpoint, clean=clean, durable_offset=durable_offset)
         self._transactions = recovery.transactions
         self._integrity.before_index(
-            report.end_offset, report.damages, clean=clean and self._checkpoint.is_ours
+            report.end_offset,
+            report.damages,
+            clean=clean and self._checkpoint.is_ours,
+            queues_rebuilt=report.queues_rebuilt,
         )
         self._log.start(report.end_offset, recovery.last_timestamp)
         if self._config.index_enabled:

@@ -13,8 +13,9 @@ proven, so that no stop and no earlier fault can make a message unreachable:
   record of the log, which rebuilds all queues. Entries of records that retention has deleted
   stay, because they carry the queue offset.
 
-Where the log is damaged the scan goes on behind it (``log_scan``), and what is lost keeps its place
-in log and queues (``queue_rebuild``, ``repair``). The log ends where no true record follows. What
+Before the scan, bits are turned back that digests show to be flipped (``scrub``). Where the log is
+damaged all the same, the scan goes on behind it (``log_scan``), and what is lost keeps its place in
+log and queues (``queue_rebuild``, ``repair``). The log ends where no true record follows. What
 lies behind is zeroed, in log and queues, before anything is appended: RocketMQ leaves it, and a
 later crash then brings cut records back.
 
@@ -23,6 +24,7 @@ Source: RocketMQ ``CommitLog.java`` (``recoverNormally``, ``recoverAbnormally``)
 
 import logging
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -31,19 +33,16 @@ from . import disk
 from .checkpoint import Checkpoint
 from .config import StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
-from .dispatch import entry_code, inner_batch_size
+from .dispatch import inner_batch_size
 from .format.flags import INNER_BATCH
 from .format.queue_entry import PRE_BLANK, QueueEntry
 from .format.record import PREFIX, Record
 from .log_reader import LogReader
-from .log_scan import LogScan, Trust, find_records
+from .log_scan import LogScan, Trust
 from .log_search import Damage
 from .mapped_file import write_again, zero_tail
 from .mapped_file_queue import MappedFileQueue
-from .misplaced import Misplaced
-from .odd import NO_END, Odd, odd_from
-from .old_entries import OldQueues
-from .queue_rebuild import IncompleteError, QueueRebuild
+from .queue_rebuild import IncompleteError, LastEntries, QueueRebuild
 from .repair import DAMAGED, Repair
 from .transaction_places import TransactionPlaces
 
@@ -53,6 +52,7 @@ logger = logging.getLogger(__name__)
 # StoreCheckpoint.java, getMinTimestamp.
 CHECKPOINT_MARGIN_MS: Final = 3000
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
+_NO_END: Final = 1 << 63  # behind every record
 DAMAGES_TOLD_MAX: Final = 100  # lines of the log about damaged stretches, in one start
 
 
@@ -89,18 +89,27 @@ class Recovery:
         queues: QueueTable,
         reader: LogReader,
         progress: Progress | None = None,
+        *,
+        mend_log: Callable[[int], int] = lambda start: start,
+        damaged: Mapping[ConsumeQueue, int] | None = None,
     ) -> None:
+        """``mend_log`` turns flipped bits back in the log from a physical offset on.
+
+        It returns up to where the log is known to be as it was written.
+        ``damaged`` says of queues from which queue offset on entries are not as they were.
+        """
         self._config = config
         self._files = files
         self._queues = queues
         self._reader = reader
         self._progress = progress or Progress()
+        self._mend_log = mend_log
+        self._damaged = damaged or {}
         self._scan_start = 0
         self._log_start = 0
         self._trust = Trust()
         self._batch_queues: frozenset[tuple[str, int]] = frozenset()
-        self._old = OldQueues(len(queues))
-        self._is_rocketmqs = False  # it was RocketMQ that had the store last
+        self._before: dict[ConsumeQueue, LastEntries] = {}
         self._damages: list[Damage] = []
         self.last_record = -1
         self.last_timestamp = 0
@@ -122,7 +131,6 @@ class Recovery:
         if not self._files.bases:
             for queue in self._queues.values():
                 queue.cut(0)  # there is no log any more that could hold their records
-        self._is_rocketmqs = not checkpoint.is_ours and checkpoint.log_timestamp > 0
         self._trust = self._trust_of(checkpoint, clean=clean, durable_offset=durable_offset)
         rebuilt = False
         try:
@@ -157,7 +165,7 @@ class Recovery:
     def _trust_of(self, checkpoint: Checkpoint, *, clean: bool, durable_offset: int) -> Trust:
         """Gather what the last life says of the log's end."""
         trust = Trust(
-            durable_offset=NO_END if clean else durable_offset,
+            durable_offset=_NO_END if clean else durable_offset,
             durable_since=checkpoint.log_timestamp,
             closed_offset=checkpoint.closed_offset if clean else -1,
         )
@@ -174,9 +182,6 @@ class Recovery:
         if first.store_timestamp > checkpoint.queues_timestamp:
             return trust
         return trust._replace(fresh_offset=last.end, fresh_timestamp=first.store_timestamp)
-
-    def _bytes_at(self, physical_offset: int, size: int) -> bytes:
-        return self._reader.read_cold([(physical_offset, size)])
 
     def _record_at(self, physical_offset: int) -> Record | None:
         end = self._files.base_of(physical_offset) + self._files.file_size
@@ -200,6 +205,8 @@ class Recovery:
         others too: the scan goes on from here.
         """
         start = log_start
+        for queue in self._damaged:
+            raise IncompleteError(f"{queue.topic}:{queue.queue_id} is damaged")
         for key in self._batch_queues:
             if key not in self._queues:
                 raise IncompleteError(f"{key[0]}:{key[1]} is a batch queue of RocketMQ")
@@ -257,6 +264,7 @@ class Recovery:
 
     def _scan_from(self, start: int) -> LogScan:
         """Dispatch every record from ``start`` on to its queue; cut queues to what was found."""
+        sound_end = self._mend_log(start)
         self._scan_start = start
         rebuild = QueueRebuild(
             self._queues,
@@ -265,13 +273,15 @@ class Recovery:
             held=self._held,
             delay_levels_ms=self._config.delay_levels_ms,
             batch_queues=self._batch_queues,
-            old=self._old,
+            before=self._before,
         )
         check_crc = self._config.check_crc_on_recover
-        scan = LogScan(self._files, start, check_crc=check_crc, trust=self._trust)
+        scan = LogScan(
+            self._files, start, check_crc=check_crc, trust=self._trust, sound_end=sound_end
+        )
         stored = self._dispatch(scan, rebuild)
         self.transactions = rebuild.transactions
-        self._mend(rebuild, list(zip(scan.damages, stored, strict=True)), scan.end_offset)
+        self._mend(rebuild, list(zip(scan.damages, stored, strict=True)))
         return scan
 
     def _dispatch(self, scan: LogScan, rebuild: QueueRebuild) -> list[int]:
@@ -298,54 +308,25 @@ class Recovery:
                 )
         return stored
 
-    def _mend(self, rebuild: QueueRebuild, damages: list[tuple[Damage, int]], log_end: int) -> None:
-        """Give what is lost its place in log and queues, and what is misplaced its own."""
+    def _mend(self, rebuild: QueueRebuild, damages: list[tuple[Damage, int]]) -> None:
+        """Give what is lost its place in log and queues."""
+        scans = rebuild.finish()
+        damages = sorted(damages + rebuild.given_up)
         self._damages += [damage for damage, _ in damages]
-        scans = rebuild.finish([(damage.offset, damage.end) for damage, _ in damages])
-        misplaced = Misplaced(rebuild.odd, scans)
-        misplaced.settle(
-            rebuild.gaps,
-            record_at=lambda offset: self._odd_at(offset) if offset < log_end else None,
-            # RocketMQ leaves entries of records that it has cut off.
-            believe_ends=not self._is_rocketmqs,
-        )
-        repair = Repair(self._files, damages, misplaced, self._code_of)
-        gaps = repair.correct_gaps(rebuild.gaps)
-        for record in repair.nameless:
-            stored = self._reader.store_timestamp(record.physical_offset)
-            self._damages.append(repair.give_up(record, stored))
-        blank_count = repair.fill_gaps(gaps)
+        repair = Repair(self._files, damages)
+        blank_count = repair.fill_gaps(rebuild.gaps)
         for scan in scans:
             repair.mend_end(scan)
-            if scan.queue.next_offset < scan.old.end:
+            if scan.queue.next_offset < scan.before.end:
                 # Entries that are gone must not come back with a power cut and be believed then.
                 scan.queue.sync()
         repair.write(self._config.root / DAMAGED)
-        if blank_count or rebuild.odd_count:
+        if blank_count or rebuild.left_out:
             logger.error(
                 "event=queues_damaged places_without_message=%d records_without_place=%d",
                 blank_count,
-                rebuild.odd_count,
+                rebuild.left_out,
             )
-
-    def _odd_at(self, physical_offset: int) -> Odd | None:
-        """Describe the whole record at an offset."""
-        content = self._reader.record_bytes(physical_offset, self._following(physical_offset))
-        found = find_records(content, physical_offset, check_crc=False) if content else []
-        if content is None or not found:
-            return None
-        levels = self._config.delay_levels_ms
-        return odd_from(content, physical_offset, found[0], delay_levels_ms=levels)
-
-    def _code_of(self, record: Odd, topic: str) -> int:
-        """Return the tags code that a record's entry has in a queue of a topic."""
-        return entry_code(
-            self._bytes_at(record.physical_offset, record.size),
-            record.topic_at + len(record.topic) + 2,
-            topic=topic.encode(),
-            sys_flag=record.sys_flag,
-            delay_levels_ms=self._config.delay_levels_ms,
-        )
 
     def _held(self, queue: ConsumeQueue) -> int:
         """Return how many entries a queue holds of records below the scan, proven by the last.
@@ -360,6 +341,8 @@ class Recovery:
             while held > queue.first_offset and not self._may_be_expired(queue, held - 1):
                 held -= 1
             return held
+        if self._damaged.get(queue, held) < held:
+            raise IncompleteError(f"{queue.topic}:{queue.queue_id} is damaged")
         if held > queue.first_offset and queue.entry(held - 1) == PRE_BLANK:
             if queue.start_of(held - 1) >= 0:
                 raise IncompleteError(f"{queue.topic}:{queue.queue_id} has a blank end")

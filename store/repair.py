@@ -1,10 +1,10 @@
 """Putting fillers where the log is damaged, so that nothing behind is ever cut or moved.
 
 A damaged stretch is one that no record begins in, between two that are whole. Its records are lost,
-but mostly it is known which they were: the head of one may be legible, a queue's old entries may
-name it, and a queue that goes on behind the stretch lacks the queue offset. Each becomes a filler
-(``format/filler.py``) that keeps its place in log and queue. What is left over becomes a filler of
-no queue or, where the stretch reaches the end of a file, the blank that ends it.
+but mostly it is known which they were: the head of one may be legible, an entry that a queue had
+may name it, and a queue that goes on behind the stretch lacks the queue offset. Each becomes a
+filler (``format/filler.py``) that keeps its place in log and queue. What is left over becomes a
+filler of no queue or, where the stretch reaches the end of a file, the blank that ends it.
 
 RocketMQ would end its scan at the stretch and cut off everything behind, so leaving the bytes as
 they are would lose most. They are put aside first, in ``damaged/`` below the root, one file per
@@ -14,14 +14,13 @@ the next start.
 
 import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Final
 
 from . import disk
-from .commit_log import NO_QUEUE_ENTRY
 from .errors import DiskFullError
 from .format.filler import (
     FILLER_SIZE_MIN,
@@ -31,14 +30,12 @@ from .format.filler import (
     queue_filler,
 )
 from .format.queue_entry import QueueEntry
-from .format.record import BLANK_SIZE, QUEUE_OFFSET_AT, SYS_FLAG_AT, blank
+from .format.record import BLANK_SIZE, blank
 from .log_scan import QueuePlace, legible
 from .log_search import Damage
 from .mapped_file import make_directory
 from .mapped_file_queue import MappedFileQueue
-from .misplaced import Misplaced
-from .odd import NO_END, Gap, Odd, is_nameable
-from .queue_rebuild import QueueScan
+from .queue_rebuild import Gap, LastEntries, QueueScan
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +43,7 @@ DAMAGED: Final = "damaged"  # directory below the root
 ASIDE_SIZE_MAX: Final = 64 << 20  # bytes of damaged stretches that are kept, all together
 _COPY_SIZE: Final = 1 << 20  # bytes
 _FILLER_SIZE: Final = 1 << 20  # bytes
-_QUEUE_ID_AT: Final = 12  # in a record
+_NO_END: Final = 1 << 63  # behind every record
 
 
 class Stretch:
@@ -101,52 +98,20 @@ class Repair:
         self,
         files: MappedFileQueue,
         damages: Iterable[tuple[Damage, int]],
-        misplaced: Misplaced,
-        code_of: Callable[[Odd, str], int],
     ) -> None:
-        """Each damage comes with the time, in ms, at which the record before it was stored.
-
-        ``code_of`` returns the tags code that a record's entry has in a queue of a topic.
-        """
+        """Damages are in order; each comes with the time, in ms, of the record before it."""
         self._files = files
         self._stretches = [
             stretch
             for damage, timestamp in damages
             for stretch in _stretches(damage, files, timestamp)
         ]
-        self._misplaced = misplaced
-        self._code_of = code_of
-        self._corrected: list[tuple[Odd, Gap]] = []
         # What heads in the stretches say, although the records are not whole.
         self._legible = {
             place: stretch
             for stretch in self._stretches
             for place in legible(files, stretch.start, stretch.end)
         }
-
-    def correct_gaps(self, gaps: Iterable[Gap]) -> list[Gap]:
-        """Find records for the places that queues lack; return those that still lack theirs."""
-        left = []
-        for gap in gaps:
-            entry = self._correct(gap)
-            if entry is None:
-                left.append(gap)
-            else:
-                gap.queue.replace(gap.queue_offset, entry)
-        return left
-
-    def give_up(self, record: Odd, timestamp: int) -> Damage:
-        """Take a record that can belong nowhere for a damaged stretch."""
-        damage = Damage(record.physical_offset, record.size, "no queue can have such a name")
-        self._misplaced.remove(record)
-        self._stretches += _stretches(damage, self._files, timestamp)
-        self._stretches.sort(key=lambda stretch: stretch.start)
-        return damage
-
-    @property
-    def nameless(self) -> list[Odd]:
-        """Records left out whose queue cannot exist: no reader could do anything with them."""
-        return [record for record in self._misplaced.records if not is_nameable(record)]
 
     def fill_gaps(self, gaps: Iterable[Gap]) -> int:
         """Put fillers into the places that queues lack; return how many stay blank."""
@@ -162,26 +127,29 @@ class Repair:
     def mend_end(self, scan: QueueScan) -> None:
         """Add what a queue had behind its last record, as far as it lies in a damaged stretch."""
         queue = scan.queue
-        while queue.next_offset or scan.old.content:
-            gap = Gap(queue, queue.next_offset, queue.last_end, NO_END)
-            entry = self._correct(gap) or self._fill_end(gap, scan.old.at(queue.next_offset))
+        known_end = self._known_end(scan.before)
+        while True:
+            gap = Gap(queue, queue.next_offset, queue.last_end, _NO_END)
+            legible = self._legible.get(_place(gap))
+            if gap.queue_offset >= known_end and (legible is None or legible.start < gap.after):
+                return
+            entry = self._fill(gap)
             if entry is None:
                 return
             queue.extend(entry.pack(), entry.physical_offset + entry.size)
 
-    def _correct(self, gap: Gap) -> QueueEntry | None:
-        """Use a record that one flipped bit has put elsewhere."""
-        record = self._misplaced.take(gap)
-        if record is None:
-            return None
-        self._corrected.append((record, gap))
-        code = self._code_of(record, gap.queue.topic)
-        return record.entry._replace(tags_code=code)
+    def _known_end(self, before: LastEntries) -> int:
+        """Return the queue offset behind the last entry that led into a damaged stretch."""
+        for number in range(len(before.entries) - 1, -1, -1):
+            offset = before.entries[number].physical_offset
+            at = bisect_right(self._stretches, offset, key=lambda one: one.start)
+            if at and offset < self._stretches[at - 1].end:
+                return before.first + number + 1
+        return 0
 
     def _fill(self, gap: Gap) -> QueueEntry | None:
         """Put a filler into a stretch between the records around the gap."""
-        queue = gap.queue
-        lost = QueuePlace(queue.topic, queue.queue_id, gap.queue_offset)
+        lost = _place(gap)
         named = self._legible.get(lost)
         first = bisect_left(self._stretches, gap.after, key=lambda stretch: stretch.start)
         between = takewhile(
@@ -193,19 +161,6 @@ class Repair:
                 return entry
         return None
 
-    def _fill_end(self, gap: Gap, old: QueueEntry | None) -> QueueEntry | None:
-        """Do the same behind the last record of a queue, if its place is known to be taken."""
-        queue = gap.queue
-        lost = QueuePlace(queue.topic, queue.queue_id, gap.queue_offset)
-        stretch = self._legible.get(lost)
-        if stretch is None and old is not None:
-            at = bisect_right(self._stretches, old.physical_offset, key=lambda one: one.start)
-            if at and old.physical_offset < self._stretches[at - 1].end:
-                stretch = self._stretches[at - 1]
-        if stretch is None or stretch.start < gap.after:
-            return None
-        return stretch.take(lost)
-
     # Writing --------------------------------------------------------------------------------
 
     def write(self, aside: Path) -> None:
@@ -215,21 +170,6 @@ class Repair:
                 _put_aside(fd, stretch.start - base, stretch, aside)
                 for offset, content in stretch.content():
                     disk.pwrite(fd, content, offset - base)
-        for record, gap in self._corrected:
-            with self._opened(record.physical_offset) as (fd, base):
-                at = record.physical_offset - base
-                disk.pwrite(fd, gap.queue.topic.encode(), at + record.topic_at)
-                disk.pwrite(fd, gap.queue.queue_id.to_bytes(4, "big"), at + _QUEUE_ID_AT)
-                disk.pwrite(fd, gap.queue_offset.to_bytes(8, "big"), at + QUEUE_OFFSET_AT)
-                sys_flag = record.sys_flag & ~NO_QUEUE_ENTRY
-                disk.pwrite(fd, sys_flag.to_bytes(4, "big", signed=True), at + SYS_FLAG_AT)
-            logger.error(
-                "event=record_corrected offset=%d topic=%s queue_id=%d queue_offset=%d",
-                record.physical_offset,
-                gap.queue.topic,
-                gap.queue.queue_id,
-                gap.queue_offset,
-            )
 
     @contextmanager
     def _opened(self, offset: int) -> Iterator[tuple[int, int]]:
@@ -240,6 +180,10 @@ class Repair:
             disk.sync_data(fd)
         finally:
             disk.close(fd)
+
+
+def _place(gap: Gap) -> QueuePlace:
+    return QueuePlace(gap.queue.topic, gap.queue.queue_id, gap.queue_offset)
 
 
 def _stretches(damage: Damage, files: MappedFileQueue, timestamp: int) -> Iterator[Stretch]:

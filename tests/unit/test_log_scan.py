@@ -226,3 +226,14 @@ def test_one_old_record_among_fresh_ones_is_none_that_was_cut_off(log: Log) -> N
     _, found = log.scan(trust=Trust(fresh_offset=log.offsets[1], fresh_timestamp=BORN))
 
     assert found == log.offsets
+
+
+def test_checksums_are_not_checked_where_digests_have_been(log: Log) -> None:
+    """A record that reaches behind that place is."""
+    log.fill(60)
+    for number in (3, 50):
+        log.spoil(log.offsets[number] + 100, b"?")
+
+    _, found = log.scan(sound_end=FILE_SIZE)
+
+    assert found == [offset for offset in log.offsets if offset != log.offsets[50]]

@@ -12,12 +12,11 @@ import pytest
 from halfmq.store import integrity, scrub
 from halfmq.store.digest import BLOCK, Digest, digest_path, find_flipped_bit, load_digest
 from halfmq.store.digests import IndexDigests, LogDigests
-from halfmq.store.format.queue_entry import PRE_BLANK, unpack_entry
 from halfmq.store.integrity import Integrity
 from halfmq.store.log_search import Damage
 from halfmq.store.mapped_file_queue import MappedFileQueue
 from halfmq.store.message_store import MessageStore
-from halfmq.store.scrub import IndexScrub, QueueScrub
+from halfmq.store.scrub import IndexScrub, QueueScrub, mend_log
 from halfmq.store.tools.dump import Dumped, dump
 from halfmq.store.tools.verify import verify
 from tests.support.damage import extend, fill, filled_store, flip, only
@@ -140,15 +139,15 @@ def ends(root: Path, log: MappedFileQueue) -> list[int | None]:
 
 
 def test_the_log_is_taken_in_as_far_as_it_is_on_disk(tmp_path: Path, log: MappedFileQueue) -> None:
-    """At a bounded speed; at the end all of it, the last part of a block included."""
+    """At a bounded speed; to the last byte, so that a kill leaves little without a digest."""
     digests = LogDigests(tmp_path, log)
     digests.start(0)
     digests.advance(FILE_SIZE + BLOCK + 9, BLOCK)
-    assert ends(tmp_path, log) == [None, None, None]
+    assert ends(tmp_path, log) == [BLOCK, None, None]
     digests.advance(FILE_SIZE + BLOCK + 9, 9 * BLOCK)
-    assert ends(tmp_path, log) == [FILE_SIZE, None, None]
-    digests.advance(FILE_SIZE + BLOCK + 9, 9 * BLOCK, closing=True)
     assert ends(tmp_path, log) == [FILE_SIZE, BLOCK + 9, None]
+    digests.advance(FILE_SIZE + BLOCK + 200, 9 * BLOCK)
+    assert ends(tmp_path, log) == [FILE_SIZE, BLOCK + 200, None]
 
 
 def test_the_next_run_goes_on_where_the_last_one_ended(
@@ -157,12 +156,12 @@ def test_the_next_run_goes_on_where_the_last_one_ended(
     """Also in a file that had become full before it was taken in."""
     digests = LogDigests(tmp_path, log)
     digests.start(0)
-    digests.advance(2 * FILE_SIZE + 10, 2 * BLOCK, closing=True)
+    digests.advance(2 * FILE_SIZE + 10, 2 * BLOCK)
     assert ends(tmp_path, log) == [2 * BLOCK, None, None]
 
     digests = LogDigests(tmp_path, log)
     digests.start(2 * FILE_SIZE + 10)
-    digests.advance(2 * FILE_SIZE + 10, 1 << 30, closing=True)
+    digests.advance(2 * FILE_SIZE + 10, 1 << 30)
     assert ends(tmp_path, log) == [FILE_SIZE, FILE_SIZE, 10]
 
 
@@ -172,7 +171,7 @@ def test_a_log_without_digests_is_not_taken_in_from_its_beginning(
     """It may be large, and who knows what happened to it."""
     digests = LogDigests(tmp_path, log)
     digests.start(2 * FILE_SIZE + 10)
-    digests.advance(2 * FILE_SIZE + 10, 1 << 30, closing=True)
+    digests.advance(2 * FILE_SIZE + 10, 1 << 30)
 
     assert ends(tmp_path, log) == [None, None, 10]
 
@@ -189,7 +188,7 @@ def test_a_cut_log_and_repaired_files_lose_their_digests(
     log.path(2 * FILE_SIZE).unlink()
     log.bases.pop()
     digests.start(FILE_SIZE + BLOCK + 1)
-    digests.advance(FILE_SIZE + BLOCK + 1, 1 << 30, closing=True)
+    digests.advance(FILE_SIZE + BLOCK + 1, 1 << 30)
 
     assert ends(tmp_path, log) == [None, BLOCK + 1]
     assert len(list((tmp_path / "digests" / "commitlog").iterdir())) == 1
@@ -204,6 +203,23 @@ def test_a_file_deleted_by_age_is_passed_over(tmp_path: Path, log: MappedFileQue
     digests.advance(2 * FILE_SIZE, 1 << 30)
 
     assert ends(tmp_path, log) == [FILE_SIZE, None]
+
+
+def test_the_log_is_known_to_be_sound_up_to_the_first_gap(
+    tmp_path: Path, log: MappedFileQueue
+) -> None:
+    """What lies behind a damaged block, or has no digest, is checked record by record."""
+    digests = LogDigests(tmp_path, log)
+    digests.start(0)
+    digests.advance(2 * FILE_SIZE + BLOCK + 9, 1 << 30)
+    assert mend_log(tmp_path, log, 10) == 2 * FILE_SIZE + BLOCK + 9
+    assert mend_log(tmp_path, log, 2 * FILE_SIZE + BLOCK + 10) == 2 * FILE_SIZE + BLOCK + 10
+    for position in (5, 6):
+        flip(log.path(FILE_SIZE), 2 * BLOCK + position)
+    assert mend_log(tmp_path, log, 10) == FILE_SIZE + 2 * BLOCK
+    assert mend_log(tmp_path, log, FILE_SIZE + 3 * BLOCK) == 2 * FILE_SIZE + BLOCK + 9
+    digest_path(tmp_path, log.path(0)).unlink()
+    assert mend_log(tmp_path, log, 10) == 10
 
 
 # -- a store -------------------------------------------------------------------------------------
@@ -255,43 +271,174 @@ def test_a_change_that_no_other_checksum_covers_is_found(root: Path, field: int)
     assert found["bytes_changed"].detail == "bit 4 of this byte is flipped"
 
 
-def test_a_start_mends_a_queue_and_says_so(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The entry is what it was, to the byte; nothing is rebuilt."""
+def turned_back(caplog: pytest.LogCaptureFixture) -> int:
+    return caplog.text.count("event=bit_turned_back")
+
+
+def test_a_start_turns_a_bit_of_a_queue_back_and_says_so(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The entries are what they were, to the byte; nothing is rebuilt."""
+    paths = [only(root / "consumequeue" / "orders" / name) for name in "01"]
+    before = [path.read_bytes() for path in paths]
+    flip(paths[0], 3 * 20 + 7)
+    flip(paths[1], 4 * 20 + 12, bit=7)
+    store = reopened(root)
+    found = everything(store)
+    store.close()
+
+    assert len(found) == RECORDS + 1
+    assert [path.read_bytes() for path in paths] == before
+    assert turned_back(caplog) == 2
+    assert "queues_rebuilt" not in caplog.text
+
+
+@pytest.mark.parametrize("at", [7, 8, 11], ids=["offset", "sign of the size", "size"])
+def test_the_last_entry_of_a_queue_is_mended_as_well(root: Path, at: int) -> None:
+    """Although the queue seems to be shorter."""
+    path = only(root / "consumequeue" / "orders" / "1", -1)
+    before = path.read_bytes()
+    count = len(before.rstrip(b"\0")) // 20 + 1
+    flip(path, (count - 1) * 20 + at, bit=7 if at == 8 else 0)
+    store = reopened(root)
+
+    assert len(everything(store)) == RECORDS + 1
+    assert path.read_bytes() == before
+    store.close()
+
+
+@pytest.mark.parametrize("at", [22, 15, 30, 95], ids=["queue offset", "queue id", "place", "body"])
+@pytest.mark.parametrize("number", [0, 40, RECORDS])
+def test_a_start_after_a_kill_turns_a_bit_of_the_log_back(
+    root: Path, at: int, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before it scans, so that every message is where it was."""
+    store = reopened(root)
+    records = sorted(everything(store), key=lambda one: one.physical_offset)
+    store.close()
+    (root / "abort").touch()
+    record = records[number]
+    base = record.physical_offset // 16_384 * 16_384
+    flip(root / "commitlog" / f"{base:020}", record.physical_offset - base + at)
+    store = reopened(root)
+
+    assert sorted(everything(store), key=lambda one: one.physical_offset) == records
+    assert turned_back(caplog) == 1
+    store.close()
+    assert verify(root).sound
+
+
+def test_what_was_on_disk_before_a_kill_has_a_digest(tmp_path: Path) -> None:
+    """A helper takes it in once per second."""
+    store = MessageStore(small_config(tmp_path / "store"), now_ms=Clock())
+    store.open()
+    fill(store, RECORDS)
+    store._maintain()
+    copy = crash(tmp_path / "store", tmp_path / "copy")
+    store.close()
+
+    assert verify(copy).digested == sum(ends_of_files(copy).values())
+
+
+def test_a_queue_with_more_than_a_flipped_bit_is_told_and_made_anew(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From the log; what its digests said counts no more."""
     path = only(root / "consumequeue" / "orders" / "1")
     before = path.read_bytes()
     flip(path, 3 * 20 + 7)
     flip(path, 4 * 20 + 11)
     store = reopened(root)
     found = everything(store)
-    store.close()
 
     assert len(found) == RECORDS + 1
     assert path.read_bytes() == before
-    assert caplog.text.count("event=queue_entry_mended") == 2
-    assert "queues_rebuilt" not in caplog.text
+    assert f"event=block_damaged path={path} position=0" in caplog.text
+    assert "event=queues_rebuilt" in caplog.text
+    assert not digest_path(root, path).exists()
+    store.close()
+    assert digest_path(root, path).exists()
+    assert verify(root).sound
 
 
-def test_a_start_mends_a_code_that_looks_like_an_address(root: Path) -> None:
-    """RocketMQ has addresses of an extension in the place of tags codes; there is none here."""
+def test_what_a_run_finds_damaged_the_next_start_makes_anew(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, even if that one has no time to look."""
     path = only(root / "consumequeue" / "orders" / "1")
     before = path.read_bytes()
-    flip(path, 3 * 20 + 12, bit=7)
-    reopened(root).close()
+    with monkeypatch.context() as patch:
+        patch.setattr(scrub, "START_STEPS", 0)
+        store = reopened(root)
+        flip(path, 3 * 20 + 7)
+        flip(path, 4 * 20 + 11)
+        store._maintain()
+        store.close()
+        assert path.read_bytes() != before
+        reopened(root).close()
+        assert path.read_bytes() == before
+    store = MessageStore(small_config(root), now_ms=Clock(1 << 41))
 
+    assert not store.open().queues_rebuilt
+    store.close()
+
+
+def test_after_a_kill_only_what_a_start_relies_on_is_made_anew(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A start that was killed has cut queues, and their digests tell of more."""
+    path, *later = sorted((root / "consumequeue" / "orders" / "1").iterdir())
+    before = path.read_bytes()
+    path.write_bytes(before[:200].ljust(len(before), b"\0"))
+    for other in later:
+        other.unlink()
+    (root / "abort").touch()
+    store = reopened(root)
+
+    assert len(everything(store)) == RECORDS + 1
+    assert "block_damaged" not in caplog.text
+    store.close()
     assert path.read_bytes() == before
 
 
-def test_a_start_leaves_an_address_that_leads_to_the_code(
+@pytest.mark.parametrize("kind", ["commitlog", "consumequeue/orders/1"])
+def test_a_digest_that_is_wrong_changes_nothing(
+    root: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may seem that one bit was flipped, but with that nothing would be whole."""
+    path = only(root / kind)
+    before = path.read_bytes()
+    spoilt = path.with_name("spoilt")
+    spoilt.write_bytes(before)
+    flip(spoilt, 103)
+    digest_of(spoilt, 1000).save(digest_path(root, path))
+    spoilt.unlink()
+    (root / "abort").touch()
+    store = reopened(root)
+
+    assert len(everything(store)) == RECORDS + 1
+    assert path.read_bytes() == before
+    assert turned_back(caplog) == 0
+    store.close()
+    reopened(root).close()
+    assert verify(root).sound == (kind != "commitlog"), "nobody knows what the log should be"
+
+
+def test_where_rocketmq_was_at_work_digests_say_nothing(
     root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The extension is RocketMQ's, which would miss what it wrote there."""
+    """It may have rewritten entries, as those that lead to its extension."""
     path = only(root / "consumequeue" / "orders" / "1")
     extend(root, path, 3)
     extended = path.read_bytes()
-    reopened(root).close()
+    with (root / "checkpoint").open("r+b") as file:
+        file.write(b"\0\1")
+    store = reopened(root)
 
     assert path.read_bytes() == extended
-    assert "mended" not in caplog.text
+    assert not digest_path(root, path).exists()
+    assert turned_back(caplog) == 0
+    store.close()
 
 
 def test_a_false_entry_hides_nothing_before_it(root: Path) -> None:
@@ -304,55 +451,13 @@ def test_a_false_entry_hides_nothing_before_it(root: Path) -> None:
     store.close()
 
 
-def test_a_place_without_a_record_becomes_a_blank(root: Path) -> None:
-    """Consumers skip it, rather than to be given what is no message."""
-    path = only(root / "consumequeue" / "orders" / "1")
-    entry = unpack_entry(path.read_bytes(), 3 * 20)
-    log_path = root / "commitlog" / f"{entry.physical_offset // 16_384 * 16_384:020}"
-    flip(log_path, entry.physical_offset % 16_384 + 23)  # its queue offset
-    flip(path, 3 * 20 + 7)
-    store = reopened(root)
-
-    assert unpack_entry(path.read_bytes(), 3 * 20) == PRE_BLANK
-    assert len(everything(store)) == RECORDS
-    store.close()
-
-
-def test_what_is_true_stays_though_its_digest_does_not_fit(
-    root: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The log decides: a digest may be older than what another broker has written."""
-    path = only(root / "consumequeue" / "orders" / "1")
-    before = path.read_bytes()
-    digest = digest_of(path, 1000)
-    digest._crcs[0] ^= 1
-    digest.save(digest_path(root, path))
-    reopened(root).close()
-
-    assert path.read_bytes() == before
-    assert "mended" not in caplog.text
-
-
-def test_a_digest_that_did_not_fit_is_made_good(root: Path) -> None:
-    """Or each start would compare the same entries with the log again."""
-    path = only(root / "consumequeue" / "orders" / "1")
-    digest = digest_of(path, 1000)
-    digest._crcs[0] ^= 1
-    digest.save(digest_path(root, path))
-    reopened(root).close()
-    kept = load_digest(digest_path(root, path))
-
-    assert kept is not None
-    assert differing(kept, path) == []
-
-
 def test_a_run_that_compares_nothing_does_not_bless_what_it_found(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the disk has changed is still found by the run after it."""
     flip(only(root / "consumequeue" / "orders" / "1"), 67)
     with monkeypatch.context() as patch:
-        patch.setattr(integrity, "START_STEPS", 0)
+        patch.setattr(scrub, "START_STEPS", 0)
         patch.setattr(integrity, "ROUND_STEPS", 0)
         store = reopened(root)
         append_durably(store, *(draft("orders", 1) for _ in range(9)))
@@ -391,9 +496,25 @@ def test_a_full_index_file_is_taken_in_step_by_step(path: Path) -> None:
     digests.advance([(path, 0), (newest, 0)], BLOCK)
 
 
-def test_a_start_puts_the_keys_of_a_changed_index_again(root: Path) -> None:
+def test_a_start_turns_a_bit_of_the_index_back(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """And puts no key again."""
+    flip(only(root / "index"), 500)
+    store = reopened(root)
+    hits = store.query_index("orders", "order-4", 9, 0, 1 << 60)
+    store.close()
+
+    assert len(hits) == 1
+    assert turned_back(caplog) == 1
+    assert "index_recovered" not in caplog.text
+    assert verify(root).sound
+
+
+def test_a_start_puts_the_keys_of_a_damaged_index_again(root: Path) -> None:
     """The file is kept for whoever wants to know, as far as it is worth anything."""
     flip(only(root / "index"), 500)
+    flip(only(root / "index"), 600)
     store = reopened(root)
     hits = store.query_index("orders", "order-4", 9, 0, 1 << 60)
     store.close()
@@ -432,7 +553,7 @@ def test_an_index_file_that_is_the_newest_again_is_not_compared_any_more(
         digest_of(path, 4 * BLOCK).save(digest_path(tmp_path, path))
     monkeypatch.setattr(scrub, "START_STEPS", 1)
     in_time = IndexScrub(tmp_path, slots_end=0)
-    in_time.give_up_changed(clean=False)
+    in_time.give_up_damaged(clean=False)
     paths[2].unlink()
     flip(paths[1], 3 * BLOCK + 5)
     digests = IndexDigests(tmp_path, slots_end=0)
@@ -458,13 +579,13 @@ def test_a_pass_is_made_in_steps(root: Path) -> None:
     log = MappedFileQueue(root / "commitlog", config.commit_log_file_size)
     log.load()
     store._queues.load()
-    found = QueueScrub(root, store._queues, log, config.delay_levels_ms)
+    found = QueueScrub(root, store._queues, log)
     steps = 0
     while found.run(1):
         steps += 1
 
     assert steps >= 3
-    assert found.mended == 1
+    assert len(found.turned) == 1
     assert verify(root).sound
 
 
@@ -496,6 +617,6 @@ def test_digests_of_files_that_are_gone_go_too(root: Path) -> None:
     config = small_config(root)
     store = MessageStore(config, now_ms=Clock())
     log = MappedFileQueue(root / "commitlog", config.commit_log_file_size)
-    Integrity(root, log, store._queues, config.delay_levels_ms, 100).start([])
+    Integrity(root, log, store._queues, 100).start([])
 
     assert not orphan.exists()

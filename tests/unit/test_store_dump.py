@@ -142,6 +142,7 @@ def test_what_is_no_record_is_named_in_its_place(
 def test_a_lost_record_is_marked(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a start puts in the place of a damaged record is no message of anybody."""
     flip(only(root / "commitlog"), 100)
+    flip(only(root / "commitlog"), 200)
     (root / "abort").write_text("1")
     store = MessageStore(small_config(root), now_ms=Clock(1 << 41))
     store.open()

@@ -865,3 +865,29 @@ def test_a_clean_start_has_no_damage_to_tell(root: Path) -> None:
     assert store.recovery.done == report.end_offset <= store.recovery.total
     assert not (root / "damaged").exists()
     store.close()
+
+
+@pytest.mark.parametrize("number", [0, 1, 100, 193, 194])
+@pytest.mark.parametrize("bit", [0, 1, 5, 9, 20, 45, 63])
+def test_a_queue_offset_that_lies_hides_no_other_message(root: Path, number: int, bit: int) -> None:
+    """Where no digest tells: a record may seem to be far ahead in its queue, or long past."""
+    offsets = filled(root)
+    shutil.rmtree(root / "digests")
+    record = offsets[number]
+    store, _ = open_store(root)
+    said = store.record_bytes(record)
+    messages = everything(store)
+    store.close()
+    assert said is not None
+    lie = int.from_bytes(said[20:28], "big") ^ 1 << bit
+    shutil.rmtree(root / "digests")
+    log_patch(root, record + 20, lie.to_bytes(8, "big"))
+    mark_aborted(root)
+
+    for _ in range(2):
+        store, _ = open_store(root)
+        served = everything(store)
+        others = [one for one in messages if one.physical_offset != record]
+        assert sum(one not in served for one in others) <= 1, "the one whose place it takes"
+        store.close()
+        mark_aborted(root)

@@ -217,6 +217,7 @@ def test_a_wrong_queue_offset_is_found_whichever_bit_it_is(root: Path, bit: int)
 def test_a_damaged_record_that_a_start_has_found_is_a_note(root: Path) -> None:
     """Its place is kept by a filler, so that nothing behind it moves; it is lost all the same."""
     flip(only(root / "commitlog"), 100)
+    flip(only(root / "commitlog"), 200)
     (root / "abort").write_text("1")
     store = MessageStore(small_config(root), now_ms=Clock(1 << 41))
     store.open()
