@@ -184,11 +184,11 @@ def write_again(path: Path, start: int, end: int) -> None:
             disk.write_all(fd, piece, position)
 
 
-def zero_tail(path: Path, start: int, *, anew: bool = False) -> int:
+def zero_tail(path: Path, start: int, *, anew: int = 0) -> int:
     """Zero what a file holds from byte ``start`` on; return how many bytes that cut.
 
-    Holes and reserved space are skipped, so an untouched tail costs nothing. With ``anew``, zeros
-    are written as well: those of an earlier try may be in memory alone.
+    Holes and reserved space are skipped, so an untouched tail costs nothing. In the first ``anew``
+    bytes zeros are written as well: those of an earlier try may be in memory alone.
     """
     cut_end = start
     with disk.opened(path, disk.WRITE) as fd:
@@ -200,7 +200,7 @@ def zero_tail(path: Path, start: int, *, anew: bool = False) -> int:
                     break  # another program cut the file meanwhile
                 if piece != _ZEROS[: len(piece)]:
                     cut_end = position + len(piece.rstrip(b"\0"))
-                if anew:
+                if position < start + anew:
                     disk.write_all(fd, _ZEROS[: len(piece)], position)
                 elif cut_end > position:
                     disk.write_all(fd, _ZEROS[: cut_end - position], position)

@@ -52,6 +52,9 @@ logger = logging.getLogger(__name__)
 # StoreCheckpoint.java, getMinTimestamp.
 CHECKPOINT_MARGIN_MS: Final = 3000
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
+# Bytes after the log's end in which zeros are written again: more than can have been cut by an
+# earlier start that failed: a broker takes no more when 128 MiB of log are not on disk.
+ZEROED_ANEW: Final = 256 << 20
 _NO_END: Final = 1 << 63  # behind every record
 DAMAGES_TOLD_MAX: Final = 100  # lines of the log about damaged stretches, in one start
 
@@ -380,7 +383,9 @@ class Recovery:
         self._reader.forget_from(base + 1)
         files.remove_from(base + 1)
         if base in files.bases:
-            truncated += zero_tail(files.path(base), end - base, anew=not clean)
+            known = self._trust.durable_offset >= 0
+            anew = 0 if clean else ZEROED_ANEW if known else files.file_size
+            truncated += zero_tail(files.path(base), end - base, anew=anew)
         self._write_anew(end)
         for scanned in [scanned for scanned in files.bases if scanned >= files.base_of(start)]:
             with disk.opened(files.path(scanned), disk.WRITE) as fd:

@@ -259,6 +259,26 @@ def test_a_tail_is_zeroed_wherever_it_holds_something(
     assert zero_tail(path, SIZE) == 0
 
 
+def test_zeros_are_written_again_only_where_they_may_be_in_memory_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start after a kill would else write a gigabyte of them."""
+    path = tmp_path / "f"
+    path.write_bytes(bytes(8 << 20))
+    written: list[range] = []
+    write_all = disk.write_all
+
+    def noted(fd: int, content: bytes, position: int) -> None:
+        written.append(range(position, position + len(content)))
+        write_all(fd, content, position)
+
+    monkeypatch.setattr(disk, "write_all", noted)
+
+    assert zero_tail(path, 100, anew=2 << 20) == 0
+    assert (written[0].start, written[-1].stop) == (100, 100 + (2 << 20))
+    assert sum(map(len, written)) == 2 << 20
+
+
 def read_of_a_reserved_file(
     directory: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[MappedFileQueue], object]
 ) -> int:
