@@ -251,6 +251,11 @@ class Rig:
         """Settings for a client of ours."""
         return ClientConfig(namesrv=self.address, **settings)
 
+    @property
+    def elapsed_ms(self) -> int:
+        """How much time has passed; waiting for threads and processes moves it on as well."""
+        return self._loop.now_ms - START_MS
+
     async def wait(self, milliseconds: int, step_ms: int = 0) -> None:
         """Let time pass, in steps, and everything happen that is due meanwhile.
 
