@@ -40,7 +40,7 @@ class SentProperties(msgspec.Struct, gc=False):
     waits: bool  # for the disk, unless the broker flushes by itself
     is_plain: bool  # none of what follows is asked for
     is_transactional: bool = False
-    producer_group: str | None = None
+    producer_group: str | None = None  # of a transactional message
     delay_level: int = 0
     timer: str | None = None  # the property that asks for a time of delivery
 
@@ -58,8 +58,8 @@ def read_properties(
     text = "\x02" + sent if sent else "\x02"
     if text[-1] != "\x02":
         text += "\x02"
-    is_plain = _OF_TRANSACTIONS not in text and _DELAY not in text and _TIMER not in text
-    if not is_plain and _BROKERS_OWN in text:
+    of_transactions, delayed, timed = _OF_TRANSACTIONS in text, _DELAY in text, _TIMER in text
+    if of_transactions and _BROKERS_OWN in text:
         text = "\x02" + without_brokers_own(text[1:].encode()).decode()
     unique_key = last_value(text, _UNIQUE_KEY)
     tags = last_value(text, _TAGS)
@@ -72,12 +72,14 @@ def read_properties(
         unique_key,
         0 if tags is None else tag_hash(tags),
         _WAIT_FALSE not in text or last_value(text, _WAIT) != "false",
-        is_plain,
+        not (of_transactions or delayed or timed),
     )
-    if not is_plain:
-        read.is_transactional = (last_value(text, _TRANSACTIONAL) or "").lower() == "true"
+    if of_transactions and (last_value(text, _TRANSACTIONAL) or "").lower() == "true":
+        read.is_transactional = True
         read.producer_group = last_value(text, _PRODUCER_GROUP)
+    if delayed:
         read.delay_level = delay_level(read.stored)
+    if timed:
         read.timer = next((name[1:-1] for name in _TIMERS if last_value(text, name)), None)
     return read
 

@@ -13,16 +13,15 @@ Source: RocketMQ ``MessageDecoder.java``, ``MessageClientIDSetter.java``, ``Util
 import socket
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from operator import mul
-from struct import pack
+from struct import Struct, pack
 from typing import Final, NamedTuple
 
 HOST_V4_SIZE: Final = 8  # bytes: address 4, port 4
 HOST_V6_SIZE: Final = 20  # bytes: address 16, port 4
 _ID_V4_LENGTH: Final = 32  # hex digits; RocketMQ tells IPv4 from IPv6 by this length
 _ID_V6_LENGTH: Final = 56
-_HOSTS_CACHED_MAX: Final = 1024  # distinct hosts whose hex form is kept, about 150 bytes each
+_pack_offset: Final = Struct(">q").pack
 
 _HASH_CHUNK: Final = 64  # characters per step; one more power of 31 is kept for joining the steps
 _POWERS: Final[tuple[int, ...]] = tuple(31**n & 0xFFFF_FFFF for n in range(_HASH_CHUNK, -1, -1))
@@ -91,19 +90,14 @@ def unpack_host(packed: bytes) -> tuple[str, int]:
     return socket.inet_ntop(family, packed[:-4]), int.from_bytes(packed[-4:], "big", signed=True)
 
 
-@lru_cache(maxsize=_HOSTS_CACHED_MAX)
-def _host_hex(packed_host: bytes) -> str:
-    return packed_host.hex().upper()
-
-
 def offset_message_id(packed_host: bytes, physical_offset: int) -> str:
     """Return the id that tells clients where a record lies."""
-    return f"{_host_hex(packed_host)}{physical_offset:016X}"
+    return (packed_host + _pack_offset(physical_offset)).hex().upper()
 
 
 def offset_message_ids(packed_host: bytes, physical_offsets: Sequence[int]) -> str:
     """Return the ids of several records of one host, with commas between them."""
-    host = _host_hex(packed_host)
+    host = packed_host.hex().upper()
     numbers = pack(f">{len(physical_offsets)}q", *physical_offsets)
     return host + numbers.hex(",", 8).upper().replace(",", "," + host)
 

@@ -184,6 +184,7 @@ def _meaning(sent: str, new_key: str) -> SentProperties:
     added = b"" if unique_key else b"UNIQ_KEY\x01%b\x02" % new_key.encode()
     stored = raw + added + (b"" if b"CLUSTER\x01" in raw else OF_BROKER.encode())
     found = decode_properties(raw)
+    is_transactional = found.get("TRAN_MSG", "").lower() == "true"
     timers = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
     return SentProperties(
         stored,
@@ -191,8 +192,8 @@ def _meaning(sent: str, new_key: str) -> SentProperties:
         tags_code(raw),
         waits=found.get("WAIT") != "false",
         is_plain=False,
-        is_transactional=found.get("TRAN_MSG", "").lower() == "true",
-        producer_group=found.get("PGROUP"),
+        is_transactional=is_transactional,
+        producer_group=found.get("PGROUP") if is_transactional else None,
         delay_level=delay_level(raw),
         timer=next((name for name in timers if name in found), None),
     )
@@ -203,6 +204,7 @@ def _meaning(sent: str, new_key: str) -> SentProperties:
 @example(sent="TRAN_MSG\x01true\x02PGROUP\x01g\x02TRAN_MSG\x01false\x02UNIQ_KEY\x01K\x02")
 @example(sent="PGROUP\x01g\x02UNIQ_KEY\x01K\x02TRAN_MSG\x01True")
 @example(sent="UNIQ_KEY\x01a\x01b\x02WAIT\x01false\x02WAIT\x01\x02TAGS\x01\x02TAGS\x01t")
+@example(sent="PGROUP\x01g\x02DELAY\x013\x02TRAN_MSG\x01no\x02")
 @example(sent="WAIT\x01false\x02WAIT\x01true\x02DELAY\x013\x02TIMER_DELAY_MS\x01")
 @example(sent="KEYS\x01UNIQ_KEY\x01k\x02TAGS\x02TRANSACTION_HALF_ID\x01forged\x02TAGS\x01t")
 def test_properties_are_read_by_the_rules_of_the_format(sent: str) -> None:
@@ -212,7 +214,6 @@ def test_properties_are_read_by_the_rules_of_the_format(sent: str) -> None:
     meaning = _meaning(sent, "new")
     if read.is_plain:
         assert (meaning.is_transactional, meaning.delay_level, meaning.timer) == (False, 0, None)
-        meaning.producer_group = None
         meaning.is_plain = True
     assert read == meaning
 

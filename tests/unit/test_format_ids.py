@@ -102,6 +102,13 @@ def test_an_offset_message_id_says_where_a_record_lies(
     assert parse_offset_message_id(text.lower()) == OffsetMessageId(host, offset)
 
 
+def test_an_id_can_be_made_of_a_link_that_leads_nowhere() -> None:
+    """A record of a damaged or foreign log may hold any int64; Java writes it as it stands."""
+    host = pack_host("127.0.0.1", 10911)
+
+    assert offset_message_id(host, -2) == "7F00000100002A9FFFFFFFFFFFFFFFFE"
+
+
 @pytest.mark.parametrize(
     "text",
     [
