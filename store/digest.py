@@ -23,7 +23,6 @@ from .format.crc import crc32
 
 BLOCK: Final = 1 << 16  # bytes; zlib lets other threads run from 5 KiB on
 DIRECTORY: Final = "digests"
-_READ: Final = 1 << 20  # bytes taken in at once
 _HEAD: Final = Struct(">4sIQ")  # magic, block size, end
 _MAGIC: Final = b"hmqd"
 _CRC: Final = Struct(">I")
@@ -63,11 +62,8 @@ class Digest:
         """Take in what a file holds up to byte ``end``; what was taken in stays as it was."""
         start = self.end - self.end % BLOCK
         del self._crcs[start // BLOCK :]
-        for position in range(start, end, _READ):
-            content = memoryview(disk.pread(fd, min(_READ, end - position), position))
-            self._crcs.extend(
-                crc32(content[at : at + BLOCK]) for at in range(0, len(content), BLOCK)
-            )
+        for position in range(start, end, BLOCK):
+            self._crcs.append(crc32(disk.pread(fd, min(BLOCK, end - position), position)))
         self.end = max(end, start)
 
     def refresh(self, fd: int, start: int, end: int) -> None:

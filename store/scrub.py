@@ -282,10 +282,6 @@ class IndexScrub(_Pass):
             disk.remove(digest)
             disk.sync_directory(digest.parent)
 
-    def run(self, steps: int) -> bool:
-        """Go on with what may be compared in time; return whether there may be more to do."""
-        return sum(1 for _ in islice(self._steps, steps)) == steps
-
     def _check_in_time(self) -> Generator[None, None, None]:
         """Check all older files, then the part of the newest that does not change."""
         for path in reversed(_index_files(self._directory)[:-1]):
