@@ -5,7 +5,7 @@ is asked for once per pass of the event loop, after all readable sockets were se
 fdatasync covers what they brought; while it runs, the next group gathers. When it returns, every
 reply up to the durable position is written, joined per connection.
 
-A disk that falls behind is met in three stages. First peers are not read any more: a burst passes
+A disk that falls behind is met in three steps. First peers are not read any more: a burst passes
 by in a fraction of a second, and nobody needs to know. But behind what is not read, decisions wait,
 and those are what empties the broker. So if it lasts, peers are read again, and what they send is
 refused, except for decisions, which are taken as before. Only when those alone have filled the
@@ -135,7 +135,7 @@ class ReplyRelease:
             writer.resume_after_flush()
 
     def _caught_up(self) -> None:
-        """Go back to the first stage as soon as half of the limit is free."""
+        """Go back to the first step as soon as half of the limit is free."""
         if self.refusing:
             waiting = self._log.write_offset - self._log.durable_offset
             if waiting <= UNFLUSHED_BYTES_MAX // 2:
