@@ -65,11 +65,11 @@ class FrameDecoder:
         if self._needed:
             if self._error is not None:
                 raise ProtocolError(f"more bytes after: {self._error}")
-            self._buffer += data
-            self.buffered = len(self._buffer)
-            if self.buffered < self._needed:
+            if self.buffered + len(data) < self._needed:
+                self._buffer += data
+                self.buffered += len(data)
                 return []
-            data = bytes(self._buffer)
+            data = b"".join((self._buffer, data))
             self._buffer = bytearray()
             self._needed = self.buffered = 0
         commands: list[RemotingCommand] = []

@@ -117,13 +117,15 @@ class StoredHalf(msgspec.Struct, gc=False):
 
 def half_draft(message: Draft, unique_key: str) -> Draft:
     """Return what is stored in place of a producer's transactional message."""
-    names = f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{message.queue_id}\x02"
-    names += f"__transactionId__\x01{unique_key}\x02"
+    own = (
+        f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{message.queue_id}\x02"
+        f"__transactionId__\x01{unique_key}\x02"
+    )
     return Draft(
         topic=HALF_TOPIC,
         queue_id=0,
         body=message.body,
-        properties=terminated(_without_marks(message.properties)) + names.encode(),
+        properties=terminated(_without_marks(message.properties)) + own.encode(),
         tags_code=message.tags_code,
         flag=message.flag,
         sys_flag=message.sys_flag & ~TRANSACTION_MASK,
