@@ -36,6 +36,7 @@ class Connection(Protocol):
     language: int  # LanguageCode of the peer's latest request
     version: int  # MQVersion ordinal of the peer's latest request
     subject: object  # who signed the peer's latest request; None without access control
+    unfinished: object  # what was done of a request that takes several turns of the loop
     acknowledges: bool  # whether the peer answers requests of ours: it is a client of halfmq
 
     @property

@@ -3,6 +3,7 @@
 `BrokerError`
 ├── `RequestRefusedError`: the peer asked for something that is not to be had; it gets this answer
 ├── `NotYetError`: a request cannot be served before something else is done; it is put aside
+├── `UnfinishedError`: a request has been served in part, as much as one turn of the loop allows
 ├── `ConfigurationError`: a setting is wrong; the broker does not start (exit code 2)
 └── `AddressTakenError`: another process listens on the address (exit code 5)
 """
@@ -49,6 +50,13 @@ class NotYetError(BrokerError):
         """`wait` takes what serves or refuses the request then, and the bytes of its body."""
         super().__init__(wait)
         self.wait = wait
+
+
+class UnfinishedError(BrokerError):
+    """A request is to be served on in the next turn of the loop, before what follows it.
+
+    What was done so far is in the connection's ``unfinished``.
+    """
 
 
 class ConfigurationError(BrokerError):

@@ -24,9 +24,10 @@ from halfmq.store.errors import (
     StoreError,
     WriteFailedError,
 )
+from halfmq.store.page_cache import NotInMemoryError, allowed_to_wait
 
 from .connection import Connection, Handler
-from .errors import NotYetError, RequestRefusedError
+from .errors import NotYetError, RequestRefusedError, UnfinishedError
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,12 @@ class Router:
         return frozenset(self._handlers)
 
     def dispatch(self, command: RemotingCommand, connection: Connection) -> bytes | None:
-        """Serve one command; return the reply to write now, if any."""
+        """Serve one command; return the reply to write now, if any.
+
+        Raises:
+            NotInMemoryError: It has to be dispatched again when that is in memory.
+            UnfinishedError: It has to be dispatched again in another turn of the loop.
+        """
         if command.flag & FLAG_RESPONSE:
             connection.answered(command)
             return None
@@ -72,15 +78,25 @@ class Router:
         else:
             try:
                 reply = handler(command, connection)
+            except (NotInMemoryError, UnfinishedError):
+                raise
             except Exception as error:  # noqa: BLE001  # whatever it is, the peer is owed an answer
                 reply = _answer_error(error, handler, command, connection)
         return None if command.flag & FLAG_ONE_WAY else reply
 
 
 def answer(handler: Handler, command: RemotingCommand, connection: Connection) -> bytes | None:
-    """Serve a command by its handler; whatever the handler raises becomes the answer."""
+    """Serve a command by its handler; whatever the handler raises becomes the answer.
+
+    This is for commands that the server has taken out of its backlog: they are served to the end,
+    waiting for the disk where they must.
+    """
     try:
-        return handler(command, connection)
+        try:
+            return handler(command, connection)
+        except NotInMemoryError:
+            with allowed_to_wait():
+                return handler(command, connection)
     except Exception as error:  # noqa: BLE001  # whatever it is, the peer is owed an answer
         return _answer_error(error, handler, command, connection)
 

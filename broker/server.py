@@ -3,6 +3,11 @@
 One `data_received` decodes every whole frame it completes, serves each with a plain function call
 and writes all replies joined: no task, future or queue per message. Back-pressure works by not
 reading: while a peer does not read its replies, or while the disk is behind, its socket is paused.
+
+A request that lacks bytes which are not in memory, or that is too much for one turn of the loop,
+goes back to the head of its connection's backlog. The socket is paused, a thread fetches the bytes,
+and the request is served again, before what follows it. So requests of one connection are served in
+their order, and those of others meanwhile.
 """
 
 from __future__ import annotations
@@ -24,12 +29,14 @@ from halfmq.remoting.ext_fields import Header
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.ids import pack_host
+from halfmq.store.page_cache import NotInMemoryError, waiting
 
 from .access.tls import TlsContext
 from .access.tls_listener import TlsListener
 from .asks import AskExpiry, Asks, OnAnswer
 from .connection import Connection, Part
-from .errors import AddressTakenError
+from .errors import AddressTakenError, UnfinishedError
+from .fetches import Fetches
 from .release import ReplyRelease
 from .slices import PAUSE_S, Rounds
 from .ticker import Ticker
@@ -77,6 +84,11 @@ UNFINISHED_BYTES_MAX: Final = 256 << 20
 """Bytes of unfinished frames of all connections. A frame may have 16 MiB, so a few hundred peers
 that never finish theirs could fill the memory; beyond this the one that adds to it is cut off."""
 
+TRIES_MAX: Final = 256
+"""Fetches for one request; then it is served waiting for the disk. Memory may be so short that what
+was fetched is gone before it is used. A search halves a queue some thirty times, and a key that
+many messages have leads to at most 256 of them."""
+
 BACKLOG: Final = 1_024
 """Connections that the system keeps until they are accepted."""
 
@@ -107,6 +119,7 @@ class Shared:
         self.per_address: Counter[str] = Counter()
         self.opaques = itertools.count(1)
         self.ask_expiry = AskExpiry()
+        self.fetches = Fetches()
         self.unlooked_bytes = 0  # read since the last look whether the disk is behind
         self.unfinished_bytes = 0  # of frames of which only a part has come
         self.listen_port = 0  # known when the first listener is bound
@@ -124,12 +137,15 @@ class ClientConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reading_paused = 0  # reasons for which the socket is not read
         self._backlog: list[RemotingCommand] = []  # read, and not served: peer or disk is slow
+        self._fetching = False  # what the first of them lacks
+        self._tries = 0  # fetches for the first of them
         self._unfinished = 0  # bytes of this connection in `Shared.unfinished_bytes`
         self._header_type = -1  # of the last request; none has come
         self._request_header_type = HeaderType.JSON
         self._asks: Asks | None = None  # most peers are never asked
         self.acknowledges = False
         self.subject: object = None
+        self.unfinished: object = None
         self.closed = False
         self.writable = True
         self.name = self._peer_host = ""
@@ -193,12 +209,18 @@ class ClientConnection(asyncio.Protocol):
                 or last.header_type != self._header_type
             ):
                 self._remember_peer(last)
-            if len(commands) == 1:  # as nearly always where the peer waits for each answer
-                reply = self._dispatch(last, self)
-                if reply is not None:
-                    self.write(reply)
-            else:
-                self._serve(commands)
+            waiting.is_allowed = False
+            try:
+                if len(commands) == 1:  # as nearly always where the peer waits for each answer
+                    reply = self._dispatch(last, self)
+                    if reply is not None:
+                        self.write(reply)
+                else:
+                    self._serve(commands)
+            except (NotInMemoryError, UnfinishedError) as reason:
+                self._put_back(commands, reason)
+            finally:
+                waiting.is_allowed = True
         if broken is not None:
             # RocketMQ closes at once and answers nothing: after a bad frame no boundary is known.
             logger.warning("event=protocol_error peer=%s error=%r", self.name, str(broken))
@@ -227,7 +249,14 @@ class ClientConnection(asyncio.Protocol):
         replies: list[bytes] = []
         size = 0
         for number, command in enumerate(commands, 1):
-            reply = dispatch(command, self)
+            try:
+                reply = dispatch(command, self)
+            except (NotInMemoryError, UnfinishedError) as reason:
+                self._put_back(commands[number - 1 :], reason)
+                break
+            if self._tries:
+                self._tries = 0
+                waiting.is_allowed = False
             if reply is None:
                 if not self.writable or (
                     not number % LOOK_AT_DISK_EVERY and self._shared.release.over_limit()
@@ -245,6 +274,24 @@ class ClientConnection(asyncio.Protocol):
                     break
         if replies:
             self.write(replies[0] if len(replies) == 1 else b"".join(replies))
+
+    def _put_back(self, commands: list[RemotingCommand], reason: Exception) -> None:
+        """Serve the first of some commands again when it can be, and then the others."""
+        self._backlog = commands
+        self._pause_reading()
+        if isinstance(reason, NotInMemoryError):
+            self._tries += 1
+            self._fetching = True
+            self._shared.fetches.start(reason, self._fetched)
+        else:
+            self._tries = 0
+            self._loop.call_soon(self._go_on)
+
+    def _fetched(self, is_there: bool) -> None:
+        self._fetching = False
+        if not is_there:  # what cannot be read, the next try meets, and answers
+            self._tries = TRIES_MAX
+        self._go_on()
 
     def _count_unfinished(self, size: int) -> None:
         shared = self._shared
@@ -269,6 +316,7 @@ class ClientConnection(asyncio.Protocol):
         """Forget the connection and everything registered through it."""
         self._count_unfinished(0)
         self._backlog = []
+        self.unfinished = None
         if self._socket is not None:
             self._socket.detach()  # the transport closes it
             self._socket = None
@@ -299,11 +347,15 @@ class ClientConnection(asyncio.Protocol):
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._backlog and self.writable and not self._shared.stopping:
+        if self._backlog and self.writable and not self._fetching and not self._shared.stopping:
             release = self._shared.release
             if not release.over_limit():
                 backlog, self._backlog = self._backlog, []
-                self._serve(backlog)
+                waiting.is_allowed = self._tries >= TRIES_MAX
+                try:
+                    self._serve(backlog)
+                finally:
+                    waiting.is_allowed = True
             if release.over_limit():
                 self._stall()
         self._resume_reading()
@@ -598,6 +650,7 @@ class Server:
             logger.warning("event=stop_timeout open=%d", len(self._shared.connections))
         for connection in list(self._shared.connections):
             connection.abort()
+        await self._shared.fetches.stop()
 
     async def _replies_out(self) -> None:
         loop = asyncio.get_running_loop()

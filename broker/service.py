@@ -31,7 +31,6 @@ from halfmq.store.worker import ThreadWorker, WorkerFactory
 
 from .access.build import AccessSetup, Reloading
 from .access.tls import tls_context
-from .cold_requests import ColdRequests
 from .config import BrokerConfig
 from .connection import Handler
 from .delay import DelayLevels, DelayService, parse_delay_levels
@@ -41,7 +40,6 @@ from .groups import GroupTable
 from .handlers.access import PlainAclHandlers, UserHandlers
 from .handlers.admin import AdminHandlers
 from .handlers.clients import ClientHandlers
-from .handlers.later import Later, call_soon
 from .handlers.locks import LockHandlers
 from .handlers.offsets import OffsetHandlers
 from .handlers.prepare import PrepareHandler
@@ -185,9 +183,8 @@ class Broker:
             self._tables.registry, self._tables.topics, self._tables.groups
         )
         self._pull = self._make_pull_handler()
-        cold_requests = ColdRequests()
         for part in self._make_handlers():
-            self._router.serve(cold_requests.covering(part.handlers()))
+            self._router.serve(part.handlers())
         self._tls = tls_context(config.tls)
         self._server = Server(
             self._access.dispatcher,
@@ -330,13 +327,7 @@ class Broker:
             self._pull,
             send_back,
             self._clients,
-            TransactionHandler(
-                self.transactions,
-                store,
-                self._group,
-                self._release.ask_flush,
-                Later(self._cold_halves.read, call_soon=call_soon),
-            ),
+            TransactionHandler(self.transactions, store, self._group, self._release.ask_flush),
             OffsetHandlers(store, tables.offsets, tables.topics, tables.groups),
             QueryHandlers(store),
             LockHandlers(tables.locks),

@@ -18,6 +18,8 @@ from . import disk
 from .errors import CorruptRecordError
 from .format.flags import BORN_HOST_V6
 from .format.record import (
+    MAGIC_V1,
+    MAGIC_V2,
     PREFIX,
     SYS_FLAG_AT,
     Record,
@@ -26,7 +28,7 @@ from .format.record import (
 from .log_scan import LogScan
 from .log_search import Damage
 from .mapped_file_queue import MappedFileQueue
-from .page_cache import CachedReads, read
+from .page_cache import CachedReads, Missing, NotInMemoryError, read
 from .transaction_places import is_about_transactions
 from .zero_copy import FilePart, Residence
 
@@ -39,6 +41,7 @@ WARY_S: Final = 1.0  # seconds; see ``_is_cold``
 # thread may take the interpreter. Messages of eight queues in turn lie this far apart.
 GAP_MAX: Final = 16 << 10
 PARTS_MAX: Final = 256  # read by one call; with what lies between them, half of what systems take
+_MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
 _STORE_TIMESTAMP: Final = Struct(">q")
 _STORE_TIMESTAMP_AT: Final = 56  # with an IPv4 born host; 12 bytes later with an IPv6 one
 _HEAD_READ: Final = 80  # bytes that hold both the flags and the store timestamp
@@ -186,14 +189,22 @@ class LogReader:
         except FileNotFoundError:
             return None
         path = self._files.path(physical_offset - position)
-        prefix = read(path, fd, PREFIX.size, position)
+        prefix = read(path, fd, PREFIX.size, position, of_record=True)
         if len(prefix) < PREFIX.size:
             return None
-        size, _ = PREFIX.unpack(prefix)
-        if not PREFIX.size < size <= end - physical_offset:
+        size, magic = PREFIX.unpack(prefix)
+        if magic not in _MAGICS or not PREFIX.size < size <= end - physical_offset:
             return None
         encoded = read(path, fd, size, position)
         return encoded if _decoded(encoded, physical_offset) else None
+
+    def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError:
+        """Return the error whose ``fetch`` brings the records at some offsets into memory."""
+        missing = []
+        for offset in physical_offsets:
+            position = offset % self._files.file_size
+            missing.append(Missing(self._files.path(offset - position), position, 0))
+        return NotInMemoryError(missing)
 
     def record_at(self, physical_offset: int, end: int) -> Record | None:
         """Return the same record, decoded."""

@@ -41,6 +41,7 @@ from .leftovers import remove_leftovers
 from .lock import DirectoryLock
 from .log_reader import LogReader, Range
 from .mapped_file import lacks_space, make_directory
+from .page_cache import NotInMemoryError
 from .recovery import Progress, Recovery, RecoveryReport
 from .retention import Deleted, Retention
 from .selection import GetResult, GetStatus, select
@@ -549,11 +550,27 @@ class MessageStore:
             return None
         return self._reader.record_bytes(physical_offset, self.readable_offset)
 
+    def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError:
+        """Return the error whose ``fetch`` brings the records at some offsets into memory.
+
+        Offsets at which the log has nothing are left out.
+        """
+        start, end = self._log.min_offset, self._log.write_offset
+        return self._reader.lacking(offset for offset in physical_offsets if start <= offset < end)
+
     def record_at(self, physical_offset: int) -> Record | None:
         """Return the same record, decoded."""
         if physical_offset < self._log.min_offset:
             return None
         return self._reader.record_at(physical_offset, self.readable_offset)
+
+    def store_timestamp(self, physical_offset: int) -> int:
+        """Return when the record at an offset was stored, in ms; readable or not, and not checked.
+
+        Raises:
+            OSError: The file is gone, or cannot be read.
+        """
+        return self._reader.store_timestamp(physical_offset)
 
     def scan(self, start: int, end: int | None = None) -> Iterator[Record]:
         """Give the whole valid records in log order; any thread may walk.

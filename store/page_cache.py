@@ -9,11 +9,17 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from . import disk
+from .format.record import PREFIX
 
 _REFUSED: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
+_PIECE: Final = 1 << 20  # bytes of memory that a fetch uses, whatever it reads
+# Bytes of a record that a fetch reads before it knows its size, which does for most.
+_RECORD_FIRST: Final = 2_048
+# Bytes of a record that a fetch reads at most, the longest frame: what is no record has any size.
+_RECORD_MAX: Final = 16 << 20
 
 
 class CachedReads:
@@ -40,54 +46,81 @@ class CachedReads:
             return disk.preadv(fd, targets, position)
 
 
+class Missing(NamedTuple):
+    """A part of a file that is not in memory."""
+
+    path: Path
+    position: int
+    size: int  # bytes; 0: as many as the record has that begins there
+
+
 class NotInMemoryError(Exception):
     """What is to be read lies on the disk only; after ``fetch`` it can be read."""
 
-    def __init__(self, path: Path, position: int, size: int) -> None:
-        super().__init__(path, position, size)
-        self.path, self.position, self.size = path, position, size
+    def __init__(self, missing: Sequence[Missing]) -> None:
+        """``missing`` may hold more than was looked for, of what will be looked for next."""
+        super().__init__(missing)
+        self.missing = missing
 
     def __str__(self) -> str:
-        return f"{self.size} bytes at {self.position} of {self.path} are not in memory"
+        return f"not in memory: {', '.join(f'{at.path}:{at.position}' for at in self.missing)}"
 
     def fetch(self) -> None:
         """Bring it into memory, waiting for the disk; for a helper thread.
 
         Raises:
-            OSError: The file cannot be read, or is gone.
+            OSError: A file cannot be read, or is gone; the others have been read.
         """
-        with disk.opened(self.path) as fd:
-            disk.pread(fd, self.size, self.position)
+        failure: OSError | None = None
+        for one in self.missing:
+            try:
+                _fetch(one)
+            except OSError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
 
-class _Manner(threading.local):
-    waits = True
+def _fetch(missing: Missing) -> None:
+    path, position, size = missing
+    with disk.opened(path) as fd:
+        if not size:
+            first = disk.pread(fd, _RECORD_FIRST, position)
+            if len(first) < _RECORD_FIRST:
+                return
+            size = min(PREFIX.unpack_from(first)[0], _RECORD_MAX)
+        for start in range(position, position + size, _PIECE):
+            disk.pread(fd, min(_PIECE, position + size - start), start)
 
 
-_manner = _Manner()
-_cached = CachedReads()
+class _Waiting(threading.local):
+    is_allowed = True
+
+
+waiting: Final = _Waiting()
+"""Whether ``read`` may wait for the disk, on this thread. The event loop sets ``is_allowed`` to
+False while it serves requests: it has somebody ``fetch`` what is missing, and tries once more."""
 
 
 @contextmanager
-def without_waiting() -> Iterator[None]:
-    """Within it ``read`` raises ``NotInMemoryError`` rather than to wait, on this thread.
-
-    For the event loop, which has somebody ``fetch`` what is missing, and does its work once more.
-    """
-    _manner.waits = False
+def allowed_to_wait() -> Iterator[None]:
+    """Within it ``read`` waits for the disk, whatever was set before."""
+    before, waiting.is_allowed = waiting.is_allowed, True
     try:
         yield
     finally:
-        _manner.waits = True
+        waiting.is_allowed = before
 
 
-def read(path: Path, fd: int, size: int, position: int) -> bytes:
+def read(path: Path, fd: int, size: int, position: int, *, of_record: bool = False) -> bytes:
     """Return at most ``size`` bytes of a file, which is open as ``fd``; fewer at its end.
+
+    With ``of_record`` they are the first ones of a record, all of which will be needed.
 
     Raises:
         NotInMemoryError: It would have to wait, and may not.
     """
-    if _manner.waits:
+    if waiting.is_allowed:
         return disk.pread(fd, size, position)
     target = bytearray(size)
     view = memoryview(target)
@@ -95,8 +128,11 @@ def read(path: Path, fd: int, size: int, position: int) -> bytes:
     while filled < size:
         got = _cached.read_into(fd, (view[filled:],), position + filled)
         if got < 0:
-            raise NotInMemoryError(path, position, size)
+            raise NotInMemoryError([Missing(path, position, 0 if of_record else size)])
         if got == 0:
             break
         filled += got
     return bytes(view[:filled])
+
+
+_cached: Final = CachedReads()

@@ -1,16 +1,17 @@
 """END_TRANSACTIONS (9001): many decisions by one request, each by itself.
 
-Those that are first decisions are appended together, and the others are served behind them. A
-batch of 1,024 may be about gibibytes of messages, or about halves that are not in memory. So it is
-done in slices, each of as much as one turn of the event loop should take, and the disk is read by
-threads; the answer comes when all of it is on disk.
+Those that are first decisions are appended together, and the others are served after them. A batch
+of 1,024 may be about gibibytes of messages, or about halves that are not in memory. So one turn of
+the event loop does a part of it, and what was done is kept by the connection until the next turn,
+or until what is missing was read; the answer comes when all of it is on disk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -22,13 +23,14 @@ from halfmq.remoting.transactions import EndResult, TransactionEnd, decode_ends,
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
+from halfmq.store.page_cache import NotInMemoryError
 
 from ..connection import Connection, Handler
-from ..errors import RequestRefusedError
+from ..errors import RequestRefusedError, UnfinishedError
 from ..group_append import GroupAppend
 from ..router import STORE_ERROR_CODES, answer
 from ..transaction.deciding import PlannedDecision
-from ..transaction.errors import ColdHalfError, TransactionError
+from ..transaction.errors import TransactionError
 from .end_rules import (
     ERROR_CODES,
     EVENTS,
@@ -37,29 +39,42 @@ from .end_rules import (
     stands_at,
     wrong_decision,
 )
-from .later import Later
 from .subjects import may_decide
 
-SLICE_BYTES: Final = 1 << 20
+logger = logging.getLogger(__name__)
+
+TURN_BYTES: Final = 1 << 20
 """Bytes of messages that are decided in one turn of the event loop: reading them back and appending
-them takes ten milliseconds."""
+them takes a few milliseconds. The last message may have more, as a single one may."""
+
+OTHERS_PER_TURN: Final = 16
+"""Decisions in one turn that are no first ones: for each its half is read and checked, which takes
+15 us, or a millisecond and a half if it has 4 MiB."""
 
 READ_AHEAD: Final = 32
-"""Decisions whose halves are brought into memory together, when the first of them is not there."""
+"""Decisions whose halves are brought into memory together, when the first of them is not there:
+128 MiB of the largest messages."""
 
 WhenDurable = Callable[[RemotingCommand, Connection, int, bytes], bytes | None]
 """Returns a reply, or holds it until the log is on disk up to a position."""
 
 
+class Log(Protocol):
+    """What this needs of the store."""
+
+    def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError: ...
+
+
 class Batch(msgspec.Struct):
-    """Many decisions, and how far they are."""
+    """Many decisions, and what became of them so far."""
 
     request: RemotingCommand
     connection: Connection
     ends: Sequence[TransactionEnd]
-    results: list[EndResult]  # of the first of them
-    position: int = 0  # where the log must be durable for these to be true
-    in_memory: int = 0  # the halves of so many have been read
+    results: list[EndResult | None]  # of each; None: there is none yet
+    looked_at: int = 0  # so many of the first have a result, or are in `others`
+    others: list[int] = msgspec.field(default_factory=list)  # no first decisions; the last is next
+    position: int = 0  # where the log must be durable for the results to be true
 
     @property
     def group(self) -> str:
@@ -68,19 +83,15 @@ class Batch(msgspec.Struct):
         assert isinstance(header, EndTransactionsRequestHeader)
         return header.producer_group
 
-    @property
-    def is_over(self) -> bool:
-        """Whether each decision has its result."""
-        return len(self.results) == len(self.ends)
 
-
-class StagedSlice(msgspec.Struct, gc=False):
-    """First decisions among many, and what the others wait for."""
+class StagedFirsts(msgspec.Struct, gc=False):
+    """First decisions of a batch."""
 
     drafts: Sequence[Draft]
     batch: Batch
-    planned: Sequence[PlannedDecision | None]  # for the decisions behind those with a result
+    planned: Sequence[tuple[int, PlannedDecision]]  # with the number in the batch
     batches: EndBatches
+    is_whole: bool  # these are all of the batch
 
     @property
     def request(self) -> RemotingCommand:
@@ -93,12 +104,12 @@ class StagedSlice(msgspec.Struct, gc=False):
         return self.batch.connection
 
     def appended(self, several: Sequence[Appended]) -> bytes | None:
-        """Carry them out, then serve the others; return the answer if these were the last."""
+        """Carry them out; return the answer if these were all."""
         return self.batches.finish(self, several)
 
     def refused(self) -> None:
         """Leave the transactions as they were."""
-        self.batches.abandon(self.planned)
+        self.batches.abandon(self)
 
 
 class EndBatches:
@@ -107,155 +118,155 @@ class EndBatches:
     def __init__(
         self,
         transactions: Transactions,
+        log: Log,
         group: GroupAppend,
         ask_flush: Callable[[], None],
         when_durable: WhenDurable,
-        later: Later | None,
     ) -> None:
-        """Wire it; without ``later`` all is done at once, waiting for the disk where it must."""
         self._transactions = transactions
+        self._log = log
         self._group = group
         self._ask_flush = ask_flush
         self._when_durable = when_durable
-        self._later = later
 
     def end_transactions(self, request: RemotingCommand, connection: Connection) -> bytes | None:
-        """Decide many transactions, each by itself; one answer when all of it is on disk."""
-        batch = Batch(request, connection, decode_ends(request.body), [])
-        later = self._later
-        if later is None:
-            self._step(batch, at_once=True)
-            return None
-        if connection in later:
-            later.add(connection, partial(self._step, batch))
-            return None
-        needed, reply = self._slice(batch, at_once=False)
-        if needed is not None:
-            later.begin(connection, partial(self._step, batch), needed)
-        return reply
+        """Decide many transactions, each by itself; one answer when all of it is on disk.
 
-    def _step(self, batch: Batch, at_once: bool) -> Sequence[int] | None:
-        while True:
-            needed, reply = self._slice(batch, at_once)
-            if reply is not None:
-                batch.connection.write(reply)
-            if needed is None or not at_once:
-                return needed
-
-    def _slice(self, batch: Batch, at_once: bool) -> tuple[Sequence[int] | None, bytes | None]:
-        """Decide the next ones.
-
-        Returns what is needed before the next slice, perhaps nothing, or None if there is none;
-        and the reply if it is to be written now.
+        Raises:
+            NotInMemoryError: The next decision needs what is not in memory.
+            UnfinishedError: There is more to do than one turn of the loop allows.
         """
-        planned, cold = self._plan(batch, at_once)
-        first, end = len(batch.results), len(batch.results) + len(planned)
-        is_last = end == len(batch.ends)
-        drafts = [draft for one in planned if one is not None for draft in (one.draft, *one.rest)]
-        reply = None
+        batch = connection.unfinished
+        if not isinstance(batch, Batch) or batch.request is not request:
+            ends = decode_ends(request.body)
+            batch = Batch(request, connection, ends, [None] * len(ends))
+        connection.unfinished = batch
+        is_staged = not batch.others and self._decide_firsts(batch)
+        self._decide_others(batch)
+        if batch.others or batch.looked_at < len(batch.ends):
+            raise UnfinishedError
+        connection.unfinished = None
+        return None if is_staged else self._answer(batch)
+
+    # --- first decisions
+
+    def _decide_firsts(self, batch: Batch) -> bool:
+        """Append the first decisions among the next ones.
+
+        Return True if these are all of the batch, so that it will be answered with them.
+        """
+        start = batch.looked_at
+        planned = self._plan(batch)
+        drafts = [draft for _, one in planned for draft in (one.draft, *one.rest)]
+        is_whole = bool(planned) and len(planned) == len(batch.ends)
         if drafts:
-            staged = StagedSlice(drafts, batch, planned, self)
-            alone: Handler = partial(answer, partial(self._slice_alone, staged))
+            staged = StagedFirsts(drafts, batch, planned, self, is_whole)
+            alone: Handler = partial(answer, partial(self._serve_refused, staged))
             self._group.stage_several(staged, alone)
             self._ask_flush()
-            if None in planned or first or not is_last:
-                # The rest is served behind everything that is staged so far, and before what
-                # follows.
-                self._group.append_staged()
-        else:
-            self._group.append_staged()
-            reply = self._take_results(batch, [None] * len(planned), 0)
-        if is_last:
-            return None, reply
-        if not cold:
-            return (), reply
-        batch.in_memory = end + READ_AHEAD
-        following = [one.commit_log_offset for one in batch.ends[end + 1 : batch.in_memory]]
-        return (*cold, *following), reply
+        if is_whole:
+            return True
+        # The rest is served after everything that is staged so far, and before what follows.
+        self._group.append_staged()
+        batch.others = [n for n in range(start, batch.looked_at) if batch.results[n] is None]
+        batch.others.reverse()
+        return False
 
-    def _plan(
-        self, batch: Batch, at_once: bool
-    ) -> tuple[list[PlannedDecision | None], Sequence[int]]:
-        """Plan decisions until there are enough for now, or halves have to be read first."""
-        plan, is_cold, group = self._transactions.plan, self._transactions.is_cold, batch.group
-        planned: list[PlannedDecision | None] = []
-        size = 0
-        for number in range(len(batch.results), len(batch.ends)):
+    def _plan(self, batch: Batch) -> list[tuple[int, PlannedDecision]]:
+        """Plan first decisions until there are enough for one turn, or halves have to be read."""
+        plan, group = self._transactions.plan, batch.group
+        planned: list[tuple[int, PlannedDecision]] = []
+        size, start = 0, batch.looked_at
+        for number in range(start, len(batch.ends)):
             end = batch.ends[number]
             event = EVENTS.get(end.decision)
-            one = None
-            offset = end.commit_log_offset
-            if event is not None:
-                wait = at_once or number < batch.in_memory
-                try:
-                    one = plan(
-                        offset,
-                        end.tran_state_table_offset,
-                        group,
-                        event,
-                        end.from_check,
-                        wait,
-                        (end.transaction_id,),
-                        may_decide(batch.request, from_check=end.from_check),
-                    )
-                except ColdHalfError as cold:
-                    return planned, cold.offsets
-                if one is None and not wait and is_cold(offset):
-                    return planned, (offset,)
-            planned.append(one)
-            if one is not None:
-                size += one.size
-                if size > SLICE_BYTES:
-                    break
-        return planned, ()
-
-    def finish(self, staged: StagedSlice, appended: Sequence[Appended]) -> bytes | None:
-        """Carry out planned decisions, whose records are in the log, then serve the others."""
-        position = at = 0
-        results: list[EndResult | None] = []
-        for planned in staged.planned:
-            if planned is None:
-                results.append(None)
+            batch.looked_at = number + 1
+            if event is None:
                 continue
-            behind = at + 1 + len(planned.rest)
-            position = self._transactions.decided(planned, appended[at:behind])
+            try:
+                one = plan(
+                    end.commit_log_offset,
+                    end.tran_state_table_offset,
+                    group,
+                    event,
+                    end.from_check,
+                    (end.transaction_id,),
+                    may_decide(batch.request, from_check=end.from_check),
+                )
+            except NotInMemoryError as missing:
+                batch.looked_at = number
+                if number > start:
+                    break
+                following = batch.ends[number + 1 : number + READ_AHEAD]
+                raise self._with_next(missing, following) from None
+            if one is not None:
+                planned.append((number, one))
+                size += one.size
+                if size > TURN_BYTES:
+                    break
+        return planned
+
+    def finish(self, staged: StagedFirsts, appended: Sequence[Appended]) -> bytes | None:
+        """Carry out planned decisions, whose records are in the log."""
+        batch, at = staged.batch, 0
+        for number, planned in staged.planned:
+            end = at + 1 + len(planned.rest)
+            position = self._transactions.decided(planned, appended[at:end])
+            batch.position = max(batch.position, position)
             host = planned.message_host
             message_id = (
                 None if host is None else offset_message_id(host, appended[at].physical_offset)
             )
-            results.append(EndResult(code=ResponseCode.SUCCESS, message_id=message_id))
-            at = behind
-        return self._take_results(staged.batch, results, position)
+            batch.results[number] = EndResult(code=ResponseCode.SUCCESS, message_id=message_id)
+            at = end
+        return self._answer(batch) if staged.is_whole else None
 
-    def abandon(self, several: Sequence[PlannedDecision | None]) -> None:
+    def abandon(self, staged: StagedFirsts) -> None:
         """Forget planned decisions: their records could not be appended."""
-        for planned in several:
-            if planned is not None:
-                self._transactions.abandon(planned)
+        for _, planned in staged.planned:
+            self._transactions.abandon(planned)
 
-    def _slice_alone(
-        self, staged: StagedSlice, _request: RemotingCommand, _connection: Connection
+    def _serve_refused(
+        self, staged: StagedFirsts, _request: RemotingCommand, _connection: Connection
     ) -> bytes | None:
-        """Serve each of a slice that could not be appended."""
-        return self._take_results(staged.batch, [None] * len(staged.planned), 0)
-
-    def _take_results(
-        self, batch: Batch, results: Sequence[EndResult | None], position: int
-    ) -> bytes | None:
-        """Serve by every rule what has no result yet; answer the batch when it is over."""
-        batch.position = max(batch.position, position)
-        for known in results:
-            result = known
+        """Serve each first decision by itself: together they could not be appended."""
+        if not staged.is_whole:
+            return None  # they are among the others of this turn now
+        batch = staged.batch
+        for number, result in enumerate(batch.results):
             if result is None:
-                result, stands = self._end_one(batch.ends[len(batch.results)], batch)
-                batch.position = max(batch.position, stands)
-            batch.results.append(result)
-        if not batch.is_over:
-            return None
-        reply = encode_reply(batch.request, body=encode_entries(batch.results))
-        return self._when_durable(batch.request, batch.connection, batch.position, reply)
+                self._decide_one(batch, number)
+        return self._answer(batch)
 
-    def _end_one(self, end: TransactionEnd, batch: Batch) -> tuple[EndResult, int]:
+    # --- the others
+
+    def _decide_others(self, batch: Batch) -> None:
+        """Serve by every rule what is no first decision, as much as one turn allows."""
+        for served in range(OTHERS_PER_TURN):
+            if not batch.others:
+                return
+            try:
+                self._decide_one(batch, batch.others[-1])
+            except NotInMemoryError as missing:
+                if served:
+                    return
+                following = batch.others[-2 : -READ_AHEAD - 1 : -1]
+                raise self._with_next(missing, [batch.ends[n] for n in following]) from None
+            batch.others.pop()
+
+    def _with_next(
+        self, missing: NotInMemoryError, ends: Sequence[TransactionEnd]
+    ) -> NotInMemoryError:
+        """Return an error that has the halves of the next decisions fetched as well."""
+        following = self._log.lacking(end.commit_log_offset for end in ends)
+        return NotInMemoryError([*missing.missing, *following.missing])
+
+    def _decide_one(self, batch: Batch, number: int) -> None:
+        result, position = self._end(batch, batch.ends[number])
+        batch.results[number] = result
+        batch.position = max(batch.position, position)
+
+    def _end(self, batch: Batch, end: TransactionEnd) -> tuple[EndResult, int]:
         """Apply one of many; return its result and the log position that makes it true."""
         event = EVENTS.get(end.decision)
         if event is None:
@@ -281,4 +292,16 @@ class EndBatches:
         except StoreError as error:
             code = STORE_ERROR_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
             return EndResult(code=code, remark=str(error)), 0
+        except OSError as error:
+            logger.error(  # noqa: TRY400  # the error says it all
+                "event=half_unreadable half_offset=%d error=%r", end.commit_log_offset, str(error)
+            )
+            remark = f"the half cannot be read: {error}"
+            return EndResult(code=ResponseCode.SYSTEM_ERROR, remark=remark), 0
         return EndResult(code=ResponseCode.SUCCESS, message_id=ended.message_id), ended.position
+
+    def _answer(self, batch: Batch) -> bytes | None:
+        results = [result for result in batch.results if result is not None]
+        assert len(results) == len(batch.ends)
+        reply = encode_reply(batch.request, body=encode_entries(results))
+        return self._when_durable(batch.request, batch.connection, batch.position, reply)

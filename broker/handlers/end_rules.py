@@ -64,12 +64,9 @@ class Transactions(Protocol):
         producer_group: str,
         event: Event,
         from_check: bool = False,
-        wait: bool = True,
         names: Sequence[str] = (),
         may: MayDecide | None = None,
     ) -> PlannedDecision | None: ...
-
-    def is_cold(self, offset: int) -> bool: ...
 
     def decided(self, planned: PlannedDecision, appended: Sequence[Appended]) -> int: ...
 

@@ -12,7 +12,7 @@ Source: RocketMQ ``EndTransactionProcessor.java``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -31,8 +31,9 @@ from ..errors import RequestRefusedError
 from ..group_append import GroupAppend
 from ..router import answer
 from ..transaction.deciding import PlannedDecision
-from ..transaction.errors import ColdHalfError, TransactionError
+from ..transaction.errors import TransactionError
 from ..transaction.pending import State
+from . import end_batch
 from .end_batch import EndBatches
 from .end_rules import (
     ERROR_CODES,
@@ -42,7 +43,6 @@ from .end_rules import (
     stands_at,
     wrong_decision,
 )
-from .later import Later
 from .subjects import may_decide
 
 
@@ -118,7 +118,7 @@ _MSGPACK: Final = int(HeaderType.MSGPACK)
 _COMMITTED: Final = State.COMMITTED
 
 
-class Log(Protocol):
+class Log(end_batch.Log, Protocol):
     """What the handler needs of the store."""
 
     @property
@@ -134,7 +134,6 @@ class TransactionHandler:
         log: Log,
         group: GroupAppend,
         ask_flush: Callable[[], None],
-        later: Later | None = None,
     ) -> None:
         """Wire it.
 
@@ -143,8 +142,6 @@ class TransactionHandler:
             log: Tells what is on disk.
             group: Appends decisions together with others.
             ask_flush: Has the log flushed after this pass of the event loop.
-            later: Where decisions wait whose halves have to be read first; without it they wait for
-                the disk on the spot.
         """
         self._transactions = transactions
         self._plan = transactions.plan
@@ -152,10 +149,8 @@ class TransactionHandler:
         self._log = log
         self._group = group
         self._ask_flush = ask_flush
-        self._later = later
-        self._behind: Collection[Connection] = {} if later is None else later.waiting
         self._end_alone: Handler = partial(answer, self._end_by_every_rule)
-        self._batches = EndBatches(transactions, group, ask_flush, self._when_durable, later)
+        self._batches = EndBatches(transactions, log, group, ask_flush, self._when_durable)
 
     def handlers(self) -> dict[int, Handler]:
         """The request codes served here."""
@@ -175,34 +170,19 @@ class TransactionHandler:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR, wrong_decision(header.commit_or_rollback)
             )
-        later = self._later
-        if self._behind and connection in self._behind:
-            assert later is not None
-            later.add(connection, partial(self._step, request, connection))
-            return None
-        offset = header.commit_log_offset
-        try:
-            planned = self._plan(
-                offset,
-                header.tran_state_table_offset,
-                header.producer_group,
-                event,
-                header.from_transaction_check,
-                later is None,
-                _names(header),
-                may_decide(request, from_check=header.from_transaction_check),
-            )
-        except ColdHalfError as cold:
-            assert later is not None
-            later.begin(connection, partial(self._step, request, connection), cold.offsets)
-            return None
+        planned = self._plan(
+            header.commit_log_offset,
+            header.tran_state_table_offset,
+            header.producer_group,
+            event,
+            header.from_transaction_check,
+            _names(header),
+            may_decide(request, from_check=header.from_transaction_check),
+        )
         if planned is not None:
             self._stage(planned, request, connection)
             return None
         self._group.append_staged()  # the first decision may be among what is staged
-        if later is not None and self._transactions.is_cold(offset):
-            later.begin(connection, partial(self._step, request, connection), (offset,))
-            return None
         return self._end_by_every_rule(request, connection)
 
     def _stage(
@@ -217,16 +197,6 @@ class TransactionHandler:
             self._group.append_staged()
         if planned.waits:
             self._ask_flush()
-
-    def _step(
-        self, request: RemotingCommand, connection: Connection, _at_once: bool
-    ) -> Sequence[int] | None:
-        """Serve a decision that has waited: its half is in memory now, in all likelihood."""
-        self._group.append_staged()
-        reply = self._end_alone(request, connection)
-        if reply is not None and not request.flag & FLAG_ONE_WAY:
-            connection.write(reply)
-        return None
 
     def _end_by_every_rule(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         header = request.header

@@ -20,11 +20,11 @@ from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import get_property
+from halfmq.store.page_cache import NotInMemoryError
 
 from ..errors import RequestRefusedError
 from .counters import Counters
 from .errors import (
-    ColdHalfError,
     DecidedOtherwiseError,
     DecisionForgottenError,
     HalfMismatchError,
@@ -61,6 +61,8 @@ class Log(Protocol):
     def request_flush(self) -> None: ...
 
     def record_bytes(self, physical_offset: int) -> bytes | None: ...
+
+    def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError: ...
 
 
 ReadHalf = Callable[[int], StoredHalf | None]
@@ -121,7 +123,6 @@ class Decisions:
         counters: Counters,
         *,
         read_half: ReadHalf,
-        half_in_memory: ReadHalf,
         place: Callable[[str, int], tuple[str, int]],
         delayed: Callable[[Draft, int], Draft],
         store_host: bytes,
@@ -130,10 +131,9 @@ class Decisions:
     ) -> None:
         """Wire the parts.
 
-        ``read_half`` waits for the disk, ``half_in_memory`` returns None instead; ``place`` says to
-        which topic and queue a message goes that was prepared for one; ``delayed`` turns a final
-        message that asks for a delay into what its commit stores, now; what is decided about
-        messages of ``unflushed_topics`` is answered before it is on disk.
+        ``place`` says to which topic and queue a message goes that was prepared for one;
+        ``delayed`` turns a final message that asks for a delay into what its commit stores, now;
+        what is decided about messages of ``unflushed_topics`` is answered before it is on disk.
         """
         self._log = log
         self._append = log.append
@@ -145,7 +145,6 @@ class Decisions:
         self._past = past
         self._counters = counters
         self._read_half = read_half
-        self._half_in_memory = half_in_memory
         self._place = place
         self._delayed = delayed
         self._store_host = store_host
@@ -178,6 +177,7 @@ class Decisions:
             TransactionError: The request is refused; the transaction is as it was.
             RequestRefusedError: There is no place for the message now; nothing has changed.
             StoreError: The decision could not be appended; the transaction is as it was.
+            NotInMemoryError: Nothing has changed; as in all that reads halves.
         """
         if may is not None:
             self._refuse_strangers(offset, may)
@@ -188,9 +188,7 @@ class Decisions:
             raise _wrong_queue_offset(offset, entry.queue_offset, queue_offset)
         if entry.group != producer_group:
             raise _wrong_group(offset, entry.group, producer_group)
-        if from_check:
-            self._answered(entry)
-        return self._decide(entry, event, names)
+        return self._decide(entry, event, names, from_check=from_check)
 
     def decide(self, offset: int, action: str) -> Ended:
         """Apply an operator's decision, "commit" or "rollback"; otherwise as `end`."""
@@ -212,8 +210,12 @@ class Decisions:
         entry = self._find(leader)
         asked = entry is None or entry.sent > 0  # of one that is decided nothing changes any more
         members = [member.offset for member in self._groups.get(leader, ())]
-        for half in dict.fromkeys((offset, leader, *members)):
-            may(self._existing_half(half).properties, asked)
+        halves = dict.fromkeys((offset, leader, *members))
+        try:
+            for half in halves:
+                may(self._existing_half(half).properties, asked)
+        except NotInMemoryError:
+            raise self._log.lacking(halves) from None
 
     def _answered(self, entry: Pending) -> None:
         """Count the answer to a check; one is answered once, however often the answer comes."""
@@ -222,13 +224,24 @@ class Decisions:
             entry.answered += 1
             self._counters.checks_answered += 1
 
-    def _decide(self, entry: Pending, event: Event, names: Sequence[str] = ()) -> Ended:
+    def _decide(
+        self,
+        entry: Pending,
+        event: Event,
+        names: Sequence[str] = (),
+        *,
+        from_check: bool = False,
+    ) -> Ended:
         state, verdict = outcome(entry.state, event)
         if verdict is not _DECIDE:
+            if from_check:
+                self._answered(entry)
             self._counters.unknown += 1
             return Ended(0)
         assert entry.offset not in self._planned  # or there would be two decisions
-        planned = self._decision(entry, state, self._read_half, names)
+        planned = self._decision(entry, state, names)
+        if from_check:  # not before: what is not in memory has the request served once more
+            self._answered(entry)
         appended = self._append((planned.draft, *planned.rest))
         position = self.decided(planned, appended)
         if state is not _COMMITTED:
@@ -239,31 +252,30 @@ class Decisions:
         self,
         entry: Pending,
         state: State,
-        read: ReadHalf,
         names: Sequence[str],
         may: MayDecide | None = None,
     ) -> PlannedDecision:
         """Return what is to be appended for a decision."""
         if state is not _COMMITTED:
-            return self._rollback(entry, read, names, may)
+            return self._rollback(entry, names, may)
         offset = entry.offset
-        final = self._final_at(offset, read)
+        final = self._final_at(offset)
         _check_names(offset, final.properties, names)
         if may is not None:
             may(final.properties, entry.sent > 0)
         if offset in self._groups:
             members = [member.offset for member in self._groups[offset]]
-            rest = [self._placed(committed(self._final_at(member, read))) for member in members]
+            rest = [self._placed(committed(self._final_at(member))) for member in members]
             return PlannedDecision(self._placed(committed(final, members)), entry, state, rest)
         waits = final.topic not in self._unflushed_topics
         return PlannedDecision(self._placed(committed(final)), entry, state, waits=waits)
 
     def _rollback(
-        self, entry: Pending, read: ReadHalf, names: Sequence[str], may: MayDecide | None
+        self, entry: Pending, names: Sequence[str], may: MayDecide | None
     ) -> PlannedDecision:
         beside = [member.offset for member in self._groups.get(entry.offset, ())]
         try:
-            final = self._final_at(entry.offset, read)
+            final = self._final_at(entry.offset)
         except TransactionError:
             if may is not None:
                 raise  # it does not say whose it is
@@ -284,16 +296,19 @@ class Decisions:
             rollback_draft(final, beside), entry, State.ROLLED_BACK, (), len(final.body), waits
         )
 
-    def _final_at(self, offset: int, read: ReadHalf) -> Draft:
+    def _final_at(self, offset: int) -> Draft:
         final = self._take_recent(offset)
         if final is not None:
             return final
-        half = read(offset)
+        try:
+            half = self._read_half(offset)
+        except NotInMemoryError:
+            leader = self._table.first_of(offset)
+            members = [member.offset for member in self._groups.get(leader, ())]
+            if not members:
+                raise
+            raise self._log.lacking((leader, *members)) from None
         if half is None:
-            if read is self._half_in_memory:
-                leader = self._table.first_of(offset)
-                members = self._groups.get(leader, ())
-                raise ColdHalfError((leader, *[member.offset for member in members]))
             raise HalfNotFoundError(offset)
         try:
             return final_draft(half)
@@ -336,17 +351,13 @@ class Decisions:
         producer_group: str,
         event: Event,
         from_check: bool = False,
-        wait: bool = True,
         names: Sequence[str] = (),
         may: MayDecide | None = None,
     ) -> PlannedDecision | None:
         """Return the records of a first decision, to be appended together with others.
 
         None when the request is anything else than the first decision about an undecided half, or
-        one is planned already: `end` knows what to do then.
-
-        Raises:
-            ColdHalfError: The disk would have to be waited for, and ``wait`` is False.
+        one is planned already, or the half cannot be read: `end` knows what to do then.
         """
         entry = self._find(offset)
         if (
@@ -361,10 +372,8 @@ class Decisions:
         if verdict is not _DECIDE:
             return None
         try:
-            planned = self._decision(
-                entry, state, self._read_half if wait else self._half_in_memory, names, may
-            )
-        except (TransactionError, RequestRefusedError):
+            planned = self._decision(entry, state, names, may)
+        except (TransactionError, RequestRefusedError, OSError):
             return None
         if from_check:
             self._answered(entry)
@@ -408,9 +417,7 @@ class Decisions:
         entry = self._find(self._table.first_of(offset))
         if entry is None:
             return self._answer_decided(offset, half, event)
-        if from_check:
-            self._answered(entry)
-        return self._decide(entry, event)
+        return self._decide(entry, event, from_check=from_check)
 
     def _answer_decided(self, offset: int, half: StoredHalf, event: Event) -> Ended:
         """Answer a request about a transaction that is decided; nothing is appended."""
@@ -427,8 +434,8 @@ class Decisions:
                 return Ended(position, decision.position, half.store_host)
             return Ended(position)
         if verdict is Verdict.REFUSE:
-            self._counters.refused += 1
             decided_ms = self._past.decided_ms(decision)
+            self._counters.refused += 1
             name = _DECISION_NAMES[decision.state]
             raise DecidedOtherwiseError(first, name, decided_ms, position)
         self._counters.unknown += 1

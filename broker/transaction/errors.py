@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 
 
@@ -75,11 +74,3 @@ class DecisionForgottenError(TransactionError):
             f"the transaction of commitLogOffset {self.offset} was decided before; "
             "which way cannot be told any more"
         )
-
-
-class ColdHalfError(Exception):
-    """Not a refusal: halves have to be read from the disk first, and the loop does not wait."""
-
-    def __init__(self, offsets: Sequence[int]) -> None:
-        super().__init__(offsets)
-        self.offsets = offsets

@@ -9,6 +9,7 @@ from halfmq.remoting.transactions import TransactionInfo
 from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.topics import HALF_TOPIC
+from halfmq.store.page_cache import Missing, NotInMemoryError
 
 from .half import StoredHalf, real_topic, unique_key
 from .past import PastDecisions
@@ -68,20 +69,32 @@ class PendingView:
             max_count: As many at most.
             group: Only those of this producer group.
             state: Only those in this state, "prepared" or "parked".
+
+        Raises:
+            NotInMemoryError: With all that the page needs.
         """
         if state == STATE_NAMES[State.PARKED] and not self._table.parked:
             return Page([], None)
         wanted = None if state is None else _STATES[state]
         stop_ms = self._now_ms() + PAGE_MS
         found: list[TransactionInfo] = []
+        missing: list[Missing] = []
+        next_after = None
         for passed, entry in enumerate(self._entries_behind(after), 1):
             if (group is None or entry.group == group) and wanted in (None, entry.state):
-                found.append(self._info(entry))
-                if len(found) >= max_count or self._now_ms() >= stop_ms:
-                    return Page(found, entry.offset)
-            elif not passed % PASSED_BETWEEN_LOOKS and self._now_ms() >= stop_ms:
-                return Page(found, entry.offset)
-        return Page(found, None)
+                try:
+                    found.append(self._info(entry))
+                except NotInMemoryError as error:
+                    missing += error.missing
+                is_over = len(found) + len(missing) >= max_count or self._now_ms() >= stop_ms
+            else:
+                is_over = not passed % PASSED_BETWEEN_LOOKS and self._now_ms() >= stop_ms
+            if is_over:
+                next_after = entry.offset
+                break
+        if missing:
+            raise NotInMemoryError(missing)
+        return Page(found, next_after)
 
     def find(self, transaction_id: str) -> TransactionInfo | None:
         """Return the undecided transaction with this UNIQ_KEY, or offset id of a half.

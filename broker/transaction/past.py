@@ -6,12 +6,12 @@ the answer to a request that is repeated, at the latest when its client has been
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from halfmq.store.errors import StoreError
-from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK, TransactionType
-from halfmq.store.format.record import HEAD_BOTH_V6, HEADS, SYS_FLAG_AT, Record
+from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
+from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 from .half import StoredHalf, group_mark, is_copy, real_topic, unique_key
@@ -25,7 +25,6 @@ WAITS_INDEXED_MAX: Final = 1_000
 waited in, 480 times for the longest delay under the default levels."""
 
 _ASKS_DELAY: Final = b"TRANSACTION_DEL"  # how the names of both properties begin
-_STORE_TIMESTAMP: Final = 10  # its place among the fields of a record's head
 _COMMIT: Final = int(TransactionType.COMMIT)
 
 
@@ -35,7 +34,7 @@ class PastLog(Protocol):
     @property
     def index_last_update(self) -> tuple[int, int]: ...
 
-    def read_cold(self, ranges: Iterable[tuple[int, int]]) -> bytes: ...
+    def store_timestamp(self, physical_offset: int) -> int: ...
 
     def record_at(self, physical_offset: int) -> Record | None: ...
 
@@ -83,15 +82,9 @@ class PastDecisions:
         if decision.position < 0:
             return 0
         try:
-            # It may not be durable yet, so that looking up the record would not find it.
-            head = self._log.read_cold(((decision.position, HEAD_BOTH_V6.size),))
+            return self._log.store_timestamp(decision.position)
         except (OSError, StoreError):
             return 0
-        if len(head) < HEAD_BOTH_V6.size:
-            return 0
-        layout = HEADS[head[SYS_FLAG_AT + 3] & HOSTS_MASK]
-        timestamp: int = layout.unpack_from(head)[_STORE_TIMESTAMP]
-        return timestamp
 
     def _in_log(self, first: int, half: StoredHalf) -> Decision | None:
         """Find out how a transaction ended that the memory has forgotten.

@@ -17,7 +17,7 @@ early one, and is taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -27,6 +27,7 @@ from typing import Final, Protocol
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
 from halfmq.store.format.properties import get_property
+from halfmq.store.page_cache import NotInMemoryError
 
 from ..config import TransactionConfig
 from .admission import (
@@ -85,6 +86,8 @@ class TransactionLog(ReplayLog, HalfLog, PastLog, Protocol):
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> bytes | None: ...
+
+    def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError: ...
 
 
 class TransactionService:
@@ -147,7 +150,6 @@ class TransactionService:
             self._past,
             self._counters,
             read_half=self._half_at,
-            half_in_memory=self._half_in_memory,
             place=place,
             delayed=delayed,
             store_host=store_host,
@@ -423,7 +425,12 @@ class TransactionService:
 
     def _half_in_memory(self, offset: int) -> StoredHalf | None:
         """Read a half without waiting for the disk; None when that cannot be done."""
-        chunk = self._read(((offset, FIRST_READ),))
+        # Its size is not known, and keeping it would cost memory per transaction. One read of
+        # common length, from the page cache, does for most.
+        try:
+            chunk = self._read(((offset, FIRST_READ),))
+        except FileNotFoundError:  # deleted by age
+            return None
         if chunk is None:
             return None
         size = int.from_bytes(chunk[:4], "big")  # a record begins with its size
@@ -431,22 +438,11 @@ class TransactionService:
             chunk = self._read(((offset, size),))
         return None if chunk is None else parse_half(chunk, offset)
 
-    def is_cold(self, offset: int) -> bool:
-        """Tell whether the disk would have to be waited for to read what is at an offset."""
-        try:
-            return self._read(((offset, FIRST_READ),)) is None
-        except OSError:  # no such file
-            return False
-
     def _half_at(self, offset: int) -> StoredHalf | None:
         """Read the half record at an offset; None when there is none, or none that is sound."""
-        # Its size is not known, and keeping it would cost memory per transaction. One read of
-        # common length, from the page cache, does for most.
-        chunk = self._read(((offset, FIRST_READ),))
-        if chunk is not None:
-            half = parse_half(chunk, offset)
-            if half is not None:
-                return half
+        half = self._half_in_memory(offset)
+        if half is not None:
+            return half
         record = self._log.record_bytes(offset)
         return None if record is None else parse_half(record, offset)
 

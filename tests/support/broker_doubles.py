@@ -61,6 +61,7 @@ class FakeConnection:
         self.writable = True
         self.acknowledges = False
         self.subject: object = None
+        self.unfinished: object = None
         self.requests: list[tuple[int, object]] = []
         self.asked: list[OnAnswer] = []
         self.answers: list[RemotingCommand] = []

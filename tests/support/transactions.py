@@ -29,6 +29,7 @@ from halfmq.store.format.record import (
     encode_record,
     new_record,
 )
+from halfmq.store.page_cache import Missing, NotInMemoryError
 from halfmq.store.selection import GetResult, GetStatus
 from tests.support.golden_store import GoldenStore
 
@@ -163,6 +164,15 @@ class MemoryLog:
             pieces.append(self._records[start][:length])
         return b"".join(pieces)
 
+    def store_timestamp(self, physical_offset: int) -> int:
+        if physical_offset not in self._records:
+            raise FileNotFoundError(physical_offset)
+        return decode_record(self._records[physical_offset]).store_timestamp
+
+    def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError:
+        known = [offset for offset in physical_offsets if offset in self._records]
+        return NotInMemoryError([Missing(Path("log"), offset, 0) for offset in known])
+
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
         offsets = [one.queue_offset for one in self._queue(topic, queue_id)]
         return (min(offsets, default=0), max(offsets, default=-1) + 1)
@@ -250,6 +260,7 @@ class Connected:
         self.broker_address = "127.0.0.1:10911"
         self.language = 0
         self.version = 479
+        self.unfinished: object = None
         self.closed = False
         self.writable = writable
         self.acknowledges = acknowledges

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import random
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import pytest
 from halfmq.broker import asks as asks_module
 from halfmq.broker import server as server_module
 from halfmq.broker.connection import Connection, Handler
-from halfmq.broker.errors import AddressTakenError, RequestRefusedError
+from halfmq.broker.errors import AddressTakenError, RequestRefusedError, UnfinishedError
 from halfmq.broker.release import UNFLUSHED_BYTES_MAX, ReplyRelease
 from halfmq.broker.router import Router
 from halfmq.broker.server import STRAIGHT_MIN, ClientConnection, Server
@@ -29,8 +30,10 @@ from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
 from halfmq.store import disk
 from halfmq.store.errors import DiskFullError
+from halfmq.store.page_cache import Missing, NotInMemoryError
 from halfmq.store.zero_copy import FilePart
 from tests.support.loops import LOOPS, LoopFactory, run_on
+from tests.support.patience import PATIENCE_S
 
 UNKNOWN_CODE = 9_999
 ROUTE = {"topic": "T"}
@@ -605,6 +608,139 @@ def test_a_peer_with_little_to_say_is_stopped_as_well(loop_factory: LoopFactory)
             for opaque in range(sent):
                 assert (await peer.answer()).opaque == opaque
             assert not release._stalled
+
+    run_on(loop_factory, main())
+
+
+class Chest:
+    """Something to fetch that comes when the test says so."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "chest"
+        self.path.write_bytes(b"gold")
+        self.may_open = threading.Event()
+        self.fetches = 0
+
+    def missing(self) -> NotInMemoryError:
+        chest = self
+
+        class LockedError(NotInMemoryError):
+            def fetch(self) -> None:
+                chest.fetches += 1
+                assert chest.may_open.wait(PATIENCE_S)
+                super().fetch()
+
+        return LockedError([Missing(self.path, 0, 4)])
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_is_fetched_for_one_peer_holds_up_no_other(
+    loop_factory: LoopFactory, at_once: bool, tmp_path: Path
+) -> None:
+    """Its requests are served in their order all the same, whatever else resumes it."""
+    chest = Chest(tmp_path)
+    served: list[int] = []
+
+    def handle(request: RemotingCommand, connection: Connection) -> bytes | None:
+        assert isinstance(connection, ClientConnection)
+        if request.body == b"cold" and not chest.may_open.is_set():
+            raise chest.missing()
+        served.append(request.opaque)
+        return encode_reply(request)
+
+    async def main() -> None:
+        async with (
+            _serving(handle) as (server, release),
+            _peer(server) as one,
+            _peer(server) as two,
+        ):
+            requests = [
+                encode_request(105, opaque=n, header=ROUTE, body=b"cold" if n == 1 else b"")
+                for n in range(4)
+            ]
+            if at_once:
+                one.writer.write(b"".join(requests))
+                assert (await one.answer()).opaque == 0
+            else:
+                one.writer.write(requests[0])
+                assert (await one.answer()).opaque == 0
+                one.writer.write(requests[1])
+                while not chest.fetches:  # noqa: ASYNC110  # a thread counts
+                    await asyncio.sleep(0)
+                one.writer.write(b"".join(requests[2:]))
+            two.writer.write(encode_request(105, opaque=9, header=ROUTE))
+            assert (await two.answer()).opaque == 9
+            for connection in server._shared.connections:
+                connection._stall()
+            release._resume_stalled()
+            two.writer.write(encode_request(105, opaque=10, header=ROUTE))
+            assert (await two.answer()).opaque == 10
+            assert served == [0, 9, 10]
+            chest.may_open.set()
+            assert [(await one.answer()).opaque for _ in range(3)] == [1, 2, 3]
+            assert chest.fetches == 1
+
+    run_on(loop_factory, main())
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_a_request_of_many_turns_leaves_others_theirs(loop_factory: LoopFactory) -> None:
+    """Only its own connection waits until it is done."""
+    turns = 200
+    served: list[int] = []
+
+    def handle(request: RemotingCommand, connection: Connection) -> bytes | None:
+        served.append(request.opaque)
+        if request.body == b"long" and served.count(request.opaque) < turns:
+            raise UnfinishedError
+        return encode_reply(request)
+
+    async def main() -> None:
+        async with _serving(handle) as (server, _), _peer(server) as one, _peer(server) as two:
+            one.writer.write(
+                encode_request(105, opaque=1, header=ROUTE, body=b"long")
+                + encode_request(105, opaque=2, header=ROUTE)
+            )
+            while not served:  # noqa: ASYNC110  # the handler fills the list
+                await asyncio.sleep(0)
+            two.writer.write(encode_request(105, opaque=9, header=ROUTE))
+            assert (await two.answer()).opaque == 9
+            assert served.count(1) < turns
+            assert [(await one.answer()).opaque for _ in range(2)] == [1, 2]
+            assert served.index(2) == len(served) - 1
+
+    run_on(loop_factory, main())
+
+
+@pytest.mark.parametrize("loop_factory", LOOPS)
+def test_a_peer_that_goes_while_something_is_fetched_is_served_no_more(
+    loop_factory: LoopFactory, tmp_path: Path
+) -> None:
+    """What waits for it goes with it."""
+    chest = Chest(tmp_path)
+    tried: list[int] = []
+
+    def handle(request: RemotingCommand, connection: Connection) -> bytes | None:
+        tried.append(request.opaque)
+        if request.body == b"cold" and not chest.may_open.is_set():
+            raise chest.missing()
+        return encode_reply(request)
+
+    async def main() -> None:
+        lost: list[Connection] = []
+        async with _serving(handle, lost=lost) as (server, _), _peer(server) as other:
+            async with _peer(server) as peer:
+                peer.writer.write(encode_request(105, opaque=1, header=ROUTE, body=b"cold"))
+                while not chest.fetches:  # noqa: ASYNC110  # a thread counts
+                    await asyncio.sleep(0)
+                next(one for one in server._shared.connections if one._fetching).abort()
+                while not lost:  # noqa: ASYNC110  # the server fills the list
+                    await asyncio.sleep(0)
+                chest.may_open.set()
+            other.writer.write(encode_request(105, opaque=2, header=ROUTE, body=b"cold"))
+            assert (await other.answer()).opaque == 2
+        assert tried == [1, 2]
 
     run_on(loop_factory, main())
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from halfmq.store import disk, index_file, key_indexing, log_reader, zero_copy
+from halfmq.store import disk, index_file, key_indexing, log_reader, page_cache, zero_copy
 from halfmq.store.config import FlushMode
 from halfmq.store.errors import DiskFullError
 from halfmq.store.format.properties import tag_hash
@@ -906,3 +906,41 @@ def test_an_index_that_found_no_space_catches_up_from_the_log(
     store.tick()
     assert missing(0, 78) == []
     store.close()
+
+
+@pytest.mark.parametrize("size", [0, 10, 100])
+def test_a_read_that_may_not_wait_gives_what_one_gives_that_may(tmp_path: Path, size: int) -> None:
+    """Less at the end of a file, and on this thread only."""
+    path = tmp_path / "file"
+    path.write_bytes(bytes(range(size)))
+    with path.open("rb") as file, pytest.MonkeyPatch.context() as patched:
+        for position in (0, 5, 200):
+            patched.setattr(page_cache.waiting, "is_allowed", False)
+            found = page_cache.read(path, file.fileno(), 20, position)
+            with page_cache.allowed_to_wait():
+                waited = page_cache.read(path, file.fileno(), 20, position)
+            assert found == waited
+            assert found == bytes(range(size))[position : position + 20]
+
+
+def test_a_fetch_reads_what_it_can(store: MessageStore, tmp_path: Path) -> None:
+    """A record whole, whatever its size, though another file is gone: that is told in the end."""
+    (done,) = append_durably(store, draft(body=bytes(5_000)))
+    path = store._log.files.path(0)
+    reads: list[tuple[int, int]] = []
+
+    def pread(fd: int, size: int, position: int) -> bytes:
+        reads.append((position, size))
+        return os.pread(fd, size, position)
+
+    gone = page_cache.Missing(tmp_path / "gone", 0, 10)
+    short = page_cache.Missing(path, 4, 10)
+    where = store.lacking([done.physical_offset, -1, store.write_offset]).missing
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(disk, "pread", pread)
+        with pytest.raises(FileNotFoundError):
+            page_cache.NotInMemoryError([gone, *where, short]).fetch()
+
+    assert [one[:2] for one in where] == [(path, done.physical_offset)]
+    assert (done.physical_offset, done.size) in reads
+    assert reads[-1] == (4, 10)

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.errors import RequestRefusedError, UnfinishedError
 from halfmq.broker.group_append import GROUP_MAX, GroupAppend
-from halfmq.broker.handlers.transaction import TransactionHandler
+from halfmq.broker.handlers import end_batch
+from halfmq.broker.handlers.transaction import LARGE_BODY, TransactionHandler
 from halfmq.broker.router import Router
 from halfmq.broker.transaction.pending import Event
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
@@ -25,9 +26,9 @@ from halfmq.remoting.transactions import (
     decode_end_results,
     encode_entries,
 )
-from halfmq.store.draft import Appended
+from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.ids import offset_message_id
-from tests.support.transactions import HOST, Broker, Connected
+from tests.support.transactions import HOST, Broker, Connected, message
 
 OK, REFUSED = ResponseCode.SUCCESS, ResponseCode.ILLEGAL_OPERATION
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
@@ -56,6 +57,7 @@ class Front:
         """Serve from the service as it is now."""
         self.later: list[Callable[[], None]] = []
         self.appends: list[int] = []
+        self.turns = 0  # in which requests were served
         append = self.broker.log.append
 
         def counted(group: Sequence[object], *, contiguous: bool = False) -> list[Appended]:
@@ -72,9 +74,16 @@ class Front:
         )
 
     def send(self, frame: bytes) -> None:
-        """Receive one request."""
+        """Receive one request, and serve it in as many turns as it takes."""
         (command,) = FrameDecoder().receive_data(frame)
-        reply = self.router.dispatch(command, self.peer)
+        while True:
+            self.turns += 1
+            try:
+                reply = self.router.dispatch(command, self.peer)
+            except UnfinishedError:
+                self.pass_ends()
+                continue
+            break
         if reply is not None:
             self.peer.write(reply)
 
@@ -129,6 +138,18 @@ class Front:
                 RequestCode.END_TRANSACTION, opaque=5, header=header, header_type=header_type
             )
         )
+
+    def restarted(self, count: int, size: int = 5) -> list[Appended]:
+        """Prepare transactions and restart, so that their messages are in the log only."""
+        halves = []
+        for number in range(count):
+            key = f"K{number}"
+            one = message(body=b"x" * size, key=key)
+            halves += self.broker.service.prepare_group([(one, key)], "pg", self.peer)
+        self.broker.log.flush()
+        self.broker.restart()
+        self.reload()
+        return halves
 
     def finals(self, halves: Sequence[Appended]) -> list[int]:
         """Return how many final messages each of the halves has."""
@@ -411,6 +432,65 @@ def test_large_batches_do_not_pile_up(front: Front) -> None:
     front.batch(*(an_end(half, COMMIT) for half in halves[GROUP_MAX - 20 :]))
     assert front.appends == [GROUP_MAX + 10]
     assert len(front.answers()) == 2
+
+
+def test_a_batch_of_many_bytes_takes_several_turns(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between them others have theirs; it is answered as one, and once."""
+    monkeypatch.setattr(end_batch, "TURN_BYTES", 1_000)
+    monkeypatch.setattr(end_batch, "OTHERS_PER_TURN", 2)
+    halves = front.restarted(30, size=400)
+    ends = [an_end(half, ROLLBACK if number % 3 else COMMIT) for number, half in enumerate(halves)]
+    ends += [an_end(halves[0], COMMIT), an_end(halves[0], ROLLBACK), an_end(halves[1], COMMIT)]
+    ends += [TransactionEnd(7, 7, COMMIT), TransactionEnd(7, 7, 5)]
+    front.appends.clear()
+
+    front.batch(*ends)
+
+    codes = [one.code for one in front.results()]
+    assert codes == [OK] * 31 + [REFUSED] * 2 + [ResponseCode.SYSTEM_ERROR] * 2
+    assert front.finals(halves) == [int(number % 3 == 0) for number in range(30)]
+    assert max(front.appends) <= 3
+    turns, front.turns = front.turns, 0
+    assert turns >= 10
+    front.batch(*ends)
+    assert [one.code for one in front.results()] == codes
+    assert front.turns >= len(ends) / 2
+    assert front.peer.unfinished is None
+
+
+def test_a_part_that_cannot_be_appended_is_served_one_by_one(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each decision gets the answer it deserves, and what came before stays decided."""
+    monkeypatch.setattr(end_batch, "TURN_BYTES", 1_000)
+    halves = front.restarted(9, size=400)
+    append = front.broker.log.append
+
+    def failing(group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+        front.broker.log.failing = bool(front.appends)
+        return append(group, contiguous=contiguous)
+
+    monkeypatch.setattr(front.group, "_append", failing)
+    front.batch(*(an_end(half, COMMIT) for half in halves))
+    front.broker.log.failing = False
+    results = front.results()
+    assert [one.code for one in results] == [OK] * 3 + [ResponseCode.SYSTEM_ERROR] * 6
+    assert front.finals(halves) == [1] * 3 + [0] * 6
+    monkeypatch.undo()
+    front.reload()
+    front.batch(*(an_end(half, COMMIT) for half in halves))
+    assert [one.code for one in front.results()] == [OK] * 9
+
+
+def test_large_messages_are_not_gathered(front: Front) -> None:
+    """Hundreds of decisions may come by one read, and all their messages would be in memory."""
+    halves = front.restarted(3, size=LARGE_BODY + 1)
+    for half in halves:
+        front.end(half, COMMIT)
+    assert front.appends == [1, 1, 1]
+    assert len(front.answers()) == 3
 
 
 def test_answers_to_checks_are_counted(front: Front) -> None:

@@ -1,0 +1,439 @@
+"""Requests that need what is not in memory: a thread fetches it, and the loop goes on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+
+import pytest
+
+from halfmq.broker import server as server_module
+from halfmq.broker.handlers import end_batch
+from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.ext_fields import Header
+from halfmq.remoting.headers import (
+    GetEarliestMsgStoretimeRequestHeader,
+    QueryMessageRequestHeader,
+    SearchOffsetRequestHeader,
+    ViewMessageRequestHeader,
+)
+from halfmq.remoting.transaction_headers import (
+    DecideTransactionRequestHeader,
+    EndTransactionsRequestHeader,
+    PrepareTransactionRequestHeader,
+    QueryTransactionsRequestHeader,
+)
+from halfmq.remoting.transactions import (
+    PreparedMessage,
+    TransactionEnd,
+    decode_end_results,
+    decode_prepared_results,
+    decode_transactions,
+    encode_entries,
+)
+from halfmq.store.format.ids import parse_offset_message_id
+from halfmq.store.format.properties import encode_properties
+from tests.support.broker_doubles import ext
+from tests.support.ice import Ice, frozen
+from tests.support.peers import COMMIT, ROLLBACK, START_MS, Half, Peer, until
+from tests.support.stores import BORN, draft
+from tests.support.windows import TIMEOUT_MS, Rig, windowed
+
+COUNT = 40
+OK, REFUSED = ResponseCode.SUCCESS, ResponseCode.ILLEGAL_OPERATION
+
+
+async def filled(rig: Rig) -> tuple[Peer, list[int]]:
+    """Store messages with one key; return a peer and where they lie."""
+    peer = await rig.peer()
+    await peer.prepare("0" * 32)  # creates the topic
+    properties = b"KEYS\x01order\x02"
+    drafts = [draft("orders", 0, b"%d" % n, properties=properties) for n in range(COUNT)]
+    done = [rig.store.append([one])[0] for one in drafts]
+    await rig.wait(1_000)
+    return peer, [one.physical_offset for one in done]
+
+
+async def prepared(rig: Rig, count: int, *, size: int = 10) -> tuple[Peer, list[Half]]:
+    """Store halves and restart, so that they are in the log only."""
+    peer = await rig.peer(ours=True)
+    halves = [await peer.prepare(f"{n:032X}", bytes([n + 1]) * size) for n in range(count)]
+    await rig.restart()
+    return await rig.peer(ours=True), halves
+
+
+def an_end(half: Half, decision: int) -> TransactionEnd:
+    return TransactionEnd(half.offset, half.queue_offset, decision)
+
+
+def send_batch(peer: Peer, *ends: TransactionEnd) -> int:
+    """Send many decisions; return the number of the answer."""
+    header = EndTransactionsRequestHeader(producer_group="pg")
+    return peer.send(RequestCode.END_TRANSACTIONS, header, encode_entries(ends))
+
+
+def send_end(peer: Peer, half: Half, decision: int, *, from_check: bool = False) -> int:
+    """Send one decision; return the number of the answer."""
+    header = peer.end_request(half, decision, from_check=from_check)
+    return peer.send(RequestCode.END_TRANSACTION, header)
+
+
+async def codes(rig: Rig, peer: Peer, opaque: int) -> list[int]:
+    """Wait for the answer to a batch; return its results' codes."""
+    answer = await rig.patiently(peer.answer(opaque))
+    assert answer.code == OK, answer.remark
+    return [one.code for one in decode_end_results(answer.body)]
+
+
+def never_waited(ice: Ice) -> bool:
+    """Whether threads have fetched, and the event loop's thread has not."""
+    return bool(ice.fetched_by) and not ice.waited and threading.get_ident() not in ice.fetched_by
+
+
+def requests(offsets: list[int]) -> dict[int, Header | None]:
+    """One of each kind that looks for messages."""
+    return {
+        RequestCode.VIEW_MESSAGE_BY_ID: ViewMessageRequestHeader(offset=offsets[3]),
+        RequestCode.QUERY_MESSAGE: QueryMessageRequestHeader(
+            topic="orders", key="order", max_num=32, begin_timestamp=0, end_timestamp=1 << 62
+        ),
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: SearchOffsetRequestHeader(
+            topic="orders", queue_id=0, timestamp=BORN
+        ),
+        RequestCode.GET_EARLIEST_MSG_STORETIME: GetEarliestMsgStoretimeRequestHeader(
+            topic="orders", queue_id=0
+        ),
+        RequestCode.GET_BROKER_RUNTIME_INFO: None,
+    }
+
+
+def told(answer: RemotingCommand) -> tuple[object, ...]:
+    """What must be the same; the runtime's numbers go on, but for where the log begins."""
+    if answer.code == OK and b"earliestMessageTimeStamp" in answer.body:
+        return (answer.body.split(b"earliestMessageTimeStamp")[1][:20],)
+    return (answer.code, ext(answer), answer.body)
+
+
+# --- looking for messages
+
+
+@windowed()
+async def test_what_is_not_in_memory_is_fetched_by_threads(rig: Rig) -> None:
+    """Each request gets the answer that it gets when everything is there."""
+    peer, offsets = await filled(rig)
+    for code, header in requests(offsets).items():
+        warm = await rig.patiently(peer.call(code, header))
+        with frozen() as ice:
+            cold = await rig.patiently(peer.call(code, header))
+
+        assert warm.code == OK, code
+        assert told(cold) == told(warm), code
+        assert never_waited(ice), code
+
+
+@windowed()
+async def test_what_cannot_be_fetched_is_said_by_the_try_that_waits(rig: Rig) -> None:
+    """A thread's failure is no answer; the file may just have been deleted by age."""
+    peer, offsets = await filled(rig)
+    code = RequestCode.VIEW_MESSAGE_BY_ID
+    with frozen() as ice:
+        ice.failure = FileNotFoundError("gone")
+        answer = await rig.patiently(peer.call(code, requests(offsets)[code]))
+
+    assert answer.code == OK  # the file is there in fact
+    assert len(ice.fetched_by) == 1
+
+
+@windowed()
+async def test_a_request_that_lacks_ever_more_is_served_in_the_end(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory so short that what is fetched is dropped at once must not turn for ever."""
+    monkeypatch.setattr(server_module, "TRIES_MAX", 5)
+    peer, offsets = await filled(rig)
+    code = RequestCode.QUERY_MESSAGE
+    with frozen() as ice:
+        ice.melts = False
+        first = peer.send(code, requests(offsets)[code])
+        second = peer.send(code, requests(offsets)[code])
+        answers = [await rig.patiently(peer.answer(opaque)) for opaque in (first, second)]
+
+    assert [answer.code for answer in answers] == [OK, OK]
+    assert len(ice.fetched_by) == 10, "the second one has its own tries"
+
+
+@windowed()
+async def test_a_message_sent_back_is_fetched(rig: Rig) -> None:
+    """What a consumer failed to consume may lie far back in the log."""
+    peer, offsets = await filled(rig)
+    with frozen() as ice:
+        answer = await rig.patiently(peer.send_back(offsets[0], "consumers"))
+
+    assert answer.code == OK
+    assert never_waited(ice)
+
+
+# --- decisions
+
+
+@windowed()
+async def test_decisions_of_one_connection_are_taken_in_their_order(rig: Rig) -> None:
+    """A later one about what is in memory does not overtake the one that waits."""
+    peer, (cold, warm) = await prepared(rig, 2, size=10_000)
+    with frozen() as ice:
+        rig.service._half_at(warm.offset)  # waits for the disk, and so brings it into memory
+        ice.waited = 0
+        ice.may_read.clear()
+        single = [send_end(peer, cold, COMMIT), send_end(peer, cold, ROLLBACK)]
+        single.append(send_end(peer, warm, ROLLBACK))
+        batch = send_batch(peer, an_end(warm, COMMIT), an_end(cold, COMMIT))
+        await until(lambda: bool(ice.fetched_by))
+        await rig._exchange()
+        assert rig.service.pending == 2
+        ice.may_read.set()
+        answers = [await rig.patiently(peer.answer(opaque)) for opaque in single]
+        results = await codes(rig, peer, batch)
+
+    assert [answer.code for answer in answers] == [OK, REFUSED, OK]
+    assert results == [REFUSED, OK]
+    assert len(rig.finals_of(cold)) == 1
+    assert not rig.finals_of(warm)
+    assert never_waited(ice)
+
+
+@windowed()
+async def test_other_connections_are_served_while_one_waits(rig: Rig) -> None:
+    """They may even decide the same transaction first."""
+    peer, (first, second) = await prepared(rig, 2, size=10_000)
+    other = await rig.peer(ours=True)
+    with frozen() as ice:
+        rig.service._half_at(second.offset)
+        ice.may_read.clear()
+        waits = send_end(peer, first, COMMIT)
+        await until(lambda: bool(ice.fetched_by))
+        served = await rig.patiently(other.end(second, COMMIT))
+        assert not peer.answered(waits)
+        decided = send_end(other, first, ROLLBACK)
+        ice.may_read.set()
+        codes_of = {
+            (await rig.patiently(one.answer(opaque))).code
+            for one, opaque in ((peer, waits), (other, decided))
+        }
+
+    assert served.code == OK
+    assert codes_of == {OK, REFUSED}, "one of them is the first"
+    assert len(rig.finals_of(second)) == 1
+
+
+@windowed()
+async def test_many_decisions_about_cold_halves_get_one_answer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is taken once; what is needed next is fetched with what is needed now."""
+    monkeypatch.setattr(end_batch, "TURN_BYTES", 30_000)
+    peer, halves = await prepared(rig, COUNT, size=8_000)
+    ends = [an_end(half, ROLLBACK if n % 3 else COMMIT) for n, half in enumerate(halves)]
+    ends += [an_end(halves[0], COMMIT), an_end(halves[0], ROLLBACK), TransactionEnd(7, 7, COMMIT)]
+    expected = [OK] * (COUNT + 1) + [REFUSED, ResponseCode.SYSTEM_ERROR]
+    fetches = 0
+    for _ in range(2):  # the answer to the first was lost
+        with frozen() as ice:
+            assert await codes(rig, peer, send_batch(peer, *ends)) == expected
+        assert never_waited(ice)
+        fetches += ice.fetches
+
+    assert fetches < COUNT / 2
+    assert [len(rig.finals_of(half)) for half in halves] == [int(n % 3 == 0) for n in range(COUNT)]
+
+
+@windowed()
+async def test_the_halves_of_several_messages_are_fetched_together(rig: Rig) -> None:
+    """A transaction is decided at once, and that needs all of them."""
+    peer = await rig.peer(ours=True)
+    messages = [
+        PreparedMessage(
+            topic="orders",
+            queue_id=0,
+            sys_flag=0,
+            born_timestamp=START_MS,
+            flag=0,
+            properties=encode_properties({"UNIQ_KEY": f"{n:032X}"}).decode(),
+            body=bytes([n + 1]) * 9_000,
+        )
+        for n in range(5)
+    ]
+    header = PrepareTransactionRequestHeader(producer_group="pg")
+    answer = await peer.call(RequestCode.PREPARE_TRANSACTION, header, encode_entries(messages))
+    results = decode_prepared_results(answer.body)
+    offsets = [parse_offset_message_id(one.message_id).physical_offset for one in results]
+    await rig.restart()
+    peer = await rig.peer(ours=True)
+    end = TransactionEnd(offsets[0], results[0].queue_offset, COMMIT)
+    with frozen() as ice:
+        assert await codes(rig, peer, send_batch(peer, end)) == [OK]
+
+    assert never_waited(ice)
+    assert ice.fetches == 1
+    assert len(rig.bodies()) == len(messages)
+
+
+@windowed()
+async def test_operators_see_and_decide_what_is_cold(rig: Rig) -> None:
+    """A page of undecided transactions is fetched at once, not one by one."""
+    _, halves = await prepared(rig, COUNT, size=5_000)
+    operator = await rig.peer(ours=True, member=False)
+    with frozen() as ice:
+        listed = await rig.patiently(
+            operator.call(
+                RequestCode.QUERY_TRANSACTIONS, QueryTransactionsRequestHeader(max_count=COUNT)
+            )
+        )
+    assert [one.offset for one in decode_transactions(listed.body)] == [
+        half.offset for half in halves
+    ]
+    assert ice.fetches == 1
+    assert never_waited(ice)
+    with frozen() as ice:
+        header = DecideTransactionRequestHeader(
+            transaction_offset=halves[1].offset, action="commit"
+        )
+        decided = await rig.patiently(operator.call(RequestCode.DECIDE_TRANSACTION, header))
+    assert decided.code == OK
+    assert never_waited(ice)
+    assert len(rig.finals_of(halves[1])) == 1
+
+
+@windowed()
+async def test_the_answer_to_a_check_is_counted_once_however_often_it_is_tried(rig: Rig) -> None:
+    """What a try counts before it finds something missing, the next one would count again."""
+    peer, (half,) = await prepared(rig, 1, size=5_000)
+    await rig.wait(10 * TIMEOUT_MS)
+    while len(peer.checks) < 2:
+        await rig.wait(TIMEOUT_MS)
+    with frozen() as ice:
+        opaque = send_end(peer, half, COMMIT, from_check=True)
+        answer = await rig.patiently(peer.answer(opaque))
+
+    assert answer.code == OK
+    assert never_waited(ice)
+    assert rig.metrics["checks_answered"] == 1
+
+
+@windowed()
+async def test_a_half_whose_file_is_gone_is_refused_and_hurts_no_other(rig: Rig) -> None:
+    """It was deleted while its decision waited for the fetch."""
+    peer, halves = await prepared(rig, 40, size=20_000)
+    last = halves[-1]
+    gone = rig.root / "commitlog" / f"{0:020d}"
+    rig.store._reader.close()
+    with frozen() as ice:
+        ice.may_read.clear()
+        opaque = send_batch(peer, an_end(halves[0], COMMIT), an_end(last, COMMIT))
+        await until(lambda: bool(ice.fetched_by))
+        kept = gone.read_bytes()
+        gone.unlink()
+        rig.store._reader.close()
+        ice.may_read.set()
+        results = await codes(rig, peer, opaque)
+    gone.write_bytes(kept)
+
+    assert results == [ResponseCode.SYSTEM_ERROR, OK]
+    assert len(rig.finals_of(last)) == 1
+
+
+@windowed()
+async def test_an_offset_made_up_leads_nowhere(rig: Rig) -> None:
+    """It is refused though it cannot be read, and holds up nobody."""
+    peer, (half,) = await prepared(rig, 1)
+    with frozen() as ice:
+        for offset in (-7, 1 << 62, half.offset + 1):
+            nowhere = Half(offset, 0, "", "", "pg", b"")
+            answer = await rig.patiently(peer.end(nowhere, COMMIT))
+            assert answer.code == ResponseCode.SYSTEM_ERROR
+            assert await codes(rig, peer, send_batch(peer, an_end(nowhere, COMMIT))) == [1]
+    assert not ice.waited
+    assert rig.service.pending == 1
+
+
+@windowed()
+async def test_a_decision_that_cannot_be_appended_stays_open(rig: Rig) -> None:
+    """The transaction is as it was, and its producer free to try again."""
+    peer, halves = await prepared(rig, 2, size=5_000)
+    with frozen(), rig.refusing("orders"):
+        answer = await rig.patiently(peer.end(halves[0], COMMIT))
+        results = await codes(rig, peer, send_batch(peer, *(an_end(one, COMMIT) for one in halves)))
+
+    assert answer.code != OK
+    assert OK not in results
+    assert rig.service.pending == 2
+    assert await codes(rig, peer, send_batch(peer, *(an_end(one, COMMIT) for one in halves))) == [
+        OK,
+        OK,
+    ]
+
+
+@windowed()
+async def test_decisions_about_evicted_halves_are_taken(rig: Rig) -> None:
+    """The system has let go of their pages; whatever it does, each half is decided once."""
+    peer, halves = await prepared(rig, 60, size=20_000)
+    for path in sorted((rig.root / "commitlog").iterdir())[:-1]:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    batch = send_batch(peer, *(an_end(half, COMMIT) for half in halves[10:]))
+    single = [send_end(peer, half, COMMIT) for half in halves[:20]]
+
+    assert await codes(rig, peer, batch) == [OK] * 50
+    answers = [await rig.patiently(peer.answer(opaque)) for opaque in single]
+    assert {answer.code for answer in answers} == {OK}
+    assert [len(rig.finals_of(half)) for half in halves] == [1] * 60
+
+
+# --- the end of a connection, and of the broker
+
+
+@windowed()
+async def test_a_connection_that_ends_drops_what_waits(rig: Rig) -> None:
+    """Its decisions were not taken; the producer is asked about them."""
+    peer, halves = await prepared(rig, 2)
+    with frozen() as ice:
+        ice.may_read.clear()
+        send_end(peer, halves[0], COMMIT)
+        send_end(peer, halves[1], COMMIT)
+        await until(lambda: bool(ice.fetched_by))
+        for connection in rig.connections:
+            connection.abort()
+        await until(lambda: not rig.connections)
+        ice.may_read.set()
+        other = await rig.peer(ours=True)
+        await rig.patiently(other.sync())
+
+    assert rig.service.pending == 2
+    assert not rig.finals_of(halves[0])
+
+
+@pytest.mark.parametrize("header_type", [HeaderType.JSON, HeaderType.MSGPACK])
+@windowed()
+async def test_a_stop_waits_for_what_is_being_fetched(rig: Rig, header_type: HeaderType) -> None:
+    """A thread may be in the middle of it; what waited is undecided at the next start."""
+    peer, halves = await prepared(rig, 2)
+    peer._header_type = header_type
+    with frozen() as ice:
+        ice.may_read.clear()
+        send_end(peer, halves[0], COMMIT)
+        await until(lambda: bool(ice.fetched_by))
+        stopping = asyncio.ensure_future(rig.broker.stop())
+        await asyncio.sleep(0)
+        ice.may_read.set()
+        await rig.patiently(_done(stopping))
+        assert not any(one.name.startswith("fetch") for one in threading.enumerate())
+    rig._peers.clear()
+    await rig.start()
+
+    assert rig.service.pending == 2
+
+
+async def _done(task: asyncio.Future[None]) -> None:
+    await task
