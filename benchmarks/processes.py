@@ -1,6 +1,7 @@
 """Start servers on chosen cores, wait until they are ready, and end them by their process id."""
 
 import os
+import random
 import select
 import signal
 import socket
@@ -16,6 +17,9 @@ from typing import Final, NoReturn
 _STOP_TIMEOUT: Final = 60.0  # seconds for an ordered stop: a store has to be flushed
 _POLL: Final = 0.05  # seconds between two looks at a port
 _LOG_TAIL: Final = 2000  # characters of a server's log that an error shows
+# Not among those from which systems take ports for outgoing connections (Linux from 32,768 on): a
+# connection of another program would take one before the server listens, seconds later for a JVM.
+_PORTS: Final = range(12_000, 20_000)
 
 
 class ServerError(Exception):
@@ -114,10 +118,8 @@ def log_tail(log: Path) -> str:
 def free_ports(count: int) -> int:
     """The first of ``count`` neighbouring ports that nobody uses at this moment."""
     while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = int(probe.getsockname()[1])
-        if first + count < 65536 and all(_is_free(first + i) for i in range(count)):
+        first = random.choice(_PORTS)
+        if all(_is_free(first + i) for i in range(count)):
             return first
 
 
