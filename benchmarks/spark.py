@@ -222,7 +222,7 @@ def _loop_seconds() -> float:
 
 def _read(spark: Any, step: dict[str, Any], *, warm_up: bool = False) -> int:
     from halfmq.spark_jobs.datasource import FORMAT, register  # noqa: PLC0415
-    from halfmq.spark_jobs.schema import ddl  # noqa: PLC0415
+    from halfmq.spark_jobs.source.schema import ddl  # noqa: PLC0415
 
     register(spark)
     columns = step["columns"]
@@ -235,7 +235,7 @@ def _read(spark: Any, step: dict[str, Any], *, warm_up: bool = False) -> int:
 
 
 def _audit(spark: Any, step: dict[str, Any], *, warm_up: bool = False) -> int:
-    from halfmq.spark_jobs.auditor import audited  # noqa: PLC0415
+    from halfmq.spark_jobs.audit.auditor import audited  # noqa: PLC0415
 
     if warm_up:  # starts the workers; an audit is mostly run once, so that is all it gets
         _read(spark, {**step, "columns": _AUDIT_COLUMNS}, warm_up=True)

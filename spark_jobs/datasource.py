@@ -26,14 +26,14 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from .bodies import TooMuchError, unpacked
-from .columns import hole_batch, record_batch
 from .errors import CorruptLogError, OptionError
-from .options import ReadOptions
-from .queue_source import ConsumeQueueDataSource
-from .rows import Rows
-from .schema import arrow_schema, full_ddl
-from .segments import Hole, LogExtent, Segment, SegmentReader, survey
+from .log.bodies import TooMuchError, unpacked
+from .log.rows import Rows
+from .log.segments import Hole, LogExtent, Segment, SegmentReader, survey
+from .source.columns import hole_batch, record_batch
+from .source.options import ReadOptions
+from .source.queue_source import ConsumeQueueDataSource
+from .source.schema import arrow_schema, full_ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,14 +83,14 @@ class CommitLogDataSource(DataSource):
         options = ReadOptions.parse(self.options)
         if options.filter_pushdown:
             # A reader that takes filters makes queries fail unless Spark was told to push them.
-            from .pushdown import PushdownCommitLogReader  # noqa: PLC0415
+            from .source.pushdown import PushdownCommitLogReader  # noqa: PLC0415
 
             return PushdownCommitLogReader(schema, options)
         return CommitLogReader(schema, options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         try:
-            from .stream import CommitLogStreamReader  # noqa: PLC0415  from Spark 4.2 on
+            from .source.stream import CommitLogStreamReader  # noqa: PLC0415  from Spark 4.2 on
         except ImportError as error:
             raise OptionError("a stream of a commit log needs Spark 4.2 or newer") from error
         return CommitLogStreamReader(schema, ReadOptions.parse_stream(self.options))

@@ -20,9 +20,9 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
-from .columns import CORRUPT, MESSAGE
+from .audit.lookup import LogLookup
 from .errors import ExportError
-from .lookup import LogLookup
+from .log.segments import LogExtent
 from .manifest import (
     DONE,
     FOLDER,
@@ -35,7 +35,7 @@ from .manifest import (
     sync_file,
 )
 from .roles import read_log, role
-from .segments import LogExtent
+from .source.columns import CORRUPT, MESSAGE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,8 +18,8 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
-from .columns import MESSAGE
 from .roles import HALF, OP, SYSTEM, messages, role, takes_slot
+from .source.columns import MESSAGE
 
 COLUMNS: Final = (
     "topic",

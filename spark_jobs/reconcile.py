@@ -27,10 +27,10 @@ from pyspark.sql.types import NumericType, TimestampNTZType, TimestampType
 
 from halfmq.store.format.properties import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 
-from .columns import MESSAGE
 from .errors import LedgerError
-from .log_times import LogTimes
+from .log.log_times import LogTimes
 from .roles import DELAYED, HALF, PARKED, property_value, role, takes_slot
+from .source.columns import MESSAGE
 
 COLUMNS: Final = (
     "topic",

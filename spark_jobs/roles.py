@@ -27,10 +27,10 @@ from halfmq.store.format.topics import (
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
 
-from .columns import CORRUPT, MESSAGE
 from .datasource import FORMAT, register
-from .schema import ddl
-from .segments import LogExtent
+from .log.segments import LogExtent
+from .source.columns import CORRUPT, MESSAGE
+from .source.schema import ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

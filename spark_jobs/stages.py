@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .segments import LogExtent
+    from .log.segments import LogExtent
 
 
 def reading(extent: "LogExtent") -> str:

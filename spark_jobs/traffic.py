@@ -20,8 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 from halfmq.store.format.properties import PROPERTY_RETRY_TOPIC
 from halfmq.store.format.topics import DEAD_LETTER_PREFIX, RETRY_PREFIX
 
-from .columns import CORRUPT, MESSAGE
 from .roles import DEAD_LETTER, RETRY, messages, property_value, role
+from .source.columns import CORRUPT, MESSAGE
 
 COLUMNS: Final = (
     "topic",

@@ -18,7 +18,7 @@ from .command import (
 )
 
 if TYPE_CHECKING:
-    from ..auditor import Audit
+    from ..audit.auditor import Audit
     from .command import Jobs
 
 
@@ -84,8 +84,8 @@ def run(options: argparse.Namespace) -> int:
         options.html.parent.mkdir(parents=True, exist_ok=True)
     stage = Stages("audit")
     with spark_for(extent, stage) as spark:
-        from ..auditor import audited  # noqa: PLC0415  see command.py
-        from ..overview import Checks  # noqa: PLC0415
+        from ..audit.auditor import audited  # noqa: PLC0415  see command.py
+        from ..audit.overview import Checks  # noqa: PLC0415
 
         checks = Checks(
             crc=not options.skip_crc,
@@ -107,7 +107,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _publish(audit: "Audit", options: argparse.Namespace, stage: Stages) -> None:
-    from .. import report, report_html  # noqa: PLC0415  see command.py
+    from ..report import page as report_html  # noqa: PLC0415  see command.py
+    from ..report import summary as report  # noqa: PLC0415
 
     if options.output:
         stage(f"writing {options.output}")

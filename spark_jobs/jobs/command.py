@@ -23,7 +23,7 @@ from ..errors import MissingDependencyError, SparkFailedError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from ..segments import LogExtent
+    from ..log.segments import LogExtent
     from ..stages import Stages
 
     Jobs = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  it has no other name
@@ -94,7 +94,7 @@ def find_log(directory: str) -> "LogExtent":
     """
     try:
         # Imported here, so that a missing package is told in a sentence.
-        from ..segments import survey  # noqa: PLC0415
+        from ..log.segments import survey  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise MissingDependencyError(error.name or str(error)) from error
     return survey(directory)

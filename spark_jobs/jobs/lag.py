@@ -24,8 +24,8 @@ from .command import (
 )
 
 if TYPE_CHECKING:
+    from ..log.segments import LogExtent
     from ..offset_table import OffsetTable
-    from ..segments import LogExtent
     from .command import Jobs
 
 SHOWN_MAX: Final = 50  # groups and topics in the table, and findings
@@ -111,7 +111,7 @@ def _lags(options: argparse.Namespace, table: "OffsetTable", extent: "LogExtent"
     offsets = [one for one in table.offsets if options.system or not is_brokers_own(one.group)]
     stage = Stages("lag")
     with spark_for(extent, stage) as spark:
-        from .. import lag, roles  # noqa: PLC0415  see command.py
+        from .. import lag, roles  # noqa: PLC0415
 
         log = roles.read_log(
             spark,
@@ -139,7 +139,7 @@ def _lags(options: argparse.Namespace, table: "OffsetTable", extent: "LogExtent"
 
 
 def _as_of_ms(options: argparse.Namespace, extent: "LogExtent") -> int | None:
-    from ..log_times import log_times  # noqa: PLC0415  see command.py
+    from ..log.log_times import log_times  # noqa: PLC0415  see command.py
 
     if options.as_of == "now":
         return time.time_ns() // 1_000_000

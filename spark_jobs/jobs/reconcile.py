@@ -25,8 +25,8 @@ from .command import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from ..log.segments import LogExtent
     from ..reconcile import Range
-    from ..segments import LogExtent
     from .command import Jobs
 
 LISTED_MAX: Final = 10_000  # differences in the JSON; the Parquet files have all
@@ -234,7 +234,7 @@ def _damage(log: "DataFrame") -> "DataFrame":
 
 
 def _range(options: argparse.Namespace, extent: "LogExtent") -> "Range":
-    from ..log_times import log_times  # noqa: PLC0415  see command.py
+    from ..log.log_times import log_times  # noqa: PLC0415  see command.py
     from ..reconcile import Range  # noqa: PLC0415
 
     return Range(

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     make_folder(options.output)
     stage = Stages("traffic")
     with spark_for(extent, stage) as spark:
-        from .. import roles, traffic  # noqa: PLC0415  see command.py
+        from .. import roles, traffic  # noqa: PLC0415
 
         log = roles.read_log(
             spark,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.spark_jobs import report_html
-from halfmq.spark_jobs.auditor import Audit
+from halfmq.spark_jobs.audit.auditor import Audit
+from halfmq.spark_jobs.report import page as report_html
 from tests.support import golden_store
 from tests.support.browser import Page
 from tests.support.reports import audit_of, chosen_by_others

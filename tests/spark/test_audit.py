@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from halfmq.spark_jobs.auditor import Anomaly, Audit, audited
-from halfmq.spark_jobs.judge import Kind, State
-from halfmq.spark_jobs.overview import Checks
+from halfmq.spark_jobs.audit.auditor import Anomaly, Audit, audited
+from halfmq.spark_jobs.audit.judge import Kind, State
+from halfmq.spark_jobs.audit.overview import Checks
 from tests.support import golden_store
 from tests.support.log_writer import COMMIT, HALF, OP, Apache, LogWriter, Ours
 from tests.support.planted_log import PENDING_AGE, plant

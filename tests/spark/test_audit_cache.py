@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.__main__ import main
-from halfmq.spark_jobs.auditor import audited
-from halfmq.spark_jobs.overview import Checks
+from halfmq.spark_jobs.audit.auditor import audited
+from halfmq.spark_jobs.audit.overview import Checks
 from tests.support.log_writer import Apache, LogWriter, Ours
 from tests.support.planted_log import PENDING_AGE, plant
 

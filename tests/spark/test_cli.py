@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from pyarrow import parquet
 
-from halfmq.spark_jobs import auditor
 from halfmq.spark_jobs.__main__ import main
+from halfmq.spark_jobs.audit import auditor
 from tests.support import golden_store
 from tests.support.log_writer import LogWriter, Ours
 

@@ -15,8 +15,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from halfmq.spark_jobs.columns import COLUMNS
-from halfmq.spark_jobs.schema import ddl
+from halfmq.spark_jobs.source.columns import COLUMNS
+from halfmq.spark_jobs.source.schema import ddl
 from tests.support import golden_store
 from tests.support.log_writer import HALF, HOST_V6, OP, START, Apache, LogWriter, Ours
 from tests.support.spark import load, rows

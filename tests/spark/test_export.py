@@ -24,8 +24,8 @@ from pyspark.sql import SparkSession
 from halfmq.spark_jobs import export, roles
 from halfmq.spark_jobs.__main__ import main
 from halfmq.spark_jobs.export import Export, Settings
+from halfmq.spark_jobs.log.segments import survey
 from halfmq.spark_jobs.manifest import ExportFolder
-from halfmq.spark_jobs.segments import survey
 from tests.support import golden_store, messages
 from tests.support.log_writer import LogWriter, Ours, Written
 

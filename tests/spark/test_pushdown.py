@@ -11,15 +11,15 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import EqualTo, Filter, GreaterThan, IsNotNull, LessThan, StringContains
 
 from halfmq.spark_jobs.datasource import CommitLogDataSource, LogPartition
-from halfmq.spark_jobs.options import ReadOptions
-from halfmq.spark_jobs.pushdown import (
+from halfmq.spark_jobs.log.segments import RECORD_SIZE_MAX
+from halfmq.spark_jobs.source.options import ReadOptions
+from halfmq.spark_jobs.source.pushdown import (
     OFFSET,
     TIME,
     PushdownCommitLogReader,
     with_offsets,
     with_times,
 )
-from halfmq.spark_jobs.segments import RECORD_SIZE_MAX
 from tests.spark.test_stream_reader import SCHEMA
 from tests.support.log_writer import START, LogWriter
 from tests.support.spark import load

@@ -10,7 +10,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from halfmq.spark_jobs.queue_source import QUEUE_COLUMNS, QUEUE_FORMAT
+from halfmq.spark_jobs.source.queue_source import QUEUE_COLUMNS, QUEUE_FORMAT
 from tests.support import golden_store
 from tests.support.spark import load
 

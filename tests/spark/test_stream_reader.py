@@ -14,8 +14,8 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from halfmq.spark_jobs.datasource import CommitLogDataSource, CommitLogReader, LogPartition
 from halfmq.spark_jobs.errors import DataLossError, OptionError
-from halfmq.spark_jobs.options import ReadOptions
-from halfmq.spark_jobs.stream import OFFSET, CommitLogStreamReader
+from halfmq.spark_jobs.source.options import ReadOptions
+from halfmq.spark_jobs.source.stream import OFFSET, CommitLogStreamReader
 from tests.support.log_writer import START, LogWriter
 
 SEGMENT = 1 << 12

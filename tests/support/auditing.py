@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from halfmq.spark_jobs.audit import judged_row, linked_by_hand, linked_rows
-from halfmq.spark_jobs.digest import SCHEMA, Plan, Summary, Watch, What, digest
-from halfmq.spark_jobs.families import STATES, TRANSACTION
-from halfmq.spark_jobs.judge import Kind, State
-from halfmq.spark_jobs.overview import DEFAULT_CHECKS, Checks, Delays, Overview
-from halfmq.spark_jobs.rows import Rows
-from halfmq.spark_jobs.segments import LogExtent, SegmentReader, survey
-from halfmq.spark_jobs.store_files import StoreFiles
-from halfmq.spark_jobs.timeline import OpenAges, Timeline, merged
+from halfmq.spark_jobs.audit.audit import judged_row, linked_by_hand, linked_rows
+from halfmq.spark_jobs.audit.digest import SCHEMA, Plan, Summary, Watch, What, digest
+from halfmq.spark_jobs.audit.families import STATES, TRANSACTION
+from halfmq.spark_jobs.audit.judge import Kind, State
+from halfmq.spark_jobs.audit.overview import DEFAULT_CHECKS, Checks, Delays, Overview
+from halfmq.spark_jobs.audit.timeline import OpenAges, Timeline, merged
+from halfmq.spark_jobs.log.rows import Rows
+from halfmq.spark_jobs.log.segments import LogExtent, SegmentReader, survey
+from halfmq.spark_jobs.log.store_files import StoreFiles
 
 Row = dict[str, Any]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from unittest.mock import patch
 
-from halfmq.spark_jobs import walk
+from halfmq.spark_jobs.log import walk
 
 
 @contextmanager

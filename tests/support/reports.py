@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
-from halfmq.spark_jobs.auditor import Anomaly, Audit, LogSummary
-from halfmq.spark_jobs.judge import Kind
-from halfmq.spark_jobs.lookup import LogLookup
-from halfmq.spark_jobs.overview import Delays
-from halfmq.spark_jobs.segments import survey
+from halfmq.spark_jobs.audit.auditor import Anomaly, Audit, LogSummary
+from halfmq.spark_jobs.audit.judge import Kind
+from halfmq.spark_jobs.audit.lookup import LogLookup
+from halfmq.spark_jobs.audit.overview import Delays
+from halfmq.spark_jobs.log.segments import survey
 from tests.support.auditing import audit_here
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from halfmq.spark_jobs import audit_cache
-from halfmq.spark_jobs.audit_cache import AuditCache, Part
-from halfmq.spark_jobs.digest import Seen, Watch
-from halfmq.spark_jobs.digest_source import NAMES
+from halfmq.spark_jobs.audit import audit_cache
+from halfmq.spark_jobs.audit.audit_cache import AuditCache, Part
+from halfmq.spark_jobs.audit.digest import Seen, Watch
+from halfmq.spark_jobs.audit.digest_source import NAMES
 from halfmq.spark_jobs.errors import CacheError
-from halfmq.spark_jobs.rows import Rows
-from halfmq.spark_jobs.segments import SegmentReader, find_segments
+from halfmq.spark_jobs.log.rows import Rows
+from halfmq.spark_jobs.log.segments import SegmentReader, find_segments
 from tests.support.planted_log import plant
 
 SEGMENT = 1 << 15

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from halfmq.spark_jobs import bodies
-from halfmq.spark_jobs.bodies import TooMuchError, unpack, unpacked
-from halfmq.spark_jobs.rows import Rows
-from halfmq.spark_jobs.segments import SegmentReader, survey
+from halfmq.spark_jobs.log import bodies
+from halfmq.spark_jobs.log.bodies import TooMuchError, unpack, unpacked
+from halfmq.spark_jobs.log.rows import Rows
+from halfmq.spark_jobs.log.segments import SegmentReader, survey
 from tests.support.log_writer import LogWriter
 
 TEXT = b"a message that repeats itself, " * 200

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmq.spark_jobs.events import EVENT, NO_CHECKS, Records
-from halfmq.spark_jobs.families import STATES, judge_families
-from halfmq.spark_jobs.histograms import Histogram
-from halfmq.spark_jobs.judge import Event, LogBounds, Part, State, Terms, judge
+from halfmq.spark_jobs.audit.events import EVENT, NO_CHECKS, Records
+from halfmq.spark_jobs.audit.families import STATES, judge_families
+from halfmq.spark_jobs.audit.histograms import Histogram
+from halfmq.spark_jobs.audit.judge import Event, LogBounds, Part, State, Terms, judge
 
 BOUNDS = LogBounds(first_offset=0, last_offset=10**6)
 TERMS = Terms(overdue_before_ms=30, passed_slot=5)

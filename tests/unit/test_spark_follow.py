@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from halfmq.spark_jobs.errors import DataLossError
-from halfmq.spark_jobs.follow import LogFollower, part_of
-from halfmq.spark_jobs.rows import Rows
-from halfmq.spark_jobs.segments import SegmentReader, find_segments, survey
+from halfmq.spark_jobs.log.follow import LogFollower, part_of
+from halfmq.spark_jobs.log.rows import Rows
+from halfmq.spark_jobs.log.segments import SegmentReader, find_segments, survey
 from halfmq.store.message_store import MessageStore
 from tests.support.log_writer import START, LogWriter, encode
 from tests.support.stores import Clock, append_durably, draft, small_config
@@ -69,7 +69,7 @@ def test_where_nothing_was_written_nothing_is_read(
     append_durably(store, draft())
     follower = LogFollower(str(tmp_path / "store"))
     before = follower.extent()
-    monkeypatch.setattr("halfmq.spark_jobs.follow.find_end", None)
+    monkeypatch.setattr("halfmq.spark_jobs.log.follow.find_end", None)
 
     assert follower.extent() == before
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.spark_jobs.judge import Kind
+from halfmq.spark_jobs.audit.judge import Kind
 from tests.support import golden_store
 from tests.support.auditing import audit_here
 from tests.support.damage import extend, filled_store, only

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from halfmq.spark_jobs.judge import (
+from halfmq.spark_jobs.audit.judge import (
     NO_TERMS,
     Event,
     Kind,

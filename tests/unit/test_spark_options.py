@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halfmq.spark_jobs.errors import OptionError
-from halfmq.spark_jobs.options import PARTITION_BYTES, QueueOptions, ReadOptions
+from halfmq.spark_jobs.source.options import PARTITION_BYTES, QueueOptions, ReadOptions
 
 
 def test_names_of_options_do_not_depend_on_case() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.spark_jobs.judge import State
-from halfmq.spark_jobs.overview import Checks
+from halfmq.spark_jobs.audit.judge import State
+from halfmq.spark_jobs.audit.overview import Checks
 from tests.support.auditing import audit_here
 from tests.support.lanes import some_lanes
 from tests.support.planted_log import DAMAGE, PENDING_AGE, Planted, plant

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.spark_jobs.errors import LogDirectoryError
-from halfmq.spark_jobs.queue_entries import (
+from halfmq.spark_jobs.log.queue_entries import (
     CUT_SHORT,
     NOT_A_PLACE,
     EntryBatch,

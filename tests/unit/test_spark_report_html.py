@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.spark_jobs.auditor import Anomaly, Audit
-from halfmq.spark_jobs.judge import Kind, State
-from halfmq.spark_jobs.report_html import ROWS_MAX, page
-from halfmq.spark_jobs.report_html_rows import KINDS, shown_kinds
-from halfmq.spark_jobs.report_html_style import DARK, GROUNDS, LIGHT, MARKS, TEXTS
-from halfmq.spark_jobs.report_html_text import duration, escaped, visible
+from halfmq.spark_jobs.audit.auditor import Anomaly, Audit
+from halfmq.spark_jobs.audit.judge import Kind, State
+from halfmq.spark_jobs.report.anomalies import KINDS, shown_kinds
+from halfmq.spark_jobs.report.page import ROWS_MAX, page
+from halfmq.spark_jobs.report.style import DARK, GROUNDS, LIGHT, MARKS, TEXTS
+from halfmq.spark_jobs.report.text import duration, escaped, visible
 from tests.support import golden_store
 from tests.support.reports import HOSTILE, LONG, audit_of, chosen_by_others
 

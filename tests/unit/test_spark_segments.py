@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmq.spark_jobs.checksums import body_crcs, sound_records
 from halfmq.spark_jobs.errors import LogDirectoryError
-from halfmq.spark_jobs.rows import Rows
-from halfmq.spark_jobs.segments import (
+from halfmq.spark_jobs.log.checksums import body_crcs, sound_records
+from halfmq.spark_jobs.log.rows import Rows
+from halfmq.spark_jobs.log.segments import (
     NOT_A_RECORD,
     SETTLE_PAUSE,
     SETTLE_PAUSES,
@@ -391,7 +391,7 @@ def test_a_record_whose_head_arrives_last_is_waited_for(
     root, written, content = unsettled
     (root / "abort").touch()  # the store is open
     monkeypatch.setattr(
-        "halfmq.spark_jobs.segments.time.sleep",
+        "halfmq.spark_jobs.log.segments.time.sleep",
         lambda _: overwrite(root / "commitlog", written[7].offset, content),
     )
 
@@ -406,7 +406,7 @@ def test_a_hole_that_nobody_fills_is_damage(
     """In a closed store at once, in an open one after all pauses, however long a read takes."""
     root, written, _ = unsettled
     slept: list[float] = []
-    monkeypatch.setattr("halfmq.spark_jobs.segments.time.sleep", slept.append)
+    monkeypatch.setattr("halfmq.spark_jobs.log.segments.time.sleep", slept.append)
     if is_open:
         (root / "abort").touch()
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfmq.spark_jobs.judge import State
-from halfmq.spark_jobs.overview import Checks
-from halfmq.spark_jobs.timeline import BINS_MAX, SHOWN, Scale, counted, merged, scale
+from halfmq.spark_jobs.audit.judge import State
+from halfmq.spark_jobs.audit.overview import Checks
+from halfmq.spark_jobs.audit.timeline import BINS_MAX, SHOWN, Scale, counted, merged, scale
 from tests.support import golden_store
 from tests.support.auditing import audit_here
 from tests.support.log_writer import START, LogWriter, Ours

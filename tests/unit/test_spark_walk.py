@@ -8,8 +8,8 @@ import struct
 
 import pytest
 
-from halfmq.spark_jobs.rows import RECORD_SIZE_MIN, SegmentBytes
-from halfmq.spark_jobs.walk import LANE_BYTES, record_bounds
+from halfmq.spark_jobs.log.rows import RECORD_SIZE_MIN, SegmentBytes
+from halfmq.spark_jobs.log.walk import LANE_BYTES, record_bounds
 from halfmq.store.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from tests.support.lanes import lanes_of
 

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from .judge import State
-from .overview import PERCENTILES, Delays
-from .report_html_charts import (
+from ..audit.judge import State
+from ..audit.overview import PERCENTILES, Delays
+from ..audit.timeline import OPEN, SHOWN, OpenAges, Timeline
+from .anomalies import OPEN_MAX, ShownKind, kind_section, shown_kinds
+from .charts import (
     LABELS,
     Mark,
     MarkedKind,
@@ -27,9 +29,8 @@ from .report_html_charts import (
     states_chart,
     undecided_chart,
 )
-from .report_html_rows import OPEN_MAX, ShownKind, kind_section, shown_kinds
-from .report_html_style import SCRIPT, STYLE
-from .report_html_text import (
+from .style import SCRIPT, STYLE
+from .text import (
     duration,
     escaped,
     full_moment,
@@ -39,10 +40,9 @@ from .report_html_text import (
     number,
     size,
 )
-from .timeline import OPEN, SHOWN, OpenAges, Timeline
 
 if TYPE_CHECKING:
-    from .auditor import Audit
+    from ..audit.auditor import Audit
 
 ROWS_MAX: Final = 200  # anomalies with their bytes; more are no reading matter
 DELAYS_DRAWN: Final = 12  # lines of the chart, which must fit a printed page

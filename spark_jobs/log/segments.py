@@ -39,8 +39,8 @@ import numpy as np
 from halfmq.store.format.crc import crc32
 from halfmq.store.format.record import CRC_MASK, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PREFIX
 
+from ..errors import LogDirectoryError
 from .arrays import Ints
-from .errors import LogDirectoryError
 from .files import WINDOW, child, entries, exists, is_folder, open_content, parent
 from .rows import RECORD_SIZE_MIN, Rows, SegmentBytes
 from .walk import LANE_BYTES, MAGIC_START, record_bounds

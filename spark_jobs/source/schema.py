@@ -6,8 +6,8 @@ from typing import Final, Protocol
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from ..errors import OptionError
 from .columns import COLUMNS
-from .errors import OptionError
 from .options import ReadOptions, unknown
 
 # What an audit needs; see audit.py. Reading no more than this is what makes it fast.

@@ -23,10 +23,10 @@ from halfmq.store.format.properties import (
     PROPERTY_UNIQ_KEY,
 )
 
-from .arrays import Bools, Ints, joined
+from ..log.arrays import Bools, Ints, joined
+from ..log.numbers import numbers_at, read_lists
+from ..log.rows import WORD, PropertyBlock, Rows, Words, cut
 from .judge import Part
-from .numbers import numbers_at, read_lists
-from .rows import WORD, PropertyBlock, Rows, Words, cut
 
 EVENT: Final = np.dtype(
     [

@@ -5,13 +5,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from .files import open_remote
-from .judge import Kind
-from .lookup import Place
-from .report_html_text import escaped, isolated, many, number
+from ..audit.judge import Kind
+from ..audit.lookup import Place
+from ..log.files import open_remote
+from .text import escaped, isolated, many, number
 
 if TYPE_CHECKING:
-    from .auditor import Anomaly
+    from ..audit.auditor import Anomaly
 
 OPEN_MAX: Final = 10  # rows; of so few the bytes are shown at once
 _DETAIL_MAX: Final = 600  # characters

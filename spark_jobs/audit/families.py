@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from .arrays import Bools, Ints
+from ..log.arrays import Bools, Ints
 from .events import NO_CHECKS, Records
 from .histograms import Histogram
 from .judge import Event, Finding, LogBounds, Part, State, Terms, judge

@@ -17,9 +17,11 @@ from typing import Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from .arrays import Bools, Ints, one
-from .checksums import sound_records
-from .columns import transaction_parts
+from ..log.arrays import Bools, Ints, one
+from ..log.checksums import sound_records
+from ..log.rows import Rows
+from ..log.segments import UNWRITTEN, Hole, Segment
+from ..source.columns import transaction_parts
 from .events import (
     EVENT,
     NO_CHECKS,
@@ -34,8 +36,6 @@ from .events import (
 )
 from .judge import Kind, Part
 from .queues import Edge, Queued, QueueFault, QueueFiles, QueueWatch
-from .rows import Rows
-from .segments import UNWRITTEN, Hole, Segment
 
 _LAST_RECORDS: Final = 101  # that say what time it was at the end: any one may be damaged
 PLACE_BITS: Final = 16  # places in a half queue that share a bucket: about a split's halves

@@ -25,11 +25,11 @@ from halfmq.store.format.properties import PROPERTY_INNER_NUM, PROPERTY_TAGS, ta
 from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK
 from halfmq.store.format.topics import SCHEDULE_TOPIC
 
-from .arrays import Bools, Ints
-from .errors import LogDirectoryError
+from ..errors import LogDirectoryError
+from ..log.arrays import Bools, Ints
+from ..log.numbers import numbers_at
+from ..log.rows import Rows, cut
 from .judge import Kind
-from .numbers import numbers_at
-from .rows import Rows, cut
 
 ENTRIES: Final = np.dtype([("at", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 assert ENTRIES.itemsize == ENTRY_SIZE

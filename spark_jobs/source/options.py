@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from ..errors import OptionError
+from ..log.segments import BATCH_ROWS
 from .columns import Wanted
-from .errors import OptionError
-from .segments import BATCH_ROWS
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

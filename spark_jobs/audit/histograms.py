@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from .arrays import Ints
+from ..log.arrays import Ints
 
 _EXACT_BITS: Final = 7  # ranges per doubling, as a power of two
 _COUNT: Final = np.dtype([("label", "<u8"), ("range", "<i8"), ("count", "<i8")])

@@ -19,10 +19,10 @@ import numpy.typing as npt
 
 from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK
 
+from ..audit.queues import ENTRIES, Slots
+from ..errors import LogDirectoryError
 from .arrays import Ints
-from .errors import LogDirectoryError
 from .files import child, entries, exists, is_folder, read_bytes
-from .queues import ENTRIES, Slots
 from .rows import RECORD_SIZE_MIN
 
 _ANY_NAME: Final = re.compile(r".+", re.DOTALL)

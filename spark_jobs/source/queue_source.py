@@ -18,10 +18,9 @@ from pyspark.sql.types import StructType
 
 from halfmq.store.format.queue_entry import ENTRY_SIZE
 
-from .arrays import from_numpy, one, repeated, texts
-from .errors import CorruptLogError
-from .options import QueueOptions
-from .queue_entries import (
+from ..errors import CorruptLogError
+from ..log.arrays import from_numpy, one, repeated, texts
+from ..log.queue_entries import (
     NOT_AN_ENTRY,
     OFFSET_END,
     EntryBatch,
@@ -30,6 +29,7 @@ from .queue_entries import (
     find_queue_files,
     read_entries,
 )
+from .options import QueueOptions
 from .schema import arrow_schema, ddl
 
 QUEUE_FORMAT: Final = "rocketmq-consumequeue"

@@ -30,13 +30,13 @@ import numpy.typing as npt
 import pyarrow as pa
 from pyarrow import parquet
 
-from .arrays import Bools, Ints, texts
+from ..errors import CacheError
+from ..log.arrays import Bools, Ints, texts
+from ..log.files import child, exists, open_remote, parent, read_bytes
+from ..log.segments import Segment
 from .digest import Seen
-from .errors import CacheError
 from .events import EVENT, OP_ENTRY, Told
-from .files import child, exists, open_remote, parent, read_bytes
 from .queues import QUEUED, Queued
-from .segments import Segment
 
 VERSION: Final = 1  # of the format; entries of another are made anew
 _SAMPLES: Final = 64  # per segment, a quarter of a megabyte in all

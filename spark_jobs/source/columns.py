@@ -35,11 +35,11 @@ from halfmq.store.format.topics import (
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
 
-from .arrays import Bools, Ints, booleans, from_numpy, one, repeated, texts
-from .bodies import error_column, unpacked
-from .checksums import sound_records
-from .rows import Rows
-from .segments import Hole, Segment
+from ..log.arrays import Bools, Ints, booleans, from_numpy, one, repeated, texts
+from ..log.bodies import error_column, unpacked
+from ..log.checksums import sound_records
+from ..log.rows import Rows
+from ..log.segments import Hole, Segment
 
 LOG_APPEND_TIME: Final = 1  # Kafka's timestampType for "set by the broker"
 _TIME_MIN: Final = -62_135_596_800_000  # ms, year 1: what Python and Spark can show;

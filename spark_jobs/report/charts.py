@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from .overview import Delays
-from .report_html_text import duration, escaped, moment, number, visible
-from .timeline import OPEN, SHOWN, OpenAges, Timeline
+from ..audit.overview import Delays
+from ..audit.timeline import OPEN, SHOWN, OpenAges, Timeline
+from .text import duration, escaped, moment, number, visible
 
 LABELS: Final = {str(state): str(state).replace("_", " ") for state in SHOWN}
 _PLOT: Final = 180  # px, height of a chart over time

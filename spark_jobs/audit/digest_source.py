@@ -17,15 +17,15 @@ from pyspark.sql.types import StructType
 
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
+from ..datasource import LogPartition, SegmentSplit, cuts, plan_partitions
+from ..log.follow import part_of
+from ..log.rows import Rows
+from ..log.segments import LogExtent, Segment, SegmentReader
+from ..source.columns import COLUMNS, Wanted, record_batch
+from ..source.options import PARTITION_BYTES, ReadOptions
+from ..source.schema import NAME_COLUMNS
 from .audit_cache import AuditCache, Cached, Part
-from .columns import COLUMNS, Wanted, record_batch
-from .datasource import LogPartition, SegmentSplit, cuts, plan_partitions
 from .digest import DDL, Plan, Seen, Watch, digest
-from .follow import part_of
-from .options import PARTITION_BYTES, ReadOptions
-from .rows import Rows
-from .schema import NAME_COLUMNS
-from .segments import LogExtent, Segment, SegmentReader
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,8 +14,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from .arrays import Bools, Ints
-from .columns import transaction_parts
+from ..log.arrays import Bools, Ints
+from ..log.segments import LogExtent
+from ..log.store_files import StoreFiles
+from ..source.columns import transaction_parts
 from .digest import HalfRange, Summary
 from .events import SLOT_BITS, Records, key_of_place, read_events
 from .histograms import Histogram
@@ -23,8 +25,6 @@ from .judge import CHECKS_MAX, Kind, LogBounds, Part, Terms
 from .lookup import LogLookup
 from .queue_borders import Log, across_splits, restarts, unknown_queues
 from .queues import QueueFiles
-from .segments import LogExtent
-from .store_files import StoreFiles
 from .timeline import Scale, scale
 
 PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}

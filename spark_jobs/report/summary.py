@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from .judge import State
-from .overview import PERCENTILES
+from ..audit.judge import State
+from ..audit.overview import PERCENTILES
 
 if TYPE_CHECKING:
-    from .auditor import Anomaly, Audit
+    from ..audit.auditor import Anomaly, Audit
 
 ROWS_SHOWN: Final = 50  # anomalies in the table; a terminal holds no more, and files have all
 DELAYS_SHOWN: Final = 10  # producer groups and topics in the table

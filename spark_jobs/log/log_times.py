@@ -2,7 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from .events import store_times
+from ..audit.events import store_times
 from .rows import Rows
 from .segments import LogExtent, SegmentReader
 

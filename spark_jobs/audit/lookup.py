@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from halfmq.store.format.properties import PROPERTY_UNIQ_KEY
 
-from .errors import LogDirectoryError
-from .rows import Rows
-from .segments import Segment, SegmentReader
+from ..errors import LogDirectoryError
+from ..log.rows import Rows
+from ..log.segments import Segment, SegmentReader
 
 
 class Place(NamedTuple):

@@ -10,7 +10,7 @@ All offsets that are given out are borders of records, so that no record is ever
 from itertools import pairwise
 from typing import Final
 
-from .errors import DataLossError
+from ..errors import DataLossError
 from .files import is_remote, open_remote
 from .rows import Rows
 from .segments import (

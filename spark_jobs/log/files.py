@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from .errors import LogDirectoryError
+from ..errors import LogDirectoryError
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem, NativeFile

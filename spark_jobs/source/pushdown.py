@@ -20,9 +20,9 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from .datasource import CommitLogReader, in_times, plan_partitions
+from ..datasource import CommitLogReader, in_times, plan_partitions
+from ..log.segments import RECORD_SIZE_MAX, survey
 from .options import ReadOptions
-from .segments import RECORD_SIZE_MAX, survey
 
 OFFSET: Final = ("physicalOffset",)
 TIME: Final = ("timestamp",)

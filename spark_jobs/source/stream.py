@@ -20,9 +20,9 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from .datasource import SegmentSplit, SplitReader, plan_partitions
-from .files import exists
-from .follow import LogFollower, part_of
+from ..datasource import SegmentSplit, SplitReader, plan_partitions
+from ..log.files import exists
+from ..log.follow import LogFollower, part_of
 from .options import ReadOptions
 
 OFFSET: Final = "physicalOffset"  # the key in checkpoints; it must never change

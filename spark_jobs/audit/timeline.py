@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from .arrays import Ints
+from ..log.arrays import Ints
 from .judge import State
 
 BINS_MAX: Final = 60  # intervals: as many as can be told apart on a phone

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
+from ..datasource import FORMAT, register
+from ..log.files import is_remote
+from ..log.segments import LogExtent, survey
+from ..log.store_files import StoreFiles
+from ..source.schema import NAME_COLUMNS, ddl
+from ..stages import reading
 from . import audit
 from .audit_cache import AuditCache
-from .datasource import FORMAT, register
 from .digest import Plan, Summary, What
 from .digest_source import NAMED_TOPICS, digested, full_segments
 from .families import STATES
-from .files import is_remote
 from .lookup import Place
 from .overview import DEFAULT_CHECKS, Checks, Delays, Fault, Overview
-from .schema import NAME_COLUMNS, ddl
-from .segments import LogExtent, survey
-from .stages import reading
-from .store_files import StoreFiles
 from .timeline import OpenAges, Timeline, merged
 
 if TYPE_CHECKING:

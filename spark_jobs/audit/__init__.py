@@ -1,0 +1,1 @@
+"""What an audit finds: states of transactions, faults, figures."""
