@@ -33,7 +33,7 @@ Source: RocketMQ ``EndTransactionProcessor``, ``TransactionalMessageServiceImpl`
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Final, NamedTuple
@@ -51,6 +51,9 @@ class Part(IntEnum):
     DISCARD = 5
     RESUME = 6
     NAMED = 7  # no record: a decision at ``offset`` names one more half, at ``reference``
+    DELIVERED = 8  # the message in an application's topic, by a record that is no final of it
+    WAITING = 9  # a final, or a copy of it without a link, in SCHEDULE_TOPIC_XXXX
+    ARRIVED = 10  # a message that waited, in its real topic; a DELIVERED may be one as well
 
 
 class State(StrEnum):
@@ -62,6 +65,7 @@ class State(StrEnum):
     PARKED = "parked"  # the broker has given up asking; can still be decided
     EXPIRED = "expired"  # decided here, but its half is no longer in the log
     UNFOUNDED = "unfounded"  # decided here, and never prepared
+    UNDETERMINED = "undetermined"  # an op says decided; what would say how cannot be read
 
 
 class Kind(StrEnum):
@@ -74,7 +78,15 @@ class Kind(StrEnum):
     OP_WITHOUT_HALF = "op_without_half"
     PARKED_WITHOUT_HALF = "parked_without_half"
     DUPLICATE_PREPARE = "duplicate_prepare"
-    MISSING_FINAL = "missing_final"  # of one of several messages that were committed
+    MISSING_FINAL = "missing_final"  # committed, and a message of it has no final
+    MISSING_DECISION = "missing_decision"  # an op, where rollbacks are records, and no decision
+    ALTERED_FINAL = "altered_final"  # it differs from its half
+    UNMARKED_FINAL = "unmarked_final"  # it names its half, and lacks the bits of a commit
+    UNLINKED_DELIVERY = (
+        "unlinked_delivery"  # the message was delivered by a record that is no final
+    )
+    OVERDUE_DELIVERY = "overdue_delivery"  # a delayed commit is due, and was never delivered
+    DELIVERED_TWICE = "delivered_twice"  # a delayed commit
     SPLIT_GROUP = "split_group"  # some of several messages decided otherwise than the rest
     OVERDUE_HALF = "overdue_half"
     LOST_PARKING = "lost_parking"
@@ -89,6 +101,17 @@ class Kind(StrEnum):
     OVERLAP = "overlap"
 
 
+class Content(NamedTuple):
+    """What a half and its final have in common; texts as hashes of 64 bits."""
+
+    topic: int  # the real one
+    queue: int  # the real one
+    tags: int
+    keys: int
+    body_crc: int  # as the record's head says
+    body_size: int  # bytes
+
+
 class Event(NamedTuple):
     """One record of a family."""
 
@@ -99,6 +122,9 @@ class Event(NamedTuple):
     number: int = 0  # which of several messages it is about; 0 is the leader
     total: int = 1  # how many messages the transaction has
     time_ms: int = 0  # when it was stored
+    content: Content | None = None  # of halves and what delivers them; None: not known
+    due_ms: int = 0  # of WAITING: when it is to be delivered
+    sound: bool = True  # matches its CRC; a final that does not decides nothing
 
 
 class Finding(NamedTuple):
@@ -133,6 +159,9 @@ class LogBounds(NamedTuple):
     first_offset: int
     damage: tuple[tuple[int, int], ...] = ()  # ranges [start, end) that could not be read, sorted
     last_offset: int | None = None  # of the last record
+    # Ranges [start, end) written by brokers whose rollbacks are records, sorted: see ``dialects``.
+    records_rollbacks: tuple[tuple[int, int], ...] = ()
+    write_queues: Mapping[int, int] | None = None  # by hash of the topic, where a store tells
 
     def is_unreadable(self, offset: int) -> bool:
         """Tell whether a record at this offset may well have existed."""
@@ -153,6 +182,7 @@ class Terms(NamedTuple):
     passed_slot: int = 0  # RocketMQ's checks will not come back to half queue offsets below
     checks_max: int = CHECKS_MAX
     given_up_before_ms: int | None = None  # its last check was earlier: it should be parked
+    due_before_ms: int | None = None  # of delayed commits: due earlier, it should be delivered
 
 
 NO_TERMS: Final = Terms()
