@@ -24,6 +24,7 @@ from halfmq.store.format.properties import (
 )
 
 from ..log.arrays import Bools, Ints, joined
+from ..log.checksums import sound_records
 from ..log.numbers import numbers_at, read_lists
 from ..log.rows import WORD, PropertyBlock, Rows, Words, cut
 from .judge import Part
@@ -120,7 +121,11 @@ def _slots(rows: Rows) -> Ints:
 
 
 def _op_entries(rows: Rows) -> tuple[Records, Ints]:
-    """Read which offsets of the half queue op records mark as done."""
+    """Read which offsets of the half queue op records mark as done.
+
+    A damaged op record says nothing: one flipped bit would roll back another transaction.
+    """
+    rows = rows.select(sound_records(rows))
     if not len(rows):
         return np.zeros(0, dtype=OP_ENTRY), np.zeros(0, dtype=np.int64)
     read = read_lists(*joined(rows.bodies()))

@@ -20,8 +20,10 @@ end, once, so that all workers agree on it even while a broker appends:
 * of a group that is being copied into the log the first bytes may arrive last (memcpy does so);
   a hole near the end of a store that is open, or was not closed, is given a second to fill;
 * a log that was cut (RocketMQ cuts without zeroing) and then written on can have old whole
-  records behind its true end. They are told by their clocks: the records behind the cut are all
-  older, by the broker's clock and by the producers', than those before it.
+  records behind its true end. They are all older, by the broker's clock and by the producers', than
+  what precedes them; and they do not go on from it: there is the rest of an overwritten record in
+  front of them, or a queue goes back. Clocks alone prove nothing, because they are set back. Old
+  records that go on in every queue, byte for byte behind the new ones, are taken for new ones.
 
 Source: RocketMQ ``CommitLog.java``; sizes and magics from ``halfmq.store.format.record``.
 """
@@ -37,6 +39,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from halfmq.store.format.crc import crc32
+from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.record import CRC_MASK, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PREFIX
 
 from ..errors import LogDirectoryError
@@ -140,10 +143,13 @@ def find_segments(directory: str | Path) -> list[Segment]:
 def survey(directory: str | Path, *, memory_map: bool = True) -> LogExtent:
     """Find the segments and the end of the log, by a walk through the last segment.
 
-    Of a log that is still empty, the end is where its first segment begins.
+    The log of a store root may be empty: a broker that has just been started has one file of zeros.
+    Its end is then where its first segment begins. A folder of segments without any record is more
+    likely a copy that failed.
 
     Raises:
-        LogDirectoryError: There is no segment, or one cannot be read.
+        LogDirectoryError: There is no segment, or one cannot be read; or there is no record in a
+            directory that is no store root.
     """
     segments = find_segments(directory)
     first = segments[0].base if segments else 0
@@ -154,6 +160,10 @@ def survey(directory: str | Path, *, memory_map: bool = True) -> LogExtent:
         if found.position:
             return LogExtent(tuple(segments), last.base + found.position, found.tail)
         segments.pop()  # pre-allocated, or just begun
+    root = str(directory)
+    if not is_folder(child(root, "commitlog")):
+        reason = "its segments hold no record; of a broker without messages, name the store root"
+        raise LogDirectoryError(root, reason)
     return LogExtent((), first, None)
 
 
@@ -389,6 +399,9 @@ def find_end(
         time.sleep(SETTLE_PAUSE)
         pauses -= 1
         chunks, holes = _read_from(reader, known.position)
+    if known.position and chunks and len(_steps_back(chunks, known.clocks)):
+        # Whether these records are left over is told by all that precedes them.
+        return find_end(reader, may_be_live=False)
     return _end_of(reader, chunks, holes, known)
 
 
@@ -401,8 +414,7 @@ def _end_of(reader: SegmentReader, chunks: list[Rows], holes: list[Hole], known:
         return known._replace(tail=_torn_at(known.position, holes))
     starts = np.concatenate([rows.starts for rows in chunks])
     ends = np.concatenate([rows.ends for rows in chunks])
-    stored = np.concatenate([rows.field("store_timestamp") for rows in chunks])
-    born = np.concatenate([rows.field("born_timestamp") for rows in chunks])
+    stored, born = _times(chunks)
 
     def end_behind(count: int, tail: str | None) -> LogEnd:
         if not count:
@@ -410,9 +422,11 @@ def _end_of(reader: SegmentReader, chunks: list[Rows], holes: list[Hole], known:
         highest = max(known.clocks.born, int(born[:count].max()))
         return LogEnd(int(ends[count - 1]), tail, Clocks(int(stored[count - 1]), highest))
 
-    kept = _count_before_stale(stored, born, known.clocks)
-    if kept < len(starts):
-        return end_behind(kept, "older records, left from before the log was cut")
+    kept = len(starts)
+    for place in _steps_back(chunks, known.clocks).tolist():
+        follows = starts[place] == (ends[place - 1] if place else known.position)
+        if not follows or _goes_back(chunks, place):
+            return end_behind(place, "older records, left from before the log was cut")
     if has_blank:
         return end_behind(kept, None)._replace(position=size)
     while kept and not _is_whole(chunks, kept - 1):
@@ -454,18 +468,55 @@ def _is_garbage(reader: SegmentReader) -> bool:
     return not begun
 
 
-def _count_before_stale(stored: Ints, born: Ints, before: Clocks) -> int:
-    """Count the records before the place from which on all are older than what precedes them."""
-    stored = np.concatenate([[before.stored], stored])
-    born = np.concatenate([[before.born], born])
-    stored_later = _highest_behind(stored)
-    born_later = _highest_behind(born)
-    born_before = np.maximum.accumulate(born)
-    steps = np.flatnonzero(
-        (stored_later[1:] + STALE_STEP_MIN <= stored[:-1])
-        & (born_later[1:] + STALE_STEP_MIN <= born_before[:-1])
+def _times(chunks: list[Rows]) -> tuple[Ints, Ints]:
+    """Return when records were stored and born, ms."""
+    names = ("store_timestamp", "born_timestamp")
+    stored, born = (np.concatenate([rows.field(name) for rows in chunks]) for name in names)
+    return stored, born
+
+
+def _steps_back(chunks: list[Rows], before: Clocks) -> Ints:
+    """Find the records from which on all are older than what precedes them, by both clocks."""
+    stored, born = _times(chunks)
+    stored_later, born_later = _highest_behind(stored), _highest_behind(born)
+    stored_before = np.concatenate([[before.stored], stored[:-1]])
+    born_before = np.maximum.accumulate(np.concatenate([[before.born], born[:-1]]))
+    return np.flatnonzero(
+        (stored_later + STALE_STEP_MIN <= stored_before)
+        & (born_later + STALE_STEP_MIN <= born_before)
     )
-    return int(steps[0]) if len(steps) else len(stored) - 1
+
+
+def _goes_back(chunks: list[Rows], place: int) -> bool:
+    """Tell whether a queue has an offset again behind ``place``, counted over all chunks.
+
+    Offset 0 proves nothing: a topic that was deleted and created anew begins with it.
+    """
+    highest: dict[tuple[str, int], int] = {}
+    for rows in chunks:
+        before, behind = np.split(np.arange(len(rows)), [max(place, 0)])
+        for queue, slots in _slots_by_queue(rows.at(before)):
+            highest[queue] = max(highest.get(queue, 0), int(slots.max()))
+        for queue, slots in _slots_by_queue(rows.at(behind)):
+            if 0 < slots[0] <= highest.pop(queue, 0):  # only the first one behind it counts
+                return True
+        place -= len(rows)
+    return False
+
+
+def _slots_by_queue(rows: Rows) -> Iterator[tuple[tuple[str, int], Ints]]:
+    """Give the queue offsets of each queue, in log order."""
+    kind = rows.field("sys_flag") & TRANSACTION_MASK
+    rows = rows.select((kind == TransactionType.NONE) | (kind == TransactionType.COMMIT))
+    if not len(rows):
+        return
+    queue_ids, slots = rows.field("queue_id"), rows.field("queue_offset")
+    numbers = (rows.topic_codes.astype(np.int64) << 32) + queue_ids
+    order = np.argsort(numbers, kind="stable")
+    bounds = np.flatnonzero(np.diff(numbers[order])) + 1
+    for own in np.split(order, bounds):
+        topic = rows.topic_names[rows.topic_codes[own[0]]]
+        yield (topic, int(queue_ids[own[0]])), slots[own]
 
 
 def _highest_behind(values: Ints) -> Ints:

@@ -281,7 +281,7 @@ def test_a_log_reads_the_same_without_mapping_it(
 
 def test_an_empty_log_has_no_rows(spark: SparkSession, tmp_path: Path) -> None:
     """A broker that has just been started for the first time."""
-    LogWriter(tmp_path).close()
+    LogWriter(tmp_path / "commitlog").close()
 
     assert load(spark, tmp_path).collect() == []
 

@@ -129,7 +129,7 @@ def test_old_records_behind_the_end_are_not_taken_for_new_ones(tmp_path: Path) -
     path = tmp_path / f"{0:020}"
     follower = LogFollower(str(tmp_path))
     for number in range(4):
-        log.append("t", b"new", {"KEYS": f"{number}"})
+        log.append("t", b"longer", {"KEYS": f"{number}"})
         end = log.end
         path.write_bytes((log.close() / path.name).read_bytes()[:end] + old[end:])
 
@@ -188,7 +188,9 @@ def test_a_log_that_was_cut_and_written_anew_is_noticed(tmp_path: Path) -> None:
 
 def test_an_empty_log_begins_where_its_first_file_does(tmp_path: Path) -> None:
     """So that a stream that waits for it misses nothing."""
-    (tmp_path / f"{SEGMENT * 3:020}").write_bytes(bytes(SEGMENT))
+    folder = tmp_path / "commitlog"
+    folder.mkdir()
+    (folder / f"{SEGMENT * 3:020}").write_bytes(bytes(SEGMENT))
     follower = LogFollower(str(tmp_path))
 
     extent = follower.extent()
@@ -196,7 +198,7 @@ def test_an_empty_log_begins_where_its_first_file_does(tmp_path: Path) -> None:
     assert (extent.first_offset, extent.end_offset) == (SEGMENT * 3, SEGMENT * 3)
     assert survey(tmp_path) == extent
     record = encode("t", b"", b"", offset=SEGMENT * 3)
-    (tmp_path / f"{SEGMENT * 3:020}").write_bytes(record.ljust(SEGMENT, b"\0"))
+    (folder / f"{SEGMENT * 3:020}").write_bytes(record.ljust(SEGMENT, b"\0"))
     assert follower.end(extent.end_offset) == SEGMENT * 3 + len(record)
 
 
@@ -205,7 +207,7 @@ def test_a_follower_says_what_a_survey_says(seed: int, tmp_path: Path) -> None:
     """However much is written between two looks, and however the limits fall."""
     print("seed", seed)
     choose = random.Random(seed)
-    log = LogWriter(tmp_path, segment_size=SEGMENT)
+    log = LogWriter(tmp_path / "commitlog", segment_size=SEGMENT)
     follower = LogFollower(str(tmp_path))
     position = 0
     found: list[int] = []

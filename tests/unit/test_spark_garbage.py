@@ -157,7 +157,9 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 )
 def test_what_is_no_log_is_empty_or_corrupt(content: bytes, tmp_path: Path) -> None:
     """Never a record, and never a loop without an end."""
-    (tmp_path / f"{0:020}").write_bytes(content)
+    folder = tmp_path / "commitlog"
+    folder.mkdir()
+    (folder / f"{0:020}").write_bytes(content)
 
     outcome = audit_here(tmp_path)
 

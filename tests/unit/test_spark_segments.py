@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from halfmq.spark_jobs.errors import LogDirectoryError
 from halfmq.spark_jobs.log.checksums import body_crcs, sound_records
+from halfmq.spark_jobs.log.follow import LogFollower
 from halfmq.spark_jobs.log.rows import Rows
 from halfmq.spark_jobs.log.segments import (
     NOT_A_RECORD,
@@ -431,9 +432,18 @@ def test_a_next_segment_that_holds_no_whole_record_is_left_out(begun: int, tmp_p
 
 def test_a_log_without_a_message_is_an_empty_log(tmp_path: Path) -> None:
     """A broker that has just started for the first time has one file of zeros."""
-    LogWriter(tmp_path, segment_size=SEGMENT).close()
+    LogWriter(tmp_path / "commitlog", segment_size=SEGMENT).close()
 
     assert survey(tmp_path) == LogExtent((), 0, None)
+
+
+@pytest.mark.parametrize("content", [b"", bytes(SEGMENT)])
+def test_segments_without_a_record_are_no_log(content: bytes, tmp_path: Path) -> None:
+    """A copy that failed must not pass for a log in which all is well."""
+    (tmp_path / f"{0:020}").write_bytes(content)
+
+    with pytest.raises(LogDirectoryError, match="hold no record"):
+        survey(tmp_path)
 
 
 def test_a_last_segment_of_something_else_is_damage(tmp_path: Path) -> None:
@@ -474,29 +484,48 @@ def test_a_body_that_holds_a_record_is_not_searched_for_records(tmp_path: Path) 
     assert offsets(tmp_path, step=10) == [record.offset for record in log.written]
 
 
-def test_older_records_behind_the_end_are_not_read(tmp_path: Path) -> None:
-    """RocketMQ cuts a log without zeroing; what was cut does not come back."""
+@pytest.mark.parametrize(("body", "queue_id"), [(b"longer: half over the next", 0), (b"same", 1)])
+def test_older_records_behind_the_end_are_not_read(
+    body: bytes, queue_id: int, tmp_path: Path
+) -> None:
+    """RocketMQ cuts a log without zeroing; what was cut does not come back.
+
+    Behind the new record there is the rest of an old one, or its queue has an offset again.
+    """
     log = LogWriter(tmp_path, segment_size=SEGMENT)
-    for _ in range(10):
-        log.append("orders", b"same size", {})
+    for number in range(10):
+        log.append("orders", b"same", {}, queue_id=number % 2)
     log.close()
-    at = log.written[6]
-    later = log.now + 5_000
-    overwrite(
-        tmp_path,
-        at.offset,
-        encode("orders", b"after cut", b"", offset=at.offset, born=later, stored=later),
-    )
+    at, later = log.written[6], log.now + 5_000
+    place: dict[str, Any] = {"queue_id": queue_id, "queue_offset": 3}
+    record = encode("orders", body, b"", offset=at.offset, born=later, stored=later, **place)
+    overwrite(tmp_path, at.offset, record)
 
     extent = survey(tmp_path)
 
-    assert extent.end_offset == at.offset + at.size
+    assert extent.end_offset == at.offset + len(record)
     assert extent.tail is not None
     assert len(offsets(tmp_path)) == 7
 
 
-def test_a_clock_set_back_loses_no_record(tmp_path: Path) -> None:
-    """The broker's clock alone proves nothing: producers went on in time."""
+@pytest.mark.parametrize("step", [5_000, 30_000, 3_600_000])
+@pytest.mark.parametrize("behind", [1, 200])
+def test_a_clock_set_back_loses_no_record(step: int, behind: int, tmp_path: Path) -> None:
+    """Neither the broker's clock alone nor together with the producers': the queues go on."""
+    log = LogWriter(tmp_path, segment_size=1 << 17)
+    for number in range(500):
+        if number == 500 - behind:
+            log.now -= step
+        log.now += 100
+        log.append("orders" if number % 3 else "bills", b"", {}, queue_id=number % 4)
+    log.close()
+
+    assert len(offsets(tmp_path)) == 500
+    assert LogFollower(str(tmp_path)).extent() == survey(tmp_path)
+
+
+def test_the_brokers_clock_may_be_set_back_alone(tmp_path: Path) -> None:
+    """Where producers run on other machines, they go on in time."""
     log = LogWriter(tmp_path, segment_size=SEGMENT)
     for number in range(10):
         now = 1_700_000_000_000 + number * 1_000
