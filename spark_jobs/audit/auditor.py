@@ -7,7 +7,7 @@ disk, and so is what became of the transactions.
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -23,6 +23,7 @@ from ..source.schema import NAME_COLUMNS, ddl
 from ..stages import reading
 from . import audit
 from .audit_cache import AuditCache
+from .checks import Check, Remark
 from .digest import Plan, Summary, What
 from .digest_source import NAMED_TOPICS, digested, full_segments
 from .families import STATES
@@ -50,6 +51,8 @@ class Anomaly(NamedTuple):
     offsets: list[int]  # physical
     detail: str
     places: list[Place]  # the bytes to look at, where they can be read
+    topic: str | None = None
+    group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,8 @@ class Audit:
     open_ages: OpenAges
     transactions: DataFrame
     anomaly_rows: DataFrame
+    checks: list[Check] = field(default_factory=list)
+    remarks: list[Remark] = field(default_factory=list)
 
     @property
     def anomaly_count(self) -> int:

@@ -1,13 +1,15 @@
 """Texts of a report: what comes from a log is made harmless here, numbers readable.
 
-Whoever can send to a broker chooses topics, groups and keys. So every text from the log goes
-through ``escaped``: no markup, nothing invisible, no change of direction, no endless line.
+Whoever can send to a broker chooses topics, groups and keys. So every text that a template prints
+goes through ``visible`` and is escaped: no markup, nothing invisible, no change of direction, no
+endless line.
 """
 
-import html
 import unicodedata
 from datetime import UTC, datetime
 from typing import Final
+
+from markupsafe import Markup
 
 TEXT_MAX: Final = 200  # characters of one text; RocketMQ allows names of 255, nobody checks ours
 _HEAD: Final = 130  # of a longer text this much is shown,
@@ -23,14 +25,9 @@ _UNITS: Final = ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min"), (_SECOND, "s"))
 _SIZES: Final = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
-def escaped(text: str, most: int = TEXT_MAX) -> str:
-    """Return a text for HTML, in an element or a quoted attribute."""
-    return html.escape(visible(text, most))
-
-
-def isolated(text: str, most: int = TEXT_MAX) -> str:
+def isolated(text: str, most: int = TEXT_MAX) -> Markup:
     """Return a name for HTML, whose direction does not touch what stands beside it."""
-    return f"<bdi>{escaped(text, most)}</bdi>"
+    return Markup("<bdi>{}</bdi>").format(visible(text, most))
 
 
 def visible(text: str, most: int = TEXT_MAX) -> str:

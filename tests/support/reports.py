@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from halfmq.spark_jobs.audit.auditor import Anomaly, Audit, LogSummary
+from halfmq.spark_jobs.audit.checks import Check, Remark
 from halfmq.spark_jobs.audit.judge import Kind
 from halfmq.spark_jobs.audit.lookup import LogLookup
 from halfmq.spark_jobs.audit.overview import Delays
@@ -62,6 +63,10 @@ def audit_of(directory: Path) -> Audit:
         open_ages=told.open_ages,
         transactions=cast("DataFrame", None),  # reports do not look at them
         anomaly_rows=cast("DataFrame", None),
+        checks=[
+            Check("crc", checked=True),
+            Check("digests", checked=False, why="the store has none"),
+        ],
     )
 
 
@@ -75,7 +80,15 @@ def chosen_by_others(audit: Audit, *, rows: int = 0) -> Audit:
     like = audit.anomalies[0]
     kinds = list(Kind)
     more = [
-        Anomaly(str(kinds[place % len(kinds)]), name, [like.offsets[0]] * 20, name * 9, like.places)
+        Anomaly(
+            str(kinds[place % len(kinds)]),
+            name,
+            [like.offsets[0]] * 20,
+            name * 9,
+            like.places,
+            name,
+            name,
+        )
         for place, name in enumerate(HOSTILE * (1 + rows // len(HOSTILE)))
     ]
     anomalies = [*audit.anomalies, *more]
@@ -86,4 +99,6 @@ def chosen_by_others(audit: Audit, *, rows: int = 0) -> Audit:
         delays=[*audit.delays, *delays],
         anomalies=anomalies,
         anomaly_kinds=Counter(anomaly.kind for anomaly in anomalies),
+        checks=[Check("digests", checked=False, why=name) for name in HOSTILE],
+        remarks=[Remark("clock_step", [0], name) for name in HOSTILE],
     )
