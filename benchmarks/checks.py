@@ -42,6 +42,7 @@ from .build import CompilerMissingError, cache_directory
 from .generator import Generator, Result, Target, Timing, build_generator
 from .machine import describe_machine
 from .peers import HalfmqPeer, scratch
+from .pending_steps import fetch_at_once
 from .processes import ServerError, end_in_order, on_cores
 from .report import table
 from .scenarios import BODY_SIZE, Kind, Scenario
@@ -145,6 +146,7 @@ def measure_slices(root: Path, count: int) -> list[Row]:
         monotonic_ms=lambda: time.monotonic_ns() // 1_000_000,
         snapshot_path=root / "config" / "halfmqTransactions",
         record_size_max=store_config.record_size_max,
+        fetch=fetch_at_once,
         snapshot_log_bytes=1 << 60,
         jitter=Random(1),
     )

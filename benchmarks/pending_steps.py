@@ -24,6 +24,7 @@ from halfmq.store.draft import Draft
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.message_store import MessageStore
+from halfmq.store.page_cache import NotInMemoryError
 
 GROUP: Final = "benchmark-producers"
 SNAPSHOT_FILE: Final = "config/halfmqTransactions"
@@ -92,6 +93,12 @@ def message(number: int, body: bytes) -> tuple[Draft, str]:
     ), key
 
 
+def fetch_at_once(missing: NotInMemoryError, on_fetched: Callable[[bool], None]) -> None:
+    """Wait for what is not in memory: there is no event loop that must not."""
+    missing.fetch()
+    on_fetched(True)
+
+
 class Bench:
     """A store and the transactions on it, as the broker builds them."""
 
@@ -109,6 +116,7 @@ class Bench:
             monotonic_ms=lambda: time.monotonic_ns() // 1_000_000,
             snapshot_path=root / SNAPSHOT_FILE,
             record_size_max=config.record_size_max,
+            fetch=fetch_at_once,
             snapshot_log_bytes=0,  # one is due at once, however small the log
         )
 

@@ -1,4 +1,4 @@
-"""Threads that bring into memory what requests lack, so that the event loop never waits for it."""
+"""Threads that bring into memory what the event loop lacks, so that it never waits for the disk."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ logger = logging.getLogger(__name__)
 
 FETCH_THREADS: Final = 4
 """Fetches at once, as many reads as a disk serves side by side without losing speed. One more
-waits its turn; a connection has one at most."""
+waits its turn; a connection has one at most, and checks have sixteen."""
+
+Fetch = Callable[[NotInMemoryError, Callable[[bool], None]], None]
+"""``Fetches.begin``."""
 
 
 class Fetches:
-    """Fetches, each for one connection that waits for it."""
+    """Fetches, each for one connection or transaction that waits for it."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
 
-    def start(self, missing: NotInMemoryError, on_fetched: Callable[[bool], None]) -> None:
+    async def start(self) -> None:
+        """Nothing to do: threads start with the first fetch."""
+
+    def begin(self, missing: NotInMemoryError, on_fetched: Callable[[bool], None]) -> None:
         """Have it fetched; then ``on_fetched`` is called on the event loop.
 
         With True if all of it could be read. Nothing is called for a fetch that a stop cuts off.

@@ -95,7 +95,7 @@ def answer(handler: Handler, command: RemotingCommand, connection: Connection) -
         try:
             return handler(command, connection)
         except NotInMemoryError:
-            with allowed_to_wait():
+            with allowed_to_wait(True):
                 return handler(command, connection)
     except Exception as error:  # noqa: BLE001  # whatever it is, the peer is owed an answer
         return _answer_error(error, handler, command, connection)

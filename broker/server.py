@@ -36,7 +36,7 @@ from .access.tls_listener import TlsListener
 from .asks import AskExpiry, Asks, OnAnswer
 from .connection import Connection, Part
 from .errors import AddressTakenError, UnfinishedError
-from .fetches import Fetches
+from .fetches import Fetch
 from .release import ReplyRelease
 from .slices import PAUSE_S, Rounds
 from .ticker import Ticker
@@ -109,17 +109,18 @@ class Shared:
         self,
         dispatcher: Dispatcher,
         release: ReplyRelease,
+        fetch: Fetch,
         on_closed: Callable[[Connection], None],
     ) -> None:
         self.dispatcher = dispatcher
         self.release = release
+        self.fetch = fetch
         self.on_closed = on_closed
         self.connections: set[ClientConnection] = set()
         self.per_address_max = 0  # connections; 0: as many as there are
         self.per_address: Counter[str] = Counter()
         self.opaques = itertools.count(1)
         self.ask_expiry = AskExpiry()
-        self.fetches = Fetches()
         self.unlooked_bytes = 0  # read since the last look whether the disk is behind
         self.unfinished_bytes = 0  # of frames of which only a part has come
         self.listen_port = 0  # known when the first listener is bound
@@ -282,7 +283,7 @@ class ClientConnection(asyncio.Protocol):
         if isinstance(reason, NotInMemoryError):
             self._tries += 1
             self._fetching = True
-            self._shared.fetches.start(reason, self._fetched)
+            self._shared.fetch(reason, self._fetched)
         else:
             self._tries = 0
             self._loop.call_soon(self._go_on)
@@ -545,6 +546,7 @@ class Server:
         self,
         dispatcher: Dispatcher,
         release: ReplyRelease,
+        fetch: Fetch,
         on_closed: Callable[[Connection], None],
         *,
         host: str,
@@ -553,7 +555,7 @@ class Server:
         tls: TlsContext | None = None,
         connections_per_address: int = 0,
     ) -> None:
-        self._shared = Shared(dispatcher, release, on_closed)
+        self._shared = Shared(dispatcher, release, fetch, on_closed)
         self._host = host
         self._listen_port, self._namesrv_port = listen_port, namesrv_port
         self._release = release
@@ -650,7 +652,6 @@ class Server:
             logger.warning("event=stop_timeout open=%d", len(self._shared.connections))
         for connection in list(self._shared.connections):
             connection.abort()
-        await self._shared.fetches.stop()
 
     async def _replies_out(self) -> None:
         loop = asyncio.get_running_loop()

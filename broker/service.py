@@ -35,6 +35,7 @@ from .config import BrokerConfig
 from .connection import Handler
 from .delay import DelayLevels, DelayService, parse_delay_levels
 from .disk_limits import DiskLimits, Space, space_of
+from .fetches import Fetches
 from .group_append import GroupAppend
 from .groups import GroupTable
 from .handlers.access import PlainAclHandlers, UserHandlers
@@ -66,7 +67,6 @@ from .slices import PAUSE_S, Rounds
 from .store_service import ObservedStore, PersistTicker, StoreService
 from .ticker import Ticker
 from .topics import TopicTable
-from .transaction.cold_halves import ColdHalves
 from .transaction.placing import Placing
 from .transaction.service import TransactionService
 
@@ -140,7 +140,7 @@ class Broker:
         self._group = GroupAppend(self._store)
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
         self._tables = self._make_tables()
-        self._cold_halves = ColdHalves(self._store.read_cold)
+        self._fetches = Fetches()
         self._asking = Ticker("transactions", self._transactions_tick, pause=PAUSE_S)
         self.transactions = self._make_transactions()
         self._tables.registry.on_producer(self.transactions.on_producer)
@@ -189,6 +189,7 @@ class Broker:
         self._server = Server(
             self._access.dispatcher,
             self._release,
+            self._fetches.begin,
             self._clients.connection_lost,
             host=config.network.bind_address,
             listen_port=config.network.listen_port,
@@ -201,7 +202,7 @@ class Broker:
                 self._store_service,
                 self._disk_limits,
                 self._pull,
-                self._cold_halves,
+                self._fetches,
                 self._polling,
                 *self._make_housekeeping(),
                 *self._access.services,
@@ -254,7 +255,7 @@ class Broker:
                 self._tables.topics, default_queue_nums=self.config.topics.default_queue_nums
             ).place,
             delayed=self._levels.after_commit,
-            read_cold=self._cold_halves.read,
+            fetch=self._fetches.begin,
             hurry=self._asking.hurry,
             may_ask=may_ask,
         )

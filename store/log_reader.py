@@ -28,7 +28,7 @@ from .format.record import (
 from .log_scan import LogScan
 from .log_search import Damage
 from .mapped_file_queue import MappedFileQueue
-from .page_cache import CachedReads, Missing, NotInMemoryError, read
+from .page_cache import RECORD_FIRST, CachedReads, Missing, NotInMemoryError, read
 from .transaction_places import is_about_transactions
 from .zero_copy import FilePart, Residence
 
@@ -181,6 +181,11 @@ class LogReader:
 
     def record_bytes(self, physical_offset: int, end: int) -> bytes | None:
         """Return the one whole, valid record that begins at the offset and ends by ``end``."""
+        encoded = self.unchecked_bytes(physical_offset, end)
+        return encoded if encoded and _decoded(encoded, physical_offset) else None
+
+    def unchecked_bytes(self, physical_offset: int, end: int) -> bytes | None:
+        """Return the same, if it has a record's first bytes; what follows them is not checked."""
         if not 0 <= physical_offset <= end - PREFIX.size:
             return None
         position = physical_offset % self._files.file_size
@@ -189,14 +194,13 @@ class LogReader:
         except FileNotFoundError:
             return None
         path = self._files.path(physical_offset - position)
-        prefix = read(path, fd, PREFIX.size, position, of_record=True)
-        if len(prefix) < PREFIX.size:
+        first = read(path, fd, min(RECORD_FIRST, end - physical_offset), position, of_record=True)
+        if len(first) < PREFIX.size:
             return None
-        size, magic = PREFIX.unpack(prefix)
+        size, magic = PREFIX.unpack_from(first)
         if magic not in _MAGICS or not PREFIX.size < size <= end - physical_offset:
             return None
-        encoded = read(path, fd, size, position)
-        return encoded if _decoded(encoded, physical_offset) else None
+        return first[:size] if size <= len(first) else read(path, fd, size, position)
 
     def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError:
         """Return the error whose ``fetch`` brings the records at some offsets into memory."""

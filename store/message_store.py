@@ -550,6 +550,12 @@ class MessageStore:
             return None
         return self._reader.record_bytes(physical_offset, self.readable_offset)
 
+    def unchecked_bytes(self, physical_offset: int) -> bytes | None:
+        """Return the same, readable or not; of the record only the first bytes are checked."""
+        if physical_offset < self._log.min_offset:
+            return None
+        return self._reader.unchecked_bytes(physical_offset, self._log.write_offset)
+
     def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError:
         """Return the error whose ``fetch`` brings the records at some offsets into memory.
 

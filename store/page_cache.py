@@ -16,8 +16,8 @@ from .format.record import PREFIX
 
 _REFUSED: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
 _PIECE: Final = 1 << 20  # bytes of memory that a fetch uses, whatever it reads
-# Bytes of a record that a fetch reads before it knows its size, which does for most.
-_RECORD_FIRST: Final = 2_048
+# Bytes of a record that are read before its size is known, which does for most.
+RECORD_FIRST: Final = 2_048
 # Bytes of a record that a fetch reads at most, the longest frame: what is no record has any size.
 _RECORD_MAX: Final = 16 << 20
 
@@ -85,8 +85,8 @@ def _fetch(missing: Missing) -> None:
     path, position, size = missing
     with disk.opened(path) as fd:
         if not size:
-            first = disk.pread(fd, _RECORD_FIRST, position)
-            if len(first) < _RECORD_FIRST:
+            first = disk.pread(fd, RECORD_FIRST, position)
+            if len(first) < RECORD_FIRST:
                 return
             size = min(PREFIX.unpack_from(first)[0], _RECORD_MAX)
         for start in range(position, position + size, _PIECE):
@@ -103,9 +103,9 @@ False while it serves requests: it has somebody ``fetch`` what is missing, and t
 
 
 @contextmanager
-def allowed_to_wait() -> Iterator[None]:
-    """Within it ``read`` waits for the disk, whatever was set before."""
-    before, waiting.is_allowed = waiting.is_allowed, True
+def allowed_to_wait(is_allowed: bool) -> Iterator[None]:
+    """Within it ``read`` waits for the disk, or does not, whatever was set before."""
+    before, waiting.is_allowed = waiting.is_allowed, is_allowed
     try:
         yield
     finally:

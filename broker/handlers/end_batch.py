@@ -59,6 +59,8 @@ WhenDurable = Callable[[RemotingCommand, Connection, int, bytes], bytes | None]
 class Log(Protocol):
     """What this needs of the store."""
 
+    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+
     def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError: ...
 
 
@@ -208,15 +210,18 @@ class EndBatches:
         batch, at = staged.batch, 0
         for number, planned in staged.planned:
             end = at + 1 + len(planned.rest)
-            position = self._transactions.decided(planned, appended[at:end])
-            batch.position = max(batch.position, position)
-            host = planned.message_host
-            message_id = (
-                None if host is None else offset_message_id(host, appended[at].physical_offset)
-            )
-            batch.results[number] = EndResult(code=ResponseCode.SUCCESS, message_id=message_id)
+            self._carry_out(batch, number, planned, appended[at:end])
             at = end
         return self._answer(batch) if staged.is_whole else None
+
+    def _carry_out(
+        self, batch: Batch, number: int, planned: PlannedDecision, appended: Sequence[Appended]
+    ) -> None:
+        position = self._transactions.decided(planned, appended)
+        batch.position = max(batch.position, position)
+        host = planned.message_host
+        message_id = None if host is None else offset_message_id(host, appended[0].physical_offset)
+        batch.results[number] = EndResult(code=ResponseCode.SUCCESS, message_id=message_id)
 
     def abandon(self, staged: StagedFirsts) -> None:
         """Forget planned decisions: their records could not be appended."""
@@ -226,13 +231,17 @@ class EndBatches:
     def _serve_refused(
         self, staged: StagedFirsts, _request: RemotingCommand, _connection: Connection
     ) -> bytes | None:
-        """Serve each first decision by itself: together they could not be appended."""
+        """Append each first decision by itself: together they could not be."""
         if not staged.is_whole:
             return None  # they are among the others of this turn now
         batch = staged.batch
-        for number, result in enumerate(batch.results):
-            if result is None:
-                self._decide_one(batch, number)
+        for number, planned in staged.planned:
+            try:
+                appended = self._log.append((planned.draft, *planned.rest))
+            except StoreError as error:
+                batch.results[number] = _refused(error)
+            else:
+                self._carry_out(batch, number, planned, appended)
         return self._answer(batch)
 
     # --- the others
@@ -289,8 +298,7 @@ class EndBatches:
             refusal.answered(batch.request, batch.connection)
             return EndResult(code=refusal.code, remark=refusal.remark), 0
         except StoreError as error:
-            code = STORE_ERROR_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
-            return EndResult(code=code, remark=str(error)), 0
+            return _refused(error), 0
         except OSError as error:
             logger.error(  # noqa: TRY400  # the error says it all
                 "event=half_unreadable half_offset=%d error=%r", end.commit_log_offset, str(error)
@@ -304,3 +312,8 @@ class EndBatches:
         assert len(results) == len(batch.ends)
         reply = encode_reply(batch.request, body=encode_entries(results))
         return self._when_durable(batch.request, batch.connection, batch.position, reply)
+
+
+def _refused(error: StoreError) -> EndResult:
+    code = STORE_ERROR_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
+    return EndResult(code=code, remark=str(error))

@@ -55,6 +55,11 @@ class StagedDecision(msgspec.Struct, gc=False):
     planned: PlannedDecision
     transactions: Transactions
 
+    @property
+    def drafts(self) -> Sequence[Draft]:
+        """The record that decides, and the other final messages of several."""
+        return (self.draft, *self.planned.rest)
+
     def appended(self, one: Appended) -> bytes | None:
         """Carry it out; its answer waits for the disk if it has to."""
         return self.finish((one,))
@@ -89,7 +94,7 @@ class StagedGroupDecision(msgspec.Struct, gc=False):
     @property
     def drafts(self) -> Sequence[Draft]:
         """The record that decides, and the other final messages."""
-        return (self.one.draft, *self.one.planned.rest)
+        return self.one.drafts
 
     @property
     def request(self) -> RemotingCommand:
@@ -149,7 +154,6 @@ class TransactionHandler:
         self._log = log
         self._group = group
         self._ask_flush = ask_flush
-        self._end_alone: Handler = partial(answer, self._end_by_every_rule)
         self._batches = EndBatches(transactions, log, group, ask_flush, self._when_durable)
 
     def handlers(self) -> dict[int, Handler]:
@@ -189,14 +193,21 @@ class TransactionHandler:
         self, planned: PlannedDecision, request: RemotingCommand, connection: Connection
     ) -> None:
         staged = StagedDecision(planned.draft, request, connection, planned, self._transactions)
+        alone: Handler = partial(answer, partial(self._append_alone, staged))
         if planned.rest:
-            self._group.stage_several(StagedGroupDecision(staged), self._end_alone)
+            self._group.stage_several(StagedGroupDecision(staged), alone)
         else:
-            self._group.stage(staged, self._end_alone)
+            self._group.stage(staged, alone)
         if len(planned.draft.body) > LARGE_BODY:
             self._group.append_staged()
         if planned.waits:
             self._ask_flush()
+
+    def _append_alone(
+        self, staged: StagedDecision, _request: RemotingCommand, _connection: Connection
+    ) -> bytes | None:
+        """Append a decision by itself: with others it could not be."""
+        return staged.finish(self._log.append(staged.drafts))
 
     def _end_by_every_rule(self, request: RemotingCommand, connection: Connection) -> bytes | None:
         header = request.header

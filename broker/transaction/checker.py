@@ -38,10 +38,11 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.topics import HALF_TOPIC
+from halfmq.store.page_cache import NotInMemoryError, allowed_to_wait
 
 from ..config import TransactionConfig
+from ..fetches import Fetch
 from ..slices import Slice
-from .cold_halves import OnRead
 from .group_queues import Group, GroupQueues
 from .half import StoredHalf, check_body, unique_key
 from .pending import Event, Pending, PendingTable, Producer, Verdict, outcome
@@ -81,7 +82,8 @@ RESTART_GRACE_MS: Final = 400
 decision. A group that is not back yet is asked when it is."""
 
 COLD_READS_MAX: Final = 16
-"""Halves that are being read from the disk: enough for two threads, and 64 MiB of the largest."""
+"""Halves that are being fetched: enough to keep the threads at work, and few enough that a request
+that needs one as well waits for four reads at most. They have 64 MiB at the largest."""
 
 # Places of a transaction that is not in the timetable; those in it have the bucket's number.
 UNPLANNED: Final = 0
@@ -125,8 +127,8 @@ class Checker:
         *,
         broker_name: str,
         read_half: Callable[[int], StoredHalf | None],
-        read_cold: Callable[[int, OnRead], None],
-        park: Callable[[Pending], bool],
+        fetch: Fetch,
+        park: Callable[[Pending, StoredHalf], bool],
         random: Random,
         monotonic_ms: Callable[[], int],
         hurry: Callable[[], None] = lambda: None,
@@ -140,9 +142,9 @@ class Checker:
             producers: Who can be asked.
             config: When, and how often.
             broker_name: Told to who is asked.
-            read_half: Returns the half at an offset, without waiting for the disk; None when it
-                would have to, or when there is none that is sound.
-            read_cold: Reads it in any case and calls back on this thread, at once or later.
+            read_half: Returns the half at an offset; None when there is none that is sound. Raises
+                NotInMemoryError when it would have to wait for the disk, and may not.
+            fetch: Has it in memory then, and calls back on this thread, at once or later.
             park: Records that a transaction is given up; False when that could not be recorded.
             random: Source of the jitter.
             monotonic_ms: The clock of ``tick``.
@@ -156,7 +158,7 @@ class Checker:
         self._timeout_ms = config.timeout_ms
         self._broker_name = broker_name
         self._read_half = read_half
-        self._read_cold = read_cold
+        self._fetch = fetch
         self._park = park
         self._random = random
         self._monotonic_ms = monotonic_ms
@@ -172,10 +174,10 @@ class Checker:
             is_gone=lambda offset: offset not in table,
         )
         self._receipts: deque[_Receipt] = deque()
-        self._read: list[tuple[Pending, tuple[Producer, ...], StoredHalf | None]] = []
-        self._reading = 0  # halves asked for and not yet taken from `_read`
-        self._fetched: dict[int, StoredHalf] = {}
-        self._cold_blocked: dict[str, Group] = {}  # those that wait until fewer are read
+        self._arrived: list[tuple[Pending, tuple[Producer, ...], bool]] = []
+        self._fetching = 0  # halves asked for and not yet taken from `_arrived`
+        self._fetched: set[int] = set()  # halves; should one be gone again, it is waited for
+        self._cold_blocked: dict[str, Group] = {}  # those that wait until fewer are fetched
         # Within one tick: members by group, and those that take no more for now.
         self._members: dict[str, Sequence[Producer]] = {}
         self._full: set[Producer] = set()
@@ -244,7 +246,7 @@ class Checker:
         self._queue_due(now_ms, time_slice)
         self._take_turns(now_ms, time_slice)
         self._drop_stale(time_slice)
-        if self._queues.has_turns or self._due or self._receipts or self._read:
+        if self._queues.has_turns or self._due or self._receipts or self._arrived:
             return 0
         at_ms = [self._timetable.next_due_ms, self._queues.next_retry_ms]
         waits = [one - now_ms for one in at_ms if one is not None]
@@ -307,23 +309,22 @@ class Checker:
         while waiting and checks < CHECKS_PER_TURN and looks < LOOKS_PER_STEP and not group.blocked:
             looks += 1
             offset = waiting.popleft()
-            half = self._fetched.pop(offset, None) if self._fetched else None
+            is_fetched = offset in self._fetched
+            self._fetched.discard(offset)
             entry = self._table.get(offset)
             if entry is None or entry.due != QUEUED:
                 group.tried.pop(offset, None)  # decided, or planned for another time
             elif not _is_asked_about(entry):
                 group.tried.pop(offset, None)
                 entry.due = UNPLANNED
-            elif self._attend_safely(entry, group, half, now_ms):
+            elif self._attend_safely(entry, group, is_fetched, now_ms):
                 checks += 1
                 if time_slice.is_over:  # a message of 4 MiB takes ten milliseconds by itself
                     return
 
-    def _attend_safely(
-        self, entry: Pending, group: Group, half: StoredHalf | None, now_ms: int
-    ) -> bool:
+    def _attend_safely(self, entry: Pending, group: Group, is_fetched: bool, now_ms: int) -> bool:
         try:
-            return self._attend(entry, group, half, now_ms)
+            return self._attend(entry, group, is_fetched, now_ms)
         except Exception:
             # Whatever is wrong with one half: nothing is lost by keeping it, and the others must
             # not suffer.
@@ -332,7 +333,7 @@ class Checker:
             self._plan(entry, now_ms + self._config.check_interval_ms)
             return True
 
-    def _attend(self, entry: Pending, group: Group, half: StoredHalf | None, now_ms: int) -> bool:
+    def _attend(self, entry: Pending, group: Group, is_fetched: bool, now_ms: int) -> bool:
         """Do what is due about one transaction; return whether that was more than a look."""
         if not self._is_durable(entry.offset):
             # After a power cut another half may have its offset, and a decision in answer to this
@@ -345,13 +346,19 @@ class Checker:
         if target is None and not giving_up:
             self._nobody(entry, group, now_ms, asked_all=bool(tried))
             return False
-        half = half or self._read_half(entry.offset)
+        try:
+            with allowed_to_wait(is_fetched):
+                half = self._read_half(entry.offset)
+        except NotInMemoryError as missing:
+            self._fetch_half(entry, group, tried, missing)
+            return True
         if half is None:
-            self._fetch(entry, group, tried)
+            self._put_off(entry, now_ms)
+            group.tried.pop(entry.offset, None)
             return True
         if target is None:
             entry.due = UNPLANNED
-            if not self._park(entry):
+            if not self._park(entry, half):
                 self._plan(entry, now_ms + self._config.check_interval_ms)
             return True
         header, body = self._question(entry, half)
@@ -508,42 +515,50 @@ class Checker:
 
     # --- halves that are not in memory
 
-    def _fetch(self, entry: Pending, group: Group, tried: tuple[Producer, ...]) -> None:
-        """Have a half read from the disk; its transaction is attended to when that is done."""
-        if self._reading >= COLD_READS_MAX:
+    def _fetch_half(
+        self,
+        entry: Pending,
+        group: Group,
+        tried: tuple[Producer, ...],
+        missing: NotInMemoryError,
+    ) -> None:
+        """Have a half fetched; its transaction is attended to when that is done."""
+        if self._fetching >= COLD_READS_MAX:
             self._queues.block(group, entry.offset)
             self._cold_blocked[group.name] = group
             return
         group.tried.pop(entry.offset, None)
-        self._reading += 1
+        self._fetching += 1
         entry.due = READING
-        self._read_cold(entry.offset, partial(self._on_read, entry, tried))
+        self._fetch(missing, partial(self._on_fetched, entry, tried))
 
-    def _on_read(
-        self, entry: Pending, tried: tuple[Producer, ...], half: StoredHalf | None
-    ) -> None:
-        self._read.append((entry, tried, half))
-        if len(self._read) == 1:
+    def _on_fetched(self, entry: Pending, tried: tuple[Producer, ...], is_there: bool) -> None:
+        self._arrived.append((entry, tried, is_there))
+        if len(self._arrived) == 1:
             self._hurry()
 
     def _take_halves(self, now_ms: int) -> None:
-        while self._read:
-            entry, tried, half = self._read.pop()  # last one first: each goes to the front
-            self._reading -= 1
+        while self._arrived:
+            entry, tried, is_there = self._arrived.pop()  # last one first: each goes to the front
+            self._fetching -= 1
             if entry.due != READING or self._table.get(entry.offset) is not entry:
                 continue
-            if half is None:
-                logger.error("event=half_unreadable half_offset=%d", entry.offset)
-                self._plan(entry, now_ms + self._config.check_interval_ms)
+            if not is_there:
+                self._put_off(entry, now_ms)
                 continue
-            self._fetched[entry.offset] = half
+            self._fetched.add(entry.offset)
             group = self._enqueue(entry, first=True)
             if tried:
                 group.tried[entry.offset] = tried
-        if self._cold_blocked and self._reading < COLD_READS_MAX:
+        if self._cold_blocked and self._fetching < COLD_READS_MAX:
             for blocked in self._cold_blocked.values():
                 self._queues.unblock(blocked)
             self._cold_blocked.clear()
+
+    def _put_off(self, entry: Pending, now_ms: int) -> None:
+        """Try again later: the half cannot be read."""
+        logger.error("event=half_unreadable half_offset=%d", entry.offset)
+        self._plan(entry, now_ms + self._config.check_interval_ms)
 
 
 def _is_asked_about(entry: Pending) -> bool:

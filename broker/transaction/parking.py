@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, Protocol
 
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import StoreError
 from halfmq.store.format.flags import TransactionType
+from halfmq.store.page_cache import NotInMemoryError, allowed_to_wait
 
 from ..errors import RequestRefusedError
+from ..fetches import Fetch
 from ..logs import EACH
 from ..slices import Slice
 from .counters import Counters
@@ -55,15 +58,23 @@ class Parking:
         counters: Counters,
         *,
         read_half: Callable[[int], StoredHalf | None],
+        fetch: Fetch,
+        hurry: Callable[[], None],
         ensure_topic: Callable[[], object],
         store_host: bytes,
         now_ms: Callable[[], int],
     ) -> None:
-        """Wire it; ``ensure_topic`` has the topic of parked messages created."""
+        """Wire it; ``ensure_topic`` has the topic of parked messages created.
+
+        ``read_half`` raises NotInMemoryError when it would have to wait for the disk and may not;
+        ``fetch`` has it in memory soon; ``hurry`` has ``tick`` called soon.
+        """
         self._log = log
         self._table = table
         self._counters = counters
         self._read_half = read_half
+        self._fetch = fetch
+        self._hurry = hurry
         self._ensure_topic = ensure_topic
         self._store_host = store_host
         self._now_ms = now_ms
@@ -71,22 +82,20 @@ class Parking:
         self._blocked_at = -1  # the undecided half that last kept the log from being deleted
         self._blocked_end = 0  # up to where halves are too old
         self._passed = 0  # up to where those of them were parked
+        self._fetching = False  # what is to be parked next
+        self._fetched = -1  # the half that was fetched last
 
     def metrics(self) -> dict[str, int]:
         """Return how many were parked since the start, by reason."""
         return {f"parked_{reason.name.lower()}": n for reason, n in self._parked_by.items()}
 
-    def park(self, entry: Pending, event: Event = Event.GIVE_UP) -> bool:
+    def park(self, entry: Pending, half: StoredHalf, event: Event = Event.GIVE_UP) -> bool:
         """Give up asking; False when that could not be recorded, and must be tried again."""
         if outcome(entry.state, event).verdict is not Verdict.NOTE:
             return True
         reason = ParkedReason.UNKNOWN if entry.answered else ParkedReason.NO_ANSWER
         if event is Event.EXPIRED:
             reason = ParkedReason.EXPIRED
-        half = self._read_half(entry.offset)
-        if half is None:
-            logger.error("event=half_unreadable half_offset=%d", entry.offset)
-            return False
         try:
             self._ensure_topic()
             self._log.append((parked_draft(half, reason),))
@@ -161,7 +170,7 @@ class Parking:
 
     def tick(self) -> int | None:
         """Park some of those that are too old; return 0 when there are more, else None."""
-        if self._passed >= self._blocked_end or Slice().advance(self._expire()):
+        if self._fetching or self._passed >= self._blocked_end or Slice().advance(self._expire()):
             return None
         return 0
 
@@ -175,7 +184,26 @@ class Parking:
                 self._passed = offset + 1
                 entry = self._table.get(offset)
                 if entry is not None and entry.state is State.PREPARED:
-                    self.park(entry, Event.EXPIRED)
+                    try:
+                        with allowed_to_wait(offset == self._fetched):
+                            half = self._read_half(offset)
+                    except NotInMemoryError as missing:
+                        self._passed = offset
+                        self._fetching = True
+                        self._fetch(missing, partial(self._on_fetched, offset))
+                        return
+                    if half is None:
+                        logger.error("event=half_unreadable half_offset=%d", offset)
+                    else:
+                        self.park(entry, half, Event.EXPIRED)
                     yield
             yield
         self._passed = self._blocked_end
+
+    def _on_fetched(self, offset: int, is_there: bool) -> None:
+        self._fetching = False
+        self._fetched = offset
+        if not is_there and self._passed == offset:
+            logger.error("event=half_unreadable half_offset=%d", offset)
+            self._passed = offset + 1
+        self._hurry()

@@ -30,6 +30,7 @@ from halfmq.store.format.properties import get_property
 from halfmq.store.page_cache import NotInMemoryError
 
 from ..config import TransactionConfig
+from ..fetches import Fetch
 from .admission import (
     FINAL_RESERVE,
     GROUP_DECISION_RESERVE,
@@ -40,7 +41,6 @@ from .admission import (
     refuse_unfit,
 )
 from .checker import RESTART_GRACE_MS, Checker, ProducerDirectory
-from .cold_halves import FIRST_READ, OnRead
 from .counters import Counters
 from .deciding import Decisions, Ended
 from .half import (
@@ -85,7 +85,7 @@ class TransactionLog(ReplayLog, HalfLog, PastLog, Protocol):
 
     def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
 
-    def read(self, ranges: Sequence[tuple[int, int]]) -> bytes | None: ...
+    def unchecked_bytes(self, physical_offset: int) -> bytes | None: ...
 
     def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError: ...
 
@@ -105,10 +105,10 @@ class TransactionService:
         monotonic_ms: Callable[[], int],
         snapshot_path: Path,
         record_size_max: int,
+        fetch: Fetch,
         before_parking: Callable[[], object] = lambda: None,
         place: Callable[[str, int], tuple[str, int]] = lambda topic, queue_id: (topic, queue_id),
         delayed: Callable[[Draft, int], Draft] = lambda final, _now_ms: final,
-        read_cold: Callable[[int, OnRead], None] | None = None,
         jitter: Random | None = None,
         hurry: Callable[[], None] = lambda: None,
         snapshot_log_bytes: int = LOG_BYTES_MIN,
@@ -121,13 +121,12 @@ class TransactionService:
         ``record_size_max`` is how many bytes of the log a record may take; ``before_parking`` has
         the topic of parked messages created; ``place`` says to which topic and queue a message
         goes that was prepared for one; ``delayed`` turns a final message that asks for a delay into
-        what its commit stores, now; ``read_cold`` reads a half that is not in memory and calls
-        back; ``jitter`` spreads the checks; ``hurry`` has ``tick`` called soon; ``may_ask`` tells
-        whether a producer may see a message that it would be asked about.
+        what its commit stores, now; ``fetch`` brings a half into memory and calls back; ``jitter``
+        spreads the checks; ``hurry`` has ``tick`` called soon; ``may_ask`` tells whether a producer
+        may see a message that it would be asked about.
         """
         self._log = log
         self._append = log.append
-        self._read = log.read
         self._config = config
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._snapshot_path = snapshot_path
@@ -136,7 +135,7 @@ class TransactionService:
         self._counters = Counters()
         self._recent = RecentFinals()
         self.twins = self._twins = Twins()
-        self._twin_finder = TwinFinder(log, self._twins, self._state_of)
+        self._twin_finder = TwinFinder(log.unchecked_bytes, self._twins, self._state_of)
         self._odd_immunities: set[bytes] = set()
         self._pending_max = 0 if config.reject else config.pending_max
         self._min_offset = 0
@@ -168,6 +167,8 @@ class TransactionService:
             self._table,
             self._counters,
             read_half=self._half_at,
+            fetch=fetch,
+            hurry=hurry,
             ensure_topic=before_parking,
             store_host=store_host,
             now_ms=now_ms,
@@ -178,8 +179,8 @@ class TransactionService:
             producers,
             config,
             broker_name=broker_name,
-            read_half=self._half_in_memory,
-            read_cold=read_cold or (lambda offset, on_read: on_read(self._half_at(offset))),
+            read_half=self._half_at,
+            fetch=fetch,
             park=self._parking.park,
             random=jitter or Random(),  # noqa: S311 - spreads load, keeps no secret
             monotonic_ms=monotonic_ms,
@@ -421,29 +422,13 @@ class TransactionService:
             return None
         return committed_again(half)
 
-    # --- reading halves
-
-    def _half_in_memory(self, offset: int) -> StoredHalf | None:
-        """Read a half without waiting for the disk; None when that cannot be done."""
-        # Its size is not known, and keeping it would cost memory per transaction. One read of
-        # common length, from the page cache, does for most.
-        try:
-            chunk = self._read(((offset, FIRST_READ),))
-        except FileNotFoundError:  # deleted by age
-            return None
-        if chunk is None:
-            return None
-        size = int.from_bytes(chunk[:4], "big")  # a record begins with its size
-        if size > FIRST_READ:
-            chunk = self._read(((offset, size),))
-        return None if chunk is None else parse_half(chunk, offset)
-
     def _half_at(self, offset: int) -> StoredHalf | None:
-        """Read the half record at an offset; None when there is none, or none that is sound."""
-        half = self._half_in_memory(offset)
-        if half is not None:
-            return half
-        record = self._log.record_bytes(offset)
+        """Read the half record at an offset; None when there is none, or none that is sound.
+
+        Raises:
+            NotInMemoryError: It would have to wait for the disk, and may not.
+        """
+        record = self._log.unchecked_bytes(offset)
         return None if record is None else parse_half(record, offset)
 
     # --- what happens by itself

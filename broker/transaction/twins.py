@@ -164,10 +164,13 @@ class TwinFinder:
     """Finds the halves that a prepare repeats, if it repeats any."""
 
     def __init__(
-        self, log: HalfLog, memory: Twins, state_of: Callable[[int, StoredHalf], State]
+        self,
+        read_record: Callable[[int], bytes | None],
+        memory: Twins,
+        state_of: Callable[[int, StoredHalf], State],
     ) -> None:
         """``state_of`` says where the transaction of a half stands."""
-        self._log = log
+        self._read_record = read_record
         self._memory = memory
         self._state_of = state_of
 
@@ -181,6 +184,9 @@ class TwinFinder:
         Args:
             messages: Of one transaction, the leader first, each with its unique key.
             group: The producer group.
+
+        Raises:
+            NotInMemoryError: Nothing has changed.
         """
         leader_key = messages[0][1]
         offset = self._memory.find(twin_key(group, leader_key))
@@ -188,8 +194,13 @@ class TwinFinder:
             return None
         found: list[FirstHalf] = []
         for number, (message, unique_key) in enumerate(messages):
-            half, size = self._stored_half(offset)
-            if half is None or (not found and self._state_of(offset, half) is State.ROLLED_BACK):
+            record = self._read_record(offset)
+            half = None if record is None else parse_half(record, offset)
+            if (
+                record is None
+                or half is None
+                or (not found and self._state_of(offset, half) is State.ROLLED_BACK)
+            ):
                 return None
             mark = (
                 GroupMark(leader_key.encode(), number, len(messages)) if len(messages) > 1 else None
@@ -205,16 +216,8 @@ class TwinFinder:
                 return None
             queue_id = get_property(half.properties, b"REAL_QID") or b"0"
             found.append(FirstHalf(offset, half.queue_offset, int(queue_id), half.store_host))
-            offset += size  # the halves of a transaction lie side by side
+            offset += len(record)  # the halves of a transaction lie side by side
         return found
-
-    def _stored_half(self, offset: int) -> tuple[StoredHalf | None, int]:
-        """Read a half that may not be durable yet, so that a look at the log would not find it."""
-        try:
-            size = int.from_bytes(self._log.read_cold(((offset, 4),)), "big")
-            return parse_half(self._log.read_cold(((offset, size),)), offset), size
-        except OSError:  # its file has been deleted
-            return None, 0
 
 
 def _repeats(

@@ -37,6 +37,7 @@ from halfmq.store.flush import Flusher
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.topics import HALF_TOPIC
 from halfmq.store.message_store import MessageStore
+from halfmq.store.page_cache import NotInMemoryError
 from halfmq.store.recovery import Recovery
 
 from .__main__ import fix_hashes
@@ -175,6 +176,16 @@ def _all_or_none_are_read(original: Any) -> Any:
     return refill
 
 
+def _cold_is_unknown(original: Any) -> Any:
+    def find(self: Any, *args: Any) -> Any:
+        try:
+            return original(self, *args)
+        except NotInMemoryError:
+            return None
+
+    return find
+
+
 def _block_decides(original: Any) -> Any:
     """Roll back when a block is left by an exception, whatever the checker knows."""
 
@@ -293,6 +304,10 @@ BITES: Final = {
         (Patch(Decisions, "plan", _planned_is_forgotten),),
     ),
     "twins": Bite("a half that was sent twice is one", (Patch(TwinFinder, "find", _nothing()),)),
+    "cold": Bite(
+        "a half that was sent twice is one, also if the first has left memory",
+        (Patch(TwinFinder, "find", _cold_is_unknown),),
+    ),
     "refill": Bite(
         "a start knows the newest halves that fit, if they are sent again",
         (Patch(Twins, "refill", _all_or_none_are_read),),

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from halfmq.broker import retention as broker_retention
@@ -23,6 +23,7 @@ from halfmq.broker.transaction import service as transaction_service
 from halfmq.broker.transaction import snapshot
 from halfmq.client import connection as client_connection
 from halfmq.store import disk as door
+from halfmq.store.page_cache import CachedReads
 
 from .disk import Disk, RealCalls
 from .loop import EPOCH_S, Killed, SimulatedThread, SimulationLoop
@@ -69,11 +70,33 @@ def _numbered() -> Callable[[Any], int]:
     return number_of
 
 
+def _forgetful(
+    is_gone: Callable[[], bool],
+) -> Callable[[CachedReads, int, Sequence[memoryview | bytearray], int], int]:
+    """Return a ``CachedReads.read_into`` that at times finds nothing in memory."""
+    read_into = CachedReads.read_into
+
+    def read(
+        reads: CachedReads, fd: int, targets: Sequence[memoryview | bytearray], position: int
+    ) -> int:
+        return -1 if is_gone() else read_into(reads, fd, targets, position)
+
+    return read
+
+
 @contextlib.contextmanager
 def installed(
-    loop: SimulationLoop, disk: Disk, chance: random.Random, *, fenced: bool = True
+    loop: SimulationLoop,
+    disk: Disk,
+    chance: random.Random,
+    *,
+    fenced: bool = True,
+    is_gone: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
-    """Put everything in place, and back in the end; `fenced` is the scenario's."""
+    """Put everything in place, and back in the end.
+
+    `fenced` is the scenario's; `is_gone` tells whether the next read finds nothing in memory.
+    """
     numbered = _numbered()
 
     def wall_ns() -> int:
@@ -105,6 +128,7 @@ def installed(
         *((door, name, getattr(disk, name)) for name in RealCalls.NAMES),
         (broker_server.ClientConnection, "__hash__", numbered),
         (client_connection.Connection, "__hash__", numbered),
+        (CachedReads, "read_into", _forgetful(is_gone)),
         # Housekeeping that is only there to be prompt; a run spends less on it this way.
         (broker_service, "INDEX_TICK_S", 0.25),
         (client_connection, "SWEEP_INTERVAL", 0.25),

@@ -43,7 +43,7 @@ def test_no_seed_loses_doubles_or_undoes_a_transaction() -> None:
         events += world.records.events
     print(f"steps={sum(world.loop.steps for world in worlds)} events={dict(events)}")
     assert {"power cut", "killed", "restart", "cut", "check", "local failure"} <= events.keys()
-    assert {"clock step", "cancelled", "failed after commit"} <= events.keys()
+    assert {"clock step", "cancelled", "failed after commit", "cold read"} <= events.keys()
     assert {"sync failed", "i/o error", "no space", "batch", "log file deleted"} <= events.keys()
     assert sum(sum(world.records.delivered.values()) for world in worlds) > 200
 
@@ -109,8 +109,8 @@ SLOWER = [
 ]
 BITE_SEEDS_MAX = 600
 """Until one of these is noticed; most need a few dozen. The others take `python -m
-tests.simulation.bites`: "wait", "counts" and "refill" need some hundred seeds, and have tests of
-their own in `windows`, `crash` and `unit`."""
+tests.simulation.bites`: "wait", "counts", "cold" and "refill" need some hundred seeds, and have
+tests of their own in `windows`, `crash` and `unit`."""
 
 
 @pytest.mark.parametrize(

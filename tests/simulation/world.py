@@ -46,6 +46,9 @@ LOG_SIZE_MAX: Final = 4 << 20
 CALM_S: Final = 2.0
 """Virtual seconds after that, in which what must not come has time to come."""
 
+COLD: Final = 0.3
+"""Share of the reads of a third of the runs that find nothing in memory."""
+
 CLOCK_STEPS_S: Final = (120.0, 7_200.0, 10 * 86_400.0)
 """By how much a clock steps, forward or back."""
 
@@ -78,6 +81,8 @@ class World:
         self.network = Network(self.loop, secret=base)
         self.disk = Disk(self.loop, random.Random(self.chance.random()), base)
         self.scenario = Scenario.drawn(self.chance)
+        self._memory = random.Random(f"memory of {seed}")
+        self._gone = self._memory.choice((0.0, 0.0, COLD))
         self.records = Records()
         self.clients = Clients(self, f"{BROKER}:{NAMESRV}")
         self.settling = False
@@ -100,7 +105,7 @@ class World:
         """Let it all happen; ``records.violations`` tells what must not have happened."""
         scenario, loop = self.scenario, self.loop
         chance = random.Random(self.chance.random())
-        with installed(loop, self.disk, chance, fenced=scenario.fenced):
+        with installed(loop, self.disk, chance, fenced=scenario.fenced, is_gone=self._is_gone):
             self.network.delay_s, self.network.split = scenario.delay_s, scenario.split
             self.network.keep_frames = scenario.middle_box
             self.disk.sync_s = scenario.sync_s
@@ -496,6 +501,12 @@ class World:
         if not process.dead:
             self._kill(process)
             self.later(self.chance.random() * 3.0, self.start_program, name)
+
+    def _is_gone(self) -> bool:
+        if self._memory.random() >= self._gone:
+            return False
+        self.records.events["cold read"] += 1
+        return True
 
     def _fault_cut(self) -> None:
         connections = self.network.connections()

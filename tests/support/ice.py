@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from halfmq.store import disk, page_cache
+from halfmq.store import disk, log_reader, page_cache
 from halfmq.store.page_cache import NotInMemoryError
 from tests.support.patience import PATIENCE_S
 
@@ -43,7 +43,14 @@ class Ice:
         return opened(*arguments)
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
-        found = disk.pread(fd, size, position)
+        return self._read(disk.pread, fd, size, position)
+
+    def read_fully(self, fd: int, size: int, position: int) -> bytes:
+        return self._read(disk.read_fully, fd, size, position)
+
+    def _read(self, read: Callable[[int, int, int], bytes], *arguments: int) -> bytes:
+        found = read(*arguments)
+        fd, _, position = arguments
         pages = _pages(fd, position, len(found))
         if threading.get_ident() == self._loop_thread:
             self.waited += not self._thawed.issuperset(pages)
@@ -81,8 +88,10 @@ def frozen() -> Iterator[Ice]:
         ice.fetches += 1
         fetch(missing)
 
+    reading = SimpleNamespace(**vars(disk) | {"read_fully": ice.read_fully})
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(page_cache, "disk", stand_in)
+        patched.setattr(log_reader, "disk", reading)
         patched.setattr(NotInMemoryError, "fetch", counted)
         try:
             yield ice

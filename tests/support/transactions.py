@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
@@ -145,17 +145,6 @@ class MemoryLog:
         for gone in [at for at in self._records if at < offset]:
             del self._records[gone]
 
-    def read(self, ranges: Iterable[tuple[int, int]]) -> bytes | None:
-        pieces = []
-        for start, length in ranges:
-            piece = b"".join(
-                encoded for offset, encoded in self._records.items() if offset >= start
-            )
-            pieces.append(piece[:length])
-            if start not in self._records or len(pieces[-1]) < length:
-                return None
-        return b"".join(pieces)
-
     def read_cold(self, ranges: Iterable[tuple[int, int]]) -> bytes:
         pieces = []
         for start, length in ranges:
@@ -209,6 +198,9 @@ class MemoryLog:
     def record_bytes(self, physical_offset: int) -> bytes | None:
         return self._records.get(physical_offset)
 
+    def unchecked_bytes(self, physical_offset: int) -> bytes | None:
+        return self._records.get(physical_offset)
+
     def record_at(self, physical_offset: int) -> Record | None:
         encoded = self.record_bytes(physical_offset)
         return None if encoded is None else decode_record(encoded)
@@ -241,6 +233,12 @@ class MemoryLog:
             and record.property_map.get("UNIQ_KEY") == key
             and begin_ms <= record.store_timestamp <= end_ms
         ][:max_count]
+
+
+def fetch_at_once(missing: NotInMemoryError, on_fetched: Callable[[bool], None]) -> None:
+    """Do what the broker's threads do, and wait for it."""
+    missing.fetch()
+    on_fetched(True)
 
 
 class Connected:
@@ -407,6 +405,7 @@ class Broker:
             monotonic_ms=self.clock.monotonic,
             snapshot_path=self.snapshot_path,
             record_size_max=1 << 30,
+            fetch=fetch_at_once,
             place=self.place,
             delayed=DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=self.clock).after_commit,
             snapshot_log_bytes=self.snapshot_log_bytes,
@@ -415,6 +414,16 @@ class Broker:
         )
         service.rebuild()
         return service
+
+    def park(self, half: Appended) -> bool:
+        """Have it give up asking about a half."""
+        entry, stored = (
+            self.service._table.get(half.physical_offset),
+            self.service._half_at(half.physical_offset),
+        )
+        assert entry is not None
+        assert stored is not None
+        return self.service._parking.park(entry, stored)
 
     def restart(self, *, survivors: int = 0, drained: bool = False) -> None:
         """Stop in order, or crash with so many unflushed records left; then start again."""

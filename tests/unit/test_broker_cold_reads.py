@@ -35,6 +35,7 @@ from halfmq.remoting.transactions import (
 )
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import encode_properties
+from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from tests.support.broker_doubles import ext
 from tests.support.ice import Ice, frozen
 from tests.support.peers import COMMIT, ROLLBACK, START_MS, Half, Peer, until
@@ -62,6 +63,29 @@ async def prepared(rig: Rig, count: int, *, size: int = 10) -> tuple[Peer, list[
     halves = [await peer.prepare(f"{n:032X}", bytes([n + 1]) * size) for n in range(count)]
     await rig.restart()
     return await rig.peer(ours=True), halves
+
+
+async def prepare_several(peer: Peer) -> list[tuple[int, int]]:
+    """Store a transaction of five messages; return where in the log and in the half queue."""
+    messages = [
+        PreparedMessage(
+            topic="orders",
+            queue_id=0,
+            sys_flag=0,
+            born_timestamp=START_MS,
+            flag=0,
+            properties=encode_properties({"UNIQ_KEY": f"{n:032X}"}).decode(),
+            body=bytes([n + 1]) * 9_000,
+        )
+        for n in range(5)
+    ]
+    header = PrepareTransactionRequestHeader(producer_group="pg")
+    answer = await peer.call(RequestCode.PREPARE_TRANSACTION, header, encode_entries(messages))
+    assert answer.code == OK, answer.remark
+    return [
+        (parse_offset_message_id(one.message_id).physical_offset, one.queue_offset)
+        for one in decode_prepared_results(answer.body)
+    ]
 
 
 def an_end(half: Half, decision: int) -> TransactionEnd:
@@ -252,31 +276,16 @@ async def test_many_decisions_about_cold_halves_get_one_answer(
 async def test_the_halves_of_several_messages_are_fetched_together(rig: Rig) -> None:
     """A transaction is decided at once, and that needs all of them."""
     peer = await rig.peer(ours=True)
-    messages = [
-        PreparedMessage(
-            topic="orders",
-            queue_id=0,
-            sys_flag=0,
-            born_timestamp=START_MS,
-            flag=0,
-            properties=encode_properties({"UNIQ_KEY": f"{n:032X}"}).decode(),
-            body=bytes([n + 1]) * 9_000,
-        )
-        for n in range(5)
-    ]
-    header = PrepareTransactionRequestHeader(producer_group="pg")
-    answer = await peer.call(RequestCode.PREPARE_TRANSACTION, header, encode_entries(messages))
-    results = decode_prepared_results(answer.body)
-    offsets = [parse_offset_message_id(one.message_id).physical_offset for one in results]
+    halves = await prepare_several(peer)
     await rig.restart()
     peer = await rig.peer(ours=True)
-    end = TransactionEnd(offsets[0], results[0].queue_offset, COMMIT)
+    end = TransactionEnd(*halves[0], COMMIT)
     with frozen() as ice:
         assert await codes(rig, peer, send_batch(peer, end)) == [OK]
 
     assert never_waited(ice)
     assert ice.fetches == 1
-    assert len(rig.bodies()) == len(messages)
+    assert len(rig.bodies()) == len(halves)
 
 
 @windowed()
@@ -389,6 +398,112 @@ async def test_decisions_about_evicted_halves_are_taken(rig: Rig) -> None:
     answers = [await rig.patiently(peer.answer(opaque)) for opaque in single]
     assert {answer.code for answer in answers} == {OK}
     assert [len(rig.finals_of(half)) for half in halves] == [1] * 60
+
+
+@windowed()
+async def test_decisions_of_a_group_that_failed_are_tried_alone_without_their_halves(
+    rig: Rig,
+) -> None:
+    """What was planned is at hand, though its half may have left memory meanwhile."""
+    peer = await rig.peer(ours=True)
+    halves = [await peer.prepare(f"{n:032X}", bytes([n + 1]) * 5_000) for n in range(4)]
+    with frozen() as ice, rig.refusing("orders"):
+        single = [send_end(peer, half, COMMIT) for half in halves[:2]]
+        batch = send_batch(peer, *(an_end(half, COMMIT) for half in halves[2:]))
+        answers = [await rig.patiently(peer.answer(opaque)) for opaque in single]
+        results = await codes(rig, peer, batch)
+
+    assert OK not in {*results, *(answer.code for answer in answers)}
+    assert not ice.waited
+    assert not ice.fetches
+    assert rig.service.pending == 4
+
+
+# --- prepares that are repeated
+
+
+@windowed()
+async def test_a_repeated_prepare_fetches_the_first(rig: Rig) -> None:
+    """Its half may have left memory; the producer is told its ids all the same."""
+    peer, halves = await prepared(rig, 2, size=10_000)
+    with frozen() as ice:
+        header, body = peer.half_request(halves[0].transaction_id, halves[0].body)
+        answer = await rig.patiently(peer.call(RequestCode.SEND_MESSAGE_V2, header, body))
+
+    assert peer.half_of(answer, body) == halves[0]
+    assert never_waited(ice)
+    assert rig.metrics["twins"] == 1
+    assert rig.service.pending == 2
+
+
+@windowed()
+async def test_a_repeated_prepare_of_several_messages_fetches_them(rig: Rig) -> None:
+    """All are compared with what is stored."""
+    peer = await rig.peer(ours=True)
+    first = await prepare_several(peer)
+    await rig.restart()
+    peer = await rig.peer(ours=True)
+    with frozen() as ice:
+        repeated = await rig.patiently(prepare_several(peer))
+
+    assert repeated == first
+    assert never_waited(ice)
+    assert rig.metrics["twins"] == 1
+    assert rig.service.pending == 1
+
+
+# --- what happens by itself
+
+
+@windowed()
+async def test_what_is_asked_about_is_fetched(rig: Rig) -> None:
+    """Nobody decided it for hours, so its half has left memory; each is asked about once."""
+    peer, halves = await prepared(rig, COUNT, size=5_000)
+    with frozen() as ice:
+        await rig.wait_for(lambda: len(peer.asked) >= COUNT)
+
+    assert sorted(peer.asked) == [half.offset for half in halves]
+    assert never_waited(ice)
+
+
+@windowed(check_max=1)
+async def test_what_is_given_up_is_fetched(rig: Rig) -> None:
+    """A copy of the message goes where operators look."""
+    await prepared(rig, 3, size=5_000)
+    with frozen() as ice:
+        await rig.wait_for(lambda: rig.metrics["pending_parked"] == 3)
+
+    assert never_waited(ice)
+    assert len(rig.bodies(TRANS_CHECK_MAX_TIME_TOPIC)) == 3
+
+
+@windowed()
+async def test_what_is_too_old_is_fetched_to_be_parked(rig: Rig) -> None:
+    """It keeps the log from being deleted, and is the coldest of all."""
+    _, halves = await prepared(rig, COUNT, size=5_000)
+    with frozen() as ice:
+        rig.service.note_retention_blocked(halves[-1].offset)
+        await rig.wait_for(lambda: rig.metrics["parked_expired"] == COUNT - 1)
+
+    assert never_waited(ice)
+    bodies = [half.body for half in halves[:-1]]
+    assert sorted(rig.bodies(TRANS_CHECK_MAX_TIME_TOPIC)) == sorted(bodies)
+
+
+@pytest.mark.parametrize("melts", [True, False])
+@windowed()
+async def test_what_cannot_be_fetched_holds_up_nothing(rig: Rig, melts: bool) -> None:
+    """The disk refuses a half, or memory is so short that it is gone at once: others go on."""
+    peer, halves = await prepared(rig, 3, size=5_000)
+    with frozen() as ice:
+        ice.melts = melts
+        ice.failure = OSError(5, "I/O error") if melts else None
+        rig.service.note_retention_blocked(halves[-1].offset)
+        await rig.wait(10 * TIMEOUT_MS)
+        assert set(peer.asked) == (set() if melts else {halves[-1].offset})
+        assert rig.metrics["parked_expired"] == (0 if melts else 2)
+        ice.melts, ice.failure = True, None
+        await rig.wait_for(lambda: bool(peer.asked))
 
 
 # --- the end of a connection, and of the broker

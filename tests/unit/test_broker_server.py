@@ -21,6 +21,7 @@ from halfmq.broker import asks as asks_module
 from halfmq.broker import server as server_module
 from halfmq.broker.connection import Connection, Handler
 from halfmq.broker.errors import AddressTakenError, RequestRefusedError, UnfinishedError
+from halfmq.broker.fetches import Fetches
 from halfmq.broker.release import UNFLUSHED_BYTES_MAX, ReplyRelease
 from halfmq.broker.router import Router
 from halfmq.broker.server import STRAIGHT_MIN, ClientConnection, Server
@@ -81,10 +82,12 @@ async def _serving(
     connections_per_address: int = 0,
 ) -> AsyncIterator[tuple[Server, ReplyRelease]]:
     release = ReplyRelease(log or Log())
+    fetches = Fetches()
     gone: list[Connection] = [] if lost is None else lost
     server = Server(
         Router(_table(handler)),
         release,
+        fetches.begin,
         gone.append,
         host="127.0.0.1",
         listen_port=0,
@@ -96,6 +99,7 @@ async def _serving(
         yield server, release
     finally:
         await server.stop()
+        await fetches.stop()
 
 
 @asynccontextmanager
@@ -254,6 +258,7 @@ async def test_a_taken_port_is_named_with_its_setting() -> None:
         second = Server(
             Router(),
             ReplyRelease(Log()),
+            Fetches().begin,
             lambda _connection: None,
             host="127.0.0.1",
             listen_port=server.port,
@@ -775,7 +780,7 @@ async def test_a_silent_peer_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_peer_that_reads_slowly_is_not_silent() -> None:
     """While it takes its answers no request of it is read, and it must not be closed for that."""
     connection = server_module.ClientConnection(
-        server_module.Shared(Router(), ReplyRelease(Log()), lambda _connection: None)
+        server_module.Shared(Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None)
     )
     transport = Mock(get_write_buffer_size=Mock(side_effect=[900, 800, 800]))
     connection._transport = transport
@@ -790,7 +795,7 @@ async def test_a_peer_that_reads_slowly_is_not_silent() -> None:
 async def test_a_peer_that_writes_is_not_silent() -> None:
     """Until it writes nothing more, for as long as it takes to be."""
     connection = server_module.ClientConnection(
-        server_module.Shared(Router(), ReplyRelease(Log()), lambda _connection: None)
+        server_module.Shared(Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None)
     )
     connection._transport = Mock(get_write_buffer_size=Mock(return_value=0))
     idle = []
@@ -816,7 +821,7 @@ async def test_what_a_peer_is_follows_its_latest_request(
 ) -> None:
     """Version, language, and whether it is one of ours; any of them may change alone."""
     connection = server_module.ClientConnection(
-        server_module.Shared(Router(), ReplyRelease(Log()), lambda _connection: None)
+        server_module.Shared(Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None)
     )
     first: dict[str, Any] = {"version": 401, "language": LanguageCode.PYTHON}
     for settings in (first, first | change):

@@ -913,11 +913,11 @@ def test_a_read_that_may_not_wait_gives_what_one_gives_that_may(tmp_path: Path, 
     """Less at the end of a file, and on this thread only."""
     path = tmp_path / "file"
     path.write_bytes(bytes(range(size)))
-    with path.open("rb") as file, pytest.MonkeyPatch.context() as patched:
+    with path.open("rb") as file:
         for position in (0, 5, 200):
-            patched.setattr(page_cache.waiting, "is_allowed", False)
-            found = page_cache.read(path, file.fileno(), 20, position)
-            with page_cache.allowed_to_wait():
+            with page_cache.allowed_to_wait(False):
+                found = page_cache.read(path, file.fileno(), 20, position)
+            with page_cache.allowed_to_wait(True):
                 waited = page_cache.read(path, file.fileno(), 20, position)
             assert found == waited
             assert found == bytes(range(size))[position : position + 20]

@@ -17,6 +17,7 @@ from halfmq.broker.access.tls import TlsContext
 from halfmq.broker.config import load_config
 from halfmq.broker.connection import Connection
 from halfmq.broker.errors import ConfigurationError
+from halfmq.broker.fetches import Fetches
 from halfmq.broker.release import ReplyRelease
 from halfmq.broker.router import Router
 from halfmq.broker.server import Server
@@ -90,6 +91,7 @@ async def _serving(tls: TlsContext) -> AsyncIterator[Server]:
     server = Server(
         Router({RequestCode.GET_ROUTEINFO_BY_TOPIC: _large}),
         ReplyRelease(Log()),
+        Fetches().begin,
         lambda _connection: None,
         host="127.0.0.1",
         listen_port=0,

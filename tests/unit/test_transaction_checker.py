@@ -1,6 +1,7 @@
 """Asking producers back: whom, when, how often, and what then."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ from halfmq.broker import slices
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction import checker, group_queues
 from halfmq.broker.transaction import timetable as timetable_module
-from halfmq.broker.transaction.cold_halves import OnRead
 from halfmq.broker.transaction.half import StoredHalf
 from halfmq.broker.transaction.pending import Event
 from halfmq.broker.transaction.timetable import BUCKET_MS, Timetable
@@ -19,6 +19,7 @@ from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.page_cache import NotInMemoryError, waiting
 from tests.support.transactions import HOST, START_MS, Broker, Connected
 
 DAY_MS = 86_400_000
@@ -897,25 +898,30 @@ def test_the_last_answer_has_its_time_after_a_restart_as_well(broker: Broker) ->
 
 
 class Cold:
-    """A disk that is slow: reads wait until the test lets them end."""
+    """A disk that is slow: fetches wait until the test lets them end."""
 
     def __init__(self, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
         self.broker = broker
-        self.reads: list[tuple[int, OnRead]] = []
-        monkeypatch.setattr(broker.service._checker, "_read_half", lambda _offset: None)
-        monkeypatch.setattr(broker.service._checker, "_read_cold", self._read)
+        self.fetches: list[Callable[[bool], None]] = []
+        monkeypatch.setattr(broker.service._checker, "_read_half", self._read)
+        monkeypatch.setattr(broker.service._checker, "_fetch", self._fetch)
 
-    def _read(self, offset: int, on_read: OnRead) -> None:
-        self.reads.append((offset, on_read))
+    def _read(self, offset: int) -> StoredHalf | None:
+        if not waiting.is_allowed:
+            raise NotInMemoryError([])
+        return self.broker.service._half_at(offset)
 
-    def end_reads(self, *, failing: bool = False) -> None:
-        reads, self.reads = self.reads, []
-        for offset, on_read in reads:
-            on_read(None if failing else self.broker.service._half_at(offset))
+    def _fetch(self, _missing: NotInMemoryError, on_fetched: Callable[[bool], None]) -> None:
+        self.fetches.append(on_fetched)
+
+    def end_fetches(self, *, failing: bool = False) -> None:
+        fetches, self.fetches = self.fetches, []
+        for on_fetched in fetches:
+            on_fetched(not failing)
         self.broker.wait(0)
 
 
-def test_halves_on_the_disk_are_read_elsewhere_and_not_too_many_at_once(
+def test_halves_on_the_disk_are_fetched_and_not_too_many_at_once(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The loop never waits for the disk; each is asked about once, when it is there."""
@@ -924,9 +930,9 @@ def test_halves_on_the_disk_are_read_elsewhere_and_not_too_many_at_once(
     cold = Cold(broker, monkeypatch)
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     sizes = []
-    while cold.reads:
-        sizes.append(len(cold.reads))
-        cold.end_reads()
+    while cold.fetches:
+        sizes.append(len(cold.fetches))
+        cold.end_fetches()
     assert sizes == [checker.COLD_READS_MAX] * 2 + [5]
     assert sorted(producer.asked_offsets) == [half.physical_offset for half in halves]
 
@@ -939,15 +945,15 @@ def test_a_half_that_cannot_be_read_is_tried_again_later(
     broker.prepare()
     cold = Cold(broker, monkeypatch)
     broker.wait(TIMEOUT_MS + BUCKET_MS)
-    cold.end_reads(failing=True)
+    cold.end_fetches(failing=True)
     assert "event=half_unreadable half_offset=0" in caplog.text
     broker.wait(INTERVAL_MS + BUCKET_MS)
-    cold.end_reads()
+    cold.end_fetches()
     assert len(producer.asked) == 1
     assert counts(broker) == (1, 1, 0)
 
 
-def test_a_decision_while_its_half_is_read_ends_the_questions(
+def test_a_decision_while_its_half_is_fetched_ends_the_questions(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What comes from the disk then is thrown away."""
@@ -956,9 +962,9 @@ def test_a_decision_while_its_half_is_read_ends_the_questions(
     cold = Cold(broker, monkeypatch)
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     broker.end(half, Event.ROLLBACK)
-    cold.end_reads()
+    cold.end_fetches()
     assert producer.asked == []
-    assert broker.service._checker._fetched == {}
+    assert broker.service._checker._fetched == set()
 
 
 def counts(broker: Broker) -> tuple[int, int, int]:

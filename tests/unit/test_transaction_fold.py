@@ -248,7 +248,7 @@ def test_a_resumed_record_takes_a_transaction_back(tmp_path: Path) -> None:
     entry = table.get(half.physical_offset)
     assert entry is not None
     for reason in ("no-answer", "no-answer"):
-        assert broker.service._parking.park(entry)
+        assert broker.park(half)
         parked, _ = folded(broker.log)
         assert [(one.state, one.parked_reason.text) for one in parked] == [(State.PARKED, reason)]
         broker.service.resume(half.physical_offset)

@@ -30,9 +30,7 @@ def broker(tmp_path: Path) -> Broker:
 
 def park(broker: Broker, half: Appended) -> None:
     """Have the broker give up asking about a half."""
-    entry = broker.service._table.get(half.physical_offset)
-    assert entry is not None
-    assert broker.service._parking.park(entry)
+    assert broker.park(half)
 
 
 # --- lists

@@ -18,7 +18,15 @@ from halfmq.store.message_store import MessageStore
 from tests.support.golden_store import GoldenStore, unpack
 from tests.support.patience import PATIENCE_S
 from tests.support.stores import crash
-from tests.support.transactions import HOST, Clock, Connected, Directory, gone, message
+from tests.support.transactions import (
+    HOST,
+    Clock,
+    Connected,
+    Directory,
+    fetch_at_once,
+    gone,
+    message,
+)
 
 
 class StoredBroker:
@@ -56,6 +64,7 @@ class StoredBroker:
             monotonic_ms=self.clock.monotonic,
             snapshot_path=root / "config" / "halfmqTransactions",
             record_size_max=1 << 30,
+            fetch=fetch_at_once,
             decided_remembered=2,
         )
         self.service.rebuild()
