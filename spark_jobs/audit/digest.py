@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ..log.arrays import Bools, Ints, one
 from ..log.checksums import sound_records
-from ..log.rows import Rows
+from ..log.rows import Rows, store_times
 from ..log.segments import UNWRITTEN, Hole, Segment
 from ..source.columns import transaction_parts
 from .events import (
@@ -32,7 +32,6 @@ from .events import (
     Told,
     by_bucket,
     read_events,
-    store_times,
 )
 from .judge import Kind, Part
 from .queues import Edge, Queued, QueueFault, QueueFiles, QueueWatch

@@ -17,13 +17,13 @@ from pyspark.sql.types import StructType
 
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
-from ..datasource import LogPartition, SegmentSplit, cuts, plan_partitions
 from ..log.follow import part_of
 from ..log.rows import Rows
 from ..log.segments import LogExtent, Segment, SegmentReader
 from ..source.columns import COLUMNS, Wanted, record_batch
 from ..source.options import PARTITION_BYTES, ReadOptions
 from ..source.schema import NAME_COLUMNS
+from ..source.splits import LogPartition, SegmentSplit, cuts, plan_partitions
 from .audit_cache import AuditCache, Cached, Part
 from .digest import DDL, Plan, Seen, Watch, digest
 

@@ -26,7 +26,7 @@ from halfmq.store.format.properties import (
 from ..log.arrays import Bools, Ints, joined
 from ..log.checksums import sound_records
 from ..log.numbers import numbers_at, read_lists
-from ..log.rows import WORD, PropertyBlock, Rows, Words, cut
+from ..log.rows import WORD, PropertyBlock, Rows, Words, cut, store_times
 from .judge import Part
 
 EVENT: Final = np.dtype(
@@ -50,7 +50,6 @@ SLOT_BITS: Final = 48  # of an offset in a half queue; above them is the queue's
 _CHECKS_MAX: Final = np.iinfo(np.int16).max
 _MESSAGES_MAX: Final = np.iinfo(np.uint8).max  # of one transaction; brokers allow 64
 _HASHED_MAX: Final = 512  # bytes hashed of a text; keys have 32, groups and topics up to 255
-_TIME_MAX: Final = 253_402_300_799_999  # ms, the end of the year 9999
 _GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2: Final = np.uint64(0x94D049BB133111EB)
@@ -106,12 +105,6 @@ def read_events(rows: Rows, parts: npt.NDArray[np.int8]) -> Told:
 def key_of_place(at: Ints) -> Hashes:
     """Return the family of halves without the key, which brokers always add: each its own."""
     return _mixed(at.astype(np.uint64) ^ _GOLDEN)
-
-
-def store_times(rows: Rows) -> Ints:
-    """Return when records were stored, in ms; no CRC covers that, so it may be anything."""
-    times: Ints = np.clip(rows.field("store_timestamp"), 0, _TIME_MAX)
-    return times
 
 
 def _slots(rows: Rows) -> Ints:

@@ -28,11 +28,10 @@ from halfmq.store.format.topics import SCHEDULE_TOPIC
 from ..errors import LogDirectoryError
 from ..log.arrays import Bools, Ints
 from ..log.numbers import numbers_at
+from ..log.queue_entries import ENTRIES, Slots
 from ..log.rows import Rows, cut
 from .judge import Kind
 
-ENTRIES: Final = np.dtype([("at", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-assert ENTRIES.itemsize == ENTRY_SIZE
 FAULTS_PER_QUEUE_MAX: Final = 1_000  # told of one queue in one split; of more, how many there are
 EXTENDED: Final = -(1 << 31)  # tags codes below are places in a consumequeue_ext
 NO_TAGS_CODE: Final = 1 << 62  # in place of a code that cannot be told from the record
@@ -40,7 +39,6 @@ _QUEUE_BITS: Final = 20
 _SAFE_NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 _FILE_NAME: Final = re.compile(r"\d{20}")
 
-Slots = npt.NDArray[np.void]
 QUEUED: Final = np.dtype(
     [
         ("queue", "<i8"),  # number of the topic, and of its queue

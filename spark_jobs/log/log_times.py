@@ -2,8 +2,7 @@
 
 from typing import Final, NamedTuple
 
-from ..audit.events import store_times
-from .rows import Rows
+from .rows import Rows, store_times
 from .segments import LogExtent, SegmentReader
 
 _TAIL: Final = 10 << 20  # bytes of the last segment that are read; two of the largest records fit

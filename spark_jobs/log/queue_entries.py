@@ -19,11 +19,14 @@ import numpy.typing as npt
 
 from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK
 
-from ..audit.queues import ENTRIES, Slots
 from ..errors import LogDirectoryError
 from .arrays import Ints
 from .files import child, entries, exists, is_folder, read_bytes
 from .rows import RECORD_SIZE_MIN
+
+Slots = npt.NDArray[np.void]
+ENTRIES: Final = np.dtype([("at", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+assert ENTRIES.itemsize == ENTRY_SIZE
 
 _ANY_NAME: Final = re.compile(r".+", re.DOTALL)
 _QUEUE_NAME: Final = re.compile(r"\d{1,9}")  # an int, as in RocketMQ

@@ -50,6 +50,7 @@ for _hosts, _head in HEADS.items():
     _HEAD_SIZES[_hosts] = _head.size
 
 WORD: Final = 8  # bytes
+_TIME_MAX: Final = 253_402_300_799_999  # ms, the end of the year 9999
 _WORDS_BEHIND: Final = 8  # that may be read behind the last property: the longest name, a hash
 
 Words = npt.NDArray[np.uint64]
@@ -389,6 +390,12 @@ def _first_at_or_behind(places: Ints, starts: Ints, ends: Ints) -> Ints:
     following = np.append(places, np.iinfo(np.int64).max)[np.searchsorted(places, starts)]
     first: Ints = np.minimum(following, ends)
     return first
+
+
+def store_times(rows: Rows) -> Ints:
+    """Return when records were stored, in ms; no CRC covers that, so it may be anything."""
+    times: Ints = np.clip(rows.field("store_timestamp"), 0, _TIME_MAX)
+    return times
 
 
 def cut(buffer: pa.Buffer, starts: Ints, ends: Ints, valid: Bools | None = None) -> pa.BinaryArray:

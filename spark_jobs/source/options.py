@@ -43,7 +43,6 @@ class ReadOptions:
     fail_fast: bool = False  # mode=FAILFAST: corrupt bytes end the read instead of being a row
     decompress: bool = False  # give bodies as they were before they were compressed
     memory_map: bool = True  # local files
-    filter_pushdown: bool = False  # let the query's filters choose what is read
     # Of streams only:
     from_latest: bool = False  # begin with what is written from now on
     max_bytes_per_trigger: int | None = None  # None: all that there is
@@ -123,7 +122,6 @@ class ReadOptions:
             fail_fast=read.choice("mode", "PERMISSIVE", "FAILFAST") == "FAILFAST",
             decompress=read.flag("decompress"),
             memory_map=read.flag("memoryMap", default=True),
-            filter_pushdown=read.flag("filterPushdown"),
             from_latest=from_latest,
             max_bytes_per_trigger=(
                 read.size("maxBytesPerTrigger", 1) if read.is_given("maxBytesPerTrigger") else None
@@ -190,7 +188,6 @@ _READ_NAMES: Final = (
     "minPartitions",
     "batchRows",
     "memoryMap",
-    "filterPushdown",
     "mode",
     "maxBytesPerTrigger",
     "failOnDataLoss",

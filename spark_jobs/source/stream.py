@@ -20,10 +20,11 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ..datasource import SegmentSplit, SplitReader, plan_partitions
 from ..log.files import exists
 from ..log.follow import LogFollower, part_of
+from .log_source import SplitReader
 from .options import ReadOptions
+from .splits import SegmentSplit, plan_partitions
 
 OFFSET: Final = "physicalOffset"  # the key in checkpoints; it must never change
 

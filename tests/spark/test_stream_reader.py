@@ -12,9 +12,10 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from halfmq.spark_jobs.datasource import CommitLogDataSource, CommitLogReader, LogPartition
 from halfmq.spark_jobs.errors import DataLossError, OptionError
+from halfmq.spark_jobs.source.log_source import CommitLogDataSource, CommitLogReader
 from halfmq.spark_jobs.source.options import ReadOptions
+from halfmq.spark_jobs.source.splits import LogPartition
 from halfmq.spark_jobs.source.stream import OFFSET, CommitLogStreamReader
 from tests.support.log_writer import START, LogWriter
 

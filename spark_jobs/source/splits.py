@@ -1,0 +1,105 @@
+"""How a log is divided among tasks: what each reads, and which segments nobody needs to read."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from pyspark.sql.datasource import InputPartition
+
+from ..log.segments import LogExtent, Segment, SegmentReader
+from .options import ReadOptions
+
+# Bytes behind a blank are undefined, so that a split should not begin there. A blank is written
+# when a record does not fit, hence within the size of the largest record from the end.
+_LAST_SPLIT_MIN: Final = 8 << 20
+_CLOCK_STEP_MAX: Final = 600_000  # ms by which a broker's clock may be set back or forth
+
+
+class SegmentSplit(NamedTuple):
+    """A part of one segment that is read in one go; positions count from the segment's start."""
+
+    segment: Segment
+    start: int
+    stop: int
+    end: int  # where what is wanted ends in this segment
+    limit: int  # where the log ends in it
+    aligned: bool = False  # a record ends where this starts
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """What one task reads: a part of a large segment, or several small segments."""
+
+    splits: list[SegmentSplit]
+
+
+def plan_partitions(
+    extent: LogExtent,
+    options: ReadOptions,
+    *,
+    aligned: bool = False,
+    chosen: Collection[Segment] | None = None,
+) -> list[LogPartition]:
+    """Divide the wanted range of the log into partitions of at most ``maxPartitionBytes``.
+
+    ``aligned`` says that a record ends where the range starts; ``chosen`` are the segments that
+    are needed, if not all are.
+    """
+    first = max(extent.first_offset, options.starting_offsets or 0)
+    last = extent.end_offset
+    if options.ending_offsets is not None:
+        last = min(last, options.ending_offsets)
+    step = min(options.max_partition_bytes, max(1, -(-(last - first) // options.min_partitions)))
+    partitions: list[LogPartition] = []
+    room = 0
+    for segment in extent.segments:
+        if chosen is not None and segment not in chosen:
+            continue
+        limit = extent.limit(segment)
+        end = min(last - segment.base, limit)
+        begin = max(first - segment.base, 0)
+        for start, stop in cuts(begin, end, step):
+            if stop - start > room:
+                partitions.append(LogPartition([]))
+                room = step
+            is_aligned = aligned and start == begin
+            split = SegmentSplit(segment, start, stop, end, limit, is_aligned)
+            partitions[-1].splits.append(split)
+            room -= stop - start
+    return partitions
+
+
+def in_times(extent: LogExtent, options: ReadOptions) -> Collection[Segment] | None:
+    """Choose the segments that may have records of the wanted time; None for all.
+
+    Told by the first record of each segment: a log is written in the order of time, but for
+    corrections of the broker's clock.
+    """
+    if not options.has_times:
+        return None
+    times = [_first_time(extent, segment, options) for segment in extent.segments]
+    start, end = options.starting_timestamp, options.ending_timestamp
+    chosen = set()
+    for segment, first, behind in zip(extent.segments, times, [*times[1:], None], strict=True):
+        if start is not None and behind is not None and behind + _CLOCK_STEP_MAX < start:
+            continue
+        if end is not None and first is not None and first - _CLOCK_STEP_MAX >= end:
+            continue
+        chosen.add(segment)
+    return chosen
+
+
+def _first_time(extent: LogExtent, segment: Segment, options: ReadOptions) -> int | None:
+    reader = SegmentReader(segment, extent.limit(segment), memory_map=options.memory_map)
+    record = reader.record_at(0)
+    return None if record is None else int(record.field("store_timestamp")[0])
+
+
+def cuts(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
+    """Cut a range of a segment into splits of about ``step`` bytes."""
+    while start < stop:
+        end = start + step
+        if stop - end < min(step, _LAST_SPLIT_MIN):
+            end = stop  # the rest is too small for a split of its own
+        yield start, end
+        start = end
