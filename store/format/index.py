@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from .flags import TRANSACTION_MASK, TransactionType
 from .ids import java_string_hash
-from .properties import KEY_SEPARATOR, get_property
+from .properties import KEY_SEPARATOR, PROPERTY_SEPARATOR, get_property
 
 HEADER: Final = Struct(">qqqqii")
 SLOT: Final = Struct(">i")
@@ -38,6 +38,9 @@ assert (HEADER_SIZE, SLOT_SIZE, ITEM_SIZE) == (
 FIRST_ITEM: Final = 1
 _NAME_LENGTH: Final = 17
 _KEY_SEPARATOR: Final = KEY_SEPARATOR.encode()
+_SEPARATOR: Final = PROPERTY_SEPARATOR[0]
+_UNIQUE_KEY: Final = b"UNIQ_KEY\x01"
+_KEYS: Final = b"KEYS\x01"
 SECONDS_MAX: Final = 0x7FFF_FFFF
 _ROLLBACK: Final = int(TransactionType.ROLLBACK)  # comparing with a plain int is faster
 
@@ -151,7 +154,8 @@ def seconds_after(begin_timestamp: int, store_timestamps: NDArray[np.int64]) -> 
     """Return the times that items store, with RocketMQ's clamps; both arguments in ms."""
     if begin_timestamp <= 0:
         return np.zeros_like(store_timestamps)
-    return ((store_timestamps - begin_timestamp) // 1000).clip(0, SECONDS_MAX)
+    seconds = (store_timestamps - begin_timestamp) // 1000
+    return np.minimum(np.maximum(seconds, 0), SECONDS_MAX)  # half the time of ``clip``
 
 
 def index_keys(properties: bytes) -> list[bytes]:
@@ -159,12 +163,23 @@ def index_keys(properties: bytes) -> list[bytes]:
 
     A key that stands twice in KEYS is indexed twice, as RocketMQ does.
     """
-    unique_key, named = get_property(properties, b"UNIQ_KEY"), get_property(properties, b"KEYS")
-    keys = [] if unique_key is None else [unique_key]
-    if named is not None:
-        keys += (
-            [named] if named.find(_KEY_SEPARATOR) < 0 else filter(None, named.split(_KEY_SEPARATOR))
-        )
+    # Calls would take half the time: ``get_property`` is for what these searches do not settle,
+    # a longer name with the same end, or an empty value.
+    keys: list[bytes] = []
+    before, found, rest = properties.rpartition(_UNIQUE_KEY)
+    if found:
+        key: bytes | None = rest.partition(PROPERTY_SEPARATOR)[0]
+        if not key or (before and before[-1] != _SEPARATOR):
+            key = get_property(properties, b"UNIQ_KEY")
+        if key:
+            keys.append(key)
+    before, found, rest = properties.rpartition(_KEYS)
+    if found:
+        named: bytes | None = rest.partition(PROPERTY_SEPARATOR)[0]
+        if not named or (before and before[-1] != _SEPARATOR):
+            named = get_property(properties, b"KEYS")
+        if named:
+            keys += filter(None, named.split(_KEY_SEPARATOR))
     return keys
 
 
@@ -235,4 +250,4 @@ def index_key_hashes(texts: Sequence[bytes]) -> NDArray[np.int32]:
     ends = lengths.cumsum()
     sums = np.add.reduceat(units * _INVERSES[: len(units)], ends - lengths, dtype=np.uint32)
     hashes: NDArray[np.int32] = (sums * _POWERS[ends - 1]).view(np.int32)
-    return np.abs(hashes).clip(0)  # of -2**31 there is no absolute value
+    return np.maximum(np.abs(hashes), 0)  # of -2**31 there is no absolute value
