@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from halfmq.spark_jobs.audit.dialects import END
 from halfmq.spark_jobs.audit.judge import (
     NO_TERMS,
+    Content,
     Event,
     Kind,
     LogBounds,
@@ -19,6 +21,7 @@ from halfmq.spark_jobs.audit.judge import (
 )
 
 WHOLE = LogBounds(first_offset=0)
+OURS = LogBounds(first_offset=0, records_rollbacks=((0, END),))
 
 
 def half(offset: int, check_times: int | None = None, *, number: int = 0, total: int = 1) -> Event:
@@ -420,3 +423,216 @@ def test_what_is_told_of_a_transaction() -> None:
     (told,) = judge(events, WHOLE).transactions
 
     assert told == Transaction(State.COMMITTED, 10, 45, checks=2, halves=3, took_ms=35)
+
+
+# --- where rollbacks write records
+
+TWO = Content(topic=1, queue=2, tags=3, keys=4, body_crc=5, body_size=6)
+
+
+def delivered(offset: int, of: int = 0, *, number: int = 0, total: int = 1) -> Event:
+    return Event(Part.DELIVERED, offset, of, None, number, total, time_ms=offset)
+
+
+def waiting(offset: int, of: int = 0, *, due: int = 0) -> Event:
+    return Event(Part.WAITING, offset, of, time_ms=offset, due_ms=due)
+
+
+def damaged(event: Event) -> Event:
+    return event._replace(sound=False)
+
+
+OF_OURS: dict[str, tuple[list[Event], State, list[tuple[Kind, list[int]]]]] = {
+    "the final is gone, its op is there": (
+        [half(10), op(30, 10)],
+        State.PENDING,
+        [(Kind.MISSING_DECISION, [10, 30])],
+    ),
+    "parked, an op and no rollback record": (
+        [half(10), discard(20, 10), op(30, 10)],
+        State.PARKED,
+        [(Kind.MISSING_DECISION, [10, 30])],
+    ),
+    "an op too early": (
+        [half(10), op(30, 10), commit(40, 10), op(50, 10)],
+        State.COMMITTED,
+        [(Kind.MISSING_DECISION, [10, 30])],
+    ),
+    "an op names a half of several": (
+        [*group(10, 11, 12), op(30, 11)],
+        State.PENDING,
+        [(Kind.MISSING_DECISION, [11, 30])],
+    ),
+    "an op lists a committed half twice": (
+        [half(10), commit(20, 10), op(30, 10), op(30, 10)],
+        State.COMMITTED,
+        [],
+    ),
+    "ops of a half and of its copies": (
+        [half(10), half(20, 1), commit(30, 20), op(40, 10), op(40, 20)],
+        State.COMMITTED,
+        [],
+    ),
+    "the final's link is broken": (
+        [half(10), commit(20, 0), op(30, 10)],
+        State.COMMITTED,
+        [(Kind.DECISION_WITHOUT_HALF, [20])],
+    ),
+    "the final's bits are lost": (
+        [half(10), delivered(20, 10), op(30, 10)],
+        State.COMMITTED,
+        [(Kind.UNMARKED_FINAL, [10, 20])],
+    ),
+    "the final's bits and link are lost": (
+        [half(10), delivered(20), op(30, 10)],
+        State.COMMITTED,
+        [(Kind.UNLINKED_DELIVERY, [10, 20])],
+    ),
+    "delivered a second time": (
+        [half(10), commit(20, 10), delivered(30), op(40, 10)],
+        State.COMMITTED,
+        [(Kind.UNLINKED_DELIVERY, [10, 30])],
+    ),
+    "delivered though rolled back": (
+        [half(10), rollback(20, 10), delivered(30)],
+        State.ROLLED_BACK,
+        [(Kind.UNLINKED_DELIVERY, [10, 30])],
+    ),
+    "delivered though undecided": (
+        [half(10), delivered(30)],
+        State.PENDING,
+        [(Kind.UNLINKED_DELIVERY, [10, 30])],
+    ),
+    "the leader of several has no final": (
+        [*group(10, 11, 12), *finals(20, 10, 11, 12)[1:3], *(op(30, n) for n in (10, 11, 12))],
+        State.COMMITTED,
+        [(Kind.MISSING_FINAL, [10, 21])],
+    ),
+    "the leader's final of several is damaged": (
+        [
+            *group(10, 11, 12),
+            damaged(finals(20, 10, 11, 12)[0]),
+            *finals(20, 10, 11, 12)[1:3],
+            *(op(30, n) for n in (10, 11, 12)),
+        ],
+        State.COMMITTED,
+        [],
+    ),
+    "no final of several, their ops are there": (
+        [*group(10, 11, 12), *(op(30, n) for n in (10, 11, 12))],
+        State.PENDING,
+        [(Kind.MISSING_DECISION, [10, 11, 12, 30])],
+    ),
+    "the final does not match its CRC": (
+        [half(10), damaged(commit(20, 10)), op(30, 10)],
+        State.UNDETERMINED,
+        [],
+    ),
+    "delayed, delivered": (
+        [half(10), waiting(20, 10, due=50), delivered(50), op(60, 10)],
+        State.COMMITTED,
+        [],
+    ),
+    "delayed, waited twice, delivered": (
+        [half(10), waiting(20, 10, due=90), op(30, 10), waiting(50, due=90), delivered(90)],
+        State.COMMITTED,
+        [],
+    ),
+    "delayed, not due": ([half(10), waiting(20, 10, due=950)], State.COMMITTED, []),
+    "delayed, due, not delivered": (
+        [half(10), waiting(20, 10, due=90), waiting(50, due=90)],
+        State.COMMITTED,
+        [(Kind.OVERDUE_DELIVERY, [10, 50])],
+    ),
+    "delayed, delivered twice": (
+        [half(10), waiting(20, 10, due=50), delivered(50), delivered(60)],
+        State.COMMITTED,
+        [(Kind.DELIVERED_TWICE, [50, 60])],
+    ),
+    "delayed, its final without a link": (
+        [half(10), waiting(20, due=50), delivered(50), op(60, 10)],
+        State.COMMITTED,
+        [(Kind.UNLINKED_DELIVERY, [10, 20])],
+    ),
+    "delivered after the log was cut": ([delivered(50)], State.PENDING, []),
+}
+
+
+@pytest.mark.parametrize("name", OF_OURS)
+def test_where_rollbacks_are_records_every_decision_has_one(name: str) -> None:
+    """An op alone decides nothing, and what consumers got is told by the finals."""
+    events, state, findings = OF_OURS[name]
+    expected = [] if name == "delivered after the log was cut" else [state]
+
+    for order in (events, events[::-1]):
+        assert outcome(order, OURS, Terms(due_before_ms=900)) == (expected, sorted(findings))
+
+
+@pytest.mark.parametrize("name", [name for name in HEALTHY if "RocketMQ" not in name])
+def test_a_healthy_history_is_healthy_in_a_log_of_ours(name: str) -> None:
+    """But for rollbacks that only an op tells of, which are RocketMQ's."""
+    events, expected = HEALTHY[name]
+    if name in {"rolled back at a check", "rolled back twice"}:
+        return
+
+    assert outcome(events, OURS) == (states(expected), [])
+
+
+def test_a_log_may_change_its_broker_more_than_once() -> None:
+    """An op is a rollback where RocketMQ wrote it, before halfmq or after."""
+    bounds = WHOLE._replace(records_rollbacks=((0, 40), (60, END)))
+
+    for at, state in ((30, State.PENDING), (50, State.ROLLED_BACK), (70, State.PENDING)):
+        assert outcome([half(10), op(at, 10)], bounds)[0] == [state]
+
+
+def test_a_decision_that_cannot_be_read_leaves_it_open_what_was_decided() -> None:
+    """The damage is tied to the transaction; too small a range cannot have held the record."""
+    events = [half(10), op(900, 10)]
+    for bounds in (WHOLE, OURS):
+        lost = bounds._replace(damage=((2, 8), (300, 400)))
+        (told,) = judge(events, lost).transactions
+        assert (told.state, told.lost) == (State.UNDETERMINED, (300, 400))
+        assert judge(events, lost).findings == []
+
+        small = bounds._replace(damage=((300, 350), (950, 2000)))
+        assert judge(events, small).transactions[0].state is not State.UNDETERMINED
+
+
+def with_content(event: Event, **changed: int) -> Event:
+    return event._replace(content=TWO._replace(**changed))
+
+
+DIFFERENT = {
+    "body": {"body_crc": 9},
+    "length": {"body_size": 9},
+    "topic": {"topic": 9},
+    "queue": {"queue": 9},
+    "keys": {"keys": 9},
+    "tags": {"tags": 9},
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_a_final_that_differs_from_its_half_is_found(what: str) -> None:
+    """In both dialects; the detail says what differs."""
+    events = [with_content(half(10)), with_content(commit(20, 10), **DIFFERENT[what])]
+    for bounds in (WHOLE, OURS):
+        (finding,) = judge(events, bounds).findings
+        assert finding[:2] == (Kind.ALTERED_FINAL, [10, 20])
+        assert what in finding.detail
+
+        harmed = [with_content(half(10)), damaged(events[1])]
+        assert judge(harmed, bounds).findings == []
+
+
+def test_a_topic_may_have_lost_the_queue_of_a_final() -> None:
+    """A broker of ours puts it into one that is left; RocketMQ never does."""
+    events = [with_content(half(10), queue=7), with_content(commit(20, 10), queue=3)]
+
+    assert outcome(events, OURS)[1] == []
+    assert outcome(events, OURS._replace(write_queues={1: 4}))[1] == []
+    assert outcome(events, OURS._replace(write_queues={1: 8}))[1]
+    assert outcome(events, WHOLE)[1]
+    events[1] = with_content(commit(20, 10), queue=4)  # 7 of five queues would be 2
+    assert outcome(events, OURS)[1]

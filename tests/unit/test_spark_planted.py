@@ -27,9 +27,17 @@ def audits_to_what_was_planted(planted: Planted, root: Path, seed: int) -> None:
     with some_lanes(seed):
         outcome = audit_here(root, step=step, buckets=1 + seed % 5, checks=CHECKS)
     assert outcome.found == planted.expected, outcome.details
-    assert outcome.transactions == planted.states
+    # What RocketMQ rolled back leaves an op alone, and a damaged range may have held a final.
+    states = {
+        half: planted.states[half] if state is State.UNDETERMINED else state
+        for half, state in outcome.transactions.items()
+    }
+    assert states == planted.states
+    unknown = {half for half in states if outcome.transactions[half] is State.UNDETERMINED}
+    assert {states[half] for half in unknown} <= {State.ROLLED_BACK}
     unfounded = Counter({State.UNFOUNDED: planted.decisions_on_nothing})
-    assert outcome.states == Counter(planted.states.values()) + unfounded
+    expected = Counter(outcome.transactions.values()) + unfounded
+    assert outcome.states == expected
 
 
 @pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))

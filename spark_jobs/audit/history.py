@@ -1,0 +1,169 @@
+"""The history of a transaction as the rules see it: its records, and what they are judged by."""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from enum import IntEnum, StrEnum
+from typing import Final, NamedTuple
+
+CHECKS_MAX: Final = 15  # RocketMQ's transactionCheckMax: it gives up after so many copies
+
+
+class Part(IntEnum):
+    """Which part of a transaction a record is."""
+
+    HALF = 1
+    OP = 2
+    COMMIT = 3
+    ROLLBACK = 4
+    DISCARD = 5
+    RESUME = 6
+    NAMED = 7  # no record: a decision at ``offset`` names one more half, at ``reference``
+    DELIVERED = 8  # the message in an application's topic, by a record that is no final of it
+    WAITING = 9  # a final, or a copy of it without a link, in SCHEDULE_TOPIC_XXXX
+    ARRIVED = 10  # a message that waited, in its real topic; a DELIVERED may be one as well
+
+
+class State(StrEnum):
+    """What became of a transaction."""
+
+    COMMITTED = "committed"
+    ROLLED_BACK = "rolled_back"
+    PENDING = "pending"
+    PARKED = "parked"  # the broker has given up asking; can still be decided
+    EXPIRED = "expired"  # decided here, but its half is no longer in the log
+    UNFOUNDED = "unfounded"  # decided here, and never prepared
+    UNDETERMINED = "undetermined"  # an op says decided; what would say how cannot be read
+
+
+class Kind(StrEnum):
+    """What an audit can hold against a log."""
+
+    COMMITTED_TWICE = "committed_twice"
+    COMMIT_AFTER_ROLLBACK = "commit_after_rollback"
+    ROLLBACK_AFTER_COMMIT = "rollback_after_commit"
+    DECISION_WITHOUT_HALF = "decision_without_half"
+    OP_WITHOUT_HALF = "op_without_half"
+    PARKED_WITHOUT_HALF = "parked_without_half"
+    DUPLICATE_PREPARE = "duplicate_prepare"
+    MISSING_FINAL = "missing_final"  # committed, and a message of it has no final
+    MISSING_DECISION = "missing_decision"  # an op, where rollbacks are records, and no decision
+    ALTERED_FINAL = "altered_final"  # it differs from its half
+    UNMARKED_FINAL = "unmarked_final"  # it names its half, and lacks the bits of a commit
+    UNLINKED_DELIVERY = "unlinked_delivery"  # by a record that is no final message
+    OVERDUE_DELIVERY = "overdue_delivery"  # a delayed commit is due, and was never delivered
+    DELIVERED_TWICE = "delivered_twice"  # a delayed commit
+    SPLIT_GROUP = "split_group"  # some of several messages decided otherwise than the rest
+    OVERDUE_HALF = "overdue_half"
+    LOST_PARKING = "lost_parking"
+    OUT_OF_ORDER = "out_of_order"
+    QUEUE_GAP = "queue_gap"
+    WRONG_QUEUE_ENTRY = "wrong_queue_entry"
+    MISSING_QUEUE_ENTRY = "missing_queue_entry"
+    UNKNOWN_QUEUE = "unknown_queue"
+    CORRUPT_RECORD = "corrupt_record"
+    CRC = "crc"
+    GAP = "gap"
+    OVERLAP = "overlap"
+
+
+class Content(NamedTuple):
+    """What a half and its final have in common; texts as hashes of 64 bits."""
+
+    topic: int  # the real one
+    queue: int  # the real one
+    tags: int
+    keys: int
+    body_crc: int  # as the record's head says
+    body_size: int  # bytes
+
+
+class Event(NamedTuple):
+    """One record of a family."""
+
+    part: Part
+    offset: int  # physical, of the record itself
+    reference: int  # physical offset of the half that it names; of a half, its place in its queue
+    check_times: int | None = None  # of a half: None for an original, else a copy
+    number: int = 0  # which of several messages it is about; 0 is the leader
+    total: int = 1  # how many messages the transaction has
+    time_ms: int = 0  # when it was stored
+    content: Content | None = None  # of halves and what delivers them; None: not known
+    due_ms: int = 0  # of WAITING: when it is to be delivered
+    sound: bool = True  # matches its CRC; a final that does not decides nothing
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong; ``offsets`` are physical, of the records that show it."""
+
+    kind: Kind
+    offsets: list[int]
+    detail: str
+
+
+class Transaction(NamedTuple):
+    """One transaction of a family."""
+
+    state: State
+    half: int | None  # physical offset of its first half; None when that is not in the log
+    decided: int | None = None  # physical offset of the record or op that decided it
+    checks: int = 0  # as often the log shows that its producer was asked
+    halves: int = 1  # records that it takes up as a half: copies, and several messages
+    took_ms: int | None = None  # from its first half to the decision
+    lost: tuple[int, int] | None = None  # an undetermined one's decision may have lain here
+
+
+class Verdict(NamedTuple):
+    """What became of a family, and what is wrong with it."""
+
+    transactions: list[Transaction]
+    findings: list[Finding]
+
+
+class LogBounds(NamedTuple):
+    """Which part of the log can be read."""
+
+    first_offset: int
+    damage: tuple[tuple[int, int], ...] = ()  # ranges [start, end) that could not be read, sorted
+    last_offset: int | None = None  # of the last record
+    # Ranges [start, end) written by brokers whose rollbacks are records, sorted: see ``dialects``.
+    records_rollbacks: tuple[tuple[int, int], ...] = ()
+    write_queues: Mapping[int, int] | None = None  # by hash of the topic, where a store tells
+
+    def records_rollback(self, offset: int) -> bool:
+        """Tell whether a rollback at this place of the log would have written a record."""
+        at = bisect_right(self.records_rollbacks, offset, key=lambda written: written[1])
+        return at < len(self.records_rollbacks) and self.records_rollbacks[at][0] <= offset
+
+    def is_unreadable(self, offset: int) -> bool:
+        """Tell whether a record at this offset may well have existed."""
+        return self.hides(offset, offset + 1)
+
+    def hides(self, start: int, end: int | None = None) -> bool:
+        """Tell whether part of [start, end) cannot be read; no end: all that follows."""
+        if start < self.first_offset:
+            return True
+        at = bisect_right(self.damage, start, key=lambda damaged: damaged[1])
+        return at < len(self.damage) and (end is None or self.damage[at][0] < end)
+
+    def lost(self, size: int, start: int, end: int) -> tuple[int, int] | None:
+        """Find a range within [start, end) that cannot be read and has room for so many bytes."""
+        at = bisect_right(self.damage, start, key=lambda damaged: damaged[1])
+        for damaged in self.damage[at:]:
+            if damaged[0] >= end:
+                break
+            if min(end, damaged[1]) - max(start, damaged[0]) >= size:
+                return damaged
+        return None
+
+
+class Terms(NamedTuple):
+    """From when on being undecided is held against a transaction."""
+
+    overdue_before_ms: int | None = None  # prepared earlier: it should have been decided
+    passed_slot: int = 0  # RocketMQ's checks will not come back to half queue offsets below
+    checks_max: int = CHECKS_MAX
+    given_up_before_ms: int | None = None  # its last check was earlier: it should be parked
+    due_before_ms: int | None = None  # of delayed commits: due earlier, it should be delivered
+
+
+NO_TERMS: Final = Terms()

@@ -1,0 +1,216 @@
+"""Rules about what was decided: the state of a transaction, and decisions that contradict.
+
+An op does not say what was decided. Where rollbacks write records (``LogBounds.records_rollbacks``)
+an op says only that there was a decision; elsewhere one that no final or rollback record accounts
+for *is* a rollback. RocketMQ writes ops of several seconds in one record, so the order of a commit
+and a rollback that share one is not known; since it can only matter when both were accepted, that
+is reported as a commit after a rollback.
+"""
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from .history import Event, Finding, Kind, LogBounds, Part, State
+from .threads import Message, Thread
+
+Range = tuple[int, int]
+RECORD_SIZE_MIN: Final = 91  # bytes of a record without body, topic and properties
+
+
+class Decision(NamedTuple):
+    """One accepted decision: where it shows, and the op that mirrors it."""
+
+    offset: int
+    op: int | None
+    time_ms: int
+
+
+class Outcome(NamedTuple):
+    """What became of one transaction."""
+
+    thread: Thread
+    state: State
+    commits: list[Decision]
+    rollbacks: list[Decision]
+    decided: Decision | None = None  # the first that counts
+    lost: Range | None = None  # of an undetermined one: where its decision may have been
+    findings: Sequence[Finding] = ()
+
+
+def outcome(thread: Thread, bounds: LogBounds, *, unfounded: bool) -> Outcome:
+    """Say what became of a transaction; ``unfounded``: something names a half that never was."""
+    commits, rollbacks, idle = _decisions(thread.leader, bounds)
+    told = _state(thread, commits, rollbacks, idle, bounds)
+    state = told.state
+    is_open = bool(thread.discards) and state in {State.PARKED, State.PENDING}
+    if not thread.leader.halves and not is_open:
+        state = State.UNFOUNDED if unfounded else State.EXPIRED
+    return Outcome(thread, state, commits, rollbacks, told.decided, told.lost, told.findings)
+
+
+def _decisions(
+    message: Message, bounds: LogBounds
+) -> tuple[list[Decision], list[Decision], list[Event]]:
+    """Give commits, rollbacks, and the ops that tell of neither."""
+    ops = list(message.ops)
+    own = {half.offset for half in message.halves}
+    commits: list[Decision] = []
+    rollbacks: list[Decision] = []
+    for event in sorted(message.decided, key=lambda event: event.reference not in own):
+        # A decision whose link is broken may have any of the ops.
+        op = _take_behind(event, ops, any_half=event.reference not in own)
+        kept = rollbacks if event.part is Part.ROLLBACK else commits
+        kept.append(Decision(event.offset, op.offset if op else None, event.time_ms))
+    for event in (*message.unmarked, *message.damaged):
+        _take_behind(event, ops, any_half=True)
+    idle = [op for op in ops if bounds.records_rollback(op.offset)]
+    rollbacks += [Decision(op.offset, op.offset, op.time_ms) for op in ops if op not in idle]
+    return sorted(commits, key=_place), sorted(rollbacks, key=_place), idle
+
+
+def _take_behind(event: Event, ops: list[Event], *, any_half: bool) -> Event | None:
+    """Take the first op behind a decision: ops are written in the order of the decisions."""
+    for index, op in enumerate(ops):
+        if op.offset > event.offset and (any_half or op.reference == event.reference):
+            return ops.pop(index)
+    return None
+
+
+# --- states
+
+
+class _Told(NamedTuple):
+    state: State
+    decided: Decision | None = None
+    lost: Range | None = None
+    findings: Sequence[Finding] = ()
+
+
+def _state(
+    thread: Thread,
+    commits: Sequence[Decision],
+    rollbacks: Sequence[Decision],
+    idle: Sequence[Event],
+    bounds: LogBounds,
+) -> _Told:
+    leader = thread.leader
+    by_record = [decision for decision in rollbacks if decision.op != decision.offset]
+    if first := (commits or by_record)[:1]:
+        state = State.COMMITTED if commits else State.ROLLED_BACK
+        hasty = _hasty(leader, [*commits, *by_record], idle, bounds)
+        return _Told(state, first[0], findings=hasty)
+    if shown := leader.unmarked or _commits_of_followers(thread, bounds):
+        return _Told(State.COMMITTED, _shown_by(shown[0]))
+    if rollbacks:
+        lost = _where_lost(leader, rollbacks[0].offset, bounds)
+        if lost:
+            return _Told(State.UNDETERMINED, lost=lost)
+        return _Told(State.ROLLED_BACK, rollbacks[0])
+    if leader.damaged:
+        lost = (leader.damaged[0].offset, leader.damaged[0].offset + RECORD_SIZE_MIN)
+        return _Told(State.UNDETERMINED, lost=lost)
+    ops = [op for message in thread.messages.values() for op in _idle(message, bounds)]
+    if not ops:
+        return _Told(_undecided(thread))
+    if shown := leader.delivered or leader.waiting:
+        return _Told(State.COMMITTED, _shown_by(shown[0]))
+    op = min(ops, key=_place)
+    if lost := _where_lost(leader, op.offset, bounds):
+        return _Told(State.UNDETERMINED, lost=lost)
+    return _Told(_undecided(thread), findings=[_missing_decision(ops)])
+
+
+def _shown_by(event: Event) -> Decision:
+    return Decision(event.offset, None, event.time_ms)
+
+
+def _undecided(thread: Thread) -> State:
+    # What an operator resumes gets a half again by RocketMQ, and a record of its own by halfmq.
+    asked_again = [event.offset for event in (*thread.leader.halves[-1:], *thread.resumes[-1:])]
+    if thread.discards and max(asked_again, default=-1) < thread.discards[-1].offset:
+        return State.PARKED
+    return State.PENDING
+
+
+def _commits_of_followers(thread: Thread, bounds: LogBounds) -> list[Event]:
+    """Give the finals of further messages that halfmq wrote: it did so after the leader's."""
+    finals = [
+        final
+        for number, message in thread.messages.items()
+        for final in message.commits
+        if number and bounds.records_rollback(final.offset)
+    ]
+    return sorted(finals, key=_place)
+
+
+def _idle(message: Message, bounds: LogBounds) -> list[Event]:
+    return [op for op in message.ops if bounds.records_rollback(op.offset)]
+
+
+def _where_lost(message: Message, before: int, bounds: LogBounds) -> Range | None:
+    """Find what cannot be read between the half and an op, and may hold the decision."""
+    half = message.half
+    if half is None:
+        return None
+    size = RECORD_SIZE_MIN
+    if half.content and not bounds.records_rollback(before):  # the body of a final message
+        size += half.content.body_size
+    return bounds.lost(size, half.offset, before)
+
+
+def _missing_decision(ops: Sequence[Event]) -> Finding:
+    detail = (
+        "an op message marks it as decided, and there is neither a final message nor a rollback"
+        " record"
+    )
+    halves = {op.reference for op in ops}
+    return Finding(Kind.MISSING_DECISION, sorted({*halves, min(ops, key=_place).offset}), detail)
+
+
+def _hasty(
+    leader: Message, decisions: Sequence[Decision], idle: Sequence[Event], bounds: LogBounds
+) -> list[Finding]:
+    """Find ops of halfmq's that were there before any decision was."""
+    first = min(decision.offset for decision in decisions)
+    return [
+        Finding(
+            Kind.MISSING_DECISION,
+            [leader.half.offset, op.offset],
+            f"an op message marks it as decided before its first decision, at {first}",
+        )
+        for op in idle[:1]
+        if leader.half and op.offset < first and not _where_lost(leader, op.offset, bounds)
+    ]
+
+
+def _place(one: Event | Decision) -> int:
+    return one.offset
+
+
+# --- opposite decisions
+
+
+def conflicts(outcome: Outcome) -> list[Finding]:
+    """Find opposite decisions about one transaction."""
+    commits = outcome.commits
+    found: dict[Kind, Finding] = {}
+    for rollback in outcome.rollbacks if commits else ():
+        kind = _order(commits, rollback)
+        first = "rolled back" if kind is Kind.COMMIT_AFTER_ROLLBACK else "committed"
+        known = kind is Kind.ROLLBACK_AFTER_COMMIT or commits[-1].offset > rollback.offset
+        order = f"{first} first" if known else "the ops do not tell which came first"
+        detail = f"both decisions were accepted; {order}"
+        offsets = sorted({rollback.offset, *(commit.offset for commit in commits)})
+        found.setdefault(kind, Finding(kind, offsets, detail))
+    return list(found.values())
+
+
+def _order(commits: Sequence[Decision], rollback: Decision) -> Kind:
+    if any(commit.offset > rollback.offset for commit in commits):
+        return Kind.COMMIT_AFTER_ROLLBACK
+    if rollback.op != rollback.offset:  # a rollback record: it stands where it was decided
+        return Kind.ROLLBACK_AFTER_COMMIT
+    # An op stands up to seconds behind its decision. It came later for certain only if the ops
+    # of all commits were already written.
+    settled = all(commit.op is not None and commit.op < rollback.offset for commit in commits)
+    return Kind.ROLLBACK_AFTER_COMMIT if settled else Kind.COMMIT_AFTER_ROLLBACK

@@ -1,0 +1,117 @@
+"""Rules about finals and deliveries: what consumers got of a message, and what they should get."""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from .history import Content, Event, Finding, Kind, LogBounds, Part, Terms
+from .rules_decisions import Outcome
+from .threads import Message
+
+_FIELDS: Final = {
+    "body": "body_crc",
+    "length": "body_size",
+    "topic": "topic",
+    "keys": "keys",
+    "tags": "tags",
+}
+
+
+def faulty_deliveries(outcome: Outcome, bounds: LogBounds, terms: Terms) -> Iterator[Finding]:
+    """Find what was delivered otherwise than once, as its half says, by a proper record."""
+    for message in outcome.thread.messages.values():
+        yield from _unmarked(message)
+        yield from _altered(message, bounds)
+        waits = [final for final in message.commits if final.part is Part.WAITING]
+        if not waits and message.waiting and not message.commits:
+            yield _unlinked(message, message.waiting[0])  # the first of them is the final
+            waits = message.waiting[:1]
+        if waits:
+            yield from _waited(message, waits, bounds, terms)
+        else:
+            yield from _unlinked_deliveries(message, bounds)
+
+
+def _unmarked(message: Message) -> Iterator[Finding]:
+    for final in message.unmarked:
+        detail = "it names its half message, but its flags lack the bits of a committed message"
+        halves = [message.half.offset] if message.half else []
+        yield Finding(Kind.UNMARKED_FINAL, [*halves, final.offset], detail)
+
+
+def _unlinked(message: Message, record: Event) -> Finding:
+    detail = "the message was delivered by a record that is not its final message"
+    halves = [message.half.offset] if message.half else []
+    return Finding(Kind.UNLINKED_DELIVERY, [*halves, record.offset], detail)
+
+
+def _unlinked_deliveries(message: Message, bounds: LogBounds) -> Iterator[Finding]:
+    half = message.half
+    if half is None or message.damaged:
+        return
+    for record in message.delivered:
+        # A commit with a delay whose final cannot be read looks the same.
+        if message.decided or not bounds.hides(half.offset, record.offset):
+            yield _unlinked(message, record)
+
+
+# --- the content
+
+
+def _altered(message: Message, bounds: LogBounds) -> Iterator[Finding]:
+    by_offset = {half.offset: half for half in message.halves}
+    for final in (*message.commits, *message.unmarked, *_arrivals(message)):
+        half = by_offset.get(final.reference, message.half)
+        if half is None or not (half.sound and final.sound and half.content and final.content):
+            continue
+        differ = list(_differences(half.content, final, bounds))
+        if differ:
+            detail = f"it differs from its half message: {', '.join(differ)}"
+            yield Finding(Kind.ALTERED_FINAL, [half.offset, final.offset], detail)
+
+
+def _arrivals(message: Message) -> list[Event]:
+    waited = message.waiting or any(final.part is Part.WAITING for final in message.commits)
+    return message.delivered if waited else []
+
+
+def _differences(half: Content, event: Event, bounds: LogBounds) -> Iterator[str]:
+    final = event.content
+    assert final is not None
+    for name, attribute in _FIELDS.items():
+        if getattr(half, attribute) != getattr(final, attribute):
+            yield name
+    if half.queue != final.queue and not _was_moved(half, final.queue, event.offset, bounds):
+        yield f"queue ({final.queue} instead of {half.queue})"
+
+
+def _was_moved(half: Content, queue: int, offset: int, bounds: LogBounds) -> bool:
+    """Tell whether a message went elsewhere because its topic has lost the queue.
+
+    halfmq puts it into the queue that is left of its number when divided by the queues there are,
+    RocketMQ into the queue that is gone. Source: ``broker/transaction/placing.py``.
+    """
+    if not bounds.records_rollback(offset) or 2 * queue >= half.queue:
+        return False  # so small is the rest for any number of queues that excludes its own
+    present = (bounds.write_queues or {}).get(half.topic)
+    return present is None or half.queue >= present
+
+
+# --- delayed commits
+
+
+def _waited(
+    message: Message, waits: list[Event], bounds: LogBounds, terms: Terms
+) -> Iterable[Finding]:
+    """Judge the delivery of a delayed commit: once, when it is due."""
+    if len(message.delivered) > len(waits):
+        detail = f"delivered {len(message.delivered)} times, after one wait"
+        offsets = [record.offset for record in message.delivered]
+        yield Finding(Kind.DELIVERED_TWICE, offsets, detail)
+    last = max((*waits, *message.waiting), key=lambda event: event.offset)
+    limit = terms.due_before_ms
+    if message.delivered or limit is None or not 0 < last.due_ms < limit:
+        return
+    if not bounds.hides(last.offset):
+        detail = f"due {limit - last.due_ms} ms before a delivery counts as overdue, not delivered"
+        halves = [message.half.offset] if message.half else []
+        yield Finding(Kind.OVERDUE_DELIVERY, [*halves, last.offset], detail)

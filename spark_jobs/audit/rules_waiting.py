@@ -1,0 +1,44 @@
+"""Rules about what should have gone on: halves that nobody decides, or nobody asks about."""
+
+from collections.abc import Iterable
+
+from .history import Finding, Kind, LogBounds, State, Terms
+from .rules_decisions import Outcome
+from .threads import Thread
+
+
+def left_undecided(outcome: Outcome, terms: Terms) -> Iterable[Finding]:
+    """Find halves that wait too long, and those that nobody will ask about."""
+    halves = outcome.thread.leader.halves
+    if outcome.state is not State.PENDING or not halves:
+        return
+    first, newest = halves[0], halves[-1]
+    if terms.overdue_before_ms is not None and first.time_ms < terms.overdue_before_ms:
+        late = terms.overdue_before_ms - first.time_ms
+        detail = f"undecided {late} ms longer than is taken for normal"
+        yield Finding(Kind.OVERDUE_HALF, [half.offset for half in halves], detail)
+    asked = newest.check_times or 0
+    given_up = terms.given_up_before_ms
+    if newest.reference < terms.passed_slot:
+        detail = (
+            f"undecided and not parked, though RocketMQ's checks have passed it: it lies at"
+            f" {newest.reference} of the half queue, they have come to {terms.passed_slot}"
+        )
+        yield Finding(Kind.LOST_PARKING, [half.offset for half in halves], detail)
+    elif given_up is not None and asked >= terms.checks_max and newest.time_ms < given_up:
+        detail = f"asked about {asked} times, then neither decided nor parked"
+        yield Finding(Kind.LOST_PARKING, [half.offset for half in halves], detail)
+
+
+def resumed_from_nothing(thread: Thread, bounds: LogBounds) -> Iterable[Finding]:
+    """Find resumed transactions whose parking is not in the log."""
+    halves = thread.leader.halves
+    resumes = [*thread.resumes, *(half for half in halves if half.check_times == 0)]
+    if not resumes or not halves:
+        return
+    first = min(resume.offset for resume in resumes)
+    start = halves[0].offset
+    parked = any(discard.offset < first for discard in thread.discards)
+    if thread.half and not parked and not bounds.hides(start, first):
+        detail = "resumed by an operator, though no parked copy is in the log"
+        yield Finding(Kind.LOST_PARKING, [start, first], detail)

@@ -1,0 +1,205 @@
+"""Which record is about which transaction; no Spark in here.
+
+What is judged together is a *family*: all records with one producer group and one unique key (of
+several messages the leader's). Mostly it is one transaction. When a producer sent its message twice
+there are two, twins, unless the first had been rolled back before.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from .history import Event, Finding, Kind, LogBounds, Part
+
+
+@dataclass(slots=True)
+class Message:
+    """One of the messages of a transaction, mostly the only one: every record that is about it."""
+
+    halves: list[Event] = field(default_factory=list)  # the first, then a check's copies of it
+    decided: list[Event] = field(default_factory=list)  # final and rollback records
+    damaged: list[Event] = field(default_factory=list)  # such that do not match their CRC
+    unmarked: list[Event] = field(default_factory=list)  # finals without the bits of a commit
+    ops: list[Event] = field(default_factory=list)
+    waiting: list[Event] = field(default_factory=list)  # copies of a delayed final, without a link
+    delivered: list[Event] = field(default_factory=list)  # by records without a link
+
+    @property
+    def half(self) -> Event | None:
+        """The first half record that can be read."""
+        return self.halves[0] if self.halves else None
+
+    @property
+    def commits(self) -> list[Event]:
+        """The final messages."""
+        return [event for event in self.decided if event.part is not Part.ROLLBACK]
+
+    @property
+    def is_decided(self) -> bool:
+        return bool(self.decided or self.damaged or self.unmarked or self.ops)
+
+
+@dataclass(slots=True)
+class Thread:
+    """One transaction."""
+
+    half: Event | None = None  # its original half, if that can be read
+    messages: dict[int, Message] = field(default_factory=dict)  # by number; 0 is there
+    discards: list[Event] = field(default_factory=list)
+    resumes: list[Event] = field(default_factory=list)
+
+    def message(self, number: int) -> Message:
+        return self.messages.setdefault(number, Message())
+
+    @property
+    def leader(self) -> Message:
+        """The first message, which decides for all."""
+        return self.messages[0]
+
+    @property
+    def total(self) -> int:
+        """How many messages it has."""
+        return self.half.total if self.half else 1
+
+    @property
+    def is_transaction(self) -> bool:
+        """Whether there is more of it than deliveries, whose final left the log before them."""
+        messages = self.messages.values()
+        return bool(self.discards or self.resumes) or any(
+            message.halves or message.is_decided for message in messages
+        )
+
+
+def divide(events: Sequence[Event], bounds: LogBounds) -> tuple[list[Thread], list[Finding]]:
+    """Divide the records of a family, in log order, by transaction; tell what names no half."""
+    family = _Family(events, bounds)
+    return [thread for thread in family.threads if thread.is_transaction], family.findings
+
+
+class _Family:
+    def __init__(self, events: Sequence[Event], bounds: LogBounds) -> None:
+        self._bounds = bounds
+        self._owners: dict[int, tuple[Thread, int]] = {}  # by half; the number of its message
+        self.findings: list[Finding] = []
+        firsts = [event for event in events if _is_first(event)]
+        self.threads = [Thread(half, {0: Message([half])}) for half in firsts]
+        self.threads = self.threads or [Thread(None, {0: Message()})]
+        for event in events:
+            if event.part is Part.HALF:
+                self._half(event)
+            elif event.part is Part.NAMED:
+                self._named(event)
+            else:
+                self._about(event)
+
+    def _half(self, event: Event) -> None:
+        if event.number:  # the halves of several messages lie side by side, the leader first
+            thread = self._begun(event.offset)[-1]
+            thread.message(event.number).halves.append(event)
+        elif event.check_times is not None:
+            thread = self._latest(event.offset)
+            thread.leader.halves.append(event)
+        else:
+            thread = next(thread for thread in self.threads if thread.half is event)
+        self._owners[event.offset] = thread, event.number
+
+    def _about(self, event: Event) -> None:
+        """Take a record that names a half, or is known by its key."""
+        owner = self._owners.get(event.reference)
+        if event.part in _DELIVERIES and self._is_without_link(event, owner):
+            self._delivery(event)
+            return
+        if owner is None:
+            self.findings += self._without_half(event)
+            if event.part is Part.OP:
+                return
+            owner = self._latest(event.offset), event.number
+        thread, number = owner
+        message = thread.message(number)
+        if event.part in _PARKING:
+            # RocketMQ parks further messages one by one, which says nothing about the first.
+            if not number:
+                (thread.discards if event.part is Part.DISCARD else thread.resumes).append(event)
+        elif event.part is Part.OP:
+            message.ops.append(event)
+        elif not event.sound:
+            message.damaged.append(event)
+        elif event.part in _ARRIVALS:
+            message.unmarked.append(event)
+        else:
+            message.decided.append(event)
+
+    def _is_without_link(self, event: Event, owner: tuple[Thread, int] | None) -> bool:
+        """Tell whether a record that delivers is known by its key only.
+
+        Zero is the link of a record that has none, and of the final of the half at offset 0.
+        """
+        if event.reference:
+            return event.part in _ARRIVALS and owner is None and bool(self._owners)
+        if event.part in _ARRIVALS or owner is None:
+            return True
+        return bool(owner[0].message(owner[1]).decided)
+
+    def _delivery(self, event: Event) -> None:
+        begun = self._begun(event.offset)
+        message = begun[-1].message(event.number)
+        if event.part is Part.WAITING:
+            message.waiting.append(event)
+            return
+        for thread in begun:  # of twins, one that waits for its delivery
+            one = thread.message(event.number)
+            if sum(final.part is Part.WAITING for final in one.decided) > len(one.delivered):
+                message = one
+                break
+        message.delivered.append(event)
+
+    def _named(self, event: Event) -> None:
+        if event.reference not in self._owners and not self._bounds.is_unreadable(event.reference):
+            detail = (
+                f"the decision names one more half message, at {event.reference}: none is there"
+            )
+            self.findings.append(Finding(Kind.DECISION_WITHOUT_HALF, [event.offset], detail))
+
+    def _without_half(self, event: Event) -> Iterable[Finding]:
+        named = event.reference
+        if event.part is Part.OP:
+            detail = f"the op message precedes its half message at {named}"
+            yield Finding(Kind.OP_WITHOUT_HALF, [event.offset], detail)
+        elif event.part is Part.DISCARD and not named:  # RocketMQ's, known by its key
+            if not self._owners and not self._bounds.hides(0, event.offset):
+                detail = "a message was parked whose half message is not there"
+                yield Finding(Kind.PARKED_WITHOUT_HALF, [event.offset], detail)
+        elif event.part in _ARRIVALS or not event.sound:
+            pass  # what is wrong with these records is told of them
+        elif named >= event.offset or not self._bounds.is_unreadable(named):
+            what = _RECORD_NAMES[event.part]
+            detail = f"the {what} names a half message at {named}, where there is none of its own"
+            kind = (
+                Kind.PARKED_WITHOUT_HALF if event.part in _PARKING else Kind.DECISION_WITHOUT_HALF
+            )
+            yield Finding(kind, [event.offset], detail)
+
+    def _begun(self, offset: int) -> list[Thread]:
+        begun = [thread for thread in self.threads if thread.half and thread.half.offset <= offset]
+        return begun or self.threads[:1]
+
+    def _latest(self, offset: int) -> Thread:
+        """The transaction that a record is about which names none: one that is still undecided."""
+        begun = self._begun(offset)
+        return ([thread for thread in begun if not thread.leader.is_decided] or begun)[-1]
+
+
+_PARKING: Final = (Part.DISCARD, Part.RESUME)
+_ARRIVALS: Final = (Part.DELIVERED, Part.ARRIVED)
+_DELIVERIES: Final = (*_ARRIVALS, Part.WAITING)
+_RECORD_NAMES: Final = {
+    Part.COMMIT: "final message",
+    Part.WAITING: "final message",
+    Part.ROLLBACK: "rollback record",
+    Part.DISCARD: "parked copy",
+    Part.RESUME: "resume record",
+}
+
+
+def _is_first(event: Event) -> bool:
+    return event.part is Part.HALF and event.check_times is None and not event.number
