@@ -75,6 +75,7 @@ class CommitLog:
     def __init__(self, config: StoreConfig, queues: QueueTable, now_ms: Callable[[], int]) -> None:
         self.files = MappedFileQueue(config.commit_log_directory, config.commit_log_file_size)
         self.write_offset = 0  # physical offset behind the last record
+        self.last_record = -1  # where that begins; -1 without one
         self.last_store_timestamp = 0  # ms, of the last record; never goes back
         self.wake_helper: Callable[[], None] = lambda: None  # called when prepare_ahead is due
         # Tells whether senders wait for flushes, which are faster where zeros were written before.
@@ -92,9 +93,10 @@ class CommitLog:
         self._zeros = True  # whether space is made ready with zeros
         self._files_lock = Lock()  # held while a file is created, by either thread
 
-    def start(self, write_offset: int, last_store_timestamp: int) -> None:
+    def start(self, write_offset: int, last_store_timestamp: int, *, last_record: int = -1) -> None:
         """Go on behind the last record, as recovery found it."""
         self.write_offset = write_offset
+        self.last_record = last_record
         self.last_store_timestamp = last_store_timestamp
         try:
             self._look_up(write_offset, write_offset)
@@ -137,6 +139,8 @@ class CommitLog:
         except BaseException as error:
             self._take_back(error, start, group, done)
             raise
+        if done:
+            self.last_record = done[-1].physical_offset
         # The flusher reads these two in the opposite order, so what it reads as the time is
         # never newer than what it then finds written.
         self.write_offset = end

@@ -19,7 +19,7 @@ from .format.crc import crc32
 
 logger = logging.getLogger(__name__)
 
-_AT: Final = 512  # bytes; RocketMQ uses the first 40 of the file, the checkpoint's note ends at 88
+_AT: Final = 512  # bytes; RocketMQ uses the first 40 of the file, the checkpoint's notes end at 108
 _LAYOUT: Final = Struct(">4sqI")  # magic, offset, CRC of both
 _MAGIC: Final = b"hmqd"
 

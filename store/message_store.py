@@ -131,6 +131,7 @@ class MessageStore:
         self._confirm_offset = 0  # where the last record begins that recovery saw
         self._upkeep_failed = False
         self._queues_durable = 0  # physical offset up to which the queues are on disk
+        self._queued_record = -1  # the last one that was in a queue when those were flushed
         self._transactions = TransactionPlaces()  # that the recovery has met
         self._opened = False
         self.recovery = Progress()  # how far ``open`` is; for other threads
@@ -194,7 +195,9 @@ class MessageStore:
             clean=clean and self._checkpoint.is_ours,
             queues_rebuilt=report.queues_rebuilt,
         )
-        self._log.start(report.end_offset, recovery.last_timestamp)
+        self._log.start(
+            report.end_offset, recovery.last_timestamp, last_record=recovery.last_record
+        )
         if self._config.index_enabled:
             index = IndexService(
                 self._config.root / "index",
@@ -310,10 +313,15 @@ class MessageStore:
 
     def _flush_derived(self, *, closed: bool = False) -> None:
         timestamp = self._log.last_store_timestamp  # taken first: it covers what is flushed below
-        written = self._log.write_offset
-        for queue in list(self._queues.values()):
+        last_record, written = self._log.last_record, self._log.write_offset
+        queues = list(self._queues.values())
+        for queue in queues:
             queue.sync()
         self._queues_durable = written
+        # The log may lag behind the queues: then it is the last record of a second ago.
+        durable = self._flusher.durable_offset
+        queued = [one for one in (last_record, self._queued_record) if 0 <= one < durable]
+        self._queued_record = last_record
         index_timestamp = self._checkpoint.index_timestamp
         if self._keys is not None:
             index_timestamp = self._keys.flush(index_timestamp)
@@ -324,6 +332,8 @@ class MessageStore:
             confirm_offset=self._confirm_offset,
             closed_offset=self._log.write_offset if closed else -1,
             queues_digest=self._queues.digest() if closed else 0,
+            queues_offset=queued[0] if queued else self._checkpoint.queues_offset,
+            queue_entries=sum([queue.flushed_offset - queue.first_offset for queue in queues]),
         )
         if checkpoint != self._checkpoint:
             try:

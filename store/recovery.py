@@ -6,9 +6,10 @@ proven, so that no stop and no earlier fault can make a message unreachable:
 * After a clean stop each queue's last entry must name a record that says it is that entry's,
   and if the stop was ours, all queues must end where they did. Then the scan starts where the
   newest of these records ends; records found there are dispatched.
-* After a kill the scan starts with the newest file that was begun three seconds before the
-  checkpoint: log and queue entries below it are on disk. Entries of records behind that point
-  are removed and written anew.
+* After a kill log and queue entries are on disk below the newest file that was begun three
+  seconds before the checkpoint, and below the record that the checkpoint names. The scan starts
+  with the file; with the record, where digests say that the log between the two is as it was
+  written. Entries of records behind that point are removed and written anew.
 * If a proof fails, or a queue lacks entries below the start, the scan is repeated from the first
   record of the log, which rebuilds all queues. Entries of records that retention has deleted
   stay, because they carry the queue offset.
@@ -138,7 +139,7 @@ class Recovery:
         rebuilt = False
         try:
             self._check_author(checkpoint)
-            start = self._clean_start(log_start) if clean else self._checkpoint_start(checkpoint)
+            start = self._clean_start(log_start) if clean else self._killed_start(checkpoint)
             scan = self._scan_from(start)
             if clean:
                 self._compare(scan.end_offset, checkpoint)
@@ -253,6 +254,21 @@ class Recovery:
         if record.sys_flag & INNER_BATCH and (queue.topic, queue.queue_id) in self._batch_queues:
             last_offset += inner_batch_size(record.properties, record.queue_offset) - 1
         return (last_offset, record.total_size) == (queue_offset, entry.size)
+
+    def _killed_start(self, checkpoint: Checkpoint) -> int:
+        """Return a record, or a file, before which log and queues are as they were on disk."""
+        start = self._checkpoint_start(checkpoint)
+        offset = checkpoint.queues_offset
+        queues = self._queues.values()
+        entries = sum(queue.next_offset - queue.first_offset for queue in queues)
+        if (
+            start < offset < self._trust.durable_offset
+            and entries >= checkpoint.queue_entries
+            and self._mend_log(start) >= offset
+            and self._record_at(offset) is not None
+        ):
+            return offset
+        return start
 
     def _checkpoint_start(self, checkpoint: Checkpoint) -> int:
         """Return the newest file that was begun long enough before the checkpoint."""

@@ -78,6 +78,16 @@ def forget_mark(root: Path) -> None:
     patch(root / "checkpoint", 512, bytes(16))
 
 
+def forget_digests(root: Path) -> None:
+    """Have a start after a kill scan a whole file of the log, and not only the end of it."""
+    shutil.rmtree(root / "digests")
+
+
+def forget_queued(root: Path) -> None:
+    """Leave a checkpoint that a version wrote which notes no offset of the queues."""
+    patch(root / "checkpoint", 88, bytes(20))
+
+
 def move_mark(root: Path, offset: int) -> None:
     """Say that the log was on disk up to here."""
     mark = DurableMark(root / "checkpoint")
@@ -138,6 +148,53 @@ def test_the_reserve_of_an_earlier_version_is_removed(
     assert not any(reserve.exists() for reserve in reserves)
     for reserve in reserves:
         assert f"event=leftover_removed path={reserve} bytes=4096" in caplog.text
+
+
+def test_a_start_after_a_kill_scans_what_came_since_the_checkpoint(
+    root: Path, tmp_path: Path
+) -> None:
+    """Not the whole file of the log: what lies before is compared with its digest."""
+    store, _ = open_store(root, commit_log_file_size=1 << 20)
+    done = append_durably(store, *(draft(queue_id=number % 3) for number in range(100)))
+    store._maintain()
+    done += append_durably(store, *(draft(queue_id=number % 4) for number in range(5)))
+
+    killed, report = open_store(crash(root, tmp_path / "killed"), commit_log_file_size=1 << 20)
+
+    assert (report.start_offset, report.records) == (done[99].physical_offset, 6)
+    assert served(killed) == [one.physical_offset for one in done]
+    assert bounds(killed) == bounds(store)
+    killed.close()
+    store.close()
+
+
+def damage_middle_of_log(root: Path) -> None:
+    log_patch(root, 7 * FILE_SIZE + 3000, b"damaged")
+
+
+def damage_last_record(root: Path) -> None:
+    offset = load_checkpoint(root / "checkpoint").queues_offset
+    (root / "digests" / "commitlog" / log_path(root, 7 * FILE_SIZE).name).unlink()
+    log_patch(root, offset + 100, b"damaged")
+
+
+@pytest.mark.parametrize(
+    "doubt",
+    [forget_digests, forget_queued, forget_mark, damage_middle_of_log, damage_last_record],
+)
+def test_a_start_after_a_kill_scans_the_file_where_anything_is_in_doubt(
+    root: Path, doubt: Callable[[Path], None]
+) -> None:
+    """What the checkpoint says of the queues counts only where the log is as it was then."""
+    filled(root)
+    mark_aborted(root)
+    doubt(root)
+
+    store, report = open_store(root)
+
+    assert report.records >= 194
+    assert len(served(store)) >= 194
+    store.close()
 
 
 def test_a_kill_loses_nothing(root: Path, tmp_path: Path) -> None:
@@ -210,6 +267,7 @@ def test_a_start_after_a_kill_deletes_no_queue_file(root: Path) -> None:
     append_durably(store, *(draft(f"T{number}") for number in range(20)))
     store.close()
     mark_aborted(root)
+    forget_digests(root)
     queues = root / "consumequeue"
     files = {path: path.stat().st_ino for path in queues.rglob("*") if path.is_file()}
 
@@ -857,6 +915,7 @@ def test_a_clean_start_has_no_damage_to_tell(root: Path) -> None:
     """And how far a start is, is there for whoever asks meanwhile."""
     filled(root)
     mark_aborted(root)
+    forget_digests(root)
 
     store, report = open_store(root)
 
