@@ -27,6 +27,7 @@ producer's clock plays no part.
 from __future__ import annotations
 
 import logging
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -168,7 +169,7 @@ class Checker:
         self._timetable = Timetable()
         self._sweep: Iterator[None] | None = None  # of the timetable, while it goes on
         self._bucket = 0  # number of the bucket that is being looked through
-        self._due: list[int] = []  # the rest of it, last one first
+        self._due = array("q")  # the rest of it, last one first
         self._queues = GroupQueues(
             is_away=lambda group: not self._members_of(group),
             is_gone=lambda offset: offset not in table,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ..slices import Slice
+from .offset_queue import OffsetQueue
 from .pending import Producer
 
 BUSY_RETRY_MS: Final = 1_000
@@ -57,8 +58,8 @@ class Group:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.waiting: deque[int] = deque()  # to be asked about, in this order
-        self.aside: deque[int] = deque()  # nobody was there, or nobody took it: later
+        self.waiting = OffsetQueue()  # to be asked about, in this order
+        self.aside = OffsetQueue()  # nobody was there, or nobody took it: later
         self.tried: dict[int, tuple[Producer, ...]] = {}  # of those waiting, who took it not
         self.in_turn = False
         self.blocked = False  # no member takes anything at the moment
@@ -232,12 +233,7 @@ class GroupQueues:
         group.absent = False
         group.refusals = 0
         group.tried.clear()
-        if len(group.waiting) < len(group.aside):  # of a million, the fewer are moved
-            group.aside.extendleft(reversed(group.waiting))
-            group.waiting, group.aside = group.aside, group.waiting
-        else:
-            group.waiting.extend(group.aside)
-        group.aside.clear()
+        group.waiting.take_all(group.aside)
         self.unblock(group)
 
     def _forget_gone(self, group: Group) -> None:

@@ -105,16 +105,9 @@ class PendingView:
         return None if entry is None else self._info(entry)
 
     def _entries_behind(self, after: int) -> Iterator[Pending]:
-        table = self._table
-        if after < 0:
-            yield from table
-            return
-        while offsets := table.behind(after):
-            for offset in offsets:
-                entry = table.get(offset)
-                if entry is not None:
-                    yield entry
-            after = offsets[-1]
+        while entries := self._table.behind(after):
+            yield from entries
+            after = entries[-1].offset
 
     def _by_offset_id(self, transaction_id: str) -> Pending | None:
         try:

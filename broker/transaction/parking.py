@@ -176,14 +176,14 @@ class Parking:
 
     def _expire(self) -> Iterator[None]:
         """Park what is too old, from where the last slice has ended."""
-        while offsets := self._table.behind(self._passed - 1)[:LOOKS_PER_STEP]:
-            for offset in offsets:
-                if offset >= self._blocked_end:
+        while entries := self._table.behind(self._passed - 1, LOOKS_PER_STEP):
+            for entry in entries:
+                if entry.offset >= self._blocked_end:
                     self._passed = self._blocked_end
                     return
+                offset = entry.offset
                 self._passed = offset + 1
-                entry = self._table.get(offset)
-                if entry is not None and entry.state is State.PREPARED:
+                if entry.state is State.PREPARED:
                     try:
                         with allowed_to_wait(offset == self._fetched):
                             half = self._read_half(offset)

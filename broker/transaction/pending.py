@@ -27,7 +27,8 @@ the same transaction, kept in ``copies``; we write none.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
@@ -36,12 +37,12 @@ import msgspec
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
 
 from ..asks import OnAnswer
-from .log_order import LogOrder
+from .generations import Generations
+from .log_map import BLOCK_COUNT, LogMap
 
 DECIDED_REMEMBERED: Final = 100_000
-"""Decided transactions kept per generation, of which there are two: at the rate of the fastest
-machine several seconds, in which a client repeats a request whose answer was lost. About 150 bytes
-each."""
+"""Decided transactions that are kept: at the rate of the fastest machine several seconds, in which
+a client repeats a request whose answer was lost. About 150 bytes each."""
 
 
 class Producer(Protocol):
@@ -360,55 +361,49 @@ class Decision(NamedTuple):
 
 
 class DecidedMemory:
-    """The latest decisions, in two generations, so that forgetting costs nothing per decision."""
+    """The latest decisions."""
 
     def __init__(self, limit: int = DECIDED_REMEMBERED) -> None:
-        self._limit = limit
-        self._young: dict[int, int] = {}
-        self._old: dict[int, int] = {}
-        self.newest_final = self._old_final = 0
+        self._latest = Generations(limit)
+        # What ``newest_final`` was at the end of each generation but the newest, oldest first.
+        self._finals: deque[int] = deque(maxlen=limit // self._latest.limit)
+        self.newest_final = 0
         self.forgotten_final = 0  # no final message beyond this log position has been forgotten
 
     def __contains__(self, offset: int) -> bool:
-        return offset in self._young or offset in self._old
+        return self._latest.get(offset) is not None
 
     def clear(self) -> None:
         """Forget everything."""
-        self._young.clear()
-        self._old.clear()
-        self.newest_final = self._old_final = self.forgotten_final = 0
+        self._latest.clear()
+        self._finals.clear()
+        self.newest_final = self.forgotten_final = 0
 
     def assume_forgotten(self, newest_final: int) -> None:
         """Begin with finals up to this log position that are not remembered here."""
-        self.newest_final = self._old_final = self.forgotten_final = newest_final
+        self.newest_final = self.forgotten_final = newest_final
 
     def remember(self, offset: int, state: State, position: int) -> None:
         """Keep a decision; the position is that of the record that decided."""
-        young = self._young
-        young[offset] = position << 2 | state
         if state is _COMMITTED:
             self.newest_final = position
-        if len(young) >= self._limit:
-            self.forgotten_final = self._old_final
-            self._old, self._young = young, {}
-            self._old_final = self.newest_final
+        if self._latest.put(offset, position << 2 | state):
+            finals = self._finals
+            if len(finals) == finals.maxlen:
+                self.forgotten_final = finals[0]
+            finals.append(self.newest_final)
 
     def find(self, offset: int) -> Decision | None:
         """Return how the transaction ended, if that is still remembered."""
-        packed = self._young.get(offset)
-        if packed is None:
-            packed = self._old.get(offset)
-            if packed is None:
-                return None
-        return Decision(State(packed & 3), packed >> 2)
+        packed = self._latest.get(offset)
+        return None if packed is None else Decision(State(packed & 3), packed >> 2)
 
 
 class PendingTable:
     """All undecided transactions, and the latest decided ones."""
 
     def __init__(self, decided_remembered: int = DECIDED_REMEMBERED) -> None:
-        self._pending: dict[int, Pending] = {}  # by offset, in log order
-        self._order = LogOrder(self._pending.__contains__)
+        self._pending = LogMap[Pending]()
         self.decided = DecidedMemory(decided_remembered)
         self.copies: dict[int, Copy] = {}  # by the copy's physical offset
         self._copies_of: dict[int, list[int]] = {}  # first half -> queue offsets of its copies
@@ -432,23 +427,22 @@ class PendingTable:
         return self._of_group.get(group, 0)
 
     def __iter__(self) -> Iterator[Pending]:
-        return iter(self._pending.values())
+        return iter(self._pending)
 
     def __contains__(self, offset: int) -> bool:
         return offset in self._pending
 
-    def behind(self, offset: int) -> Sequence[int]:
-        """Return identities from the first one behind an offset on, oldest first; none at the end.
+    def behind(self, offset: int, count: int = BLOCK_COUNT) -> list[Pending]:
+        """Return so many transactions behind an offset, or fewer, oldest first; none at the end.
 
-        Some hundreds or thousands, whatever the table's size, so that it can be gone through while
-        it changes. Decided ones may be among them.
+        So the table can be gone through while it changes.
         """
-        return self._order.behind(offset)
+        return self._pending.behind(offset, count)
 
     @property
     def oldest(self) -> Pending | None:
         """The undecided transaction that has been in the log longest."""
-        return next(iter(self._pending.values()), None)
+        return next(iter(self._pending), None)
 
     def first_of(self, offset: int) -> int:
         """Return the identity of the transaction that a half, a copy or a member names."""
@@ -519,8 +513,7 @@ class PendingTable:
             else NOT_ASKED,
             owner,
         )
-        self._pending[offset] = entry
-        self._order.add(offset)
+        self._pending.add(offset, entry)
         self._of_group[entry.group] = self._of_group.get(entry.group, 0) + 1
         self.newest_offset = offset
         return entry
@@ -532,8 +525,7 @@ class PendingTable:
         for entry in entries:
             entry.group = group = intern(entry.group)
             of_group[group] = of_group.get(group, 0) + 1
-            pending[entry.offset] = entry
-            self._order.add(entry.offset)
+            pending.add(entry.offset, entry)
             if entry.state is _PARKED:
                 self.parked += 1
             newest = max(newest, entry.offset)
@@ -542,7 +534,6 @@ class PendingTable:
     def clear(self) -> None:
         """Forget everything, to be filled again."""
         self._pending.clear()
-        self._order.forget_all()
         self._of_group.clear()
         self.decided.clear()
         self.copies.clear()
@@ -565,7 +556,7 @@ class PendingTable:
     def _take_off(self, entry: Pending) -> None:
         if entry.state is _PARKED:
             self.parked -= 1
-        del self._pending[entry.offset]
+        self._pending.remove(entry.offset)
         left = self._of_group[entry.group] - 1
         if left:
             self._of_group[entry.group] = left
@@ -596,7 +587,7 @@ class PendingTable:
     def drop_before(self, min_offset: int) -> list[Pending]:
         """Forget transactions whose half the log no longer holds; return them."""
         gone: list[Pending] = []
-        for entry in self._pending.values():  # in log order
+        for entry in self._pending:  # in log order
             if entry.offset >= min_offset:
                 break
             if outcome(entry.state, Event.DELETED_FOUND).verdict is Verdict.FORGET:

@@ -6,6 +6,7 @@ the half record, which would be read back, checked and taken apart at half the c
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from halfmq.store.draft import Draft
@@ -17,23 +18,31 @@ fifth of a second. Older ones are read from the log."""
 _OVERHEAD: Final = 500  # bytes of a Draft, its numbers, its key and its place in the map
 
 
+_GENERATIONS: Final = 16  # one is dropped at once, of some thousand drafts: half a millisecond
+
+
 class RecentFinals:
-    """Drafts by the offset of their half, in two generations, so that dropping costs nothing."""
+    """Drafts by the offset of their half, in generations, of which the oldest is dropped."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
-        self._generation_max = bytes_max // 2
-        self._young: dict[int, Draft] = {}
-        self._old: dict[int, Draft] = {}
-        self._young_bytes = 0
+        self._generation_max = bytes_max // _GENERATIONS
+        self._generations: deque[dict[int, Draft]] = deque([{}], _GENERATIONS)  # newest first
+        self._left = self._generation_max  # bytes of the newest
 
     def add(self, offset: int, final: Draft) -> None:
-        """Keep the final message of the half at ``offset`` for a while."""
-        self._young[offset] = final
-        self._young_bytes += len(final.body) + len(final.properties) + _OVERHEAD
-        if self._young_bytes > self._generation_max:
-            self._old, self._young, self._young_bytes = self._young, {}, 0
+        """Keep the final message of the half at ``offset`` for a while, unless it is very large."""
+        size = len(final.body) + len(final.properties) + _OVERHEAD
+        if size > self._left:
+            if size > self._generation_max:
+                return
+            self._generations.appendleft({})
+            self._left = self._generation_max
+        self._left -= size
+        self._generations[0][offset] = final
 
     def take(self, offset: int) -> Draft | None:
         """Return and drop the final message of a half; None when it is kept no more."""
-        final = self._young.pop(offset, None)
-        return self._old.pop(offset, None) if final is None else final
+        for generation in self._generations:
+            if offset in generation:
+                return generation.pop(offset)
+        return None

@@ -440,12 +440,11 @@ class Snapshots:
         """Write what the table holds of the log before ``end``, and all copies."""
         table = self._table
         last = -1
-        while offsets := [one for one in table.behind(last)[:ROWS_PER_STEP] if one < end]:
-            last = offsets[-1]
-            entries = map(table.get, offsets)
-            writer.add(PENDING, _pending_rows(entry for entry in entries if entry is not None))
+        while entries := [one for one in table.behind(last, ROWS_PER_STEP) if one.offset < end]:
+            last = entries[-1].offset
+            writer.add(PENDING, _pending_rows(entries))
             if table.groups:
-                leaders = [leader for leader in offsets if leader in table.groups]
+                leaders = [entry.offset for entry in entries if entry.offset in table.groups]
                 writer.add(GROUPS, [GroupRow(leader, table.groups[leader]) for leader in leaders])
             yield False
         copies = iter(table.copies.items())  # only a start finds any

@@ -1,6 +1,6 @@
 """Transactions by the time at which something is due about them.
 
-One list entry each, whatever their number, in buckets of ``BUCKET_MS``. Nothing is taken out when
+One array entry each, whatever their number, in buckets of ``BUCKET_MS``. Nothing is taken out when
 it is decided or planned anew: it comes back at its old time as well, and the caller sees by the
 bucket's number that it is not meant any more. Most are decided long before they are due; where that
 is far away, what is not meant any more would pile up, so it is dropped now and then (``sweep``).
@@ -9,8 +9,9 @@ is far away, what is not meant any more would pile up, so it is dropped now and 
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 BUCKET_MS: Final = 50
 """Due times are kept to this precision; a check is up to this much late and never early."""
@@ -19,12 +20,19 @@ LOOKS_PER_STEP: Final = 100
 """Offsets of a bucket looked at in one step of a sweep, at less than half a microsecond each."""
 
 
+class Bucket(NamedTuple):
+    """What is due at one time."""
+
+    number: int  # one object for nearly all who keep it
+    offsets: array[int]  # which garbage collection need not walk through
+
+
 class Timetable:
     """What is due when."""
 
     def __init__(self) -> None:
-        # A lone offset, for far in the future most are; else the number and then the offsets.
-        self._buckets: dict[int, int | list[int]] = {}
+        # A lone offset, for far in the future most are; else a bucket.
+        self._buckets: dict[int, int | Bucket] = {}
         self._order: list[int] = []  # heap of the buckets that exist, and of some that do not
         self.size = 0  # how many offsets there are
 
@@ -41,24 +49,22 @@ class Timetable:
             heapq.heappush(self._order, number)
             return number
         if isinstance(bucket, int):
-            self._buckets[number] = [number, bucket, offset]
+            self._buckets[number] = Bucket(number, array("q", (bucket, offset)))
             return number
-        bucket.append(offset)
-        return bucket[0]
+        bucket.offsets.append(offset)
+        return bucket.number
 
-    def take_due(self, now_ms: int) -> tuple[int, list[int]] | None:
-        """Remove and return number and offsets of one bucket that is due; None when none is."""
+    def take_due(self, now_ms: int) -> Bucket | None:
+        """Remove and return one bucket that is due; None when none is."""
         while self._order and self._order[0] * BUCKET_MS <= now_ms:
             number = heapq.heappop(self._order)
             bucket = self._buckets.pop(number, None)
             if bucket is None:  # swept away
                 continue
             if isinstance(bucket, int):
-                self.size -= 1
-                return number, [bucket]
-            del bucket[0]
-            self.size -= len(bucket)
-            return number, bucket
+                bucket = Bucket(number, array("q", (bucket,)))
+            self.size -= len(bucket.offsets)
+            return bucket
         return None
 
     def sweep(self, is_meant: Callable[[int, int], bool]) -> Iterator[None]:
@@ -80,23 +86,20 @@ class Timetable:
                 del self._buckets[number]
                 self.size -= 1
         elif bucket is not None:
-            kept = bucket[:1]
-            at = 1
-            while at < len(bucket):
-                part = bucket[at : at + LOOKS_PER_STEP]
-                kept += [offset for offset in part if is_meant(offset, number)]
+            offsets, kept = bucket.offsets, array("q")
+            at = 0
+            while at < len(offsets):
+                part = offsets[at : at + LOOKS_PER_STEP]
+                kept.extend(offset for offset in part if is_meant(offset, number))
                 at += len(part)
                 yield
                 if self._buckets.get(number) is not bucket:
                     return  # it was due meanwhile
             self.size -= at - len(kept)
-            if len(kept) > 1:
-                self._buckets[number] = kept
+            if kept:
+                self._buckets[number] = Bucket(bucket.number, kept)
             else:
                 del self._buckets[number]
-            while bucket:  # to let go of a million at once takes ten milliseconds
-                del bucket[-LOOKS_PER_STEP:]
-                yield
         yield
 
     @property

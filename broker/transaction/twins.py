@@ -5,8 +5,8 @@ be a transaction of its own, which nobody decides: the producer knows the ids of
 asked about, its row is there, so it is committed as well, and the message is delivered twice.
 
 A twin is known by its group and unique key. What is kept is the log position of the first half, for
-the latest prepares, in two generations, so that forgetting costs nothing per prepare. What became
-of the first half is asked of the table of transactions, which knows it anyway.
+the latest prepares. What became of the first half is asked of the table of transactions, which
+knows it anyway.
 
 A half that is staged is in no table yet. Its key is here all the same, without a position, so that
 a twin in the same pass of the event loop is told from a new message.
@@ -24,15 +24,15 @@ from halfmq.store.format.properties import get_property
 from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import HALF_TOPIC
 
+from .generations import Generations
 from .half import GroupMark, StoredHalf, group_mark, parse_half, real_topic
 from .pending import State
 
 logger = logging.getLogger(__name__)
 
 TWINS_REMEMBERED: Final = 100_000
-"""Prepares kept per generation, of which there are two, at about 150 bytes each. So the newest
-100,000 are known. Official clients repeat a send for 9 s at most (3 attempts of 3 s), in which the
-fastest machine takes fewer."""
+"""Prepares that are kept, at about 150 bytes each. Official clients repeat a send for 9 s at most
+(3 attempts of 3 s)."""
 
 REFILL_COUNT_MAX: Final = 20_000
 """Halves read when the broker starts: those of the last seconds before it ended."""
@@ -89,40 +89,34 @@ class Twins:
     """The latest halves by `twin_key`."""
 
     def __init__(self, limit: int = TWINS_REMEMBERED) -> None:
-        self._limit = limit
-        self._young: dict[int, int] = {}
-        self._old: dict[int, int] = {}
+        self._latest = Generations(limit)
 
     def __len__(self) -> int:
-        return len(self._young) + len(self._old)
+        return len(self._latest)
 
     def expect(self, group: str, unique_key: str) -> int:
         """Say that such a half will be appended next; return its key, or 0 when there is one."""
         key = hash(group) ^ hash(unique_key)  # `twin_key`, without another call
-        young = self._young
-        if key in young or key in self._old:
-            return 0
-        young[key] = _STAGED
+        generations = self._latest.maps
+        for known in generations:
+            if key in known:
+                return 0
+        generations[0][key] = _STAGED
         return key
 
     def note(self, key: int, position: int) -> None:
         """Remember a half that has been appended."""
-        young = self._young
-        young[key] = position
-        if len(young) >= self._limit:
-            self._old, self._young = young, {}
+        self._latest.put(key, position)
 
     def forget(self, key: int) -> None:
         """Take back what `expect` was told: the half could not be appended."""
-        for known in (self._young, self._old):
+        for known in self._latest.maps:
             if known.get(key) == _STAGED:
                 del known[key]
 
     def find(self, key: int) -> int | None:
         """Return the physical offset of the latest such half; None when none is known."""
-        position = self._young.get(key, _STAGED)
-        if position == _STAGED:
-            position = self._old.get(key, _STAGED)
+        position = self._latest.get(key)
         return None if position == _STAGED else position
 
     def refill(

@@ -2,10 +2,11 @@
 
 import tracemalloc
 from itertools import product
+from random import Random, randrange
 
 import pytest
 
-from halfmq.broker.transaction.log_order import BLOCK_COUNT
+from halfmq.broker.transaction.log_map import BLOCK_COUNT
 from halfmq.broker.transaction.pending import (
     NOT_ASKED,
     Copy,
@@ -14,6 +15,7 @@ from halfmq.broker.transaction.pending import (
     Event,
     Member,
     ParkedReason,
+    Pending,
     PendingTable,
     State,
     Verdict,
@@ -271,9 +273,9 @@ def test_the_table_can_be_gone_through_while_it_changes() -> None:
         table.decide(entry, State.COMMITTED, 1_000_000)
     seen: list[int] = []
     pieces = 0
-    while offsets := table.behind(seen[-1] if seen else -1):
-        assert len(offsets) <= BLOCK_COUNT
-        seen.extend(offsets)
+    while part := table.behind(seen[-1] if seen else -1):
+        assert len(part) <= BLOCK_COUNT
+        seen.extend(entry.offset for entry in part)
         pieces += 1
         if pieces < 5:
             table.decide(entries[-pieces], State.ROLLED_BACK, 2_000_000)
@@ -285,18 +287,55 @@ def test_the_table_can_be_gone_through_while_it_changes() -> None:
     assert {entry.offset for entry in table} <= set(seen)
 
 
-def test_decided_transactions_leave_the_log_order() -> None:
-    """However many have been decided, and wherever in the log they were."""
-    table = PendingTable()
-    for number in range(50 * BLOCK_COUNT):
-        entry = table.add(number, number, 0, "pg")
-        if number % 1_000:
-            table.decide(entry, State.COMMITTED, number)
+def _undecided_in_parts(table: PendingTable, count: int) -> list[int]:
+    offsets: list[int] = []
+    while part := table.behind(offsets[-1] if offsets else -1, count):
+        assert len(part) <= count
+        offsets.extend(entry.offset for entry in part)
+    return offsets
 
-    order: list[int] = []
-    while offsets := table.behind(order[-1] if order else -1):
-        order.extend(offsets)
-    assert len(order) <= len(table) + 4 * BLOCK_COUNT
+
+def test_the_table_is_in_log_order_whatever_is_decided() -> None:
+    """It is one table for those who look for a transaction, and one list for those who list all."""
+    seed = randrange(1 << 32)
+    print(f"seed {seed}")
+    random = Random(seed)
+    table = PendingTable()
+    undecided: dict[int, Pending] = {}
+    offset = 0
+    for share in (0.3, 0.9, 1.0, 0.5, 1.0):  # of those that are decided, of so many new ones
+        for _ in range(4 * BLOCK_COUNT):
+            offset += random.randrange(1, 8)
+            undecided[offset] = table.add(offset, 0, 0, "pg")
+        chosen = list(undecided)
+        random.choice((random.shuffle, list.sort, list.reverse))(chosen)
+        for one in chosen[: int(share * len(chosen))]:
+            table.decide(undecided.pop(one), State.COMMITTED, 1 << 40)
+        chosen = list(undecided)
+
+        assert [entry.offset for entry in table] == chosen
+        assert _undecided_in_parts(table, 100) == _undecided_in_parts(table, 10**6) == chosen
+        assert len(table) == len(chosen)
+        assert table.oldest is next(iter(undecided.values()), None)
+        assert all(table.get(one) is entry for one, entry in undecided.items())
+        assert not any(one in table for one in range(offset) if one not in undecided)
+
+
+def test_no_prepare_waits_while_a_large_table_grows() -> None:
+    """A dictionary of a million is copied as a whole, in 80 ms, for one key that is too much."""
+    table = PendingTable()
+    largest = 0
+    tracemalloc.start()
+    try:
+        for number in range(20 * BLOCK_COUNT):
+            before, _ = tracemalloc.get_traced_memory()
+            tracemalloc.reset_peak()
+            table.add(number, number, 0, "pg")
+            largest = max(largest, tracemalloc.get_traced_memory()[1] - before)
+    finally:
+        tracemalloc.stop()
+
+    assert largest < 256 << 10
 
 
 @pytest.mark.parametrize("asked", [False, True])

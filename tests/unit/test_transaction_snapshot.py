@@ -123,7 +123,7 @@ def test_the_table_may_change_while_it_is_written(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every slice sees another table; together with the log they give the right one."""
-    monkeypatch.setattr(snapshot, "ROWS_PER_STEP", 3)
+    monkeypatch.setattr(snapshot, "ROWS_PER_STEP", 1)
     monkeypatch.setattr(slices, "SLICE_S", 0.0)  # one step each
     halves = [broker.prepare() for _ in range(20)]
     broker.log.flush()
