@@ -20,8 +20,8 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
-from .audit.lookup import LogLookup
 from .errors import ExportError
+from .log.lookup import LogLookup
 from .log.segments import LogExtent
 from .manifest import (
     DONE,

@@ -32,12 +32,12 @@ from pyspark.sql.types import (
 )
 
 from ..log.arrays import from_numpy
+from ..log.lookup import LogLookup
 from ..log.segments import Segment
 from .digest import DDL, What, buckets_of, link_ops
 from .events import EVENT, OP_ENTRY, SLOT, SLOT_BITS, Records, by_bucket
 from .families import ABSENT, STATES, TRANSACTION, judge_families
 from .judge import Kind, LogBounds, Terms
-from .lookup import LogLookup
 from .overview import LostPlaces, Overview, is_lost
 from .timeline import NO_SCALE, Scale
 

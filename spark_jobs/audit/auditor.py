@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from ..datasource import FORMAT, register
 from ..log.files import is_remote
+from ..log.lookup import Place
 from ..log.segments import LogExtent, survey
 from ..log.store_files import StoreFiles
 from ..source.schema import NAME_COLUMNS, ddl
@@ -27,7 +28,6 @@ from .checks import Check, Remark
 from .digest import Plan, Summary, What
 from .digest_source import NAMED_TOPICS, digested, full_segments
 from .families import STATES
-from .lookup import Place
 from .overview import DEFAULT_CHECKS, Checks, Delays, Fault, Overview
 from .timeline import OpenAges, Timeline, merged
 

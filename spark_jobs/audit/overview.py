@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ..log.arrays import Bools, Ints
+from ..log.lookup import LogLookup
 from ..log.segments import LogExtent
 from ..log.store_files import StoreFiles
 from ..source.columns import transaction_parts
@@ -22,7 +23,6 @@ from .digest import HalfRange, Summary
 from .events import SLOT_BITS, Records, key_of_place, read_events
 from .histograms import Histogram
 from .judge import CHECKS_MAX, Kind, LogBounds, Part, Terms
-from .lookup import LogLookup
 from .queue_borders import Log, across_splits, restarts, unknown_queues
 from .queues import QueueFiles
 from .timeline import Scale, scale

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ..audit.judge import Kind
-from ..audit.lookup import Place
 from ..log.files import open_remote
+from ..log.lookup import Place
 from .kinds import KINDS, Explanation
 from .text import many, number
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, cast
 from halfmq.spark_jobs.audit.auditor import Anomaly, Audit, LogSummary
 from halfmq.spark_jobs.audit.checks import Check, Remark
 from halfmq.spark_jobs.audit.judge import Kind
-from halfmq.spark_jobs.audit.lookup import LogLookup
 from halfmq.spark_jobs.audit.overview import Delays
+from halfmq.spark_jobs.log.lookup import LogLookup
 from halfmq.spark_jobs.log.segments import survey
 from tests.support.auditing import audit_here
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from halfmq.spark_jobs.audit.judge import Kind
-from halfmq.spark_jobs.audit.lookup import LogLookup
 from halfmq.spark_jobs.audit.overview import Checks
 from halfmq.spark_jobs.errors import LogDirectoryError, SparkJobsError
+from halfmq.spark_jobs.log.lookup import LogLookup
 from halfmq.spark_jobs.log.segments import survey
 from tests.support.auditing import audit_here
 from tests.support.lanes import some_lanes

@@ -7,8 +7,8 @@ from typing import NamedTuple
 from halfmq.store.format.properties import PROPERTY_UNIQ_KEY
 
 from ..errors import LogDirectoryError
-from ..log.rows import Rows
-from ..log.segments import Segment, SegmentReader
+from .rows import Rows
+from .segments import Segment, SegmentReader
 
 
 class Place(NamedTuple):
