@@ -236,11 +236,10 @@ class Checker:
 
     # --- time goes on
 
-    def tick(self, now_ms: int) -> int | None:
+    def tick(self, now_ms: int, time_slice: Slice) -> int | None:
         """Do what is due, in a slice; return the milliseconds until there is more, or None."""
         self._members.clear()
         self._full.clear()
-        time_slice = Slice()
         self._take_receipts(now_ms, time_slice)
         self._take_halves(now_ms)
         self._queues.take_retries(now_ms, time_slice)

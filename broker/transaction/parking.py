@@ -168,11 +168,11 @@ class Parking:
             min_wanted_offset,
         )
 
-    def tick(self) -> int | None:
+    def tick(self, time_slice: Slice) -> int | None:
         """Park some of those that are too old; return 0 when there are more, else None."""
-        if self._fetching or self._passed >= self._blocked_end or Slice().advance(self._expire()):
+        if self._fetching or self._passed >= self._blocked_end:
             return None
-        return 0
+        return None if time_slice.advance(self._expire()) else 0
 
     def _expire(self) -> Iterator[None]:
         """Park what is too old, from where the last slice has ended."""

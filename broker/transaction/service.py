@@ -31,6 +31,7 @@ from halfmq.store.page_cache import NotInMemoryError
 
 from ..config import TransactionConfig
 from ..fetches import Fetch
+from ..slices import Slice
 from .admission import (
     FINAL_RESERVE,
     GROUP_DECISION_RESERVE,
@@ -434,15 +435,18 @@ class TransactionService:
     # --- what happens by itself
 
     def tick(self) -> float:
-        """Do what is due, in a slice; return the seconds until this should be called again."""
-        now_ms = self._monotonic_ms()
+        """Do what is due, in a slice that all of it shares; each kind comes a step on at least.
+
+        Return the seconds until this should be called again.
+        """
+        now_ms, time_slice = self._monotonic_ms(), Slice()
         if self._log.min_offset > self._min_offset:
             self._drop_expired()
         waits = [
-            self._checker.tick(now_ms),
-            self._parking.tick(),
+            self._checker.tick(now_ms, time_slice),
+            self._parking.tick(time_slice),
             self._ops.tick(now_ms),
-            self._snapshots.tick(now_ms),
+            self._snapshots.tick(now_ms, time_slice),
             IDLE_TICK_MS,
         ]
         return min(wait for wait in waits if wait is not None) / 1_000

@@ -376,7 +376,7 @@ class Snapshots:
         """Tell up to where a start has just read the log."""
         self._covered = position
 
-    def tick(self, now_ms: int) -> int:
+    def tick(self, now_ms: int, time_slice: Slice) -> int:
         """Do the next slice of work; return the milliseconds until there is more to do."""
         if self._work is None:
             if now_ms < self._next_ms:
@@ -386,7 +386,6 @@ class Snapshots:
                 return INTERVAL_MS
             self._next_ms = now_ms + INTERVAL_MS
             self._work = self._take(background=True)
-        time_slice = Slice()
         try:
             for is_waiting in self._work:
                 if is_waiting or time_slice.is_over:

@@ -9,6 +9,7 @@ import pytest
 
 from halfmq.broker import slices
 from halfmq.broker.config import TransactionConfig
+from halfmq.broker.slices import Slice
 from halfmq.broker.transaction import checker, group_queues
 from halfmq.broker.transaction import timetable as timetable_module
 from halfmq.broker.transaction.half import StoredHalf
@@ -417,8 +418,8 @@ def test_decided_transactions_cost_a_look_and_no_more(
         broker.end(broker.prepare(), Event.COMMIT)
     broker.clock.now_ms += TIMEOUT_MS + BUCKET_MS
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
-    assert broker.service._checker.tick(broker.clock.now_ms) == 0
-    assert broker.service._checker.tick(broker.clock.now_ms) is None
+    assert broker.service._checker.tick(broker.clock.now_ms, Slice()) == 0
+    assert broker.service._checker.tick(broker.clock.now_ms, Slice()) is None
     assert len(broker.service._checker._queues) == 0
 
 
@@ -449,7 +450,7 @@ def test_news_of_very_many_checks_are_taken_in_slices(
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     waiting = []
     for _ in halves:
-        broker.service._checker.tick(broker.clock.now_ms)
+        broker.service._checker.tick(broker.clock.now_ms, Slice())
         waiting.append(len(broker.service._checker._receipts))
 
     assert waiting == [4, 3, 2, 1, 0]
@@ -473,7 +474,7 @@ def test_groups_that_stay_away_are_looked_at_in_slices(
     monkeypatch.setattr(slices, "SLICE_S", 0.0)
     counts = []
     for _ in range(6):
-        broker.service._checker.tick(broker.clock.now_ms)
+        broker.service._checker.tick(broker.clock.now_ms, Slice())
         counts.append(len(looks))
 
     assert counts == [1, 2, 3, 4, 5, 5]

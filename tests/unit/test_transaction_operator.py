@@ -329,10 +329,28 @@ def test_halves_that_are_too_old_are_parked_in_slices(
 
     broker.service.note_retention_blocked(halves[3].physical_offset)
     for _ in range(5):
-        waits = parking.tick()
+        waits = parking.tick(slices.Slice())
         parked.append((broker.service.metrics()["parked_expired"], waits))
 
     assert parked == [(1, 0), (2, 0), (3, 0), (3, None), (3, None)]
+
+
+def test_all_kinds_of_work_share_one_slice(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks, parking and a snapshot may have much to do at the same time."""
+    halves = [broker.prepare() for _ in range(4)]
+    broker.service.note_retention_blocked(halves[3].physical_offset)
+    begun: list[float] = []
+    began = slices.Slice.__init__
+
+    def begin(self: slices.Slice) -> None:
+        began(self)
+        begun.append(0.0)
+
+    monkeypatch.setattr(slices.Slice, "__init__", begin)
+    broker.service.tick()
+
+    assert len(begun) == 1
+    assert broker.service.metrics()["parked_expired"] == 3
 
 
 def test_more_halves_get_old_behind_the_one_that_blocks(broker: Broker) -> None:
