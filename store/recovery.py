@@ -56,6 +56,7 @@ PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
 # Bytes after the log's end in which zeros are written again: more than can have been cut by an
 # earlier start that failed: a broker takes no more when 128 MiB of log are not on disk.
 ZEROED_ANEW: Final = 256 << 20
+QUEUES_DOUBTFUL: Final = "consumequeue.doubtful"  # file below the root while queues are rebuilt
 _NO_END: Final = 1 << 63  # behind every record
 DAMAGES_TOLD_MAX: Final = 100  # lines of the log about damaged stretches, in one start
 
@@ -109,6 +110,7 @@ class Recovery:
         self._progress = progress or Progress()
         self._mend_log = mend_log
         self._damaged = damaged or {}
+        self._doubtful = config.root / QUEUES_DOUBTFUL
         self._scan_start = 0
         self._log_start = 0
         self._trust = Trust()
@@ -138,7 +140,7 @@ class Recovery:
         self._trust = self._trust_of(checkpoint, clean=clean, durable_offset=durable_offset)
         rebuilt = False
         try:
-            self._check_author(checkpoint)
+            self._refuse_doubtful(checkpoint)
             start = self._clean_start(log_start) if clean else self._killed_start(checkpoint)
             scan = self._scan_from(start)
             if clean:
@@ -146,7 +148,12 @@ class Recovery:
         except IncompleteError as reason:
             logger.warning("event=queues_rebuilt offset=%d reason=%r", log_start, str(reason))
             start, rebuilt = log_start, True
+            self._doubt_queues()
             scan = self._scan_from(start)
+            for queue in self._queues.values():
+                queue.sync()
+            disk.remove(self._doubtful)
+            disk.sync_directory(self._doubtful.parent)
         self._find_last(scan)
         truncated = self._cut_log(start, scan.end_offset, clean=clean)
         for queue in self._queues.values():
@@ -165,6 +172,14 @@ class Recovery:
         )
         _tell(report)
         return report
+
+    def _doubt_queues(self) -> None:
+        """Have the next start rebuild the queues, if this one does not live to do it.
+
+        It would find them cut, and nothing else wrong with those that have no new records.
+        """
+        disk.write_file(self._doubtful, b"", sync=True)
+        disk.sync_directory(self._doubtful.parent)
 
     def _trust_of(self, checkpoint: Checkpoint, *, clean: bool, durable_offset: int) -> Trust:
         """Gather what the last life says of the log's end."""
@@ -195,8 +210,10 @@ class Recovery:
         """Return where the next file begins."""
         return self._files.base_of(offset) + self._files.file_size
 
-    def _check_author(self, checkpoint: Checkpoint) -> None:
-        """Refuse queues in which RocketMQ may have written entries that show fillers."""
+    def _refuse_doubtful(self, checkpoint: Checkpoint) -> None:
+        """Refuse queues half rebuilt, or in which RocketMQ may have put entries of fillers."""
+        if disk.exists(self._doubtful):
+            raise IncompleteError("an earlier start was killed while it rebuilt them")
         if not checkpoint.is_ours and disk.is_directory(self._config.root / DAMAGED):
             raise IncompleteError("another broker was here, and the log has fillers")
 
@@ -266,9 +283,23 @@ class Recovery:
             and entries >= checkpoint.queue_entries
             and self._mend_log(start) >= offset
             and self._record_at(offset) is not None
+            and self._are_proven(offset)
         ):
             return offset
         return start
+
+    def _are_proven(self, start: int) -> bool:
+        """Tell whether all queues prove what they hold of records below ``start``.
+
+        A power cut may spoil a sector that was written again, and entries in it that were on disk.
+        """
+        self._scan_start = start
+        try:
+            for queue in self._queues.values():
+                self._held(queue)
+        except IncompleteError:
+            return False
+        return True
 
     def _checkpoint_start(self, checkpoint: Checkpoint) -> int:
         """Return the newest file that was begun long enough before the checkpoint."""

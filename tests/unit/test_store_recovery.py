@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.store import key_indexing
+from halfmq.store import key_indexing, recovery
 from halfmq.store.checkpoint import load_checkpoint
 from halfmq.store.durable_mark import DurableMark
 from halfmq.store.errors import DirectoryInUseError, UnusableFileError
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry
 from halfmq.store.message_store import MessageStore, RecoveryReport
+from halfmq.store.queue_rebuild import QueueScan
 from tests.support.store_child import SteppingClock
 from tests.support.stores import (
     Clock,
@@ -489,6 +490,39 @@ def test_a_lost_queue_is_rebuilt_after_a_kill(root: Path, damage: Callable[[Path
     assert report.queues_rebuilt
     assert served(store) == offsets
     store.close()
+
+
+def test_a_start_that_was_killed_while_it_rebuilt_queues_is_made_good(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A queue that it had cut, and that got no message lately, is no empty queue to the next."""
+    store, _ = open_store(root)
+    done = store.append([draft(), draft("OLD")])
+    for _ in range(195):
+        done += store.append([draft(body=bytes(500))])
+    store.close()
+    remove_one_queue(root)
+    mark_aborted(root)
+    write = QueueScan.write
+
+    def killed_at_old(scan: QueueScan) -> None:
+        if scan.queue.topic == "OLD":
+            raise KeyboardInterrupt
+        write(scan)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(recovery, "CHECKPOINT_MARGIN_MS", 0)
+        patched.setattr(QueueScan, "write", killed_at_old)
+        with pytest.raises(KeyboardInterrupt):
+            open_store(root)
+    monkeypatch.setattr(recovery, "CHECKPOINT_MARGIN_MS", 0)
+
+    store, report = open_store(root)
+
+    assert report.queues_rebuilt
+    assert served(store) == [one.physical_offset for one in done]
+    store.close()
+    assert open_store(root)[1].start_offset > 0, "it is made good once"
 
 
 def test_a_missing_index_is_rebuilt(root: Path) -> None:
