@@ -46,7 +46,9 @@ class LogDigests:
             if digest is not None and base < active and digest.end == self._files.file_size:
                 break
             if digest is not None:  # from here on the last run was behind
-                digest.cut(end_offset - base)
+                if digest.end > end_offset - base:
+                    digest.cut(end_offset - base)
+                    digest.save(self._path(base))
                 self._base, self._digest = base, digest
 
     def advance(self, durable_offset: int, bytes_max: int) -> None:

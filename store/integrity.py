@@ -21,7 +21,7 @@ from .digests import (
 from .format.index import slot_position
 from .log_search import Damage
 from .mapped_file_queue import MappedFileQueue
-from .scrub import ROUND_STEPS, IndexScrub, QueueScrub, mend_log
+from .scrub import ROUND_STEPS, IndexScrub, LogScrub, QueueScrub, mend_log
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,7 @@ class Integrity:
         self._files = files
         self._queue_scrub = QueueScrub(root, queues, files)
         self._index_scrub = IndexScrub(root, slot_position(index_slots))
+        self._log_scrub = LogScrub(root, files)
         self._usable = True
 
     def before_recovery(self, *, is_ours: bool) -> None:
@@ -102,11 +103,13 @@ class Integrity:
         self._attempt(lambda: self._index.advance(index_files, ROUND_BYTES))
         self._attempt(lambda: self._queue_scrub.work(ROUND_STEPS))
         self._attempt(lambda: self._index_scrub.run(ROUND_STEPS))
+        self._attempt(lambda: self._log_scrub.run(ROUND_STEPS))
 
     def close(self, durable_offset: int, index_files: Sequence[IndexExtent]) -> None:
         """Take in what changes no more: everything is on disk, and nothing is written."""
         self._queue_scrub.close()
         self._index_scrub.close()
+        self._log_scrub.close()
         self._attempt(lambda: self._log.advance(durable_offset, CLOSE_BYTES))
         self._attempt(lambda: self._queues.advance(closing=True))
         self._attempt(lambda: self._index.close(index_files))

@@ -5,9 +5,9 @@ tells which one, and that bit is turned back: it costs no message. A block with 
 bit may seem to have just one, once in eight thousand times. So what the bit is part of must be
 whole afterwards, or it is turned again.
 
-A start compares first what it is about to rely on: queues, the newest index file, and the part of
-the log that it scans. Then a little is compared every second, until all queue and index files have
-been seen once: a fiftieth of the log. A block of a queue or index that cannot be mended is told,
+A start compares first what it is about to rely on: queues, the newest index file, and, after a
+kill, the last file of the log. Then a little is compared every second, until all files have been
+seen once. A block of a queue or index that cannot be mended is told,
 and its files are made anew from the log, by this start or the next one.
 """
 
@@ -31,7 +31,7 @@ from .mapped_file_queue import MappedFileQueue
 
 logger = logging.getLogger(__name__)
 
-# A step is 64 KiB of a queue or index: a tenth of a millisecond.
+# A step is 64 KiB of a file: a tenth of a millisecond.
 START_STEPS: Final = 256  # of a start: 16 MiB of queues, and of older index files
 ROUND_STEPS: Final = 128  # of a round of the helper thread, which comes once per second
 _RECORD_MAX: Final = 8 << 20  # bytes in which the record that holds a bit is looked for
@@ -121,6 +121,34 @@ class _Pass:
     def close(self) -> None:
         """Leave the rest to the next start."""
         self._steps.close()
+
+
+class LogScrub(_Pass):
+    """One pass over all files of the log that have a digest, from the newest on."""
+
+    def __init__(self, root: Path, files: MappedFileQueue) -> None:
+        self._root = root
+        self._files = files
+        self._steps = self._check_all()
+
+    def _check_all(self) -> Generator[None, None, None]:
+        for base in reversed(self._files.bases):
+            path = self._files.path(base)
+            digest = load_digest(digest_path(self._root, path))
+            if digest is None:
+                continue
+            try:
+                fd = disk.open_file(path, disk.WRITE)
+            except FileNotFoundError:
+                return  # deleted by age, and so are all before it
+            try:
+                file = LogFile(fd, base, self._files.file_size)
+                for block in digest.blocks(fd):
+                    if not is_sound(path, fd, block, partial(_is_whole, file)):
+                        _tell(path, block)
+                    yield
+            finally:
+                disk.close(fd)
 
 
 class QueueScrub(_Pass):

@@ -571,6 +571,51 @@ def test_an_index_file_that_is_the_newest_again_is_not_compared_any_more(
     assert differing(kept, paths[1]) == []
 
 
+@pytest.mark.parametrize("number", [0, RECORDS])
+def test_a_bit_of_the_log_that_flipped_after_an_ordered_stop_is_turned_back(
+    root: Path, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the broker works, since a start after an ordered stop reads little of the log."""
+    store = reopened(root)
+    records = sorted(everything(store), key=lambda one: one.physical_offset)
+    store.close()
+    record = records[number]
+    base = record.physical_offset // 16_384 * 16_384
+    flip(root / "commitlog" / f"{base:020}", record.physical_offset - base + 95)
+    store = reopened(root)
+
+    store._maintain()
+
+    assert sorted(everything(store), key=lambda one: one.physical_offset) == records
+    assert caplog.text.count("event=bit_turned_back") == 1
+    store.close()
+    assert verify(root).sound
+
+
+def test_a_log_that_was_cut_below_its_digest_is_not_called_damaged(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The digest then ends where the log does, before anything else is written there."""
+    store = reopened(root)
+    end = store.write_offset
+    last = max(one.physical_offset for one in everything(store))
+    store.close()
+    (root / "abort").touch()
+    base = last // 16_384 * 16_384
+    with (root / "commitlog" / f"{base:020}").open("r+b") as file:
+        file.seek(last - base)
+        file.write(bytes(end - last))
+    store = reopened(root)
+    append_durably(store, draft("other"))
+    caplog.clear()
+
+    store._maintain()
+
+    assert "event=block_damaged" not in caplog.text
+    store.close()
+    assert verify(root).sound
+
+
 def test_a_pass_is_made_in_steps(root: Path) -> None:
     """A start waits a moment for it, and the rest is done while the broker works."""
     flip(only(root / "consumequeue" / "orders" / "1"), 67)
