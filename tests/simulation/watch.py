@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from halfmq.broker.transaction.pending import State
+
 from .clients import GROUP
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ class Watch:
         now = self._world.loop.now
         latest = self._world.scenario.timeout_ms / 1_000 + LATE_S_MAX
         for entry in broker.transactions._table:
-            if entry.sent:
+            if entry.sent or entry.state is State.PARKED:  # it may have become too old first
                 continue
             since = before.get(entry.offset, now)
             if now - since > latest:

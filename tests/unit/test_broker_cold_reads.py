@@ -57,11 +57,17 @@ async def filled(rig: Rig) -> tuple[Peer, list[int]]:
     return peer, [one.physical_offset for one in done]
 
 
-async def prepared(rig: Rig, count: int, *, size: int = 10) -> tuple[Peer, list[Half]]:
-    """Store halves and restart, so that they are in the log only."""
+async def stored(rig: Rig, count: int, *, size: int = 10) -> list[Half]:
+    """Store halves and restart, so that they are in the log only, and nobody can be asked."""
     peer = await rig.peer(ours=True)
     halves = [await peer.prepare(f"{n:032X}", bytes([n + 1]) * size) for n in range(count)]
     await rig.restart()
+    return halves
+
+
+async def prepared(rig: Rig, count: int, *, size: int = 10) -> tuple[Peer, list[Half]]:
+    """Do the same, and connect a producer."""
+    halves = await stored(rig, count, size=size)
     return await rig.peer(ours=True), halves
 
 
@@ -458,8 +464,9 @@ async def test_a_repeated_prepare_of_several_messages_fetches_them(rig: Rig) -> 
 @windowed()
 async def test_what_is_asked_about_is_fetched(rig: Rig) -> None:
     """Nobody decided it for hours, so its half has left memory; each is asked about once."""
-    peer, halves = await prepared(rig, COUNT, size=5_000)
+    halves = await stored(rig, COUNT, size=5_000)
     with frozen() as ice:
+        peer = await rig.peer(ours=True)
         await rig.wait_for(lambda: len(peer.asked) >= COUNT)
 
     assert sorted(peer.asked) == [half.offset for half in halves]
@@ -469,8 +476,9 @@ async def test_what_is_asked_about_is_fetched(rig: Rig) -> None:
 @windowed(check_max=1)
 async def test_what_is_given_up_is_fetched(rig: Rig) -> None:
     """A copy of the message goes where operators look."""
-    await prepared(rig, 3, size=5_000)
+    await stored(rig, 3, size=5_000)
     with frozen() as ice:
+        await rig.peer(ours=True)
         await rig.wait_for(lambda: rig.metrics["pending_parked"] == 3)
 
     assert never_waited(ice)
@@ -480,7 +488,7 @@ async def test_what_is_given_up_is_fetched(rig: Rig) -> None:
 @windowed()
 async def test_what_is_too_old_is_fetched_to_be_parked(rig: Rig) -> None:
     """It keeps the log from being deleted, and is the coldest of all."""
-    _, halves = await prepared(rig, COUNT, size=5_000)
+    halves = await stored(rig, COUNT, size=5_000)
     with frozen() as ice:
         rig.service.note_retention_blocked(halves[-1].offset)
         await rig.wait_for(lambda: rig.metrics["parked_expired"] == COUNT - 1)
@@ -494,8 +502,9 @@ async def test_what_is_too_old_is_fetched_to_be_parked(rig: Rig) -> None:
 @windowed()
 async def test_what_cannot_be_fetched_holds_up_nothing(rig: Rig, melts: bool) -> None:
     """The disk refuses a half, or memory is so short that it is gone at once: others go on."""
-    peer, halves = await prepared(rig, 3, size=5_000)
+    halves = await stored(rig, 3, size=5_000)
     with frozen() as ice:
+        peer = await rig.peer(ours=True)
         ice.melts = melts
         ice.failure = OSError(5, "I/O error") if melts else None
         rig.service.note_retention_blocked(halves[-1].offset)
