@@ -243,6 +243,10 @@ class Apache(Transactions):
             self._write_op(str(queue_offset))
             self._done.clear()
 
+    def take_back(self, queue_offset: int) -> None:
+        """Forget a queued op."""
+        self._done.remove(queue_offset)
+
     @property
     def writes_ops_at_once(self) -> bool:
         return self._op_each
@@ -257,7 +261,8 @@ class Apache(Transactions):
         return self.log.append(PARKED, half.body, half.properties)
 
     def _write_op(self, body: str) -> None:
-        self.log.append(OP, body.encode(), {"TAGS": "d", "WAIT": "true"})
+        # In the order of Java's HashMap, as in the golden stores.
+        self.log.append(OP, body.encode(), {"WAIT": "true", "TAGS": "d"})
 
 
 class Ours(Apache):
@@ -286,21 +291,38 @@ class Ours(Apache):
 
         ``by_rocketmq`` leaves the transaction bits in the delivered copy, as RocketMQ does.
         """
-        waiting = {**half.properties, "TRANSACTION_DELIVER_MS": str(self.log.now + 5), "DELAY": "1"}
-        final = self.log.append(
-            SCHEDULE, half.body, waiting, queue_id=0, sys_flag=COMMIT, prepared=half.offset
-        )
+        final = self.wait(half, self.log.now + 5)
         for _ in range(waits - 1):
-            self.log.append(SCHEDULE, half.body, waiting, queue_id=0)
-        self.log.append(
+            self.wait(half, self.log.now + 5, again=True)
+        self.arrive(half, by_rocketmq=by_rocketmq)
+        return final
+
+    def _waiting(self, half: Written) -> dict[str, str]:
+        identity = {"TRANSACTION_HALF_ID": f"7F00000100002A9F{half.offset:016X}"}
+        return half.properties | identity | {"DELAY": "1"}
+
+    def wait(self, half: Written, due: int, *, again: bool = False) -> Written:
+        """Append the final message that waits until ``due``, or once more a copy of it."""
+        properties = self._waiting(half) | {"TRANSACTION_DELIVER_MS": str(due)}
+        if again:
+            return self.log.append(SCHEDULE, half.body, properties)
+        self.done(half.queue_offset)
+        return self.log.append(
+            SCHEDULE, half.body, properties, sys_flag=COMMIT, prepared=half.offset
+        )
+
+    def arrive(self, half: Written, *, by_rocketmq: bool = False) -> Written:
+        """Append what consumers get of a message that waited."""
+        return self.log.append(
             half.properties["REAL_TOPIC"],
             half.body,
-            waiting,
+            self._waiting(half),
             queue_id=int(half.properties["REAL_QID"]),
             sys_flag=COMMIT if by_rocketmq else 0,
         )
-        self.done(half.queue_offset)
-        return final
+
+    def _write_op(self, body: str) -> None:
+        self.log.append(OP, body.encode(), {"TAGS": "d", "WAIT": "true"})
 
     def discard(self, half: Written, reason: str = "unknown") -> Written:
         properties = {**half.properties, "TRANSACTION_PARKED": reason}

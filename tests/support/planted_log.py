@@ -99,10 +99,11 @@ def retried(planted: Planted, dialect: Apache) -> None:
     final = dialect.commit(half)
     planted.decide(half, State.COMMITTED)
     bits = 0 if isinstance(dialect, Ours) else 0x8
+    # As in the golden store ``delay-retry-dlq``: the retry topic is the real one of what waits.
+    retry = {"DELAY": "3", "RETRY_TOPIC": "orders", "REAL_TOPIC": "%RETRY%cg", "REAL_QID": "0"}
     for topic in (SCHEDULE, "%RETRY%cg", "%DLQ%cg"):
-        planted.log.append(
-            topic, half.body, {**final.properties, "DELAY": "3"}, sys_flag=bits, reconsume_times=1
-        )
+        properties = {**final.properties, **retry}
+        planted.log.append(topic, half.body, properties, sys_flag=bits, reconsume_times=1)
 
 
 def transaction(planted: Planted, dialect: Apache) -> None:
@@ -391,14 +392,14 @@ def failed_crc(planted: Planted, dialect: Apache) -> None:
 def corrupt_record(planted: Planted, dialect: Apache) -> None:
     record = planted.log.append("plain0", b"a body", {"UNIQ_KEY": dialect.key()})
     plain(planted, dialect)
-    planted.damage.append(lambda: _overwrite(planted, record.offset + 4, b"????"))
+    planted.damage.append(lambda: overwrite(planted, record.offset + 4, b"????"))
     planted.wrong(Kind.CORRUPT_RECORD, record.offset, record.offset + record.size)
 
 
 def zeroed_record(planted: Planted, dialect: Apache) -> None:
     record = planted.log.append("plain0", b"a body", {"UNIQ_KEY": dialect.key()})
     plain(planted, dialect)
-    planted.damage.append(lambda: _overwrite(planted, record.offset, bytes(record.size)))
+    planted.damage.append(lambda: overwrite(planted, record.offset, bytes(record.size)))
     planted.wrong(Kind.GAP, record.offset, record.offset + record.size)
 
 
@@ -442,7 +443,7 @@ def _overwrite_entry(planted: Planted, record: Written, entry: list[int]) -> Non
         file.write(struct.pack(">qiq", *entry))
 
 
-def _overwrite(planted: Planted, offset: int, content: bytes) -> None:
+def overwrite(planted: Planted, offset: int, content: bytes) -> None:
     size = planted.log.segment_size
     with (planted.log.folder / f"{offset - offset % size:020}").open("r+b") as file:
         file.seek(offset % size)
