@@ -1,41 +1,41 @@
 """Exports messages to Parquet, or to a table of Delta or Iceberg, each exactly once.
 
-The log is exported range by range, mostly a segment at a time; ``manifest.py`` tells how a range
-is made known so that no kill repeats or loses it. Segments that are full never change. The one
-that the broker is still writing is left for later, unless ``active`` asks for its whole records
-too; what is added to it afterwards is a further range.
+An export is a Spark stream of the log that ends when all of it is read (``availableNow``). Spark's
+checkpoint, ``_halfmq/checkpoint``, notes which offsets a batch has before it is written, so that a
+batch which was interrupted is repeated with the same records. A batch is written to
+``_halfmq/staging`` and becomes visible by one rename, to ``batch=N``. If it is visible already, it
+is a repeated one, and what was staged is thrown away. So whoever lists the files, with Spark or
+without it, sees each message once. A table commits a batch as a whole, and is asked after a kill
+whether it has it.
+
+``_halfmq/export.json`` says what is exported how, up to which offset, and by which record the log
+is known again.
 
 ``exported`` alone, from DataFrame to DataFrame, is for notebooks.
 """
 
+import fcntl
+import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-from pyarrow import parquet
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
+from .datasource import FORMAT, register
 from .errors import ExportError
-from .log.lookup import LogLookup
-from .log.segments import LogExtent
-from .manifest import (
-    DONE,
-    FOLDER,
-    STAGED,
-    WRITTEN,
-    ExportFolder,
-    LastRecord,
-    Manifest,
-    Range,
-    sync_file,
-)
-from .roles import read_log, role
+from .log.segments import LogExtent, Segment, SegmentReader, survey
+from .roles import location, role
 from .source.columns import CORRUPT, MESSAGE
+from .source.schema import ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,14 +62,16 @@ COLUMNS: Final = (
     "properties",
     "error",
 )
-# Needed on the way, and not exported.
-_BESIDE: Final = ("recordType", "size", "bodyCrc")
+_BESIDE: Final = ("recordType", "size")  # needed on the way, and not exported
 PARTITIONED_BY: Final = ("topic", "date")
 PARQUET: Final = "parquet"
 ICEBERG: Final = "iceberg"
 FORMATS: Final = (PARQUET, "delta", ICEBERG)
 _NO_SUCH_FORMAT: Final = "DATA_SOURCE_NOT_FOUND"  # Spark's name for this error
 _DAY_MS: Final = 86_400_000
+_BATCH_BYTES: Final = 1 << 30  # of log per batch, as in a segment; a kill repeats less than that
+FOLDER: Final = "_halfmq"  # readers of Parquet pass over names that begin with an underscore
+_VERSION: Final = 2
 _PACKAGES: Final = {
     "delta": "io.delta:delta-spark_2.13:VERSION",
     "iceberg": "org.apache.iceberg:iceberg-spark-runtime-SPARK_2.13:VERSION",
@@ -85,6 +87,18 @@ class Settings:
     decompress: bool = False  # bodies that their producer has compressed
 
 
+class Range(NamedTuple):
+    """A part of the log that one batch has exported; offsets are physical."""
+
+    start: int
+    end: int
+    segment: int  # file base of the one that it begins in
+    rows: int
+    damaged_bytes: int  # that are no record, and are not exported
+    bad_crcs: int  # rows whose body does not fit its CRC; they are exported
+    bad_bodies: int  # rows without a body, because it cannot be decompressed
+
+
 class Outcome(NamedTuple):
     """What one run has done."""
 
@@ -97,6 +111,16 @@ class Outcome(NamedTuple):
         """Whether everything that should be there is, and is sound."""
         damaged = (one.damaged_bytes + one.bad_crcs + one.bad_bodies for one in self.ranges)
         return not self.missing and not any(damaged)
+
+
+@dataclass(slots=True)
+class _State:
+    """The content of ``export.json``."""
+
+    settings: dict[str, Any]
+    end: int | None = None  # up to where the log is exported
+    last: list[int] | None = None  # exported record: its physical offset, when it was stored in ms
+    version: int = field(default=_VERSION)
 
 
 def exported(records: DataFrame, topics: Sequence[str] | None = None) -> DataFrame:
@@ -132,7 +156,10 @@ class Export:
         self._directory = directory
         self._settings = settings
         self._stage = stage
-        self._folder = ExportFolder(output.absolute())
+        self._home = output.absolute()
+        self._staging = self._home / FOLDER / "staging"
+        self._checkpoint = self._home / FOLDER / "checkpoint"
+        self._state_file = self._home / FOLDER / "export.json"
 
     def run(
         self,
@@ -147,141 +174,159 @@ class Export:
             ExportError: The directory holds something else, or an export of another log or with
                 other settings; another export is running; there is no such format.
         """
-        with self._folder.locked():
-            manifest = self._begun()
-            settled = len([one for one in manifest.ranges if one.state == DONE])
-            end = manifest.ranges[settled - 1].end if settled else None
-            if settled < len(manifest.ranges):
-                self._settle(manifest, session)
-            self._check_log(manifest, extent)
-            for part in list(unexported(extent, manifest.end, active=active)):
-                spark = session()
-                self._stage(f"exporting offsets {part.start} to {part.end}")
-                self._export(spark, manifest, part)
-            shutil.rmtree(self._folder.staging, ignore_errors=True)
-            done = manifest.ranges[settled:]
-            return Outcome(done, _gaps(end, done), _left(extent, manifest))
+        with self._locked():
+            self._state = self._begun()
+            self._check_log(extent)
+            shutil.rmtree(self._staging, ignore_errors=True)
+            start = extent.first_offset if self._state.end is None else self._state.end
+            end = extent.end_offset if active else _full_end(extent)
+            self._extent, self._ranges = extent, list[Range]()
+            missing: list[tuple[int, int]] = []
+            if start < end:
+                missing = list(_gaps(extent, start, end))
+                self._stage(f"exporting offsets {start} to {end}")
+                self._stream(session(), end, fail_on_data_loss=not missing)
+                if missing:  # what was deleted meanwhile was passed over too
+                    missing = list(_gaps(survey(self._directory), start, end))
+            return Outcome(self._ranges, missing, max(0, extent.end_offset - max(start, end)))
 
     # --- the steps of a run
 
-    def _begun(self) -> Manifest:
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other exports out, as long as this one lives."""
+        (self._home / FOLDER).mkdir(parents=True, exist_ok=True)
+        with (self._home / FOLDER / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise self._error("another export is running here") from error
+            yield
+
+    def _begun(self) -> _State:
         settings = {
             "topics": None if self._settings.topics is None else list(self._settings.topics),
             "format": self._settings.format,
             "decompress": self._settings.decompress,
             "columns": [*COLUMNS, "date"],
         }
-        manifest = self._folder.load()
-        if manifest is None:
-            found = [path.name for path in self._folder.home.iterdir() if path.name != FOLDER]
+        try:
+            state = _State(**json.loads(self._state_file.read_text("utf-8")))
+        except FileNotFoundError:
+            found = [path.name for path in self._home.iterdir() if path.name != FOLDER]
             if found:
-                raise self._error(f"holds {min(found)}, and is no export of this job")
-            return Manifest(settings)
+                raise self._error(f"holds {min(found)}, and is no export of this job") from None
+            shutil.rmtree(self._checkpoint, ignore_errors=True)
+            return _State(settings)
+        except (ValueError, TypeError) as error:
+            raise self._error(f"{self._state_file} is not of this job: {error}") from error
         for name, value in settings.items():
-            if manifest.settings.get(name) != value:
-                begun = manifest.settings.get(name)
+            begun = state.settings.get(name)
+            if begun != value:
                 raise self._error(
                     f"the export was begun with {name} = {begun}, not {value}: go on with the same,"
                     " or into another directory"
                 )
-        return manifest
+        return state
 
-    def _settle(self, manifest: Manifest, session: "Callable[[], SparkSession]") -> None:
-        """Bring the last range to an end, which a kill has left in between."""
-        last = manifest.ranges.pop()
-        if last.state == STAGED:
-            self._publish(manifest, last)
-        elif rows := self._rows_in_table(session(), last):
-            self._keep(manifest, replace(last, state=DONE, rows=rows))
-
-    def _check_log(self, manifest: Manifest, extent: LogExtent) -> None:
+    def _check_log(self, extent: LogExtent) -> None:
         """Make sure that the log is the one that the export is of."""
-        end = manifest.end
-        if end is None:
-            return
-        if end > extent.end_offset:
-            raise self._error(
-                f"offsets up to {end} are exported, and the log ends at {extent.end_offset}: it was"
-                " cut, or is another one"
-            )
-        last = next((one.last for one in reversed(manifest.ranges) if one.last), None)
-        if last is None or last.offset < extent.first_offset:
-            return
-        record = LogLookup(extent.segments).record(last.offset)
-        stored = None if record is None else int(record.field("store_timestamp")[0])
-        if stored != last.stored_ms:
-            raise self._error(
-                f"at offset {last.offset} the log has not the record that was exported: it was"
-                " cut, or is another one"
-            )
-
-    def _export(self, spark: "SparkSession", manifest: Manifest, part: Range) -> None:
-        seen = Observation()
-        rows = self._rows(spark, part, seen)
-        if self._settings.format == PARQUET:
-            self._write_staged(rows)
-            self._publish(manifest, self._staged(part, seen))
-        else:
-            if not self._has_table(spark) and self._settings.format == ICEBERG:
-                self._make_iceberg_table(spark, rows)
-            self._keep(manifest, part)
-            rows.write.format(self._settings.format).partitionBy(*PARTITIONED_BY).mode(
-                "append"
-            ).save(str(self._folder.home))
-            manifest.ranges.pop()
-            self._keep(manifest, replace(_counted(part, seen), state=DONE))
-
-    def _rows(self, spark: "SparkSession", part: Range, seen: Observation) -> DataFrame:
-        options: dict[str, object] = {
-            "startingOffsets": part.start,
-            "endingOffsets": part.end,
-            "includeValue": "true",
-            "verifyCrc": "true",
-        }
-        if self._settings.decompress:
-            options["decompress"] = "true"
-        if self._settings.topics is not None:
-            options["subscribe"] = ",".join(self._settings.topics)
-        records = read_log(
-            spark,
-            self._directory,
-            *COLUMNS,
-            *_BESIDE,
-            partitions=spark.sparkContext.defaultParallelism,
-            options=options,
+        end, last = self._state.end, self._state.last
+        how = (
+            ": it was cut, or is another one. What is exported stays as it is; export the log as it"
+            " is now into another directory"
         )
-        topics = self._settings.topics
-        return exported(records.observe(seen, *_measures(_is_wanted(topics))), topics)
+        if end is not None and end > extent.end_offset:
+            raise self._error(
+                f"offsets up to {end} are exported, and the log ends at {extent.end_offset}{how}"
+            )
+        if last is None or last[0] < extent.first_offset:
+            return
+        segment = _segment(extent, last[0])
+        reader = SegmentReader(segment, extent.limit(segment))
+        record = reader.record_at(last[0] - segment.base) if last[0] < segment.end else None
+        if record is None or int(record.field("store_timestamp")[0]) != last[1]:
+            raise self._error(
+                f"at offset {last[0]} the log has not the record that was exported{how}"
+            )
 
-    def _write_staged(self, rows: DataFrame) -> None:
-        shutil.rmtree(self._folder.staging, ignore_errors=True)
-        rows.write.partitionBy(*PARTITIONED_BY).parquet(str(self._folder.staging))
+    def _stream(self, spark: "SparkSession", end: int, *, fail_on_data_loss: bool) -> None:
+        register(spark)
+        if self._settings.format != PARQUET:
+            self._has_table(spark)  # says it if there is no such format
+        self._save()
+        reader = spark.readStream.format(FORMAT).schema(ddl(*COLUMNS, *_BESIDE))
+        if self._settings.topics is not None:
+            reader = reader.option("subscribe", ",".join(self._settings.topics))
+        log = reader.options(
+            startingOffsets="earliest",
+            endingOffsets=end,
+            includeValue=True,
+            verifyCrc=True,
+            decompress=self._settings.decompress,
+            failOnDataLoss=fail_on_data_loss,
+            maxBytesPerTrigger=_BATCH_BYTES,
+            minPartitions=spark.sparkContext.defaultParallelism,
+        ).load(location(self._directory))
+        writer = log.writeStream.option("checkpointLocation", str(self._checkpoint))
+        writer.foreachBatch(self._write).trigger(availableNow=True).start().awaitTermination()
 
-    def _staged(self, part: Range, seen: Observation) -> Range:
-        """Say which files of the staging folder go where, and make sure that they are all."""
-        staging = self._folder.staging
-        paths = sorted(staging.rglob("*.parquet"))
-        files = {}
-        for number, path in enumerate(paths):
-            source = path.relative_to(staging)
-            name = f"{part.start:020}-{number:05}.parquet"
-            files[str(source)] = str(source.with_name(name))
-            sync_file(path)
-        counted = replace(_counted(part, seen), state=STAGED, files=files)
-        written = sum(parquet.read_metadata(path).num_rows for path in paths)
-        if written != counted.rows:
-            raise self._error(f"Spark wrote {written} rows of {counted.rows}")
-        return counted
+    def _write(self, batch: DataFrame, number: int) -> None:
+        """Write a batch, which may be one that an interrupted run has written already."""
+        from .source.stream import OFFSET  # noqa: PLC0415  from Spark 4.2 on
 
-    def _publish(self, manifest: Manifest, staged: Range) -> None:
-        self._keep(manifest, staged)
-        self._folder.publish(staged)
-        manifest.ranges.pop()
-        self._keep(manifest, replace(staged, state=DONE))
+        # The last line of Spark's note is what the source said.
+        note = (self._checkpoint / "offsets" / str(number)).read_text("utf-8")
+        end = int(json.loads(note.splitlines()[-1])[OFFSET])
+        first = self._extent.first_offset
+        start = first if self._state.end is None else max(first, self._state.end)
+        if end <= start:
+            return
+        seen = Observation()
+        is_wanted = _is_wanted(self._settings.topics)
+        rows = exported(batch.observe(seen, *_measures(is_wanted)), self._settings.topics)
+        if self._settings.format == PARQUET:
+            self._publish(rows, self._home / f"batch={number:08}")
+        else:
+            self._append(rows, start, end)
+        self._keep(start, end, seen.get)
 
-    def _keep(self, manifest: Manifest, one: Range) -> None:
-        manifest.ranges.append(one)
-        self._folder.save(manifest)
+    def _publish(self, rows: DataFrame, place: Path) -> None:
+        rows.write.mode("overwrite").partitionBy(*PARTITIONED_BY).parquet(str(self._staging))
+        if not place.exists() and any(self._staging.glob(f"{PARTITIONED_BY[0]}=*")):
+            # What is visible outlives a power cut, and so does Spark's note of its offsets.
+            _sync(self._checkpoint)
+            _sync(self._staging)
+            self._staging.rename(place)
+            _sync_one(self._home)
+
+    def _append(self, rows: DataFrame, start: int, end: int) -> None:
+        spark, name = rows.sparkSession, self._settings.format
+        if self._has_table(spark):
+            at = F.col("physicalOffset")
+            table = spark.read.format(name).load(str(self._home))
+            if not self._ranges and table.where((at >= start) & (at < end)).count():
+                rows.write.format("noop").mode("overwrite").save()  # only counts
+                return
+        elif name == ICEBERG:
+            self._make_iceberg_table(spark, rows)
+        rows.write.format(name).partitionBy(*PARTITIONED_BY).mode("append").save(str(self._home))
+
+    def _keep(self, start: int, end: int, told: dict[str, Any]) -> None:
+        counts = {name: told[name] for name in told if name != "last"}
+        segment = _segment(self._extent, start).base
+        self._ranges.append(Range(start=start, end=end, segment=segment, **counts))
+        self._state.end = end
+        if told["last"] is not None:
+            self._state.last = list(told["last"])
+        self._save()
+
+    def _save(self) -> None:
+        beside = self._state_file.with_suffix(".tmp")
+        beside.write_text(json.dumps(asdict(self._state), indent=1), "utf-8")
+        _sync_one(beside)
+        beside.replace(self._state_file)
+        _sync_one(beside.parent)
 
     # --- tables
 
@@ -289,7 +334,7 @@ class Export:
         """Tell whether there is a table already, in a format that the session has."""
         name = self._settings.format
         try:
-            spark.read.format(name).load(str(self._folder.home))
+            spark.read.format(name).load(str(self._home))
         except (PySparkException, Py4JError) as error:
             if _NO_SUCH_FORMAT in str(error):
                 raise self._error(
@@ -312,41 +357,36 @@ class Export:
             partitions = partitions.identity(column)
         hadoop = spark.sparkContext._jsc.hadoopConfiguration()  # noqa: SLF001
         tables = iceberg.hadoop.HadoopTables(hadoop)
-        tables.create(schema, partitions.build(), str(self._folder.home))
-
-    def _rows_in_table(self, spark: "SparkSession", part: Range) -> int:
-        """Count the rows of a range that may or may not have been committed; all or none are."""
-        if not self._has_table(spark):
-            return 0
-        try:
-            table = spark.read.format(self._settings.format).load(str(self._folder.home))
-            at = F.col("physicalOffset")
-            return table.where((at >= part.start) & (at < part.end)).count()
-        except AnalysisException:  # there is no table yet
-            return 0
+        tables.create(schema, partitions.build(), str(self._home))
 
     def _error(self, reason: str) -> ExportError:
-        return ExportError(str(self._folder.home), reason)
+        return ExportError(str(self._home), reason)
 
 
-def unexported(extent: LogExtent, end: int | None, *, active: bool = False) -> Iterator[Range]:
-    """List the parts of a log behind ``end``; of the last segment only if it is full or ``active``.
+def _full_end(extent: LogExtent) -> int:
+    """Return where the part of a log ends that a broker does not write to any more."""
+    if not extent.segments or extent.end_offset == extent.segments[-1].end:
+        return extent.end_offset
+    return extent.segments[-1].base
 
-    A part of it ends behind a whole record.
-    """
-    for segment in extent.segments:
-        limit = extent.limit(segment)
-        is_full = segment != extent.segments[-1] or limit == segment.size
-        start = segment.base if end is None else max(segment.base, end)
-        if start < segment.base + limit and (is_full or active):
-            yield Range(start=start, end=segment.base + limit, segment=segment.base, state=WRITTEN)
+
+def _segment(extent: LogExtent, offset: int) -> Segment:
+    return next(one for one in reversed(extent.segments) if one.base <= offset)
+
+
+def _gaps(extent: LogExtent, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """List what the log has not (any more) between two offsets."""
+    holes = [(one.end, following.base) for one, following in pairwise(extent.segments)]
+    for first, behind in [(start, extent.first_offset), *holes]:
+        if max(first, start) < min(behind, end):
+            yield max(first, start), min(behind, end)
 
 
 def _measures(is_wanted: Column) -> list[Column]:
-    """Return what is counted while a range is read."""
+    """Return what is counted while a batch is read."""
     is_wanted = F.coalesce(is_wanted, F.lit(False))
     is_damaged = F.col("recordType") == CORRUPT
-    last = F.struct("physicalOffset", F.unix_millis("timestamp"), "bodyCrc")
+    last = F.struct("physicalOffset", F.unix_millis("timestamp"))
     at = F.when(is_wanted, F.col("physicalOffset"))
     return [
         F.count_if(is_wanted).alias("rows"),
@@ -357,29 +397,15 @@ def _measures(is_wanted: Column) -> list[Column]:
     ]
 
 
-def _counted(part: Range, seen: Observation) -> Range:
-    told: dict[str, Any] = seen.get
-    last = told["last"]
-    return replace(
-        part,
-        rows=told["rows"],
-        bad_crcs=told["bad_crcs"],
-        bad_bodies=told["bad_bodies"],
-        damaged_bytes=told["damaged_bytes"],
-        last=None if last is None else LastRecord(*last),
-    )
+def _sync(folder: Path) -> None:
+    """Flush all that is below a directory to the disk."""
+    for path in (*folder.rglob("*"), folder):
+        _sync_one(path)
 
 
-def _gaps(end: int | None, done: Sequence[Range]) -> list[tuple[int, int]]:
-    """List what lies between ranges: it had left the log before it could be exported."""
-    gaps = []
-    for one in done:
-        if end is not None and end < one.start:
-            gaps.append((end, one.start))
-        end = one.end
-    return gaps
-
-
-def _left(extent: LogExtent, manifest: Manifest) -> int:
-    end = extent.first_offset if manifest.end is None else manifest.end
-    return max(0, extent.end_offset - end)
+def _sync_one(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

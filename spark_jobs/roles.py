@@ -72,9 +72,13 @@ def read_log(
         reader = reader.option("endingOffsets", extent.end_offset)
     for name, value in (options or {}).items():
         reader = reader.option(name, str(value))
-    # Workers have a working directory of their own.
+    return reader.load(location(directory))
+
+
+def location(directory: str) -> str:
+    """Return a path that workers understand, which have a working directory of their own."""
     is_local = len(urlsplit(directory).scheme) < 2  # one letter is a Windows drive
-    return reader.load(str(Path(directory).absolute()) if is_local else directory)
+    return str(Path(directory).absolute()) if is_local else directory
 
 
 def role(topic: str = "topic", record_type: str = "recordType") -> Column:

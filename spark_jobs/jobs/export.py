@@ -102,10 +102,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _told(outcome: "Outcome") -> dict[str, Any]:
-    kept = ("start", "end", "segment", "rows", "damaged_bytes", "bad_crcs", "bad_bodies")
     return {
         "rows": sum(one.rows for one in outcome.ranges),
-        "ranges": [{name: getattr(one, name) for name in kept} for one in outcome.ranges],
+        "ranges": [one._asdict() for one in outcome.ranges],
         "missing": [{"start": start, "end": end} for start, end in outcome.missing],
         "left_bytes": outcome.left,
     }

@@ -86,9 +86,8 @@ class ReadOptions:
             OptionError: See ``parse``; or the option makes no sense for a stream.
         """
         read = _Reader(options, _READ_NAMES)
-        for name in ("endingOffsets", "endingTimestamp"):
-            if read.is_given(name):
-                raise OptionError(f"{name}: a stream has no end; trigger(availableNow=True) has")
+        if read.is_given("endingTimestamp"):
+            raise OptionError("endingTimestamp: a stream ends at an offset: endingOffsets")
         parsed = cls._parsed(read)
         is_latest = not read.is_given("startingOffsets") or parsed.from_latest
         return replace(parsed, from_latest=is_latest)

@@ -37,7 +37,7 @@ class CommitLogStreamReader(SplitReader, DataSourceStreamReader, SupportsTrigger
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         super().__init__(schema, options)
         self._follower = LogFollower(options.path, memory_map=options.memory_map)
-        self._target: int | None = None  # of trigger(availableNow=True)
+        self._target = options.ending_offsets  # or the log's end, of trigger(availableNow=True)
         self._is_checked = False  # whether the first offset still is a border
 
     def initialOffset(self) -> StreamOffset:  # noqa: N802  Spark's name, as are those below
@@ -52,7 +52,8 @@ class CommitLogStreamReader(SplitReader, DataSourceStreamReader, SupportsTrigger
         return ReadAllAvailable() if limit is None else ReadMaxBytes(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._follower.extent().end_offset
+        end = self._follower.extent().end_offset
+        self._target = end if self._target is None else min(self._target, end)
 
     def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:  # noqa: N802
         first = int(start[OFFSET])

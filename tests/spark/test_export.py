@@ -19,28 +19,29 @@ from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs import export, roles
 from halfmq.spark_jobs.__main__ import main
 from halfmq.spark_jobs.export import Export, Settings
 from halfmq.spark_jobs.log.segments import survey
-from halfmq.spark_jobs.manifest import ExportFolder
 from tests.support import golden_store, messages
 from tests.support.log_writer import LogWriter, Ours, Written
 
 SEGMENT = 1 << 12
 KILL = """
 import os, signal, sys
-from halfmq.spark_jobs import __main__, export, manifest
+from halfmq.spark_jobs import __main__, export
 
 left = int(sys.argv[1])
+export._BATCH_BYTES = int(sys.argv[2])
 
 
 def dying(step):
     def run(*arguments, **named):
         global left
-        for moment in ("before", "behind"):
+        for moment in ("before", "after"):
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
             left -= 1
@@ -51,14 +52,14 @@ def dying(step):
     return run
 
 
-for owner, name in (
-    (export.Export, "_write_staged"),
-    (manifest.ExportFolder, "save"),
-    (manifest.Path, "replace"),
-):
+for owner, name in STEPS:
+    owner = getattr(export, owner)
     setattr(owner, name, dying(getattr(owner, name)))
-sys.exit(__main__.main(sys.argv[2:]))
+sys.exit(__main__.main(sys.argv[3:]))
 """
+# What a run does with the directory: a run can end before and after each of these.
+STEPS = [("Export", name) for name in ("_write", "_publish", "_keep", "_save")]
+STEPS += [("Path", "rename"), ("Path", "replace")]
 
 
 def run(store: Path, out: Path, *options: str) -> int:
@@ -159,7 +160,7 @@ def test_topics_can_be_chosen_and_the_broker_s_own_are_left_out(tmp_path: Path) 
     assert Counter(row["topic"] for row in exported(tmp_path / "all")) == {"orders": 2, "bills": 1}
     (row,) = exported(tmp_path / "some")
     assert (row["topic"], row["value"], row["date"]) == ("%RETRY%g", b"again", "2023-11-14")
-    assert (tmp_path / "all" / "topic=orders" / "date=2023-11-14").is_dir()
+    assert (tmp_path / "all" / "batch=00000000" / "topic=orders" / "date=2023-11-14").is_dir()
 
 
 def test_a_run_exports_what_the_ones_before_it_have_not(
@@ -188,18 +189,15 @@ def test_a_run_exports_what_the_ones_before_it_have_not(
     assert spark.read.parquet(str(out)).count() == 130
 
 
-class StoppedError(BaseException):
-    """Ends a run as a kill would: nothing that is there catches it."""
-
-
 class Stopper:
-    """Stops a run before the step with a number is done, or right behind it."""
+    """Stops a run before the step with a number is done, or right after it."""
 
     def __init__(self, patch: pytest.MonkeyPatch, left: int) -> None:
         self.left = left
         self.stopped = False
-        for owner, name in ((Export, "_write_staged"), (ExportFolder, "save"), (Path, "replace")):
-            patch.setattr(owner, name, self.around(getattr(owner, name)))
+        for owner, name in STEPS:
+            place = getattr(export, owner)
+            patch.setattr(place, name, self.around(getattr(place, name)))
 
     def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
         def run_step(*arguments: Any, **named: Any) -> Any:
@@ -211,10 +209,10 @@ class Stopper:
         return run_step
 
     def pass_by(self) -> None:
-        if self.left == 0:
-            self.stopped = True
-            raise StoppedError
         self.left -= 1
+        if self.left < 0:  # and nothing else is done
+            self.stopped = True
+            raise RuntimeError("stopped")
 
 
 def stopped_at(
@@ -224,8 +222,9 @@ def stopped_at(
     extent = survey(store)
     out.mkdir()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "_BATCH_BYTES", 2 * SEGMENT)
         stopper = Stopper(patch, step)
-        with contextlib.suppress(StoppedError):
+        with contextlib.suppress(RuntimeError, PySparkException):
             Export(str(store), out, settings).run(extent, lambda: session)
     outcome = Export(str(store), out, settings).run(extent, lambda: session)
     assert outcome.is_clean
@@ -235,11 +234,11 @@ def stopped_at(
 def test_a_run_that_ends_between_two_steps_loses_and_repeats_nothing(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The next one finishes what was staged, and throws away what was not."""
-    log = log_of_orders(tmp_path, 35)
+    """The next one repeats the batch, and throws away what is visible already."""
+    log = log_of_orders(tmp_path, 60)
     full = [written.offset for written in of_full_segments(log)]
-    # Staged, and nobody knows; known, and not moved; one file moved; moved, and not confirmed.
-    for step in (3, 5, 8, 11):
+    # Noted by Spark; staged and not visible; visible and not noted; noted, and Spark does not know.
+    for step in (4, 6, 7, 9, 13):
         assert stopped_at(step, tmp_path, tmp_path / f"out-{step}", Settings(), spark)
 
         assert offsets(tmp_path / f"out-{step}") == full, step
@@ -266,7 +265,7 @@ def test_a_run_that_ends_between_any_two_steps_loses_and_repeats_nothing(
     full = [written.offset for written in of_full_segments(log)]
     out = tmp_path / "out"
     for choose in campaign():
-        step = choose.randrange(len(full))
+        step = choose.randrange(40)
         stopped_at(step, tmp_path, out, Settings(format=name), spark)
 
         rows = spark.read.format(name).load(str(out)).select("physicalOffset").collect()
@@ -274,16 +273,27 @@ def test_a_run_that_ends_between_any_two_steps_loses_and_repeats_nothing(
         shutil.rmtree(out)
 
 
+def test_an_export_that_is_killed_twice_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    """Real processes, SIGKILL, and a reader that knows nothing of Spark."""
+    log = log_of_orders(tmp_path, 3_000)
+    script, out = kill_script(tmp_path), tmp_path / "out"
+    assert export_process(script, 7, tmp_path, out) == -signal.SIGKILL  # before it is noted
+    assert len(list(out.glob("batch=*"))) == 1
+    assert export_process(script, 13, tmp_path, out) == -signal.SIGKILL
+
+    assert export_process(script, -1, tmp_path, out) == 0
+
+    assert offsets(out) == [written.offset for written in of_full_segments(log)]
+    assert not list(out.rglob("staging"))
+
+
 @pytest.mark.campaign
-def test_a_killed_process_loses_and_repeats_nothing(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_anywhere_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """Real processes that kill themselves at random steps, until one gets through."""
-    script = tmp_path / "killed.py"
-    script.write_text(KILL)
-    log = log_of_orders(tmp_path, 120)
-    out, kills = tmp_path / "out", 0
+    log = log_of_orders(tmp_path, 3_000)
+    script, out, kills = kill_script(tmp_path), tmp_path / "out", 0
     for choose in campaign():
-        code = export_process(script, choose.randrange(1, 30), tmp_path, out)
-        kills += code != 0
+        kills += export_process(script, choose.randrange(1, 30), tmp_path, out) != 0
     assert kills
 
     assert export_process(script, -1, tmp_path, out) == 0
@@ -292,9 +302,25 @@ def test_a_killed_process_loses_and_repeats_nothing(tmp_path: Path) -> None:
     assert offsets(out) == [written.offset for written in of_full_segments(log)]
 
 
+def kill_script(folder: Path) -> Path:
+    script = folder / "killed.py"
+    script.write_text(KILL.replace("STEPS", repr(STEPS)))
+    return script
+
+
 def export_process(script: Path, steps: int, store: Path, out: Path) -> int:
+    batch = str(32 * SEGMENT)
     ended = subprocess.run(
-        [sys.executable, str(script), str(steps), "export", str(store), "--output", str(out)],
+        [
+            sys.executable,
+            str(script),
+            str(steps),
+            batch,
+            "export",
+            str(store),
+            "--output",
+            str(out),
+        ],
         capture_output=True,
         text=True,
         timeout=300,
@@ -348,7 +374,7 @@ def test_what_was_deleted_before_it_was_exported_is_a_finding(
     assert run(tmp_path, out) == 0
     log = log_of_orders(tmp_path, 120)
     ends = sorted(int(path.name) for path in (tmp_path / "commitlog").iterdir())
-    end = json.loads((out / "_halfmq" / "manifest.json").read_text())["ranges"][-1]["end"]
+    end = json.loads((out / "_halfmq" / "export.json").read_text())["end"]
     for base in ends[:-2]:
         (tmp_path / "commitlog" / f"{base:020}").unlink()
     capsys.readouterr()
@@ -361,8 +387,8 @@ def test_what_was_deleted_before_it_was_exported_is_a_finding(
     assert offsets(out) == expected
 
 
-def spoil_manifest(folder: Path) -> None:
-    (folder / "out" / "_halfmq" / "manifest.json").write_text("{}")
+def spoil_state(folder: Path) -> None:
+    (folder / "out" / "_halfmq" / "export.json").write_text("[]")
 
 
 def shorten_log(folder: Path) -> None:
@@ -384,8 +410,12 @@ def change_log(folder: Path) -> None:
         (None, ["--topic", "orders"], "the export was begun with topics = None, not ['orders']"),
         (None, ["--decompress"], "the export was begun with decompress = False, not True"),
         (None, ["--format", "delta"], "the export was begun with format = parquet, not delta"),
-        (spoil_manifest, [], "is no manifest of an export"),
-        (shorten_log, [], "are exported, and the log ends at"),
+        (spoil_state, [], "export.json is not of this job"),
+        (
+            shorten_log,
+            [],
+            "What is exported stays as it is; export the log as it is now into another",
+        ),
         (change_log, [], "the log has not the record that was exported"),
     ],
 )
@@ -434,7 +464,8 @@ def test_two_exports_do_not_write_into_one_directory(
     log_of_orders(tmp_path, 60)
     (tmp_path / "out").mkdir()
 
-    with ExportFolder(tmp_path / "out").locked():
+    export_ = Export(str(tmp_path), tmp_path / "out", Settings())
+    with export_._locked():
         assert run(tmp_path, tmp_path / "out") == 2
 
     assert "another export is running here" in capsys.readouterr().err
@@ -460,7 +491,7 @@ def test_a_table_that_commits_by_itself_gets_each_range_once(
 ) -> None:
     """After a kill the table is asked. ORC stands in for Delta and Iceberg: it is there."""
     log = log_of_orders(tmp_path, 35)
-    for step in (3, 4):  # the range is announced, and not written; written, and not confirmed
+    for step in (3, 4, 6):  # the batch is not written; written, and not noted
         out = tmp_path / f"out-{step}"
         assert stopped_at(step, tmp_path, out, Settings(format="orc"), spark)
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from halfmq.spark_jobs.errors import DataLossError, OptionError
+from halfmq.spark_jobs.errors import DataLossError
 from halfmq.spark_jobs.source.log_source import CommitLogDataSource, CommitLogReader
 from halfmq.spark_jobs.source.options import ReadOptions
 from halfmq.spark_jobs.source.splits import LogPartition
@@ -122,8 +122,17 @@ def test_a_stream_begins_where_it_is_told(tmp_path: Path) -> None:
 
     assert latest.initialOffset() == {OFFSET: log.end}
     assert messages(all_rows(number)) == [record.offset for record in log.written[7:]]
-    with pytest.raises(OptionError, match="endingOffsets: a stream has no end"):
-        reader_of(tmp_path, endingOffsets="5")
+
+
+def test_a_stream_ends_where_it_is_told(tmp_path: Path) -> None:
+    """With any trigger, and before the log's end."""
+    log = written(tmp_path, 10)
+    for prepare in (True, False):
+        reader = reader_of(tmp_path, endingOffsets=str(log.written[7].offset))
+        if prepare:
+            reader.prepareForTriggerAvailableNow()
+
+        assert messages(all_rows(reader)) == [record.offset for record in log.written[:7]]
 
 
 def test_times_bound_what_is_read_and_which_segments(tmp_path: Path) -> None:

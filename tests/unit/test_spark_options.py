@@ -78,8 +78,8 @@ def test_a_stream_begins_at_the_end_unless_told_otherwise() -> None:
     for start, offset in (("earliest", None), ("77", 77)):
         options = ReadOptions.parse_stream({"path": "/", "startingOffsets": start})
         assert (options.from_latest, options.starting_offsets) == (False, offset)
-    with pytest.raises(OptionError, match="endingOffsets: a stream has no end"):
-        ReadOptions.parse_stream({"path": "/", "endingOffsets": "7"})
+    with pytest.raises(OptionError, match="endingTimestamp: a stream ends at an offset"):
+        ReadOptions.parse_stream({"path": "/", "endingTimestamp": "7"})
 
 
 def test_queues_have_options_of_their_own() -> None:
