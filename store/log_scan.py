@@ -51,6 +51,7 @@ SCAN_CHUNK: Final = 1 << 20  # bytes read at once; more would not stay in the pr
 # Size, magic, body CRC, queue id, queue offset, physical offset, flags, body length (IPv4 hosts).
 _HEAD: Final = Struct(">iIIi4xqqi44xi")
 assert _HEAD.size == HEADS[0].size
+_CRC_TAIL_BYTE: Final = CRC_TAIL_START[0]
 _INT: Final = Struct(">i")
 _LONG: Final = Struct(">q")
 _SHORT: Final = Struct(">h")
@@ -106,8 +107,11 @@ def find_records(chunk: bytes, offset: int, *, check_crc: bool) -> list[Found]:
         if check_crc:
             if crc32(chunk[body_at:topic_at]) & CRC_MASK != body_crc:
                 break
-            if chunk.startswith(CRC_TAIL_START, end - CRC_TAIL_SIZE) and not crc_tail_matches(
-                chunk[position:end]
+            tail_at = end - CRC_TAIL_SIZE
+            if (
+                chunk[tail_at] == _CRC_TAIL_BYTE  # a call costs every record a tenth of all this
+                and chunk.startswith(CRC_TAIL_START, tail_at)
+                and not crc_tail_matches(chunk[position:end])
             ):
                 break
         add((position, size, sys_flag, queue_id, queue_offset, topic_start, properties_start))
