@@ -18,7 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from halfmq.store.format.flags import BORN_HOST_V6, HOSTS_MASK, STORE_HOST_V6
+from halfmq.store.format.flags import (
+    BORN_HOST_V6,
+    HOSTS_MASK,
+    STORE_HOST_V6,
+    TRANSACTION_MASK,
+    TransactionType,
+)
 from halfmq.store.format.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
 from halfmq.store.format.record import HEADS, MAGIC_V2, SYS_FLAG_AT
 
@@ -126,6 +132,23 @@ class Rows:
         """Return only the records of these topics."""
         wanted = np.array([name in topics for name in self.topic_names], dtype=np.bool_)
         return self.select(self.of_topics(wanted))
+
+    def queued(self) -> "Rows":
+        """Return only the records that have a place in a queue: no rollbacks, no prepared ones."""
+        kind = self.field("sys_flag") & TRANSACTION_MASK
+        return self.select((kind == TransactionType.NONE) | (kind == TransactionType.COMMIT))
+
+    def queue_numbers(self) -> npt.NDArray[np.generic]:
+        """Number the queues of the records, small enough for a stable sort to be one by counting.
+
+        The numbers mean something within these records only.
+        """
+        topics = self.topic_codes.astype(np.int64) << 32
+        numbers = topics + (self.field("queue_id") & 0xFFFF_FFFF)
+        distinct = np.unique(numbers)
+        if len(distinct) >= 1 << 16:
+            return numbers
+        return np.searchsorted(distinct, numbers).astype(np.uint16)
 
     def sound_count(self) -> int:
         """Count the records before the first whose fields contradict its size or place."""

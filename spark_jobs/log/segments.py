@@ -21,9 +21,9 @@ end, once, so that all workers agree on it even while a broker appends:
   a hole near the end of a store that is open, or was not closed, is given a second to fill;
 * a log that was cut (RocketMQ cuts without zeroing) and then written on can have old whole
   records behind its true end. They are all older, by the broker's clock and by the producers', than
-  what precedes them; and they do not go on from it: there is the rest of an overwritten record in
-  front of them, or a queue goes back. Clocks alone prove nothing, because they are set back. Old
-  records that go on in every queue, byte for byte behind the new ones, are taken for new ones.
+  what precedes them. Clocks are set back, too, so that alone proves nothing. What does: the rest of
+  an overwritten record in front of them; a queue that has an offset again; or times that go on from
+  the last record before a pause, in which the broker was down, while the pause ends before them.
 
 Source: RocketMQ ``CommitLog.java``; sizes and magics from ``halfmq.store.format.record``.
 """
@@ -39,7 +39,6 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from halfmq.store.format.crc import crc32
-from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.record import CRC_MASK, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PREFIX
 
 from ..errors import LogDirectoryError
@@ -52,6 +51,7 @@ BATCH_ROWS: Final = 65_536  # records decoded at once: enough to make numpy's fi
 BATCH_BYTES: Final = 32 << 20  # and at most so many bytes: bounds a worker's memory
 _REACH_GROWTH: Final = 4  # times as far as the last walk came, the next one may come
 STALE_STEP_MIN: Final = 1_000  # ms; a restart takes longer, a clock correction is mostly smaller
+CRASH_PACE_MAX: Final = 1_000  # ms; between two records of a broker that was busy when it fell
 APPEND_SIZE_MAX: Final = 16 << 20  # bytes that a broker may be copying into the log in one go
 SETTLE_PAUSE: Final = 0.02  # seconds
 SETTLE_PAUSES: Final = 50  # a second in all, in which the broker gets its turn on a busy machine
@@ -425,7 +425,7 @@ def _end_of(reader: SegmentReader, chunks: list[Rows], holes: list[Hole], known:
     kept = len(starts)
     for place in _steps_back(chunks, known.clocks).tolist():
         follows = starts[place] == (ends[place - 1] if place else known.position)
-        if not follows or _goes_back(chunks, place):
+        if not follows or _goes_back(chunks, place) or _goes_on_before_a_pause(stored, place):
             return end_behind(place, "older records, left from before the log was cut")
     if has_blank:
         return end_behind(kept, None)._replace(position=size)
@@ -504,16 +504,26 @@ def _goes_back(chunks: list[Rows], place: int) -> bool:
     return False
 
 
+def _goes_on_before_a_pause(stored: Ints, place: int) -> bool:
+    """Tell whether the records behind ``place`` were stored right before the broker was down."""
+    first, last = stored[place:].min(), stored[place:].max()
+    begins, ends = stored[: place - 1], stored[1:place]  # of what lies between two records
+    return bool(
+        (
+            (begins <= first) & (first <= begins + CRASH_PACE_MAX) & (last + STALE_STEP_MIN <= ends)
+        ).any()
+    )
+
+
 def _slots_by_queue(rows: Rows) -> Iterator[tuple[tuple[str, int], Ints]]:
     """Give the queue offsets of each queue, in log order."""
-    kind = rows.field("sys_flag") & TRANSACTION_MASK
-    rows = rows.select((kind == TransactionType.NONE) | (kind == TransactionType.COMMIT))
+    rows = rows.queued()
     if not len(rows):
         return
     queue_ids, slots = rows.field("queue_id"), rows.field("queue_offset")
-    numbers = (rows.topic_codes.astype(np.int64) << 32) + queue_ids
+    numbers = rows.queue_numbers()
     order = np.argsort(numbers, kind="stable")
-    bounds = np.flatnonzero(np.diff(numbers[order])) + 1
+    bounds = np.flatnonzero(numbers[order][1:] != numbers[order][:-1]) + 1
     for own in np.split(order, bounds):
         topic = rows.topic_names[rows.topic_codes[own[0]]]
         yield (topic, int(queue_ids[own[0]])), slots[own]

@@ -484,13 +484,21 @@ def test_a_body_that_holds_a_record_is_not_searched_for_records(tmp_path: Path) 
     assert offsets(tmp_path, step=10) == [record.offset for record in log.written]
 
 
-@pytest.mark.parametrize(("body", "queue_id"), [(b"longer: half over the next", 0), (b"same", 1)])
+@pytest.mark.parametrize(
+    ("body", "queue_id"),
+    [
+        (b"longer: half over the next", 0),
+        (b"same", 1),
+        (b"same", 0),
+    ],
+)
 def test_older_records_behind_the_end_are_not_read(
     body: bytes, queue_id: int, tmp_path: Path
 ) -> None:
     """RocketMQ cuts a log without zeroing; what was cut does not come back.
 
-    Behind the new record there is the rest of an old one, or its queue has an offset again.
+    Behind the new record there is the rest of an old one, or its queue has an offset again, or the
+    old ones go on from the last record before the pause.
     """
     log = LogWriter(tmp_path, segment_size=SEGMENT)
     for number in range(10):
