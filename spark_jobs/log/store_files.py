@@ -32,6 +32,17 @@ class StoreFiles:
         return folder if folder and folder.is_dir() else None
 
     @property
+    def batch_topics(self) -> list[str]:
+        """The topics whose queues have another format, with an entry for a batch."""
+        folder = self._root / "batchconsumequeue" if self._root else None
+        return sorted(path.name for path in folder.iterdir()) if folder and folder.is_dir() else []
+
+    @property
+    def has_extension(self) -> bool:
+        """Whether entries may have places in a ``consumequeue_ext`` for tags codes."""
+        return self._root is not None and (self._root / "consumequeue_ext").is_dir()
+
+    @property
     def was_closed(self) -> bool:
         """Whether the broker stopped in order: no ``abort`` file is left."""
         return self._root is not None and not (self._root / "abort").exists()

@@ -38,6 +38,7 @@ from halfmq.store.format.topics import (
 from ..log.arrays import Bools, Ints, booleans, from_numpy, one, repeated, texts
 from ..log.bodies import error_column, unpacked
 from ..log.checksums import sound_records
+from ..log.ranges import tags_codes
 from ..log.rows import Rows
 from ..log.segments import Hole, Segment
 
@@ -148,6 +149,11 @@ def _int32(text: bytes) -> int | None:
     except ValueError:
         return None
     return number if -(2**31) <= number < 2**31 else None
+
+
+def _tags_code(rows: Rows, _: Wanted) -> pa.Array:
+    codes, known = tags_codes(rows)
+    return from_numpy(codes, pa.int64(), known)
 
 
 def _topic(rows: Rows, _: Wanted) -> pa.Array:
@@ -322,6 +328,7 @@ COLUMNS: Final[dict[str, Column]] = {
     "properties": Column("string", pa.string(), lambda rows, _: _text(rows.properties)),
     "uniqKey": Column("string", pa.string(), _property(PROPERTY_UNIQ_KEY)),
     "tags": Column("string", pa.string(), _property(PROPERTY_TAGS)),
+    "tagsCode": Column("bigint", pa.int64(), _tags_code),
     "producerGroup": Column("string", pa.string(), _property(PROPERTY_PGROUP)),
     "realTopic": Column("string", pa.string(), _property(PROPERTY_REAL_TOPIC)),
     "realPartition": Column("int", pa.int32(), _property_number(PROPERTY_REAL_QID)),

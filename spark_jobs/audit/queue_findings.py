@@ -1,0 +1,359 @@
+"""What is wrong with queues, as functions from DataFrame to DataFrame.
+
+Within a queue of a topic the offsets of records rise by one in log order, and the consume queue has
+an entry at each of these places. A log is read as ranges (``log/ranges.py``), of which a sound one
+has a few hundred; every fault of order shows between two of them. The consume queues are read by
+the source ``rocketmq-consumequeue`` and compared block by block: by the number of entries and a sum
+over them. Only of blocks that differ are entries and records joined one by one.
+
+A queue that begins again at 0 is no fault: its topic was deleted and created anew, and the consume
+queue has what came after that. While a broker runs, and after a crash, consume queues may lag
+behind the log or be ahead of it; its next start makes that good.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame, Row, Window
+from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
+
+from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
+from halfmq.store.format.topics import (
+    LIGHT_QUEUE_PREFIX,
+    SCHEDULE_TOPIC,
+    SYSTEM_PREFIX,
+    SYSTEM_TOPICS,
+)
+
+from ..log.ranges import BLOCK, MODULUS, PLACE_FACTOR, SIZE_FACTOR, STEP_MIN, TAGS_FACTOR
+from ..log.segments import LogExtent
+from ..log.store_files import StoreFiles
+from ..source.columns import MESSAGE
+from ..source.log_source import FORMAT
+from ..source.queue_source import QUEUE_FORMAT
+from ..source.schema import ddl
+from .checks import Remark
+from .judge import Kind, LogBounds
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FINDING_COLUMNS: Final = ("kind", "offsets", "detail", "told")
+RECORD_COLUMNS: Final = (
+    "topic",
+    "partition",
+    "offset",
+    "physicalOffset",
+    "size",
+    "tagsCode",
+    "sysFlag",
+    "recordType",
+)
+_EXTENDED: Final = -(1 << 31)  # tags codes below are places in a consumequeue_ext
+_SAFE_NAME: Final = r"^[%|a-zA-Z0-9_-]+$"
+_TOPICS_MAX: Final = 100  # named to the source that reads records again; of more, it reads all
+_QUEUE: Final = ("topic", "partition")
+_BLOCK: Final = (*_QUEUE, "block")
+
+
+class Log(NamedTuple):
+    """What is known of the log as a whole."""
+
+    extent: LogExtent
+    bounds: LogBounds
+    was_closed: bool  # its broker stopped in order, so that the consume queues are complete
+
+
+# --- order
+
+
+def runs(ranges: DataFrame) -> DataFrame:
+    """Number the beginnings of each queue, and put beside each range where the one before ends.
+
+    ``ranges`` is what ``read_ranges`` returns.
+    """
+    in_log_order = Window.partitionBy(*_QUEUE).orderBy("physicalOffset")
+    before = F.lag(F.struct("endOffset", "lastPhysicalOffset")).over(in_log_order)
+    restarts = (F.col("offset") == 0) & F.col("before").isNotNull()
+    return (
+        ranges.where("topic is not null")
+        .withColumn("before", before)
+        .withColumn("restarts", restarts)
+        .withColumn("run", F.sum(F.col("restarts").cast("int")).over(in_log_order))
+    )
+
+
+def out_of_order(runs: DataFrame) -> DataFrame:
+    """Find records whose queue offset is below that of the record before."""
+    detail = F.format_string(
+        "queue %d of %s goes from offset %d to %d",
+        *("partition", "topic", F.col("before.endOffset") - 1, "offset"),
+    )
+    found = runs.where("not restarts and offset < before.endOffset")
+    return _finding(
+        found, Kind.OUT_OF_ORDER, ["before.lastPhysicalOffset", "physicalOffset"], detail
+    )
+
+
+def gaps(runs: DataFrame, bounds: LogBounds) -> DataFrame:
+    """Find queue offsets that no record has, though all of the log can be read there."""
+    by_offset = Window.partitionBy(*_QUEUE, "run").orderBy("offset", "physicalOffset")
+    so_far = by_offset.rowsBetween(Window.unboundedPreceding, -1)
+    highest = F.max(F.struct("endOffset", "lastPhysicalOffset")).over(so_far)
+    around = F.array_sort(F.array("highest.lastPhysicalOffset", "physicalOffset"))
+    found = (
+        runs.withColumn("highest", highest)
+        .where("offset > highest.endOffset")
+        .withColumn("around", around)
+    )
+    detail = F.format_string(
+        "queue %d of %s has no record with the offsets from %d to %d",
+        *("partition", "topic", "highest.endOffset", F.col("offset") - 1),
+    )
+    found = _readable(found, F.col("around")[0], F.col("around")[1], bounds)
+    return _finding(found, Kind.QUEUE_GAP, F.col("around"), detail)
+
+
+def unknown_queues(ranges: DataFrame, counts: Mapping[str, int]) -> DataFrame:
+    """Find records in topics or queues that the broker does not know: nobody reads them."""
+    spark = ranges.sparkSession
+    known = spark.createDataFrame(list(counts.items()), "topic string, queues int")
+    is_system = F.col("topic").isin(*SYSTEM_TOPICS) | F.col("topic").startswith(SYSTEM_PREFIX)
+    found = (
+        ranges.where("topic is not null")
+        .groupBy(*_QUEUE)
+        .agg(F.sum("records").alias("records"), F.min("physicalOffset").alias("first"),
+             F.max("lastPhysicalOffset").alias("last"))
+        .where(~is_system)
+        .join(F.broadcast(known), "topic", "left")
+        .where("queues is null or partition >= queues")
+    )  # fmt: skip
+    has = F.when(F.col("queues").isNull(), "is not known").otherwise(
+        F.format_string("has %d queues", "queues")
+    )
+    detail = F.format_string(
+        "%d records in queue %d of %s, but the topic %s", "records", "partition", "topic", has
+    )
+    offsets = F.array_distinct(F.array("first", "last"))
+    return _finding(found, Kind.UNKNOWN_QUEUE, offsets, detail)
+
+
+def clock_steps(ranges: DataFrame) -> list[Remark]:
+    """Say where in the log the broker's clock was set back."""
+    in_order = Window.orderBy("physicalOffset")  # of a few hundred stretches
+    steps = (
+        ranges.where("topic is null")
+        .withColumn("before", F.lag("lastTime").over(in_order))
+        .where(F.col("before") >= F.col("time") + STEP_MIN)
+        .select("physicalOffset", "before", "time")
+    )
+    return [
+        Remark(
+            "clock_step",
+            [offset],
+            f"the broker's clock was set back by {before - after:,} ms, from {before} to {after}",
+        )
+        for offset, before, after in steps.orderBy("physicalOffset").collect()
+    ]
+
+
+# --- consume queues
+
+
+def differing_blocks(runs: DataFrame, entries: DataFrame, log: Log) -> DataFrame:
+    """Compare the last run of each queue with its entries; one row for each block that differs.
+
+    With each: where its first record is (``at``), and of its queue where the run begins in the log
+    (``since``), the queue offsets [low, high) that it has, and the last one with an entry.
+    """
+    of_queue = Window.partitionBy(*_QUEUE)
+    last = (
+        runs.withColumn("last", F.max("run").over(of_queue))
+        .where("run = last")
+        .withColumn("since", F.min("physicalOffset").over(of_queue))
+        .withColumn("low", F.min("offset").over(of_queue))
+        .withColumn("high", F.max("endOffset").over(of_queue))
+    )
+    expected = last.groupBy(*_QUEUE, _block_of("offset")).agg(
+        F.sum("records").alias("records"),
+        F.sum("sum").alias("sum"),
+        F.min("physicalOffset").alias("at"),
+        *(F.first(name).alias(name) for name in ("since", "low", "high")),
+    )
+    code = F.when(F.col("topic") == SCHEDULE_TOPIC, 0).otherwise(F.col("tagsCode"))
+    tags = TAGS_FACTOR * F.pmod(code, F.lit(MODULUS))
+    content = F.col("physicalOffset") + SIZE_FACTOR * F.col("size") + tags
+    term = (F.pmod("offset", F.lit(PLACE_FACTOR)) + 1) * F.pmod(content, F.lit(MODULUS))
+    # The fields of what is no entry may be anything, and overflow.
+    term = F.when(F.col("entryType") == "entry", term).otherwise(0)
+    listed = (
+        entries.where(_names_the_log(log))
+        .groupBy(*_QUEUE, _block_of("offset"))
+        .agg(
+            F.count("*").alias("listed"),
+            F.sum(term).alias("listedSum"),
+            F.max("offset").alias("listedLast"),
+        )
+    )
+    agrees = F.col("records").eqNullSafe(F.col("listed"))
+    agrees &= F.col("sum").eqNullSafe(F.col("listedSum"))
+    of_all = {name: F.max(name).over(of_queue) for name in ("since", "low", "high", "listedLast")}
+    both = expected.join(listed, [*_BLOCK], "full_outer")
+    return both.withColumns(of_all).where(~agrees).select(*_BLOCK, "at", *of_all)
+
+
+def queued_records(log_rows: DataFrame) -> DataFrame:
+    """Choose the records that have a place in a queue; columns as in ``RECORD_COLUMNS``."""
+    kinds = [int(TransactionType.NONE), int(TransactionType.COMMIT)]
+    is_queued = F.col("sysFlag").bitwiseAND(int(TRANSACTION_MASK)).isin(*kinds)
+    return log_rows.where((F.col("recordType") == MESSAGE) & is_queued)
+
+
+def beside(blocks: DataFrame, records: DataFrame, entries: DataFrame) -> DataFrame:
+    """Put the records and the entries of some blocks side by side; one of them may be null."""
+    chosen = F.broadcast(blocks.select(*_BLOCK, "since"))
+    fields = F.struct("physicalOffset", "size", "tagsCode")
+    own = records.withColumn("block", _block_of("offset")).join(chosen, [*_BLOCK])
+    own = own.where(F.col("physicalOffset") >= F.col("since"))
+    listed = entries.withColumn("block", _block_of("offset")).join(chosen, [*_BLOCK], "left_semi")
+    return own.select(*_QUEUE, "offset", fields.alias("record")).join(
+        listed.select(*_QUEUE, "offset", fields.alias("entry")), [*_QUEUE, "offset"], "full_outer"
+    )
+
+
+def wrong_entries(pairs: DataFrame, *, extended: bool) -> DataFrame:
+    """Find entries that say something else than their record.
+
+    ``extended`` says that tags codes may be places in a ``consumequeue_ext``.
+    """
+    both = pairs.where("record is not null and entry is not null")
+    known = F.col("record.tagsCode").isNotNull()
+    if extended:
+        known &= F.col("entry.tagsCode") >= _EXTENDED
+    differs = F.col("record.physicalOffset") != F.col("entry.physicalOffset")
+    differs |= F.col("record.size") != F.col("entry.size")
+    differs |= known & (F.col("record.tagsCode") != F.col("entry.tagsCode"))
+    due = F.format_string("offset %d, size %d", "record.physicalOffset", "record.size")
+    due = F.concat_ws(", tags code ", due, F.when(known, F.col("record.tagsCode").cast("string")))
+    detail = F.format_string(
+        "entry %d of queue %d of %s says offset %d, size %d, tags code %d; it is %s",
+        *("offset", "partition", "topic"),
+        *(f"entry.{name}" for name in ("physicalOffset", "size", "tagsCode")),
+        due,
+    )
+    found = both.where(differs)
+    return _finding(found, Kind.WRONG_QUEUE_ENTRY, ["record.physicalOffset"], detail)
+
+
+def missing_entries(pairs: DataFrame, blocks: DataFrame, *, was_closed: bool) -> DataFrame:
+    """Find records without an entry, in front of others that have one or for good."""
+    by_offset = Window.partitionBy(*_QUEUE).orderBy("offset", "record")
+    found = (
+        pairs.where("record is not null and entry is null")
+        .withColumn("island", F.col("offset") - F.row_number().over(by_offset))
+        .groupBy(*_QUEUE, "island")
+        .agg(
+            F.min("offset").alias("first"),
+            F.max("offset").alias("last"),
+            F.min("record.physicalOffset").alias("at"),
+        )
+    )
+    if not was_closed:
+        found = found.join(_queues(blocks), [*_QUEUE]).where("last < listedLast")
+    detail = F.format_string(
+        "queue %d of %s has no entries from %d to %d: consumers do not get these messages",
+        *("partition", "topic", "first", "last"),
+    )
+    return _finding(found, Kind.MISSING_QUEUE_ENTRY, ["at"], detail)
+
+
+def entries_of_nothing(pairs: DataFrame, blocks: DataFrame, log: Log) -> DataFrame:
+    """Find entries in front of the first record of a queue and behind its last."""
+    named = (
+        pairs.where("record is null")
+        .join(_queues(blocks), [*_QUEUE])
+        .where("low is null or offset < low or offset >= high")
+        .select(*_QUEUE, "offset", "entry.physicalOffset", "entry.size")
+        .where(_names_the_log(log))
+    )
+    at, end = F.col("physicalOffset"), log.extent.end_offset
+    beyond = named.where((at < 0) | (at >= end))
+    within = named.where((at >= 0) & (at < end))
+    within = _readable(within, at, at + F.col("size"), log.bounds)
+    detail = F.format_string(
+        "entry %d of queue %d of %s says offset %d, size %d; the log has no such record",
+        *("offset", "partition", "topic", "physicalOffset", "size"),
+    )
+    found = beyond.unionByName(within)
+    return _finding(found, Kind.WRONG_QUEUE_ENTRY, ["physicalOffset"], detail)
+
+
+def _queues(blocks: DataFrame) -> DataFrame:
+    return F.broadcast(blocks.select(*_QUEUE, "low", "high", "listedLast").distinct())
+
+
+def compared(
+    spark: "SparkSession", runs: DataFrame, path: str, store: StoreFiles, log: Log
+) -> list[DataFrame]:
+    """Compare the consume queues of a store with its log: findings; none when all blocks agree."""
+    is_comparable = F.col("topic").rlike(_SAFE_NAME) & ~F.col("topic").isin(*store.batch_topics)
+    is_comparable &= ~F.col("topic").startswith(LIGHT_QUEUE_PREFIX)  # of records of other topics
+    entries = spark.read.format(QUEUE_FORMAT).load(str(store.consume_queues))
+    entries = entries.where(is_comparable & F.col("entryType").isin("entry", "corrupt"))
+    entries = entries.where("physicalOffset is not null")
+    blocks = differing_blocks(runs.where(is_comparable), entries, log)
+    told = blocks.collect()
+    if not told:
+        return []
+    blocks = spark.createDataFrame(told, blocks.schema)
+    pairs = beside(blocks, queued_records(_records(spark, path, told, log.extent)), entries)
+    return [
+        wrong_entries(pairs, extended=store.has_extension),
+        missing_entries(pairs, blocks, was_closed=log.was_closed),
+        entries_of_nothing(pairs, blocks, log),
+    ]
+
+
+def _records(
+    spark: "SparkSession", path: str, blocks: Sequence[Row], extent: LogExtent
+) -> DataFrame:
+    """Read the part of the log again that has the records of these blocks."""
+    topics = {block["topic"] for block in blocks}
+    first = min((block["at"] for block in blocks if block["at"] is not None), default=None)
+    reader = spark.read.format(FORMAT).schema(ddl(*RECORD_COLUMNS))
+    if len(topics) <= _TOPICS_MAX:
+        reader = reader.option("subscribe", ",".join(topics))
+    reader = reader.option("startingOffsets", str(extent.end_offset if first is None else first))
+    return reader.option("endingOffsets", str(extent.end_offset)).load(path)
+
+
+def _names_the_log(log: Log) -> Column:
+    """Choose entries that name what this log should have, and not what it had or will have."""
+    at = F.col("physicalOffset")
+    named = (at < 0) | (at >= log.extent.first_offset)
+    return named if log.was_closed else named & (at < log.extent.end_offset)
+
+
+def _block_of(name: str) -> Column:
+    return F.shiftright(name, BLOCK.bit_length() - 1).alias("block")
+
+
+def _readable(frame: DataFrame, start: Column, end: Column, bounds: LogBounds) -> DataFrame:
+    """Leave out what ``LogBounds.hides`` from start to end."""
+    frame = frame.where(start >= bounds.first_offset)
+    if not bounds.damage:
+        return frame
+    damage = frame.sparkSession.createDataFrame(
+        list(bounds.damage), "damagedFrom bigint, damagedTo bigint"
+    )
+    hides = (F.col("damagedFrom") < end) & (F.col("damagedTo") > start)
+    return frame.join(F.broadcast(damage), hides, "left_anti")
+
+
+def _finding(
+    frame: DataFrame, kind: Kind, offsets: Column | Sequence[str], detail: Column
+) -> DataFrame:
+    told = offsets if isinstance(offsets, Column) else F.array(*offsets)
+    return frame.select(
+        F.lit(str(kind)).alias("kind"), told.alias("offsets"), detail.alias("detail")
+    ).withColumn("told", F.col("offsets")[0])

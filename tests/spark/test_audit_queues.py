@@ -1,0 +1,159 @@
+"""What is wrong with queues, and with the consume queues beside the log."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from halfmq.spark_jobs.audit import queue_findings
+from halfmq.spark_jobs.audit.judge import Kind, LogBounds
+from halfmq.spark_jobs.datasource import register
+from halfmq.spark_jobs.log.segments import survey
+from halfmq.spark_jobs.log.store_files import StoreFiles
+from halfmq.spark_jobs.source.range_source import read_ranges
+from tests.support import golden_store, planted_log
+from tests.support.damage import extend, filled_store, only
+from tests.support.log_writer import LogWriter, write_store
+
+Found = list[tuple[str, tuple[int, ...]]]
+OF_QUEUES = (
+    planted_log.out_of_order,
+    planted_log.queue_gap,
+    planted_log.wrong_queue_entry,
+    planted_log.missing_queue_entry,
+    planted_log.entry_for_nothing,
+    planted_log.unknown_topic,
+    planted_log.unknown_queue,
+)
+
+
+def findings(
+    spark: SparkSession, root: Path, damage: Sequence[tuple[int, int]] = (), partitions: int = 1
+) -> Found:
+    """All that is wrong with the queues of a store, sorted."""
+    register(spark)
+    extent, store = survey(root), StoreFiles(root)
+    bounds = LogBounds(extent.first_offset, tuple(damage))
+    log = queue_findings.Log(extent, bounds, store.was_closed)
+    ranges = read_ranges(spark, extent, partitions=partitions)
+    runs = queue_findings.runs(ranges)
+    found = [queue_findings.out_of_order(runs), queue_findings.gaps(runs, bounds)]
+    if store.queue_counts is not None:
+        found.append(queue_findings.unknown_queues(ranges, store.queue_counts))
+    if store.consume_queues is not None:
+        found += queue_findings.compared(spark, runs, str(root), store, log)
+    rows = [row for frame in found for row in frame.collect()]
+    return sorted((row["kind"], tuple(row["offsets"])) for row in rows)
+
+
+def test_every_fault_of_queues_is_found_and_nothing_else(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Among thousands of records of both dialects, wherever the log is split."""
+    planted = planted_log.plant(
+        tmp_path, seed=4715, steps=2_000, fault_every=25, faults=list(OF_QUEUES)
+    )
+
+    assert findings(spark, tmp_path, partitions=3) == planted.expected
+
+
+@pytest.mark.parametrize("name", ["clean-cq-short", "stale-cq", "tx-midway-killed", "v4-tx"])
+def test_the_queues_of_a_golden_store(name: str, spark: SparkSession, tmp_path: Path) -> None:
+    """One lost its last entry, one has entries of an older log; the others are sound."""
+    wrong: dict[str, Found] = {
+        "clean-cq-short": [(Kind.MISSING_QUEUE_ENTRY, (234367,))],
+        "stale-cq": [
+            (Kind.WRONG_QUEUE_ENTRY, (offset,))
+            for offset in (224478, 224867, 225165, 225680, 226104, 226402, 226835)
+        ],
+    }
+    store = golden_store.unpack(name, tmp_path)
+
+    assert findings(spark, store.root) == wrong.get(name, [])
+
+
+def test_a_tags_code_may_stand_in_an_extension(spark: SparkSession, tmp_path: Path) -> None:
+    """With ``enableConsumeQueueExt`` RocketMQ writes an address of it into the entry."""
+    root = filled_store(tmp_path / "store", 20)
+    extend(root, only(root / "consumequeue" / "orders" / "1"), 3)
+    assert findings(spark, root) == []
+
+    shutil.rmtree(root / "consumequeue_ext")
+    assert [kind for kind, _ in findings(spark, root)] == [Kind.WRONG_QUEUE_ENTRY]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LogWriter:
+    """A closed store with 5,000 records in one queue, more than are compared at once."""
+    log = LogWriter(tmp_path / "commitlog", segment_size=1 << 18)
+    for _ in range(5_000):
+        log.append("orders", b"", {"TAGS": "paid"})
+    log.close()
+    write_store(log, {"orders": 1})
+    return log
+
+
+def zero_entries(root: Path, first: int, end: int) -> None:
+    path = root / "consumequeue" / "orders" / "0" / f"{0:020}"
+    content = bytearray(path.read_bytes())
+    content[first * 20 : end * 20] = bytes((end - first) * 20)
+    path.write_bytes(content)
+
+
+def test_entries_that_are_still_to_come_are_no_finding(
+    store: LogWriter, spark: SparkSession, tmp_path: Path
+) -> None:
+    """While a broker runs, the end of a queue lags behind the log; its middle does not."""
+    zero_entries(tmp_path, 4_900, 5_000)
+    (tmp_path / "abort").touch()
+    assert findings(spark, tmp_path) == []
+
+    zero_entries(tmp_path, 4_090, 4_096)  # up to the end of a block that has no other fault
+    lost = store.written[4_090].offset
+    assert findings(spark, tmp_path) == [(Kind.MISSING_QUEUE_ENTRY, (lost,))]
+
+    (tmp_path / "abort").unlink()
+    lost_too = store.written[4_900].offset
+    assert findings(spark, tmp_path) == [
+        (Kind.MISSING_QUEUE_ENTRY, (lost,)),
+        (Kind.MISSING_QUEUE_ENTRY, (lost_too,)),
+    ]
+
+
+def test_what_expired_or_cannot_be_read_is_held_against_no_queue(
+    store: LogWriter, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Entries of deleted segments, and of records in a damaged range."""
+    min((tmp_path / "commitlog").iterdir()).unlink()
+    victim = store.written[4_000]
+    path = tmp_path / "commitlog" / f"{victim.offset - victim.offset % (1 << 18):020}"
+    content = bytearray(path.read_bytes())
+    at = victim.offset % (1 << 18)
+    content[at + 4 : at + 8] = bytes(4)
+    path.write_bytes(content)
+
+    damage = [(victim.offset, victim.offset + victim.size)]
+    assert findings(spark, tmp_path, damage) == []
+
+
+def test_a_clock_that_was_set_back_is_remarked(spark: SparkSession, tmp_path: Path) -> None:
+    """With its place; a single record with a wrong time is no step."""
+    log = LogWriter(tmp_path, segment_size=1 << 14)
+    steps = {700: 5_000, 800: 30_000, 900: 3_600_000}
+    for number in range(1_000):
+        log.now -= steps.get(number, 0)
+        log.append("orders", b"", {}, stored=1 << 61 if number == 300 else log.now + 1)
+    log.close()
+
+    remarks = queue_findings.clock_steps(read_ranges(spark, survey(tmp_path)))
+
+    assert [remark.offsets for remark in remarks] == [[log.written[at].offset] for at in steps]
+    for remark, step in zip(remarks, steps.values(), strict=True):
+        told = re.search(r"set back by ([\d,]+) ms", remark.detail)
+        assert told is not None
+        assert abs(int(told[1].replace(",", "")) - step) < 10
