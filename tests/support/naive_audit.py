@@ -61,9 +61,7 @@ def read(folder: Path, damage: list[tuple[int, int]]) -> Iterator[Raw]:
         while at + 8 <= len(data):
             record = _record(data, at, base + at)
             if record is None:
-                if struct.unpack_from(">I", data, at + 4)[0] == 0xCBD43194:
-                    break
-                if not any(data[at:]):
+                if struct.unpack_from(">I", data, at + 4)[0] == 0xCBD43194 or not any(data[at:]):
                     break
                 hole = at if hole is None else hole
                 at += 1
@@ -73,6 +71,8 @@ def read(folder: Path, damage: list[tuple[int, int]]) -> Iterator[Raw]:
                 hole = None
             yield record
             at += record.size
+        if hole is not None:
+            damage.append((base + hole, base + at))
 
 
 def _record(data: bytes, at: int, offset: int) -> Raw | None:
