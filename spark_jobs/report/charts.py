@@ -1,5 +1,6 @@
 """The charts of a report: inline SVG made by pygal, coloured by the style sheet of the page."""
 
+import sys
 from typing import Final
 from xml.etree import ElementTree as ET
 
@@ -8,6 +9,9 @@ from markupsafe import Markup
 
 from ..audit.timeline import Timeline
 from .text import moment, number
+
+# pygal leaves an import hook of the kind that Python 3.12 dropped; 3.11 warns of it at each import.
+sys.meta_path[:] = [finder for finder in sys.meta_path if hasattr(finder, "find_spec")]
 
 # Units of the drawing. A phone shows letters at 85 % of their size, a desk two charts side by side.
 _WIDTH: Final = 420

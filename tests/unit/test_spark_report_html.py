@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -189,6 +190,13 @@ def test_bytes_that_are_gone_do_not_stop_a_report(audit: Audit) -> None:
     assert "No such file or directory" in page(
         replace(audit, anomalies=anomalies), written_ms=WRITTEN
     )
+
+
+def test_imports_stay_quiet_after_a_report(audit: Audit) -> None:
+    """The chart library leaves no import hook that Python warns about."""
+    page(audit, written_ms=WRITTEN)
+
+    assert all(hasattr(finder, "find_spec") for finder in sys.meta_path)
 
 
 def test_the_picture_in_the_documentation_is_there_and_small() -> None:
