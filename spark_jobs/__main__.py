@@ -1,42 +1,47 @@
 """``python -m halfmq.spark_jobs NAME``: run one of the jobs.
 
-Exit codes: 0 nothing to report, 1 there are findings, 2 the job could not be done.
+Exit codes: 0 nothing to report, 1 there are findings, 2 the job could not be done, 130 Ctrl-C.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 
-from halfmq.spark_jobs.errors import SparkJobsError
-from halfmq.spark_jobs.jobs import audit, export, lag, reconcile, traffic
-from halfmq.spark_jobs.jobs.command import FAILED, INTERRUPTED
-
-_JOBS = (audit, traffic, lag, reconcile, export)
+from halfmq.spark_jobs.jobs.interrupt import INTERRUPTED, end_on_interrupt
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a job and return its exit code."""
-    options = _parser().parse_args(arguments)
+    # Imported here, so that Ctrl-C is answered in a line meanwhile.
+    import argparse  # noqa: PLC0415
+    import os  # noqa: PLC0415
+
+    from halfmq.spark_jobs.errors import SparkJobsError  # noqa: PLC0415
+    from halfmq.spark_jobs.jobs import audit, export, lag, reconcile, traffic  # noqa: PLC0415
+    from halfmq.spark_jobs.jobs.command import FAILED  # noqa: PLC0415
+
+    parser = argparse.ArgumentParser(
+        prog="python -m halfmq.spark_jobs",
+        description="PySpark jobs over the commit log of halfmq or of Apache RocketMQ.",
+    )
+    jobs = parser.add_subparsers(dest="job", metavar="NAME", required=True)
+    for job in (audit, traffic, lag, reconcile, export):
+        job.add(jobs)
+    options = parser.parse_args(arguments)
     try:
         code: int = options.run(options)
+        sys.stdout.flush()
     except (SparkJobsError, OSError) as error:
         sys.stderr.write(f"{options.job}: {error}\n")
+        out = sys.__stdout__
+        if isinstance(error, OSError) and out is not None and sys.stdout is out:
+            # What standard output could not take would be tried again at exit, with a trace.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     return code
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m halfmq.spark_jobs",
-        description="PySpark jobs over the commit log of halfmq or of Apache RocketMQ.",
-    )
-    jobs = parser.add_subparsers(dest="job", metavar="NAME", required=True)
-    for job in _JOBS:
-        job.add(jobs)
-    return parser
-
-
 if __name__ == "__main__":
+    end_on_interrupt()
     sys.exit(main())

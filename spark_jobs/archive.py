@@ -32,7 +32,9 @@ _PROGRAM: Final = '''\
 import sys
 
 from halfmq.spark_jobs.__main__ import main
+from halfmq.spark_jobs.jobs.interrupt import end_on_interrupt
 
+end_on_interrupt()
 sys.exit(main())
 '''
 

@@ -1,6 +1,10 @@
 """The data sources, for ``spark.read.format``; the modules of ``source/`` describe them."""
 
+import os
+import sys
 from typing import TYPE_CHECKING
+
+from pyspark.sql.utils import is_remote
 
 from .source.log_source import FORMAT, CommitLogDataSource
 from .source.queue_source import QUEUE_FORMAT, ConsumeQueueDataSource
@@ -13,5 +17,19 @@ __all__ = ["FORMAT", "QUEUE_FORMAT", "register"]
 
 def register(spark: "SparkSession") -> None:
     """Make the formats ``rocketmq-commitlog`` and ``rocketmq-consumequeue`` known to a session."""
+    _use_this_python(spark)  # it becomes part of what is registered
     spark.dataSource.register(CommitLogDataSource)
     spark.dataSource.register(ConsumeQueueDataSource)
+
+
+def _use_this_python(spark: "SparkSession") -> None:
+    """Have local workers run on the interpreter of this session, which has the packages.
+
+    Spark takes the first ``python3`` of PATH, which in an IDE, a notebook or cron is another one.
+    """
+    if is_remote() or "PYSPARK_PYTHON" in os.environ:
+        return
+    context = spark.sparkContext
+    is_chosen = context.getConf().contains("spark.pyspark.python")
+    if str(context.master).startswith("local") and not is_chosen:
+        context.pythonExec = sys.executable

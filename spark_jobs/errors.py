@@ -5,6 +5,7 @@ SparkJobsError
 ├── OffsetTableError          the offsets of consumer groups cannot be read
 ├── LedgerError               a ledger to compare with cannot be read
 ├── ExportError               an export cannot be begun or continued
+├── OutputError               a place for results holds something else, or cannot be written
 ├── OptionError               a read option or column that does not exist, or has a wrong value
 ├── CorruptLogError           with mode FAILFAST: bytes that are no whole record
 ├── DataLossError             a stream needs a part of the log that is no longer there
@@ -65,6 +66,18 @@ class ExportError(SparkJobsError):
 
     def __str__(self) -> str:
         return f"{self.directory}: {self.reason}"
+
+
+class OutputError(SparkJobsError):
+    """Results cannot be written to ``place``."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(place, reason)
+        self.place = place
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.reason}"
 
 
 class OptionError(SparkJobsError):

@@ -34,7 +34,8 @@ for argument do
         *) set -- "$@" "$argument" ;;
     esac
 done
-exec '{java}' "$@"
+# Out of the terminal's group: Ctrl-C is for the job, and workers would answer it with traces.
+exec $(command -v setsid) '{java}' "$@"
 """
 
 

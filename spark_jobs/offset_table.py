@@ -57,13 +57,19 @@ def offset_file(directory: str | Path) -> Path:
     return root / "config" / FILE
 
 
-def read_offsets(path: Path) -> OffsetTable:
+def read_offsets(path: Path, *, may_be_missing: bool = False) -> OffsetTable:
     """Read the table at ``path``, or its ``.bak`` where that is missing or damaged.
+
+    A broker writes it when a consumer has stored an offset: a store without consumers has none,
+    which is an empty table if it ``may_be_missing`` from a store.
 
     Raises:
         OffsetTableError: Neither can be read.
     """
     backup = path.with_name(f"{path.name}.bak")
+    is_store = (path.parent.parent / "commitlog").is_dir()
+    if may_be_missing and is_store and not path.exists() and not backup.exists():
+        return OffsetTable(path, is_backup=False, offsets=[])
     reasons = []
     for candidate in (path, backup):
         try:

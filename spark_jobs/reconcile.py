@@ -21,7 +21,7 @@ from datetime import timedelta
 from functools import reduce
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 from pyspark.sql.types import NumericType, TimestampNTZType, TimestampType
 
@@ -198,6 +198,16 @@ def differences(messages: DataFrame, rows: DataFrame) -> DataFrame:
         ),
     )
     return reduce(DataFrame.unionByName, found)
+
+
+def first_of_each_kind(found: DataFrame, count: int) -> DataFrame:
+    """Keep ``count`` differences of each kind, so that one kind does not hide another."""
+    order = Window.partitionBy("kind").orderBy("key", "at")
+    return (
+        found.withColumn("rank", F.row_number().over(order))
+        .where(F.col("rank") <= count)
+        .drop("rank")
+    )
 
 
 def matched_keys(messages: DataFrame, rows: DataFrame) -> DataFrame:

@@ -48,7 +48,7 @@ _FEW_CORES: Final = 2
 
 
 @contextmanager
-def spark_session(*, log_bytes: int = 0, progress: bool = False) -> "Iterator[SparkSession]":
+def spark_session(*, log_bytes: int = 0) -> "Iterator[SparkSession]":
     """Give the active Spark session, or a new local one that ends with the context.
 
     ``log_bytes`` is how much will be read: it decides how the JVM is tuned.
@@ -65,7 +65,7 @@ def spark_session(*, log_bytes: int = 0, progress: bool = False) -> "Iterator[Sp
     if active is not None:
         yield active
         return
-    session = start_session(log_bytes=log_bytes, progress=progress)
+    session = start_session(log_bytes=log_bytes)
     try:
         yield session
     finally:
@@ -73,7 +73,7 @@ def spark_session(*, log_bytes: int = 0, progress: bool = False) -> "Iterator[Sp
 
 
 def start_session(
-    *, log_bytes: int = 0, progress: bool = False, settings: Mapping[str, str] | None = None
+    *, log_bytes: int = 0, settings: Mapping[str, str] | None = None
 ) -> "SparkSession":
     """Start a local session, or the one that ``spark-submit`` asks for; the caller stops it.
 
@@ -93,7 +93,7 @@ def start_session(
     with TemporaryDirectory(prefix="halfmq-spark-") as folder, java_for_spark():
         log_settings = Path(folder, "log4j2.properties")
         log_settings.write_text(_QUIET_LOG)
-        for key, value in _settings(log_bytes, progress=progress).items():
+        for key, value in _settings(log_bytes).items():
             builder = builder.config(key, value)
         for key, value in (settings or {}).items():
             builder = builder.config(key, value)
@@ -116,13 +116,13 @@ def _submitted_session(log_bytes: int) -> "SparkSession":
     session = SparkSession.builder.appName("halfmq").getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     given = session.sparkContext.getConf()
-    for key, value in _settings(log_bytes, progress=False).items():
+    for key, value in _settings(log_bytes).items():
         if key.startswith("spark.sql.") and not given.contains(key):
             session.conf.set(key, value)
     return session
 
 
-def _settings(log_bytes: int, *, progress: bool) -> dict[str, str]:
+def _settings(log_bytes: int) -> dict[str, str]:
     cores = os.cpu_count() or 1
     short_life = log_bytes < SMALL_LOG
     return {
@@ -130,7 +130,9 @@ def _settings(log_bytes: int, *, progress: bool) -> dict[str, str]:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": f"{_heap() >> 20}m",
         "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": str(progress).lower(),
+        "spark.ui.showConsoleProgress": "false",  # see stages.py
+        # A wrong option is told in a line, not with the way that it took through a worker.
+        "spark.sql.execution.pyspark.udf.hideTraceback.enabled": "true",
         "spark.sql.shuffle.partitions": str(max(cores, log_bytes // _SHUFFLE_BYTES)),
         # Compiling a query takes longer than running it over so little.
         "spark.sql.codegen.wholeStage": str(not short_life).lower(),

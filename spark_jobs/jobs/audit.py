@@ -13,9 +13,9 @@ from .command import (
     age,
     find_log,
     new_parser,
-    show,
     spark_for,
 )
+from .output import Output, probe_file
 
 if TYPE_CHECKING:
     from ..audit.auditor import Audit
@@ -78,10 +78,9 @@ def add(jobs: "Jobs") -> None:
 def run(options: argparse.Namespace) -> int:
     """Audit a log and return the exit code."""
     extent = find_log(options.directory)  # no JVM is started for what is no log
-    if options.output:
-        options.output.mkdir(parents=True, exist_ok=True)
+    output = Output(options, "transactions", "anomalies")
     if options.html:
-        options.html.parent.mkdir(parents=True, exist_ok=True)
+        probe_file(options.html)
     stage = Stages("audit")
     with spark_for(extent, stage) as spark:
         from ..audit.auditor import audited  # noqa: PLC0415  see command.py
@@ -102,20 +101,21 @@ def run(options: argparse.Namespace) -> int:
             cache=options.cache,
             stage=stage,
         ) as audit:
-            _publish(audit, options, stage)
+            _publish(audit, options, output, stage)
             return CLEAN if audit.is_clean else FINDINGS
 
 
-def _publish(audit: "Audit", options: argparse.Namespace, stage: Stages) -> None:
+def _publish(audit: "Audit", options: argparse.Namespace, output: Output, stage: Stages) -> None:
     from ..report import page as report_html  # noqa: PLC0415  see command.py
     from ..report import summary as report  # noqa: PLC0415
 
     if options.output:
         stage(f"writing {options.output}")
-        report.write_files(audit, options.output)
+        output.parquet("transactions", audit.transactions)
+        output.parquet("anomalies", audit.anomaly_rows.coalesce(1))
+    output.publish(report.summary(audit), report.table(audit))
     if options.html:
         stage(f"writing {options.html}")
         report_html.write_page(
             audit, options.html, written_ms=time.time_ns() // 1_000_000, details=options.output
         )
-    show(options.json, report.summary_text(audit), report.table(audit))

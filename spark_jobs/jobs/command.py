@@ -11,6 +11,7 @@ missing package is told in a sentence too.
 import argparse
 import json
 import re
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import MissingDependencyError, SparkFailedError
+from .interrupt import restore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
 CLEAN: Final = 0
 FINDINGS: Final = 1
 FAILED: Final = 2
-INTERRUPTED: Final = 130  # what a shell reports for Ctrl-C
 
 # The line of a traceback that says what happened; the rest of it is of no use to an operator.
 _RAISED: Final = re.compile(r"^(?:: )?(?:[\w$]+\.)*[\w$]+(?:Error|Exception): (.+)$", re.MULTILINE)
@@ -114,7 +115,9 @@ def spark_for(extent: "LogExtent", stage: "Stages") -> "Iterator[SparkSession]":
     from ..session import spark_session  # noqa: PLC0415  see find_log
 
     stage("starting Spark")
-    with spark_session(log_bytes=extent.size, progress=sys.stderr.isatty()) as spark:
+    handler = signal.getsignal(signal.SIGINT)
+    with spark_session(log_bytes=extent.size) as spark, stage.following(spark):
+        restore(handler)
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415
         from pyspark.errors import PySparkException  # noqa: PLC0415
 
@@ -139,16 +142,6 @@ def _no_log_of_queries() -> Iterator[None]:
     finally:
         for logger, was_disabled in zip(loggers, before, strict=True):
             logger.disabled = was_disabled
-
-
-def make_folder(folder: Path | None) -> None:
-    """Make the directory of ``--output``, before anything is read.
-
-    Raises:
-        OSError: It cannot be made, or something else is in its place.
-    """
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
 
 
 def log_summary(extent: "LogExtent") -> dict[str, object]:
@@ -181,20 +174,12 @@ def utc(time_ms: int) -> str:
     return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def publish(options: argparse.Namespace, summary: Mapping[str, object], table: str) -> None:
-    """Show a table to people and write the JSON for programs, where each was asked for."""
-    text = as_json(summary)
-    if options.output:
-        (options.output / "summary.json").write_text(text, "utf-8")
-    show(options.json, text, table)
-
-
 def show(json_file: str | None, text: str, table: str) -> None:
-    """Print a table, and write ``text`` to the file of ``--json``."""
+    """Print a table, and ``text`` where ``--json -`` asks for it."""
     if json_file == "-":
         sys.stdout.write(text)
-    elif json_file:
-        Path(json_file).write_text(text, "utf-8")
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")  # what stages.py has written
     shown = sys.stderr if json_file == "-" else sys.stdout
     shown.write(table + "\n")
 

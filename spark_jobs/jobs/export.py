@@ -17,6 +17,7 @@ from .command import (
     show,
     spark_for,
 )
+from .output import probe_file, probe_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,7 +78,9 @@ def add(jobs: "Jobs") -> None:
 def run(options: argparse.Namespace) -> int:
     """Export a log and return the exit code."""
     extent = find_log(options.directory)
-    options.output.mkdir(parents=True, exist_ok=True)
+    probe_folder(options.output)
+    if options.json and options.json != "-":
+        probe_file(Path(options.json))
     stage = Stages("export")
     with ExitStack() as opened:
         sessions: list[SparkSession] = []
@@ -98,6 +101,8 @@ def run(options: argparse.Namespace) -> int:
         outcome = export.run(extent, session, active=options.active)
     summary = {"directory": options.directory, "log": log_summary(extent), **_told(outcome)}
     show(options.json, as_json(summary), "\n".join(_table(options, summary)))
+    if options.json and options.json != "-":
+        Path(options.json).write_text(as_json(summary), "utf-8")
     return CLEAN if outcome.is_clean else FINDINGS
 
 

@@ -15,13 +15,12 @@ from .command import (
     age,
     find_log,
     log_summary,
-    make_folder,
     new_parser,
     number,
-    publish,
     rows,
     spark_for,
 )
+from .output import Output
 
 if TYPE_CHECKING:
     from ..log.segments import LogExtent
@@ -86,11 +85,11 @@ def run(options: argparse.Namespace) -> int:
     find_log(options.directory)  # says it first if there is none
     # Read before the log is measured: offsets read later can be beyond its end.
     path = options.offsets or offset_table.offset_file(options.directory)
-    table = offset_table.read_offsets(path)
+    table = offset_table.read_offsets(path, may_be_missing=options.offsets is None)
     known = offset_table.known_groups(path.parent)
     extent = find_log(options.directory)
-    make_folder(options.output)
-    lags = _lags(options, table, extent)
+    output = Output(options, "lag")
+    lags = _lags(options, table, extent, output)
     silent = sorted(known - {row["consumerGroup"] for row in lags})
     findings = list(_findings(lags, options))
     summary = {
@@ -101,11 +100,13 @@ def run(options: argparse.Namespace) -> int:
         "never_consumed": silent,
         "findings": findings,
     }
-    publish(options, summary, "\n".join(_table(summary)))
+    output.publish(summary, "\n".join(_table(summary)))
     return FINDINGS if findings else CLEAN
 
 
-def _lags(options: argparse.Namespace, table: "OffsetTable", extent: "LogExtent") -> Rows:
+def _lags(
+    options: argparse.Namespace, table: "OffsetTable", extent: "LogExtent", output: Output
+) -> Rows:
     from ..offset_table import DDL, is_brokers_own  # noqa: PLC0415  see command.py
 
     offsets = [one for one in table.offsets if options.system or not is_brokers_own(one.group)]
@@ -129,8 +130,7 @@ def _lags(options: argparse.Namespace, table: "OffsetTable", extent: "LogExtent"
                 lags = rows(told.orderBy("consumerGroup", "topic", "partition"))
                 if options.output:
                     stage(f"writing {options.output}")
-                    folder = str(options.output.absolute() / "lag")
-                    told.coalesce(1).write.mode("overwrite").parquet(folder)
+                    output.parquet("lag", told.coalesce(1))
                 return lags
             finally:
                 told.unpersist()
@@ -184,6 +184,8 @@ def _table(summary: dict[str, Any]) -> Iterator[str]:
     yield f"commit log    {summary['directory']}"
     yield f"offsets       {offsets['file']}{' (a backup)' if offsets['is_backup'] else ''}"
     yield ""
+    if not summary["groups"]:
+        yield "no consumer group has stored an offset"
     yield f"{'messages':>12}{'seconds':>12}  consumer group / topic"
     groups = sorted(summary["groups"], key=lambda group: -group["secondsBehind"])
     for group in groups[:SHOWN_MAX]:

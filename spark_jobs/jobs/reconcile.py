@@ -1,6 +1,7 @@
 """The command ``reconcile``."""
 
 import argparse
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -14,13 +15,12 @@ from .command import (
     age,
     find_log,
     log_summary,
-    make_folder,
     new_parser,
-    publish,
     rows,
     spark_for,
     utc,
 )
+from .output import Output
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from ..reconcile import Range
     from .command import Jobs
 
-LISTED_MAX: Final = 10_000  # differences in the JSON; the Parquet files have all
-SHOWN_MAX: Final = 50  # in the table
+LISTED_MAX: Final = 2_000  # differences of each kind in the JSON; the Parquet files have all
+SHOWN_MAX: Final = 50  # in the table, of all kinds in turn
 _GRACE: Final = timedelta(minutes=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -137,16 +137,20 @@ def run(options: argparse.Namespace) -> int:
     if options.time_column is None and (options.since or options.until):
         raise LedgerError("--from and --until", "name the ledger's --time-column too")
     extent = find_log(options.directory)
-    make_folder(options.output)
+    output = Output(options, "differences")
     stage = Stages("reconcile")
     with spark_for(extent, stage) as spark:
-        summary = _compared(spark, extent, options, stage)
-    publish(options, summary, "\n".join(_table(summary)))
+        summary = _compared(spark, extent, options, stage, output)
+        output.publish(summary, "\n".join(_table(summary)))
     return FINDINGS if summary["finding_count"] or summary["damaged"]["ranges"] else CLEAN
 
 
 def _compared(
-    spark: "SparkSession", extent: "LogExtent", options: argparse.Namespace, stage: Stages
+    spark: "SparkSession",
+    extent: "LogExtent",
+    options: argparse.Namespace,
+    stage: Stages,
+    output: Output,
 ) -> dict[str, Any]:
     from .. import reconcile  # noqa: PLC0415  see command.py
 
@@ -164,9 +168,8 @@ def _compared(
         counts = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
         if options.output:
             stage(f"writing {options.output}")
-            folder = str(options.output.absolute() / "differences")
-            found.coalesce(1).write.mode("overwrite").parquet(folder)
-        listed = found.orderBy("kind", "key", "at").limit(LISTED_MAX)
+            output.parquet("differences", found.coalesce(1))
+        listed = reconcile.first_of_each_kind(found, LISTED_MAX).orderBy("kind", "key", "at")
         return {
             "directory": options.directory,
             "log": log_summary(extent),
@@ -245,6 +248,16 @@ def _range(options: argparse.Namespace, extent: "LogExtent") -> "Range":
     )
 
 
+def _in_turn(differences: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Take one of each kind, then the next of each, so that no kind hides another."""
+    seen = Counter[str]()
+    ranked = []
+    for row in differences:
+        seen[row["kind"]] += 1
+        ranked.append((seen[row["kind"]], row))
+    return [row for _, row in sorted(ranked, key=lambda pair: pair[0])]
+
+
 def _table(summary: dict[str, Any]) -> Iterator[str]:
     yield f"commit log    {summary['directory']}"
     yield f"topics        {', '.join(summary['topics'])}"
@@ -256,8 +269,8 @@ def _table(summary: dict[str, Any]) -> Iterator[str]:
         yield f"damaged       {damaged['bytes']:,} bytes of the log in {damaged['ranges']:,} places"
     yield ""
     yield f"differences   {sum(summary['counts'].values()):,}"
-    shown = summary["differences"][:SHOWN_MAX]
-    for row in shown:
+    shown = _in_turn(summary["differences"])[:SHOWN_MAX]
+    for row in sorted(shown, key=lambda row: str(row["kind"])):
         places = ", ".join(map(str, dict.fromkeys(row["offsets"] or [])))
         hidden = f" ({row['hidden']})" if row["hidden"] else ""
         yield f"  {row['kind']:20} {row['key'] or ''}{' at ' if places else ''}{places}{hidden}"

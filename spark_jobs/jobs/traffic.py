@@ -13,13 +13,12 @@ from .command import (
     age,
     find_log,
     log_summary,
-    make_folder,
     new_parser,
     number,
-    publish,
     rows,
     spark_for,
 )
+from .output import Output
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -34,6 +33,7 @@ _STRETCHES: Final = tuple(
 )
 _MESSAGE: Final = "message"  # columns.MESSAGE, which needs packages that may be missing here
 _CORRUPT: Final = "corrupt"
+_RESULTS: Final = ("topics", "queues", "rates", "producers", "tags", "keys", "failures")
 Rows = list[dict[str, Any]]
 
 
@@ -67,7 +67,7 @@ def add(jobs: "Jobs") -> None:
 def run(options: argparse.Namespace) -> int:
     """Count a log and return the exit code."""
     extent = find_log(options.directory)
-    make_folder(options.output)
+    output = Output(options, *_RESULTS)
     stage = Stages("traffic")
     with spark_for(extent, stage) as spark:
         from .. import roles, traffic  # noqa: PLC0415
@@ -91,8 +91,8 @@ def run(options: argparse.Namespace) -> int:
             }
             if options.output:
                 stage(f"writing {options.output}")
-                told.write(str(options.output.absolute()))
-            publish(options, summary, "\n".join(_table(summary)))
+                told.write(output)
+            output.publish(summary, "\n".join(_table(summary)))
         finally:
             records.unpersist()
     return FINDINGS if told.damaged else CLEAN
@@ -125,9 +125,9 @@ class _Counted:
         """What is no record, and is in no other figure."""
         return [topic for topic in self.topics if topic["role"] == _CORRUPT]
 
-    def write(self, folder: str) -> None:
-        for name, frame in self._frames.items():
-            frame.coalesce(1).write.mode("overwrite").parquet(f"{folder}/{name}")
+    def write(self, output: Output) -> None:
+        for name in _RESULTS:
+            output.parquet(name, self._frames[name].coalesce(1))
 
     def summary(self) -> dict[str, object]:
         """Return the promised JSON; keys are only ever added to it."""

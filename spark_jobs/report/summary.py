@@ -1,8 +1,6 @@
 """The outcome of an audit for people, for programs and for further queries."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from ..audit.judge import State
@@ -54,26 +52,10 @@ def summary(audit: "Audit") -> dict[str, object]:
     }
 
 
-def summary_text(audit: "Audit") -> str:
-    """Return the JSON as text, one line per value."""
-    return json.dumps(summary(audit), indent=2) + "\n"
-
-
 def table(audit: "Audit") -> str:
     """Return what a person wants to see first."""
     parts = (_log_lines(audit), _state_lines(audit), _delay_lines(audit), _anomaly_lines(audit))
     return "\n\n".join("\n".join(lines) for part in parts if (lines := list(part)))
-
-
-def write_files(audit: "Audit", folder: Path) -> None:
-    """Write ``transactions/`` and ``anomalies/`` as Parquet, and ``summary.json``.
-
-    What an earlier audit left in these places is replaced.
-    """
-    home = folder.absolute()
-    audit.transactions.write.mode("overwrite").parquet(str(home / "transactions"))
-    audit.anomaly_rows.coalesce(1).write.mode("overwrite").parquet(str(home / "anomalies"))
-    (home / "summary.json").write_text(summary_text(audit), "utf-8")
 
 
 def _log_lines(audit: "Audit") -> Iterator[str]:
@@ -104,6 +86,8 @@ def _delay_lines(audit: "Audit") -> Iterator[str]:
     for one in delays[:DELAYS_SHOWN]:
         took = "".join(f"{one.took_ms.get(name, '-'):>10}" for name in PERCENTILES)
         yield f"  milliseconds{took}{one.checks['max']:>10}   {one.producer_group} / {one.topic}"
+    if delays:
+        yield "  (checks: the copies that RocketMQ writes when it asks; halfmq logs none)"
     if len(delays) > DELAYS_SHOWN:
         yield f"  and {len(delays) - DELAYS_SHOWN:,} more producer groups and topics"
 

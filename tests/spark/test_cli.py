@@ -64,7 +64,7 @@ def test_anomalies_end_with_1_and_stand_in_every_output(
     output, summary = tmp_path / "new" / "audit", tmp_path / "summary.json"
     html = tmp_path / "for" / "people" / "report.html"
     (output / "transactions").mkdir(parents=True)
-    (output / "transactions" / "part-0.parquet").write_text("of an earlier audit")
+    (output / "transactions" / "halfmq-audit-00007.parquet").write_text("of an earlier audit")
     words = {"COMMITTED": "committed", "COMMITTED_WITHOUT_OP": "committed", "UNDECIDED": "pending"}
     words |= {"ROLLED_BACK": "rolled_back", "DISCARDED": "parked"}
     told = store.truth["transactions"]
@@ -196,6 +196,47 @@ def test_an_output_that_cannot_be_written_ends_with_2(
     assert "Not a directory" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("place", ["transactions/part-0.parquet", "summary.json"])
+def test_what_no_audit_wrote_is_never_replaced(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor mixed with: the audit does not begin."""
+    log = small_log(tmp_path / "store")
+    foreign = tmp_path / "out" / place
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("mine")
+
+    assert main(["audit", str(log), "--output", str(tmp_path / "out")]) == 2
+    assert "no earlier audit wrote this" in capsys.readouterr().err
+    assert foreign.read_text() == "mine"
+
+
+@pytest.mark.parametrize("option", ["--json", "--html"])
+def test_a_file_that_cannot_be_written_is_told_before_the_run(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one sentence."""
+    log = small_log(tmp_path / "store")
+    (tmp_path / "file").write_text("in the way")
+
+    assert main(["audit", str(log), option, str(tmp_path / "file" / "x")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+def test_the_table_is_shown_though_a_file_cannot_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What took long is not lost; the sentence comes last."""
+    log = small_log(tmp_path / "store")
+
+    assert main(["audit", str(log), "--json", "/dev/full"]) == 2
+
+    shown = capsys.readouterr()
+    assert "anomalies     0" in shown.out
+    assert "No space left on device" in shown.err.splitlines()[-1]
+
+
 def test_a_log_without_a_message_is_clean(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -274,4 +315,4 @@ def test_the_command_in_a_process_of_its_own(tmp_path: Path) -> None:
     ]
     assert table[0].split() == ["commit", "log", str(log)]
     assert "committed_twice" in table[-1]
-    assert len(table) == 16
+    assert len(table) == 17

@@ -62,12 +62,16 @@ def test_each_step_is_a_line(
     assert seconds == sorted(seconds)
 
 
-def test_a_terminal_is_left_to_the_bar(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines of ours would break it."""
+def test_a_terminal_has_one_line_with_the_share_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is rewritten in place."""
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
+    stages = Stages("audit", clock=lambda: 2.0)
 
-    Stages("audit")("reading 3 segments")
+    stages("reading 3 segments")
+    stages.show(3, 12)
 
-    assert terminal.getvalue() == ""
+    *_, last = terminal.getvalue().split("\r\x1b[K")
+    assert last == "audit: 0.0 s: reading 3 segments, 25% of 12 tasks"
+    assert "\n" not in terminal.getvalue()
