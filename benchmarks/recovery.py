@@ -25,7 +25,7 @@ from typing import Final
 
 import msgspec
 
-from halfmq.store.digest import DIRECTORY as DIGESTS
+from halfmq.store.format.digest import DIRECTORY as DIGESTS
 
 from .build import CompilerMissingError, cache_directory
 from .generator import GeneratorError, Target, Timing, build_generator

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from . import disk
 from .consume_queue import ConsumeQueue, QueueTable
-from .digest import DIRECTORY, Digest, digest_path, load_digest
+from .digest import Digest, digest_path, load_digest
+from .format.digest import DIRECTORY
 from .format.queue_entry import ENTRY_SIZE
 from .log_search import Damage
 from .mapped_file_queue import MappedFileQueue

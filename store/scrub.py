@@ -20,8 +20,9 @@ from typing import Final
 
 from . import disk
 from .consume_queue import ConsumeQueue, QueueTable
-from .digest import BLOCK, DIRECTORY, Block, Digest, digest_path, find_flipped_bit, load_digest
+from .digest import Block, Digest, digest_path, load_digest
 from .format.crc import crc32
+from .format.digest import BLOCK, DIRECTORY, find_flipped_bit
 from .format.index import is_index_file_name
 from .format.queue_entry import ENTRY_SIZE, PRE_BLANK, unpack_entry
 from .format.record import MAGIC_BLANK, PREFIX

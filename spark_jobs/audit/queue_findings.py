@@ -30,7 +30,7 @@ from ..log.segments import LogExtent
 from ..log.store_files import StoreFiles
 from ..source.columns import MESSAGE
 from ..source.log_source import FORMAT
-from ..source.queue_source import QUEUE_FORMAT
+from ..source.queue_source import QUEUE_COLUMNS, QUEUE_FORMAT
 from ..source.schema import ddl
 from .checks import Remark
 from .judge import Kind, LogBounds
@@ -49,6 +49,7 @@ RECORD_COLUMNS: Final = (
     "sysFlag",
     "recordType",
 )
+ENTRY_COLUMNS: Final = (*RECORD_COLUMNS[:6], "entryType")
 _EXTENDED: Final = -(1 << 31)  # tags codes below are places in a consumequeue_ext
 _SAFE_NAME: Final = r"^[%|a-zA-Z0-9_-]+$"
 _TOPICS_MAX: Final = 100  # named to the source that reads records again; of more, it reads all
@@ -181,9 +182,10 @@ def differing_blocks(runs: DataFrame, entries: DataFrame, log: Log) -> DataFrame
         *(F.first(name).alias(name) for name in ("since", "low", "high")),
     )
     code = F.when(F.col("topic") == SCHEDULE_TOPIC, 0).otherwise(F.col("tagsCode"))
-    tags = TAGS_FACTOR * F.pmod(code, F.lit(MODULUS))
-    content = F.col("physicalOffset") + SIZE_FACTOR * F.col("size") + tags
-    term = (F.pmod("offset", F.lit(PLACE_FACTOR)) + 1) * F.pmod(content, F.lit(MODULUS))
+    tags = TAGS_FACTOR * F.pmod(code.cast("bigint"), F.lit(MODULUS).cast("bigint"))
+    content = F.col("physicalOffset") + SIZE_FACTOR * F.col("size").cast("bigint") + tags
+    content = F.pmod(content, F.lit(MODULUS).cast("bigint"))
+    term = (F.pmod("offset", F.lit(PLACE_FACTOR).cast("bigint")) + 1) * content
     # The fields of what is no entry may be anything, and overflow.
     term = F.when(F.col("entryType") == "entry", term).otherwise(0)
     listed = (
@@ -298,7 +300,11 @@ def compared(
     """Compare the consume queues of a store with its log: findings; none when all blocks agree."""
     is_comparable = F.col("topic").rlike(_SAFE_NAME) & ~F.col("topic").isin(*store.batch_topics)
     is_comparable &= ~F.col("topic").startswith(LIGHT_QUEUE_PREFIX)  # of records of other topics
-    entries = spark.read.format(QUEUE_FORMAT).load(str(store.consume_queues))
+    entries = (
+        spark.read.format(QUEUE_FORMAT)
+        .schema(ddl(*ENTRY_COLUMNS, columns=QUEUE_COLUMNS))
+        .load(str(store.consume_queues))
+    )
     entries = entries.where(is_comparable & F.col("entryType").isin("entry", "corrupt"))
     entries = entries.where("physicalOffset is not null")
     blocks = differing_blocks(runs.where(is_comparable), entries, log)

@@ -353,6 +353,11 @@ class SegmentReader:
         rows = Rows(self._bytes, bounds[:-1], bounds[1:])
         return rows if len(rows) and rows.sound_count() else None
 
+    def content(self, start: int, end: int) -> memoryview:
+        """Return the bytes [start, end), as far as they belong to the file."""
+        self._content.load(start, end)
+        return memoryview(self._map)[start:end]
+
     def head(self, position: int) -> tuple[int, int]:
         """Read the size and magic at ``position``, zeros behind the end of the segment."""
         self._content.load(position, position + _PREFIX_SIZE)

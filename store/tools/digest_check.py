@@ -5,8 +5,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .. import disk
-from ..digest import digest_path, find_flipped_bit, load_digest
+from ..digest import digest_path, load_digest
 from ..format.crc import crc32
+from ..format.digest import find_flipped_bit
 from ..mapped_file_queue import MappedFileQueue
 from .findings import Findings
 from .log_walk import Hole

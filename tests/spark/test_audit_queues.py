@@ -11,13 +11,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.audit import queue_findings
+from halfmq.spark_jobs.audit.changed import changed_bytes
 from halfmq.spark_jobs.audit.judge import Kind, LogBounds
 from halfmq.spark_jobs.datasource import register
-from halfmq.spark_jobs.log.segments import survey
+from halfmq.spark_jobs.log.rows import Rows
+from halfmq.spark_jobs.log.segments import SegmentReader, survey
 from halfmq.spark_jobs.log.store_files import StoreFiles
 from halfmq.spark_jobs.source.range_source import read_ranges
 from tests.support import golden_store, planted_log
-from tests.support.damage import extend, filled_store, only
+from tests.support.damage import extend, filled_store, flip, only
 from tests.support.log_writer import LogWriter, write_store
 
 Found = list[tuple[str, tuple[int, ...]]]
@@ -157,3 +159,18 @@ def test_a_clock_that_was_set_back_is_remarked(spark: SparkSession, tmp_path: Pa
         told = re.search(r"set back by ([\d,]+) ms", remark.detail)
         assert told is not None
         assert abs(int(told[1].replace(",", "")) - step) < 10
+
+
+def test_a_bit_that_flipped_in_properties_is_a_finding(spark: SparkSession, tmp_path: Path) -> None:
+    """Where the store has digests."""
+    root = filled_store(tmp_path / "store", 60)
+    extent = survey(root)
+    assert changed_bytes(spark, extent).collect() == []
+    segment = extent.segments[0]
+    (rows,) = SegmentReader(segment, extent.limit(segment)).scan(0, 1)
+    assert isinstance(rows, Rows)
+    flip(Path(segment.path), int(rows.ends[0]) - 2)
+
+    (found,) = changed_bytes(spark, extent).collect()
+
+    assert (found["kind"], found["offsets"]) == (Kind.CRC, [segment.base])

@@ -10,8 +10,9 @@ from zlib import crc32
 import pytest
 
 from halfmq.store import integrity, scrub
-from halfmq.store.digest import BLOCK, Digest, digest_path, find_flipped_bit, load_digest
+from halfmq.store.digest import Digest, digest_path, load_digest
 from halfmq.store.digests import IndexDigests, LogDigests
+from halfmq.store.format.digest import BLOCK, find_flipped_bit
 from halfmq.store.integrity import Integrity
 from halfmq.store.log_search import Damage
 from halfmq.store.mapped_file_queue import MappedFileQueue

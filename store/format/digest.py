@@ -1,0 +1,81 @@
+"""The layout of a digest: a CRC-32 for each block of a file, up to where it was written.
+
+Big-endian: a magic, the size of a block, the number of bytes covered, a CRC-32 for each block (of
+the last one, as far as it is covered), and a CRC-32 of all that.
+"""
+
+import sys
+from array import array
+from functools import lru_cache
+from struct import Struct
+from typing import Final
+
+from .crc import crc32
+
+BLOCK: Final = 1 << 16  # bytes; zlib lets other threads run from 5 KiB on
+DIRECTORY: Final = "digests"  # below the root of a store; digests have the names of their files
+_HEAD: Final = Struct(">4sIQ")  # magic, block size, end
+_MAGIC: Final = b"hmqd"
+_CRC: Final = Struct(">I")
+_POLYNOMIAL: Final = 0xEDB8_8320  # of CRC-32, its bits reversed as zlib has them
+
+
+def pack_digest(end: int, crcs: "array[int]") -> bytes:
+    """Pack the CRCs of the blocks of ``end`` bytes."""
+    crcs = array("I", crcs)
+    if sys.byteorder == "little":
+        crcs.byteswap()
+    content = _HEAD.pack(_MAGIC, BLOCK, end) + crcs.tobytes()
+    return content + _CRC.pack(crc32(content))
+
+
+def unpack_digest(content: bytes) -> "tuple[int, array[int]] | None":
+    """Return how many bytes a digest covers, and the CRCs; None if it is not a whole one."""
+    whole = len(content) >= _HEAD.size + _CRC.size
+    if not whole or crc32(content[: -_CRC.size]) != _CRC.unpack(content[-_CRC.size :])[0]:
+        return None
+    magic, block, end = _HEAD.unpack_from(content)
+    crcs = array("I")
+    if crcs.itemsize != _CRC.size or (magic, block) != (_MAGIC, BLOCK):
+        return None
+    crcs.frombytes(content[_HEAD.size : -_CRC.size])
+    if len(crcs) != -(-end // BLOCK):
+        return None
+    if sys.byteorder == "little":
+        crcs.byteswap()
+    return end, crcs
+
+
+def find_flipped_bit(content: bytes, crc: int) -> tuple[int, int] | None:
+    """Return byte and bit in which ``content`` differs from what had this CRC-32.
+
+    None if it is not just one. ``content`` has ``BLOCK`` bytes at most. The first call takes a
+    tenth of a second.
+    """
+    wanted = array("I", [crc32(content) ^ crc]).tobytes()
+    changes, end = _changes(), 8 * len(wanted) * len(content)
+    at = changes.find(wanted, 0, end)
+    while at >= 0 and at % len(wanted):
+        at = changes.find(wanted, at + 1, end)
+    if at < 0:
+        return None
+    distance, bit = divmod(at // len(wanted), 8)
+    return len(content) - 1 - distance, bit
+
+
+@lru_cache(maxsize=1)  # two megabytes
+def _changes() -> bytes:
+    """Return what a flip of each bit does to a CRC-32: of the last byte, of the one before, ..."""
+    table = [_shifted(value) for value in range(256)]
+    nearer = [table[1 << bit] for bit in range(8)]
+    changes = array("I", nearer)
+    for _ in range(BLOCK - 1):
+        nearer = [value >> 8 ^ table[value & 0xFF] for value in nearer]
+        changes.extend(nearer)
+    return changes.tobytes()
+
+
+def _shifted(value: int) -> int:
+    for _ in range(8):
+        value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
+    return value
