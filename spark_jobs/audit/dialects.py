@@ -9,7 +9,9 @@ broker leaves marks that the other never writes:
   without that property.
 
 A part of the log is halfmq's when no mark of RocketMQ lies in it. What lies between marks of
-different brokers may be either's, and counts as RocketMQ's, where an op can be a rollback.
+different brokers may be either's, and counts as RocketMQ's, where an op can be a rollback. Where no
+final message at all has the property, its absence marks none, and the log counts as halfmq's from
+the first of its marks on.
 """
 
 from collections.abc import Iterable
@@ -23,6 +25,7 @@ class Mark(NamedTuple):
 
     offset: int
     is_ours: bool
+    is_final: bool = False  # a final message with TRANSACTION_HALF_ID, or without it
 
 
 def recorded_rollbacks(marks: Iterable[Mark]) -> tuple[tuple[int, int], ...]:
@@ -33,9 +36,13 @@ def recorded_rollbacks(marks: Iterable[Mark]) -> tuple[tuple[int, int], ...]:
     ranges: list[tuple[int, int]] = []
     start: int | None = None
     last: Mark | None = None
-    for mark in sorted(marks):
+    known = sorted(marks)
+    told_by_finals = any(mark.is_final and mark.is_ours for mark in known)
+    if not told_by_finals:
+        known = [mark for mark in known if not mark.is_final]
+    for mark in known:
         if mark.is_ours and start is None:
-            start = mark.offset if last else 0
+            start = 0 if last is None and told_by_finals else mark.offset
         elif not mark.is_ours and start is not None:
             assert last is not None
             ranges.append((start, last.offset + 1))

@@ -242,6 +242,9 @@ def _marks(log: list[Raw]) -> Iterator[Mark]:
         elif part is Part.DISCARD:
             yield Mark(one.offset, is_ours=one.link > 0)
         elif part is Part.COMMIT:
-            yield Mark(one.offset, is_ours="TRANSACTION_HALF_ID" in one.properties)
+            has_id = "TRANSACTION_HALF_ID" in one.properties
+            yield Mark(one.offset, is_ours=has_id, is_final=True)
+        elif part is Part.WAITING and one.link and "TRANSACTION_HALF_ID" in one.properties:
+            yield Mark(one.offset, is_ours=True, is_final=True)
         elif part is Part.HALF and "TRANSACTION_CHECK_TIMES" in one.properties:
             yield Mark(one.offset, is_ours=False)
