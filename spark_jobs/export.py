@@ -184,8 +184,9 @@ class Export:
             missing: list[tuple[int, int]] = []
             if start < end:
                 missing = list(_gaps(extent, start, end))
+                spark = session()
                 self._stage(f"exporting offsets {start} to {end}")
-                self._stream(session(), end, fail_on_data_loss=not missing)
+                self._stream(spark, end, fail_on_data_loss=not missing)
                 if missing:  # what was deleted meanwhile was passed over too
                     missing = list(_gaps(survey(self._directory), start, end))
             return Outcome(self._ranges, missing, max(0, extent.end_offset - max(start, end)))

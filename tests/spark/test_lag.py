@@ -239,21 +239,19 @@ def test_rows_are_written_as_parquet_and_shown(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (None, "it is missing; .bak: it is missing"),
         ("[]", "it is no table"),
         ('{"offsetTable": {"a@b": {0: 1.5}}}', "1.5 is no offset"),
         ('{"offsetTable": {"a@b": {0: 99999999999999999999}}}', "is too large"),
     ],
 )
 def test_without_offsets_it_ends_with_2_and_a_sentence(
-    content: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    content: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The file is named, and what is wrong with it; no JVM is started for it."""
     LogWriter(tmp_path / "commitlog").close()
     path = tmp_path / "config" / "consumerOffset.json"
-    if content is not None:
-        path.parent.mkdir()
-        path.write_text(content)
+    path.parent.mkdir()
+    path.write_text(content)
 
     assert main(["lag", str(tmp_path)]) == 2
 
@@ -262,3 +260,15 @@ def test_without_offsets_it_ends_with_2_and_a_sentence(
     assert shown.err.startswith(f"lag: {path}: ")
     assert said in shown.err
     assert shown.err.count("\n") == 1
+
+
+def test_a_store_without_consumers_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A broker writes no offsets before a consumer has stored one; a file that is named must be."""
+    LogWriter(tmp_path / "commitlog").close()
+
+    assert main(["lag", str(tmp_path)]) == 0
+    assert "no consumer group has stored an offset" in capsys.readouterr().out
+    assert main(["lag", str(tmp_path), "--offsets", str(tmp_path / "o.json")]) == 2
+    assert "it is missing; .bak: it is missing" in capsys.readouterr().err
