@@ -25,6 +25,11 @@ Positions are kept in `delayOffset.json`, and only as far as the copies are on d
 no delivery. Those between the last write and the crash are found in the log at the next start
 (`delay_resume`), so they are not repeated either. Delivery is at least once.
 
+What is not in memory is fetched by a thread (`fetches`), and its level waits for it. A message that
+the disk refuses is put off: those after it go on, and it is tried again until it can be read. The
+saved position stays in front of it meanwhile, and the log is kept from there on; so a crash neither
+loses it nor the others, but delivers those after it once more.
+
 Source: RocketMQ `ScheduleMessageService`, `HookUtils.transformDelayLevelMessage`.
 """
 
@@ -34,6 +39,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
@@ -60,9 +66,11 @@ from halfmq.store.format.properties import (
 )
 from halfmq.store.format.record import Record, decode_record
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from halfmq.store.page_cache import NotInMemoryError, allowed_to_wait
 
 from .arrivals import Arrivals
 from .delay_resume import DeliveredCopies, ResumeStore
+from .fetches import Fetch
 from .slices import Slice
 from .tables import PeriodicSave, TableFile, as_integer, as_object
 
@@ -99,11 +107,13 @@ LOOK_S_MIN: Final = 0.01
 RETRY_AFTER_ERROR_MS: Final = 10_000
 """Milliseconds until delivery goes on when the store refused. Source: `DELAY_FOR_A_PERIOD`."""
 
-RETRY_AFTER_COLD_S: Final = 0.01
-"""Seconds that the disk gets to bring in messages that are not in memory."""
+FETCHES_MAX: Final = 32
+"""Fetches for one batch; then it is read waiting for the disk. Memory may be so short that what was
+fetched is gone before it is used. A search for the queue's end halves it some twenty times."""
 
-COLD_TRIES_MAX: Final = 500
-"""Tries after which cold messages are read on the spot: the page cache drops them again."""
+PUT_OFF_MAX: Final = 256
+"""Messages of a level that the disk refused and that are passed for now; more make the level wait.
+Enough for a lost page of the queue, which has 204 entries."""
 
 PERSIST_INTERVAL_MS: Final = 1_000
 """Milliseconds between two writes of the positions: what a crash may repeat. RocketMQ's is 10 s."""
@@ -268,6 +278,8 @@ class ScheduleStore(ResumeStore, Protocol):
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> bytes | None: ...
 
+    def lacking_ranges(self, ranges: Sequence[tuple[int, int]]) -> NotInMemoryError: ...
+
 
 class Log(Protocol):
     """Where due messages go: appends, has them flushed, and wakes who waits for them."""
@@ -279,6 +291,13 @@ class _Delivered(NamedTuple):
     """Up to `next_offset` all is delivered, once the log is durable up to `log_end`."""
 
     log_end: int
+    next_offset: int
+
+
+class _Found(NamedTuple):
+    """What was read of a queue."""
+
+    data: bytes
     next_offset: int
 
 
@@ -301,7 +320,11 @@ class _Level:
     saved_offset: int = 0  # what may be written to the file
     unsaved: deque[_Delivered] = field(default_factory=deque)
     head_due_ms: int | None = None  # of the message at `next_offset`, if it was looked at
-    cold_tries: int = 0
+    is_fetching: bool = False  # what the next look needs; there is none before
+    fetches: int = 0  # since the last look that found all it needed
+    alone_before: int = 0  # queue offset before which messages are read one by one
+    put_off: deque[int] = field(default_factory=deque)  # queue offsets that the disk refused
+    retry_ms: int = 0  # when the first of `put_off` is tried again, on the monotonic clock
 
 
 class DelayService:
@@ -316,12 +339,13 @@ class DelayService:
         *,
         now_ms: Callable[[], int],
         monotonic_ms: Callable[[], int],
-        warm: Callable[[Sequence[tuple[int, int]]], object] | None = None,
+        fetch: Fetch,
+        hurry: Callable[[], None] = lambda: None,
     ) -> None:
         """Wire it; `now_ms` is the wall clock.
 
-        Without `warm`, messages that are not in memory are read on the spot. `warm` has ranges of
-        the log read on another thread, so that `tick` waits for no disk.
+        `fetch` has in memory what `tick` lacks and calls back on this thread, at once or later;
+        `hurry` has `tick` called soon.
         """
         self._store = store
         self._log = log
@@ -335,7 +359,7 @@ class DelayService:
         )
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._clocks_apart_ms = now_ms() - monotonic_ms()
-        self._warm = warm
+        self._fetch, self._hurry = fetch, hurry
         self._queues: list[_Level] = []
         self._turn = -1  # the level that was looked at last
         self._paused_until_ms = 0
@@ -385,7 +409,9 @@ class DelayService:
     @property
     def waiting(self) -> int:
         """Messages that are stored and not yet delivered."""
-        return sum(self._end(queue) - queue.next_offset for queue in self._queues)
+        return sum(
+            self._end(queue) - queue.next_offset + len(queue.put_off) for queue in self._queues
+        )
 
     def oldest_waiting_offset(self) -> int | None:
         """Physical offset of the oldest message that the log must keep; None when there is none.
@@ -438,6 +464,10 @@ class DelayService:
 
     def _deliver(self, queue: _Level, now: int) -> float:
         """Serve one level; return the seconds until it wants to be looked at again."""
+        if queue.is_fetching:
+            return IDLE_LOOK_S
+        if queue.put_off and queue.retry_ms <= now:
+            return self._retry(queue, now)
         if queue.head_due_ms is not None and queue.head_due_ms > now:
             return (queue.head_due_ms - now) / 1_000
         first, end = self._store.queue_bounds(SCHEDULE_TOPIC, queue.level - 1)
@@ -445,49 +475,137 @@ class DelayService:
             self._move(queue, first, 0)
         if queue.next_offset >= end:
             return IDLE_LOOK_S
-        found = self._store.get(
-            SCHEDULE_TOPIC,
-            queue.level - 1,
-            queue.next_offset,
-            max_count=BATCH_COUNT_MAX,
-            max_bytes=BATCH_BYTES_MAX,
-        )
-        if found.count == 0:
+        max_count = 1 if queue.next_offset < queue.alone_before else BATCH_COUNT_MAX
+        try:
+            found = self._read(queue, queue.next_offset, max_count)
+        except NotInMemoryError as missing:
+            return self._begin_fetch(queue, missing, partial(self._refused, queue, max_count))
+        except OSError as error:
+            logger.warning("event=delayed_messages_not_read error=%r", error)
+            self._refused(queue, max_count)
+            return 0
+        if not found.data:
             self._move(queue, max(found.next_offset, queue.next_offset), 0)
             return SKIPPED_LOOK_S
-        data = self._read(queue, found.ranges)
-        return RETRY_AFTER_COLD_S if data is None else self._deliver_batch(queue, data, now)
-
-    def _read(self, queue: _Level, ranges: Sequence[tuple[int, int]]) -> bytes | None:
-        """Return the records; None while they are fetched from the disk."""
-        data = self._store.read(ranges)
-        if data is None:
-            queue.cold_tries += 1
-            if self._warm is not None and queue.cold_tries < COLD_TRIES_MAX:
-                if queue.cold_tries == 1:
-                    self._warm(ranges)
-                return None
-            data = self._store.read_cold(ranges)
-        queue.cold_tries = 0
-        return data
-
-    def _deliver_batch(self, queue: _Level, data: bytes, now: int) -> float:
-        batch = _due_of(queue, data, now, self._now_ms(), self._levels)
+        batch = _due_of(queue, queue.next_offset, found.data, now, self._now_ms(), self._levels)
         if batch.next_offset != queue.next_offset:
-            try:
-                log_end = self._append_fitting(batch.drafts)
-            except StoreError as error:
-                logger.error(  # noqa: TRY400
-                    "event=delivery_refused level=%d queue_offset=%d error=%r",
-                    queue.level,
-                    queue.next_offset,
-                    str(error),
-                )
-                self._paused_until_ms = now + RETRY_AFTER_ERROR_MS
+            log_end = self._append(queue, queue.next_offset, batch.drafts, now)
+            if log_end is None:
                 return RETRY_AFTER_ERROR_MS / 1_000
             self._move(queue, batch.next_offset, log_end)
         queue.head_due_ms = batch.head_due_ms
         return 0 if batch.head_due_ms is None else (batch.head_due_ms - now) / 1_000
+
+    def _read(self, queue: _Level, offset: int, max_count: int) -> _Found:
+        """Read messages from a queue offset on.
+
+        Raises:
+            NotInMemoryError: It would have to wait for the disk.
+            OSError: The disk refuses them.
+        """
+        may_wait = queue.fetches >= FETCHES_MAX
+        with allowed_to_wait(may_wait):
+            found = self._store.get(
+                SCHEDULE_TOPIC,
+                queue.level - 1,
+                offset,
+                max_count=max_count,
+                max_bytes=BATCH_BYTES_MAX,
+            )
+        data = self._store.read(found.ranges) if found.count else b""
+        if data is None:
+            if not may_wait:
+                raise self._store.lacking_ranges(found.ranges)
+            data = self._store.read_cold(found.ranges)
+        queue.fetches = 0
+        return _Found(data, found.next_offset)
+
+    # --- messages that are not in memory
+
+    def _begin_fetch(
+        self, queue: _Level, missing: NotInMemoryError, refused: Callable[[], None]
+    ) -> float:
+        """Have it fetched; the level is looked at again when that is done."""
+
+        def on_fetched(is_there: bool) -> None:
+            queue.is_fetching = False
+            if is_there:
+                queue.fetches += 1
+            else:
+                refused()
+            self._hurry()
+
+        queue.is_fetching = True
+        self._fetch(missing, on_fetched)
+        return IDLE_LOOK_S if queue.is_fetching else 0
+
+    def _refused(self, queue: _Level, count: int) -> None:
+        """Pass the head of a level for now, once it is sure that it is the one to blame."""
+        queue.fetches = 0
+        retry_ms = self._monotonic_ms() + RETRY_AFTER_ERROR_MS
+        if count > 1:
+            queue.alone_before = queue.next_offset + count
+        elif len(queue.put_off) >= PUT_OFF_MAX:
+            queue.head_due_ms = retry_ms
+        else:
+            logger.error(
+                "event=delayed_message_put_off level=%d queue_offset=%d",
+                queue.level,
+                queue.next_offset,
+            )
+            if not queue.put_off:
+                queue.retry_ms = retry_ms
+            queue.put_off.append(queue.next_offset)
+            self._move(queue, queue.next_offset + 1, 0)
+
+    def _refused_again(self, queue: _Level) -> None:
+        """Let the others that were put off have their turn first."""
+        queue.fetches = 0
+        queue.put_off.rotate(-1)
+        queue.retry_ms = self._monotonic_ms() + RETRY_AFTER_ERROR_MS
+
+    def _retry(self, queue: _Level, now: int) -> float:
+        """Deliver one that was put off, and the next one at once if that is possible."""
+        offset = queue.put_off[0]
+        try:
+            found = self._read(queue, offset, 1)
+        except NotInMemoryError as missing:
+            return self._begin_fetch(queue, missing, partial(self._refused_again, queue))
+        except OSError:
+            self._refused_again(queue)
+            return 0
+        log_end = 0
+        if found.data:  # it is still there
+            batch = _due_of(queue, offset, found.data, now, self._now_ms(), self._levels)
+            if batch.next_offset == offset:  # not due
+                self._refused_again(queue)
+                return 0
+            end = self._append(queue, offset, batch.drafts, now)
+            if end is None:
+                return RETRY_AFTER_ERROR_MS / 1_000
+            log_end = end
+            logger.info(
+                "event=delayed_message_read_again level=%d queue_offset=%d", queue.level, offset
+            )
+        _note_moved(queue, log_end)
+        queue.put_off.popleft()
+        return 0
+
+    # --- what was delivered
+
+    def _append(self, queue: _Level, offset: int, drafts: list[Draft], now: int) -> int | None:
+        """Append them; return where the log must be durable, None when the store refused."""
+        try:
+            return self._append_fitting(drafts)
+        except StoreError as error:
+            logger.error(  # noqa: TRY400
+                "event=delivery_refused level=%d queue_offset=%d error=%r",
+                queue.level,
+                offset,
+                str(error),
+            )
+            self._paused_until_ms = now + RETRY_AFTER_ERROR_MS
+            return None
 
     def _append_fitting(self, drafts: list[Draft]) -> int:
         """Append all; return where the log must be durable. Leave out what no longer fits."""
@@ -508,7 +626,7 @@ class DelayService:
     def _move(queue: _Level, next_offset: int, log_end: int) -> None:
         if next_offset != queue.next_offset:
             queue.next_offset = next_offset
-            queue.unsaved.append(_Delivered(log_end, next_offset))
+            _note_moved(queue, log_end)
         queue.head_due_ms = None
 
     def persist_if_dirty(self) -> None:
@@ -531,6 +649,8 @@ class DelayService:
     def _note_durable(self) -> None:
         durable = self._store.durable_offset
         for queue in self._queues:
+            if queue.put_off:
+                continue
             while queue.unsaved and queue.unsaved[0].log_end <= durable:
                 queue.saved_offset = queue.unsaved.popleft().next_offset
                 self._saves.dirty = True
@@ -547,13 +667,22 @@ class DelayService:
         return self._store.queue_bounds(SCHEDULE_TOPIC, queue.level - 1)[1]
 
 
-def _due_of(queue: _Level, data: bytes, now: int, now_ms: int, levels: DelayLevels) -> _Batch:
-    """Return what is due of the records in `data`, which begins with the queue's head.
+def _note_moved(queue: _Level, log_end: int) -> None:
+    """Have the position saved once the log is durable up to `log_end`, and nothing is put off."""
+    if queue.put_off and queue.unsaved:  # in one entry, however long that takes
+        log_end = max(log_end, queue.unsaved.pop().log_end)
+    queue.unsaved.append(_Delivered(log_end, queue.next_offset))
+
+
+def _due_of(
+    queue: _Level, start: int, data: bytes, now: int, now_ms: int, levels: DelayLevels
+) -> _Batch:
+    """Return what is due of the records in `data`, which begins with that at queue offset `start`.
 
     `now` is on the monotonic clock, `now_ms` by the wall clock.
     """
     drafts: list[Draft] = []
-    next_offset = queue.next_offset
+    next_offset = start
     position = 0
     while position < len(data):
         try:

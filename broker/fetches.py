@@ -14,14 +14,14 @@ logger = logging.getLogger(__name__)
 
 FETCH_THREADS: Final = 4
 """Fetches at once, as many reads as a disk serves side by side without losing speed. One more
-waits its turn; a connection has one at most, and checks have sixteen."""
+waits its turn; a connection or a delay level has one at most, and checks have sixteen."""
 
 Fetch = Callable[[NotInMemoryError, Callable[[bool], None]], None]
 """``Fetches.begin``."""
 
 
 class Fetches:
-    """Fetches, each for one connection or transaction that waits for it."""
+    """Fetches, each for one connection, transaction or delay level that waits for it."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")

@@ -7,7 +7,6 @@ replies that wait for the disk go out, then everything is flushed and marked cle
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import secrets
@@ -152,8 +151,10 @@ class Broker:
             self._table_path("delayOffset.json"),
             now_ms=now_ms,
             monotonic_ms=monotonic_ms,
-            warm=self._warm,
+            fetch=self._fetches.begin,
+            hurry=self._hurry_delivery,
         )
+        self._delivering = Ticker("delay", self._delay.tick)
         self._retention = RetentionSchedule(
             self._store,
             config.store,
@@ -392,7 +393,7 @@ class Broker:
         return [
             Ticker("index", self._index_tick),
             self._asking,
-            Ticker("delay", self._delay.tick),
+            self._delivering,
             self._deleting,
             Ticker("disk", self._disk_limits.tick),
             Ticker(
@@ -479,14 +480,13 @@ class Broker:
     def _hurry_retention(self) -> None:
         self._deleting.hurry()
 
+    def _hurry_delivery(self) -> None:
+        self._delivering.hurry()
+
     def _index_tick(self) -> float:
         if not self._store.tick():
             return INDEX_TICK_S
         return INDEX_REST_S if self._store.index_is_behind else 0
-
-    def _warm(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Have ranges of the log brought into memory by a thread."""
-        asyncio.get_running_loop().run_in_executor(None, self._store.read_cold, list(ranges))
 
     def _store_failed(self, error: Exception) -> None:
         """Say why the store takes no more; called on one of its threads."""

@@ -210,6 +210,14 @@ class LogReader:
             missing.append(Missing(self._files.path(offset - position), position, 0))
         return NotInMemoryError(missing)
 
+    def lacking_ranges(self, ranges: Iterable[Range]) -> NotInMemoryError:
+        """Return the same for ranges."""
+        missing = []
+        for physical_offset, length, _ in spans(ranges, self._files.file_size):
+            position = physical_offset % self._files.file_size
+            missing.append(Missing(self._files.path(physical_offset - position), position, length))
+        return NotInMemoryError(missing)
+
     def record_at(self, physical_offset: int, end: int) -> Record | None:
         """Return the same record, decoded."""
         encoded = self.record_bytes(physical_offset, end)

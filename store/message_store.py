@@ -574,6 +574,10 @@ class MessageStore:
         start, end = self._log.min_offset, self._log.write_offset
         return self._reader.lacking(offset for offset in physical_offsets if start <= offset < end)
 
+    def lacking_ranges(self, ranges: Iterable[Range]) -> NotInMemoryError:
+        """Return the same for ranges of the log, as ``get`` finds them."""
+        return self._reader.lacking_ranges(ranges)
+
     def record_at(self, physical_offset: int) -> Record | None:
         """Return the same record, decoded."""
         if physical_offset < self._log.min_offset:

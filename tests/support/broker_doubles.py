@@ -19,6 +19,7 @@ from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record, decode_record, encode_record, new_record
+from halfmq.store.page_cache import Missing, NotInMemoryError
 
 START_MS: Final = 1_700_000_000_000
 """Where the clocks of tests begin."""
@@ -108,6 +109,8 @@ class FakeLog:
         self.failure: Exception | None = None
         self.damaged: set[int] = set()
         self.cold = False
+        self.refused: set[int] = set()
+        """Where records lie that the disk does not give."""
         self._from_the_beginning = False
         self.cold_reads = 0
         self.on_append: Callable[[Sequence[Draft]], object] = lambda _group: None
@@ -212,7 +215,11 @@ class FakeLog:
         return FakeFound(ranges=ranges, count=len(ranges), next_offset=offset + len(ranges))
 
     def read(self, ranges: Sequence[tuple[int, int]], *, behind: bytes = b"") -> bytes | None:
-        return None if self.cold else behind + self._bytes(ranges)
+        is_cold = self.cold or any(offset in self.refused for offset, _ in ranges)
+        return None if is_cold else behind + self._bytes(ranges)
+
+    def lacking_ranges(self, ranges: Sequence[tuple[int, int]]) -> NotInMemoryError:
+        return NotInMemoryError([Missing(Path("log"), *one) for one in ranges])
 
     def view(self, ranges: Sequence[tuple[int, int]], *, behind: bytes = b"") -> memoryview | None:
         found = self.read(ranges, behind=behind)
@@ -270,6 +277,11 @@ class FakeLog:
             if record.queue_offset == offset:
                 return record.store_timestamp
         return -1
+
+
+def fetch_nothing(missing: NotInMemoryError, _on_fetched: Callable[[bool], None]) -> None:
+    """For tests in which everything is in memory."""
+    raise missing
 
 
 @dataclass

@@ -492,6 +492,7 @@ async def test_what_is_too_old_is_fetched_to_be_parked(rig: Rig) -> None:
     with frozen() as ice:
         rig.service.note_retention_blocked(halves[-1].offset)
         await rig.wait_for(lambda: rig.metrics["parked_expired"] == COUNT - 1)
+    await rig.settle()
 
     assert never_waited(ice)
     bodies = [half.body for half in halves[:-1]]
@@ -513,6 +514,46 @@ async def test_what_cannot_be_fetched_holds_up_nothing(rig: Rig, melts: bool) ->
         assert rig.metrics["parked_expired"] == (0 if melts else 2)
         ice.melts, ice.failure = True, None
         await rig.wait_for(lambda: bool(peer.asked))
+
+
+async def committed_to_wait(rig: Rig, count: int) -> list[bytes]:
+    """Commit messages that wait once, in the level of five seconds; return their bodies."""
+    peer = await rig.peer()
+    bodies = [bytes([n + 1]) * 5_000 for n in range(count)]
+    for n, body in enumerate(bodies):
+        half = await peer.prepare(f"{n:032X}", body, TRANSACTION_DELAY_MS="5000")
+        assert (await peer.end(half, COMMIT)).code == OK
+    return bodies
+
+
+@windowed()
+async def test_what_is_due_is_fetched(rig: Rig) -> None:
+    """It may have waited for days; it is delivered once, in the order of its level."""
+    bodies = await committed_to_wait(rig, COUNT)
+    with frozen() as ice:
+        await rig.wait_for(lambda: not rig.broker._delay.waiting)
+    await rig.settle()
+
+    assert rig.bodies() == bodies
+    assert never_waited(ice)
+
+
+@pytest.mark.parametrize("melts", [True, False])
+@windowed()
+async def test_what_is_due_and_cannot_be_fetched_is_delivered_later(rig: Rig, melts: bool) -> None:
+    """The disk refuses it, or memory is so short that it is gone at once."""
+    bodies = await committed_to_wait(rig, COUNT)
+    with frozen() as ice:
+        ice.melts = melts
+        ice.failure = OSError(5, "I/O error") if melts else None
+        await rig.wait(20_000)
+        assert rig.broker._delay.waiting == (COUNT if melts else 0)
+        assert ice.waited == 0 if melts else ice.waited > 0
+        ice.melts, ice.failure = True, None
+        await rig.wait_for(lambda: not rig.broker._delay.waiting)
+    await rig.settle()
+
+    assert sorted(rig.bodies()) == bodies
 
 
 # --- the end of a connection, and of the broker

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from halfmq.broker import delay, slices
 from halfmq.broker.arrivals import NOTES_MAX, Arrivals
 from halfmq.broker.delay import (
-    COLD_TRIES_MAX,
     DEFAULT_LEVELS,
     DELAY_MS_MAX,
     PERSIST_INTERVAL_MS,
@@ -22,12 +22,21 @@ from halfmq.broker.delay import (
     DelayService,
     parse_delay_levels,
 )
+from halfmq.broker.fetches import Fetch
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import DiskFullError, RecordTooLargeError
 from halfmq.store.format.properties import decode_properties, tag_hash
 from halfmq.store.format.topics import SCHEDULE_TOPIC
 from halfmq.store.json_table import load_table
-from tests.support.broker_doubles import START_MS, Clock, FakeLog, config_path, draft
+from halfmq.store.page_cache import NotInMemoryError
+from tests.support.broker_doubles import (
+    START_MS,
+    Clock,
+    FakeLog,
+    config_path,
+    draft,
+    fetch_nothing,
+)
 from tests.support.golden_store import unpack
 
 LEVELS = parse_delay_levels(DEFAULT_LEVELS)
@@ -35,7 +44,13 @@ DAY_MS = 86_400_000
 
 
 def service(
-    root: Path, log: FakeLog, clock: Clock, levels: tuple[int, ...] = LEVELS
+    root: Path,
+    log: FakeLog,
+    clock: Clock,
+    levels: tuple[int, ...] = LEVELS,
+    *,
+    fetch: Fetch = fetch_nothing,
+    hurry: Callable[[], None] = lambda: None,
 ) -> DelayService:
     made = DelayService(
         log,
@@ -44,6 +59,8 @@ def service(
         config_path(root, "delayOffset.json"),
         now_ms=clock,
         monotonic_ms=clock.monotonic,
+        fetch=fetch,
+        hurry=hurry,
     )
     made.load()
     log.on_append = noting(made)
@@ -469,33 +486,151 @@ def test_fewer_levels_strand_nothing(tmp_path: Path) -> None:
     assert len(log.queue("orders", 3)) == 1
 
 
-def test_cold_messages_are_warmed_and_not_waited_for(tmp_path: Path) -> None:
-    """The loop never waits for the disk; only if the cache keeps dropping them it must."""
+class Threads:
+    """Those that fetch, while the test lets them wait; and how often they hurried the delivery."""
+
+    def __init__(self, log: FakeLog) -> None:
+        self._log = log
+        self.fetches: list[tuple[NotInMemoryError, Callable[[bool], None]]] = []
+        self.hurries = 0
+
+    def fetch(self, missing: NotInMemoryError, on_fetched: Callable[[bool], None]) -> None:
+        self.fetches.append((missing, on_fetched))
+
+    def hurry(self) -> None:
+        self.hurries += 1
+
+    def end(self) -> None:
+        """End all fetches; those of what the disk does not give have failed."""
+        fetches, self.fetches = self.fetches, []
+        for missing, on_fetched in fetches:
+            on_fetched(not self._log.refused & {one.position for one in missing.missing})
+
+    def deliver(self, delays: DelayService) -> None:
+        """Have it all delivered that can be at this time."""
+        while delays.tick() == 0 or self.fetches:
+            self.end()
+
+
+def numbered(clock: Clock, level: int, number: int) -> Draft:
+    return replace(delayed(clock, level), body=b"%d" % number)
+
+
+def bodies(log: FakeLog) -> list[bytes]:
+    return [record.body for record in log.queue("orders", 3)]
+
+
+def test_cold_messages_are_fetched_and_not_waited_for(tmp_path: Path) -> None:
+    """Once fetched they are delivered, in their order; other levels go on meanwhile."""
     clock = Clock()
     log = FakeLog(clock)
-    warmed: list[object] = []
-    delays = DelayService(
-        log,
-        log,
-        DelayLevels((1_000,), now_ms=clock),
-        config_path(tmp_path, "delayOffset.json"),
-        now_ms=clock,
-        monotonic_ms=clock.monotonic,
-        warm=warmed.append,
-    )
+    threads = Threads(log)
+    delays = service(tmp_path, log, clock, fetch=threads.fetch, hurry=threads.hurry)
+    log.append([numbered(clock, 2, n) for n in range(3)])
+    clock.now += 4_000
+    log.append([numbered(clock, 1, n) for n in range(3, 5)])
+    clock.now += 1_000
+    log.refused = {record.physical_offset for record in log.queue(SCHEDULE_TOPIC, 1)}
+    before = log.cold_reads
+    delays.tick()
+    delays.tick()
+    assert bodies(log) == [b"3", b"4"]
+    assert len(threads.fetches) == 1
+    assert threads.hurries == 0
+
+    log.refused = set()
+    threads.end()
+    assert threads.hurries == 1
+    log.append([numbered(clock, 2, 5)])
+    delays.tick()
+    clock.now += 5_000
+    delays.tick()
+
+    assert bodies(log) == [b"3", b"4", b"0", b"1", b"2", b"5"]
+    assert log.cold_reads == before
+
+
+def test_messages_that_are_gone_again_after_each_fetch_are_waited_for(tmp_path: Path) -> None:
+    """Memory so short that what is fetched is dropped at once must not hold up a level for ever."""
+    clock = Clock()
+    log = FakeLog(clock)
+    threads = Threads(log)
+    delays = service(tmp_path, log, clock, fetch=threads.fetch)
     log.append([delayed(clock, 1)])
-    delays.load()
     before = log.cold_reads
     clock.now += 1_000
     log.cold = True
-    assert delays.tick() == delay.RETRY_AFTER_COLD_S
-    assert delays.tick() == delay.RETRY_AFTER_COLD_S
-    assert len(warmed) == 1
-    for _ in range(COLD_TRIES_MAX):
+    for _ in range(delay.FETCHES_MAX):
         delays.tick()
+        assert len(threads.fetches) == 1
+        threads.end()
+    assert log.cold_reads == before
+    delays.tick()
 
     assert len(log.queue("orders", 3)) == 1
     assert log.cold_reads == before + 1
+    assert not threads.fetches
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_a_message_that_the_disk_refuses_holds_up_no_other_and_is_not_lost(
+    tmp_path: Path, stops: bool
+) -> None:
+    """It is tried until it can be read; a stop before that does not forget it."""
+    clock = Clock()
+    log = FakeLog(clock)
+    threads = Threads(log)
+    delays = service(tmp_path, log, clock, fetch=threads.fetch)
+    log.append([numbered(clock, 1, n) for n in range(5)])
+    clock.now += 1_000
+    bad = log.queue(SCHEDULE_TOPIC, 0)[2].physical_offset
+    log.refused = {bad}
+    threads.deliver(delays)
+    assert bodies(log) == [b"0", b"1", b"3", b"4"]
+    log.append([numbered(clock, 1, 5)])
+    clock.now += RETRY_AFTER_ERROR_MS
+    threads.deliver(delays)
+    assert bodies(log) == [b"0", b"1", b"3", b"4", b"5"]
+    assert delays.waiting == 1
+    oldest = delays.oldest_waiting_offset()
+    assert oldest is not None
+    assert oldest <= bad
+
+    log.refused = set()
+    if stops:
+        delays.persist()
+        delays = service(tmp_path, log, clock, fetch=threads.fetch)
+    clock.now += RETRY_AFTER_ERROR_MS
+    threads.deliver(delays)
+
+    assert set(bodies(log)) == {b"0", b"1", b"2", b"3", b"4", b"5"}
+    assert bodies(log).count(b"2") == 1
+    assert len(bodies(log)) == 6 or stops
+    assert delays.waiting == 0
+    assert delays.oldest_waiting_offset() is None
+
+
+def test_a_disk_that_refuses_all_of_a_level_is_remembered_in_bounds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond so many the level waits; all are delivered when the disk gives them again."""
+    monkeypatch.setattr(delay, "PUT_OFF_MAX", 4)
+    clock = Clock()
+    log = FakeLog(clock)
+    threads = Threads(log)
+    delays = service(tmp_path, log, clock, fetch=threads.fetch)
+    log.append([numbered(clock, 1, n) for n in range(10)])
+    clock.now += 1_000
+    log.refused = {record.physical_offset for record in log.queue(SCHEDULE_TOPIC, 0)}
+    for _ in range(5):
+        threads.deliver(delays)
+        clock.now += RETRY_AFTER_ERROR_MS
+    assert bodies(log) == []
+    assert len(delays._queues[0].put_off) == 4
+    log.refused = set()
+    threads.deliver(delays)
+
+    assert sorted(bodies(log)) == [b"%d" % n for n in range(10)]
 
 
 def test_a_long_queue_is_delivered_in_batches(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from tests.support.broker_doubles import (
     config_path,
     draft,
     ext,
+    fetch_nothing,
     identity,
     request,
 )
@@ -79,7 +80,15 @@ def opened(tmp_path: Path, clock: Clock) -> Iterator[Open]:
 def delays(store: MessageStore, root: Path, clock: Clock) -> DelayService:
     levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
     path = config_path(root, "delayOffset.json")
-    made = DelayService(store, store, levels, path, now_ms=clock, monotonic_ms=clock.monotonic)
+    made = DelayService(
+        store,
+        store,
+        levels,
+        path,
+        now_ms=clock,
+        monotonic_ms=clock.monotonic,
+        fetch=fetch_nothing,
+    )
     made.load()
     return made
 

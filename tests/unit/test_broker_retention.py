@@ -16,6 +16,7 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.message_store import MessageStore
 from halfmq.store.retention import Deleted
+from tests.support.broker_doubles import fetch_nothing
 from tests.support.peers import COMMIT, UNKNOWN, Peer
 from tests.support.stores import Clock, append_durably, draft, flush, small_config
 from tests.support.windows import HOUR_MS, LOG_FILE_SIZE, Rig, windowed
@@ -185,7 +186,9 @@ def test_the_oldest_undelivered_message_is_found_in_any_level(tmp_path: Path) ->
     store.open()
     levels = DelayLevels(parse_delay_levels("1s 10s 1h"), now_ms=clock)
     path = tmp_path / "delayOffset.json"
-    service = DelayService(store, store, levels, path, now_ms=clock, monotonic_ms=clock)
+    service = DelayService(
+        store, store, levels, path, now_ms=clock, monotonic_ms=clock, fetch=fetch_nothing
+    )
     service.load()
     assert service.oldest_waiting_offset() is None
 
