@@ -121,6 +121,7 @@ class Shared:
         self.per_address: Counter[str] = Counter()
         self.opaques = itertools.count(1)
         self.ask_expiry = AskExpiry()
+        self.reads = 0  # of any socket since the start
         self.unlooked_bytes = 0  # read since the last look whether the disk is behind
         self.unfinished_bytes = 0  # of frames of which only a part has come
         self.listen_port = 0  # known when the first listener is bound
@@ -230,6 +231,7 @@ class ClientConnection(asyncio.Protocol):
         if self._decoder.buffered != self._unfinished:
             self._count_unfinished(self._decoder.buffered)
         shared = self._shared
+        shared.reads += 1
         shared.unlooked_bytes += len(data) + _REQUEST_WEIGHT * len(commands)
         if shared.unlooked_bytes >= LOOK_AT_DISK_BYTES:
             self._look_at_disk()
@@ -563,8 +565,13 @@ class Server:
         self._tls = tls
         self._servers: list[asyncio.Server | TlsListener] = []
         idle = Rounds(IDLE_SCAN_S, self._close_idle)
-        self._idle_scan = Ticker("idle", idle.tick, pause=PAUSE_S)
+        self._idle_scan = Ticker("idle", idle.tick, pause=PAUSE_S, traffic=lambda: self.reads)
         self.addresses: list[str] = []
+
+    @property
+    def reads(self) -> int:
+        """How often data came from any peer since the start."""
+        return self._shared.reads
 
     @property
     def port(self) -> int:

@@ -140,7 +140,12 @@ class Broker:
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
         self._tables = self._make_tables()
         self._fetches = Fetches()
-        self._asking = Ticker("transactions", self._transactions_tick, pause=PAUSE_S)
+        self._asking = Ticker(
+            "transactions",
+            self._transactions_tick,
+            pause=PAUSE_S,
+            traffic=lambda: self._server.reads,
+        )
         self.transactions = self._make_transactions()
         self._tables.registry.on_producer(self.transactions.on_producer)
         self._tables.registry.on_producer(lambda _group, _connection: self._asking.hurry())
@@ -400,6 +405,7 @@ class Broker:
                 "clients",
                 Rounds(SCAN_S, self._clients.expire, tables.locks.expire).tick,
                 pause=PAUSE_S,
+                traffic=lambda: self._server.reads,
             ),
             PersistTicker(
                 [

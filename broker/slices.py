@@ -35,7 +35,8 @@ class Slice:
 
 
 PAUSE_S: Final = 0.004
-"""Seconds between two slices of work that nobody waits for: a fifth of the loop at most."""
+"""Seconds between two slices of work that nobody waits for, while requests come: a fifth of the
+loop at most."""
 
 
 class Rounds:

@@ -26,13 +26,24 @@ class Ticker:
 
     Work that is not done (it wants to be called at once) goes on after ``pause`` seconds, whoever
     hurries, so that what matters more has the loop in between. While that keeps the loop busy, so
-    that the work comes late, its pauses are longer.
+    that the work comes late, its pauses are longer. ``traffic`` is a count that grows with all
+    that the loop has to serve: as long as it stays the same, there are no pauses.
     """
 
-    def __init__(self, name: str, work: Callable[[], float], *, pause: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[], float],
+        *,
+        pause: float = 0.0,
+        traffic: Callable[[], int] | None = None,
+    ) -> None:
         self._name = name
         self._work = work
         self._pause = pause
+        self._traffic = traffic
+        self._served = -1  # traffic at the last look
+        self._is_in_haste = False  # the next slice comes without a pause
         self._paused_until = 0.0  # loop time
         self._due = 0.0  # loop time of the next call
         self._handle: asyncio.TimerHandle | None = None
@@ -60,6 +71,11 @@ class Ticker:
 
     def _tick(self) -> None:
         self._hurried = False
+        if self._is_in_haste and self._loop is not None and not self._is_quiet():
+            self._is_in_haste = False
+            self._paused_until = self._loop.time() + self._pause
+            self._plan(0.0)
+            return
         late = 0.0 if self._loop is None else self._loop.time() - self._due
         try:
             delay = self._work()
@@ -68,13 +84,21 @@ class Ticker:
             delay = RETRY_AFTER_ERROR_S
         if self._loop is None:
             return
-        if delay <= 0:
+        self._is_in_haste = delay <= 0 and self._is_quiet()
+        if delay <= 0 and not self._is_in_haste:
             rest = min(REST * late, REST_S_MAX) if self._pause else 0.0
             self._paused_until = self._loop.time() + self._pause + rest
         if self._hurried and self._handle is not None:  # by its own work, which did not know this
             self._handle.cancel()
             delay = 0.0
         self._plan(delay)
+
+    def _is_quiet(self) -> bool:
+        """Tell whether nothing has been served since the last look."""
+        if self._traffic is None:
+            return False
+        before, self._served = self._served, self._traffic()
+        return before == self._served
 
     def _plan(self, delay: float) -> None:
         assert self._loop is not None

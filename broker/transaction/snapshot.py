@@ -57,8 +57,8 @@ at a start takes well under a second."""
 ROWS_PER_STEP: Final = 100
 """Rows of a group in the file, written in one step: a tenth of a millisecond."""
 
-SLICE_PAUSE_MS: Final = 5
-"""Time between two slices: a fifth of the loop at most, and a million rows in a few seconds."""
+WAIT_MS: Final = 5
+"""Time between two looks whether the disk has done what a snapshot waits for."""
 
 _BLOCK_SIZE: Final = 1 << 20  # bytes read at a time while the checksum is taken
 
@@ -388,8 +388,10 @@ class Snapshots:
             self._work = self._take(background=True)
         try:
             for is_waiting in self._work:
-                if is_waiting or time_slice.is_over:
-                    return SLICE_PAUSE_MS
+                if is_waiting:
+                    return WAIT_MS
+                if time_slice.is_over:
+                    return 0
         except OSError as error:  # a full disk, say: the log alone suffices
             logger.warning("event=snapshot_failed file=%s error=%r", self._path, str(error))
         self._work = None

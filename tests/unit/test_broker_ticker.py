@@ -121,6 +121,38 @@ async def test_a_loop_that_is_behind_gets_longer_pauses(
     assert loop.run_next(late=0.0) - began == pytest.approx(pause)
 
 
+async def test_work_goes_on_without_a_pause_in_a_quiet_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A backlog is caught up as fast as it can be; a request that comes gets its pause at once."""
+    loop, served, slices = ManualLoop(), [0], list[float]()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+
+    def work() -> float:
+        slices.append(loop.now)
+        return 0.0
+
+    ticker = Ticker("test", work, pause=0.004, traffic=lambda: served[0])
+    await ticker.start()
+    monkeypatch.undo()
+    for _ in range(3):  # after the first nothing is known yet
+        loop.run_next(late=0.0)
+    pauses = [after - before for before, after in itertools.pairwise(slices)]
+    assert pauses == pytest.approx([0.004, 0.0])
+
+    served[0] += 1
+    began = loop.now
+    loop.run_next(late=0.0)
+    assert len(slices) == 3
+    assert loop.run_next(late=0.0) - began == pytest.approx(0.004)
+    assert len(slices) == 4
+
+    served[0] += 1  # in the midst of the pause
+    began = loop.now
+    loop.run_next(late=0.0)
+    assert loop.now - began <= 0.004
+
+
 async def test_work_that_fails_is_told_and_comes_back(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
