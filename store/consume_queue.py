@@ -593,7 +593,6 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
     ) -> None:
         super().__init__()
         self._directory = directory
-        self._doubtful = directory.with_name(directory.name + ".doubtful")
         self._file_size = file_size
         self._pool = MapPool(maps_max)
         self._special_topics = special_topics
@@ -622,21 +621,6 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
             for directory in disk.directories(topic):
                 if directory.name.isdecimal():
                     self[topic.name, int(directory.name)].load()
-
-    @property
-    def are_doubtful(self) -> bool:
-        """Whether the queues have to be rebuilt from the log."""
-        return disk.exists(self._doubtful)
-
-    def doubt(self) -> None:
-        """Have this start or the next one rebuild the queues, also after a power cut."""
-        disk.write_file(self._doubtful, b"", sync=True)
-        disk.sync_directory(self._doubtful.parent)
-
-    def trust(self) -> None:
-        """Note that the queues are rebuilt, and on disk."""
-        disk.remove(self._doubtful)
-        disk.sync_directory(self._doubtful.parent)
 
     def digest(self) -> int:
         """Return a number that tells whether any queue ends elsewhere than it did."""

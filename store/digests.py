@@ -191,9 +191,9 @@ def _files_below(directory: Path) -> Iterator[Path]:
         yield from disk.files(directory)
 
 
-def remove_all(root: Path, name: str = "") -> None:
-    """Delete all digests, or those below one directory of the store."""
-    for path in reversed(disk.below(root / DIRECTORY / name)):
+def remove_all(root: Path) -> None:
+    """Delete all digests."""
+    for path in reversed(disk.below(root / DIRECTORY)):
         if disk.is_file(path):
             disk.remove(path)
 

@@ -5,14 +5,11 @@ digests are left alone for the rest of the run.
 """
 
 import logging
-from collections.abc import Callable, Generator, Iterable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from . import disk
-from .consume_queue import QueueTable
-from .digest import Digest, digest_path, load_digest
+from .consume_queue import ConsumeQueue, QueueTable
 from .digests import (
     IndexDigests,
     IndexExtent,
@@ -21,20 +18,10 @@ from .digests import (
     remove_all,
     remove_orphans,
 )
-from .format.index import is_index_file_name, slot_position
+from .format.index import slot_position
 from .log_search import Damage
 from .mapped_file_queue import MappedFileQueue
-from .scrub import (
-    START_BYTES,
-    Outcome,
-    compare_all,
-    give_up_index,
-    index_targets,
-    log_target,
-    mend_log,
-    mend_queues,
-    queue_targets,
-)
+from .scrub import ROUND_STEPS, IndexScrub, LogScrub, QueueScrub, mend_log
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +30,6 @@ _T = TypeVar("_T")
 # Bytes taken in by one round of the helper thread, which comes once per second: a fiftieth of a
 # processor. Batches may come faster; then it falls behind, and catches up when it can.
 ROUND_BYTES: Final = 128 << 20
-# Blocks that a round compares of each of log, queues and index: 8 MiB. A disk that reads 100 MB/s
-# keeps three quarters of that for consumers, and a log of 100 GB takes three and a half hours.
-ROUND_BLOCKS: Final = 128
 CLOSE_BYTES: Final = 256 << 20  # of log at an ordered stop: a tenth of a second; later more
 
 
@@ -65,12 +49,9 @@ class Integrity:
         self._queues = QueueDigests(root, queues)
         self._index = IndexDigests(root, slot_position(index_slots))
         self._files = files
-        self._queue_table = queues
-        # From the slots on, an index file only grows.
-        self._index_start_end = slot_position(index_slots) + START_BYTES
-        self._index_newest: Path | None = None  # before the index was opened
-        self._index_kept: tuple[Path, Digest] | None = None  # its digest, if it was sound
-        self._passes: list[Generator[Outcome, None, None]] = []  # over log, queues and index
+        self._queue_scrub = QueueScrub(root, queues, files)
+        self._index_scrub = IndexScrub(root, slot_position(index_slots))
+        self._log_scrub = LogScrub(root, files)
         self._usable = True
 
     def before_recovery(self, *, is_ours: bool) -> None:
@@ -79,13 +60,18 @@ class Integrity:
         If the store ``is_ours`` no more, because another broker had it last, all digests go.
         """
         if is_ours:
-            self._attempt(lambda: mend_queues(self._root, self._queue_table, self._files))
+            self._attempt(self._queue_scrub.before_recovery)
         else:
             self._attempt(lambda: remove_all(self._root))
 
     def mend_log(self, start: int) -> int:
         """Turn flipped bits back in the log from a physical offset on; see ``scrub.mend_log``."""
         return self._attempt(lambda: mend_log(self._root, self._files, start)) or start
+
+    @property
+    def damaged_queues(self) -> Mapping[ConsumeQueue, int]:
+        """Queues to be made anew, with the first queue offset that is damaged."""
+        return self._queue_scrub.damaged
 
     def before_index(
         self, end_offset: int, damages: Iterable[Damage], *, clean: bool, queues_rebuilt: bool
@@ -97,70 +83,33 @@ class Integrity:
         """
         self._attempt(lambda: self._log.start(end_offset, damages))
         if queues_rebuilt:
-            self._attempt(lambda: remove_all(self._root, "consumequeue"))
-        self._attempt(lambda: self._before_index(clean=clean))
-
-    def _before_index(self, *, clean: bool) -> None:
-        directory = self._root / "index"
-        found = disk.files(directory) if disk.is_directory(directory) else []
-        paths = [path for path in found if is_index_file_name(path.name)]
-        if not paths:
-            return
-        # Only after an ordered stop the newest file is as its digest says.
-        newest = self._index_newest = paths[-1]
-        digest = load_digest(digest_path(self._root, newest)) if clean else None
-        kept = None if digest is None else (newest, digest)
-        self._forget(newest)
-        if not give_up_index(self._root, paths, kept, self._index_start_end):
-            self._index_kept = kept
-
-    def _forget(self, path: Path) -> None:
-        """Remove the digest of a file that is about to change; it must not outlive a power cut."""
-        digest = digest_path(self._root, path)
-        if disk.exists(digest):
-            disk.remove(digest)
-            disk.sync_directory(digest.parent)
+            self._attempt(self._queue_scrub.forget)
+        self._attempt(lambda: self._index_scrub.give_up_damaged(clean=clean))
 
     def start(self, index_files: Sequence[IndexExtent]) -> None:
         """Begin the run; ``index_files`` are all, the newest last."""
         self._queues.start()
         self._attempt(lambda: self._start_index(index_files))
         self._attempt(lambda: remove_orphans(self._root))
-        root, files = self._root, self._files
-        self._passes += [
-            compare_all(log_target(root, files, base) for base in reversed([*files.bases])),
-            compare_all(queue_targets(root, self._queue_table, files)),
-        ]
 
     def _start_index(self, index_files: Sequence[IndexExtent]) -> None:
-        paths = [path for path, _ in index_files]
-        newest, kept, written = self._index_newest, self._index_kept, None
-        if newest is not None and newest not in paths:
-            # The index has deleted files and gone on with the newest one that is left.
-            kept, written = None, max((path for path in paths if path < newest), default=None)
-            if written is not None:
-                self._forget(written)
-        self._index.start(index_files, kept, written)
-        self._passes.append(
-            compare_all(index_targets(self._root, paths, kept, self._index_start_end))
-        )
+        written = self._index_scrub.opened(path for path, _ in index_files)
+        self._index.start(index_files, self._index_scrub.kept, written)
 
     def work(self, durable_offset: int, index_files: Sequence[IndexExtent]) -> None:
         """Do a little of what there is to do; called on the helper thread, once per second."""
         self._attempt(lambda: self._log.advance(durable_offset, ROUND_BYTES))
         self._attempt(self._queues.advance)
         self._attempt(lambda: self._index.advance(index_files, ROUND_BYTES))
-        self._attempt(self._compare)
-
-    def _compare(self) -> None:
-        for one in self._passes:
-            for _ in islice(one, ROUND_BLOCKS):
-                pass
+        self._attempt(lambda: self._queue_scrub.work(ROUND_STEPS))
+        self._attempt(lambda: self._index_scrub.run(ROUND_STEPS))
+        self._attempt(lambda: self._log_scrub.run(ROUND_STEPS))
 
     def close(self, durable_offset: int, index_files: Sequence[IndexExtent]) -> None:
         """Take in what changes no more: everything is on disk, and nothing is written."""
-        for one in self._passes:
-            one.close()
+        self._queue_scrub.close()
+        self._index_scrub.close()
+        self._log_scrub.close()
         self._attempt(lambda: self._log.advance(durable_offset, CLOSE_BYTES))
         self._attempt(lambda: self._queues.advance(closing=True))
         self._attempt(lambda: self._index.close(index_files))

@@ -17,8 +17,7 @@ from halfmq.store.integrity import Integrity
 from halfmq.store.log_search import Damage
 from halfmq.store.mapped_file_queue import MappedFileQueue
 from halfmq.store.message_store import MessageStore
-from halfmq.store.recovery import Recovery
-from halfmq.store.scrub import Outcome, compare_all, mend_log, queue_targets
+from halfmq.store.scrub import IndexScrub, QueueScrub, mend_log
 from halfmq.store.tools.dump import Dumped, dump
 from halfmq.store.tools.verify import verify
 from tests.support.damage import extend, fill, filled_store, flip, only
@@ -342,15 +341,12 @@ def test_what_was_on_disk_before_a_kill_has_a_digest(tmp_path: Path) -> None:
     assert verify(copy).digested == sum(ends_of_files(copy).values())
 
 
-@pytest.mark.parametrize("killed", [False, True])
 def test_a_queue_with_more_than_a_flipped_bit_is_told_and_made_anew(
-    root: Path, *, killed: bool, caplog: pytest.LogCaptureFixture
+    root: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """From the log; what its digests said counts no more."""
     path = only(root / "consumequeue" / "orders" / "1")
     before = path.read_bytes()
-    if killed:
-        (root / "abort").touch()
     flip(path, 3 * 20 + 7)
     flip(path, 4 * 20 + 11)
     store = reopened(root)
@@ -373,7 +369,7 @@ def test_what_a_run_finds_damaged_the_next_start_makes_anew(
     path = only(root / "consumequeue" / "orders" / "1")
     before = path.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(scrub, "START_BYTES", 0)
+        patch.setattr(scrub, "START_STEPS", 0)
         store = reopened(root)
         flip(path, 3 * 20 + 7)
         flip(path, 4 * 20 + 11)
@@ -462,8 +458,8 @@ def test_a_run_that_compares_nothing_does_not_bless_what_it_found(
     """What the disk has changed is still found by the run after it."""
     flip(only(root / "consumequeue" / "orders" / "1"), 67)
     with monkeypatch.context() as patch:
-        patch.setattr(scrub, "START_BYTES", 0)
-        patch.setattr(integrity, "ROUND_BLOCKS", 0)
+        patch.setattr(scrub, "START_STEPS", 0)
+        patch.setattr(integrity, "ROUND_STEPS", 0)
         store = reopened(root)
         append_durably(store, *(draft("orders", 1) for _ in range(9)))
         store.close()
@@ -546,96 +542,34 @@ def test_after_a_kill_nothing_counts_as_changed(tmp_path: Path) -> None:
     assert verify(copy).sound
 
 
-@pytest.fixture
-def index_files(tmp_path: Path) -> list[Path]:
-    """Three index files of four blocks, each with a digest."""
-    paths = [tmp_path / "index" / f"2023111422300000{number}" for number in range(3)]
+def test_an_index_file_that_is_the_newest_again_is_not_compared_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest is that of the full file; since a newer one was uncertain, it is written to."""
+    names = [f"2023111422300000{number}" for number in range(3)]
+    paths = [tmp_path / "index" / name for name in names]
     paths[0].parent.mkdir()
     for path in paths:
         path.write_bytes(bytes(4 * BLOCK))
         digest_of(path, 4 * BLOCK).save(digest_path(tmp_path, path))
-    return paths
+    monkeypatch.setattr(scrub, "START_STEPS", 1)
+    in_time = IndexScrub(tmp_path, slots_end=0)
+    in_time.give_up_damaged(clean=False)
+    paths[2].unlink()
+    flip(paths[1], 3 * BLOCK + 5)
+    digests = IndexDigests(tmp_path, slots_end=0)
+    files = [(path, 4 * BLOCK) for path in (*paths[:2], tmp_path / "index" / "next")]
+    digests.start(files, None, in_time.opened(path for path, _ in files))
+    while in_time.run(1):
+        pass
 
-
-def integrity_of(root: Path, *, clean: bool) -> Integrity:
-    """Return the digests of a store with an empty log, before its index is opened."""
-    config = small_config(root)
-    log = MappedFileQueue(root / "commitlog", config.commit_log_file_size)
-    queues = MessageStore(config, now_ms=Clock())._queues
-    made = Integrity(root, log, queues, config.max_hash_slots)
-    made.before_index(0, (), clean=clean, queues_rebuilt=False)
-    return made
-
-
-def test_an_index_file_that_is_the_newest_again_is_not_compared_any_more(
-    tmp_path: Path, index_files: list[Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its digest is that of the full file; since a newer one was uncertain, it is written to."""
-    older, written, gone = index_files
-    digests = integrity_of(tmp_path, clean=False)
-    gone.unlink()
-    flip(written, 3 * BLOCK + 5)
-    extents = [(path, 4 * BLOCK) for path in (older, written, tmp_path / "index" / "next")]
-    digests.start(extents)
-    assert not digest_path(tmp_path, written).exists()
-    digests.work(0, extents)
-
-    assert digest_path(tmp_path, older).exists()
-    assert turned_back(caplog) == 0
-    kept = load_digest(digest_path(tmp_path, written))
+    assert digest_path(tmp_path, paths[0]).exists()
+    assert not digest_path(tmp_path, paths[1]).exists()
+    assert not in_time._suspect(paths[1]).exists()
+    digests.advance(files, 4 * BLOCK)
+    kept = load_digest(digest_path(tmp_path, paths[1]))
     assert kept is not None
-    assert differing(kept, written) == []
-
-
-@pytest.mark.parametrize("number", [0, 2])
-def test_an_index_file_that_a_run_finds_damaged_the_next_start_gives_up(
-    tmp_path: Path,
-    index_files: list[Path],
-    number: int,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """With all newer ones, and what was found is forgotten then."""
-    monkeypatch.setattr(integrity, "START_BYTES", BLOCK)
-    extents = [(path, 4 * BLOCK) for path in index_files]
-    digests = integrity_of(tmp_path, clean=True)
-    digests.start(extents)
-    for position in (5, 6):
-        flip(index_files[number], 3 * BLOCK + position)
-    digests.work(0, extents)
-    assert f"event=block_damaged path={index_files[number]} position={3 * BLOCK}" in caplog.text
-    digests.close(0, extents)
-    integrity_of(tmp_path, clean=True)
-
-    assert f"event=index_file_given_up path={index_files[number]}" in caplog.text
-    assert [path.stat().st_size for path in index_files].index(0) == number
-    kept = [path.name for path in (tmp_path / "digests" / "index").iterdir()]
-    assert sorted(kept) == [path.name for path in index_files[:number]]
-
-
-def test_queues_that_a_start_finds_damaged_are_rebuilt_by_the_next_one_if_it_is_killed(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where that one has no time to look."""
-    path = only(root / "consumequeue" / "orders" / "1")
-    before = path.read_bytes()
-    flip(path, 3 * 20 + 7)
-    flip(path, 4 * 20 + 11)
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Recovery, "_scan_from", killed)
-        with pytest.raises(KeyboardInterrupt):
-            reopened(root)
-    monkeypatch.setattr(scrub, "START_BYTES", 0)
-    store = reopened(root)
-
-    assert path.read_bytes() == before
-    assert len(everything(store)) == RECORDS + 1
-    store.close()
-    assert verify(root).sound
+    assert differing(kept, paths[1]) == []
 
 
 @pytest.mark.parametrize("number", [0, RECORDS])
@@ -691,10 +625,13 @@ def test_a_pass_is_made_in_steps(root: Path) -> None:
     log = MappedFileQueue(root / "commitlog", config.commit_log_file_size)
     log.load()
     store._queues.load()
-    outcomes = [*compare_all(queue_targets(root, store._queues, log))]
+    found = QueueScrub(root, store._queues, log)
+    steps = 0
+    while found.run(1):
+        steps += 1
 
-    assert len(outcomes) >= 3
-    assert outcomes.count(Outcome.TURNED_BACK) == 1
+    assert steps >= 3
+    assert len(found.turned) == 1
     assert verify(root).sound
 
 
