@@ -38,6 +38,7 @@ import msgspec
 from halfmq.store import disk
 from halfmq.store.format.crc import crc32
 from halfmq.store.format.transaction_snapshot import CRC_SIZE, FOOTER
+from halfmq.store.page_cache import NotInMemoryError
 
 from ..slices import Slice
 from .pending import Asking, Member, ParkedReason, Pending, PendingTable, State, shared
@@ -233,6 +234,15 @@ def _anchor(offset: int, log: Log) -> Anchor:
     return Anchor(-1, 0) if record is None else Anchor(offset, crc32(record))
 
 
+def _fetched_anchor(offset: int, log: Log) -> Anchor:
+    """Read the anchor on a thread: after hours without traffic it is not in memory."""
+    while True:
+        try:
+            return _anchor(offset, log)
+        except NotInMemoryError as missing:  # the event loop must not wait at this moment
+            missing.fetch()
+
+
 def _fill(rows: _Rows, table: PendingTable, ops: list[int]) -> None:
     count = 0
     for group in rows.groups:
@@ -425,10 +435,13 @@ class Snapshots:
                 log.request_flush()  # a quiet broker has nobody else who asks
                 while log.durable_offset < log_end:
                     yield True
-            writer.finish(log_end, _anchor(newest, log))
             if background:
+                anchors: list[Anchor] = []
+                yield from _in_background(lambda: anchors.append(_fetched_anchor(newest, log)))
+                writer.finish(log_end, anchors[0])
                 yield from _in_background(writer.publish)
             else:
+                writer.finish(log_end, _anchor(newest, log))
                 writer.publish()
         except BaseException:  # closed in the middle of it, too
             writer.abandon()

@@ -241,7 +241,7 @@ def test_a_log_without_a_message_is_clean(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A broker that has just been started for the first time has nothing to hide."""
-    LogWriter(tmp_path).close()
+    LogWriter(tmp_path / "commitlog").close()
 
     assert main(["audit", str(tmp_path), "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["log"]["records"] == 0

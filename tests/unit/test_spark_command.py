@@ -16,7 +16,7 @@ def test_without_pyspark_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """PySpark is an extra; the broker does not bring it."""
-    LogWriter(tmp_path).close()
+    LogWriter(tmp_path / "commitlog").close()
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
 
     assert main(["audit", str(tmp_path)]) == 2
@@ -47,7 +47,7 @@ def test_without_java_it_says_how_to_get_one(
 ) -> None:
     """Spark itself would say that JAVA_HOME is not set."""
     pytest.importorskip("pyspark")
-    LogWriter(tmp_path).close()
+    LogWriter(tmp_path / "commitlog").close()
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
