@@ -34,8 +34,12 @@ for argument do
         *) set -- "$@" "$argument" ;;
     esac
 done
-# Out of the terminal's group: Ctrl-C is for the job, and workers would answer it with traces.
-exec $(command -v setsid) '{java}' "$@"
+# In a process group of its own, out of the terminal's: Ctrl-C is for the job, and workers would
+# answer it with traces. A process that leads a group already has left it, and setsid would fork and
+# end at once, so that Spark's launcher would read nothing.
+read -r process name state parent group rest 2>/dev/null </proc/$$/stat
+if [ "$group" != $$ ] && command -v setsid >/dev/null; then exec setsid '{java}' "$@"; fi
+exec '{java}' "$@"
 """
 
 
