@@ -24,7 +24,6 @@ with JSON headers, to Apache RocketMQ.
 
 from .access import Acl, AclEntry, PolicyType, User
 from .admin import Admin, PendingTransaction
-from .check_back import Checker
 from .config import ClientConfig
 from .consumer import Consumer
 from .credentials import Credentials, CredentialsSource
@@ -63,6 +62,7 @@ from .ledger import TransactionLedger
 from .message import Decision, Message, MessageQueue, MessageView, SendResult, SendStatus
 from .producer import Producer
 from .transaction import Transaction, TransactionListener, TransactionProducer
+from .transactional.check_back import Checker
 
 __all__ = [
     "AccessDeniedError",

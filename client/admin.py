@@ -47,7 +47,6 @@ from halfmq.remoting.transactions import TransactionInfo, decode_transactions
 from halfmq.store.format.ids import parse_offset_message_id, unpack_host
 
 from .access import Acl, AclEntry, PolicyType, User, sent_user, subject_of
-from .access_requests import AccessRequests
 from .arguments import check_count, check_kind, check_optional_text, check_text
 from .config import ClientConfig, join_address
 from .credentials import CredentialsSource
@@ -61,9 +60,10 @@ from .errors import (
     UnsupportedRequestError,
 )
 from .groups import ConsumerGroup, GroupCollector
-from .lifecycle import Client
-from .refusals import refusal
-from .session import Session, expect_success, typed
+from .net.access_requests import AccessRequests
+from .net.lifecycle import Client
+from .net.refusals import refusal
+from .net.session import Session, expect_success, typed
 
 PAGE_SIZE: Final = 500
 """Transactions asked for at once, about 150 kB of answer."""

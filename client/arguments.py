@@ -7,12 +7,19 @@ here it is one line; found in an encoder it is a riddle.
 from __future__ import annotations
 
 import math
+import re
 from typing import Final
 
 from .errors import ConfigurationError
 
 INT32: Final = range(-(1 << 31), 1 << 31)
 """What a field of 32 bits holds."""
+NOT_IN_TAGS: Final = r"|&!<>=(),;'\"`*?\x00-\x1f\x7f\ud800-\udfff"
+"""Characters that no tag has, as in a character class of ``re``: separators and operators of filter
+languages, wildcards, quotes, and what cannot be encoded."""
+
+is_tag = re.compile(rf"[^\s{NOT_IN_TAGS}]+").fullmatch
+"""Whether a text can be a message's tag: no blanks, none of ``|&!<>=(),;*?`` and no quotes."""
 
 
 def check_text(name: str, value: object, what: str = "text") -> None:

@@ -51,7 +51,6 @@ from . import producer as aio_producer
 from . import transaction as aio_transaction
 from .access import Acl, AclEntry, PolicyType, User
 from .admin import PAGE_SIZE, PendingTransaction, State
-from .check_back import Checker, as_decision, ask
 from .config import ClientConfig
 from .credentials import Credentials, CredentialsSource
 from .errors import ClientClosedError, ClientError, ForkedError
@@ -70,6 +69,7 @@ from .message import (
     MessageView as AsyncMessageView,
 )
 from .transaction import Transaction, TransactionListener
+from .transactional.check_back import Checker, as_decision, ask
 
 __all__ = [
     "Acl",

@@ -49,9 +49,13 @@ from halfmq.store.format.topics import RETRY_PREFIX, retry_topic
 
 from .arguments import INT32, check_callable, check_count, check_kind, check_seconds
 from .config import ClientConfig
-from .connection import Connection
+from .consuming.delivery import Delivery, DeliveryBuffer
+from .consuming.filters import normalised_filter
+from .consuming.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, broker_address
+from .consuming.pulling import QueuePuller
+from .consuming.rebalance import average_share
+from .consuming.window import QueueWindow
 from .credentials import CredentialsSource
-from .delivery import Delivery, DeliveryBuffer
 from .errors import (
     FILTER_EXPECTED,
     AccessDeniedError,
@@ -63,16 +67,12 @@ from .errors import (
     UnequalSubscriptionsError,
 )
 from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
-from .filters import normalised_filter
-from .lifecycle import Client
 from .message import MessageQueue, MessageView, is_topic, topic_error
-from .offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, broker_address
-from .pulling import QueuePuller
-from .rebalance import average_share
-from .refusals import refusal
-from .routes import nearest_topics
-from .session import Session, expect_success, typed, wall_clock_ms
-from .window import QueueWindow
+from .net.connection import Connection
+from .net.lifecycle import Client
+from .net.refusals import refusal
+from .net.routes import nearest_topics
+from .net.session import Session, expect_success, typed, wall_clock_ms
 
 logger = logging.getLogger(__name__)
 
@@ -206,7 +206,7 @@ class Consumer(Client):
         """
         if self._buffer is None:
             raise ClientClosedError(self._name)
-        self._check_home()
+        self._check_binding()
         if timeout is not None:
             check_seconds("timeout", timeout, zero=True)
         if timeout is None:

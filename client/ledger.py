@@ -45,7 +45,9 @@ from datetime import timedelta
 from typing import Any, Final, TypeAlias, TypeVar
 
 from .arguments import check_callable, check_kind, check_optional_text, check_text
-from .databases import (
+from .errors import AutocommitError, ConfigurationError, TransactionFencedError
+from .message import Decision, MessageView
+from .transactional.databases import (
     MYSQL,
     PARAMSTYLES,
     POSTGRESQL,
@@ -62,9 +64,7 @@ from .databases import (
     opened,
     written,
 )
-from .errors import AutocommitError, ConfigurationError, TransactionFencedError
-from .message import Decision, MessageView
-from .recording import checks_table, note_recorded
+from .transactional.recording import checks_table, note_recorded
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,8 @@ from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import RETRY_PREFIX, TOPIC_LENGTH_MAX, validate_topic
 
-from .arguments import INT32, check_count, text_fault
+from .arguments import INT32, check_count, is_tag, text_fault
 from .errors import ClientError, InvalidMessageError, UnreadableBodyError
-from .filters import is_tag
 
 DELAY_LEVEL_MAX: Final = 18  # RocketMQ's default messageDelayLevel has 18 entries, 1 s to 2 h
 DELAY_LEVELS: Final = range(DELAY_LEVEL_MAX + 1)

@@ -28,20 +28,20 @@ from halfmq.store.format.topics import DEFAULT_TOPIC
 
 from .arguments import check_optional_text
 from .config import ClientConfig
-from .connection import ServerRequestHandler
 from .credentials import CredentialsSource
-from .encoding import Draft, draft_batch, draft_message
 from .errors import (
     BrokerRefusedError,
     ClientError,
     InvalidMessageError,
 )
-from .lifecycle import Client
 from .message import Message, MessageQueue, SendResult, SendStatus
-from .refusals import refusal
-from .retry import ROUTE_IS_OLD, final_error, may_try_again
-from .routes import Route
-from .session import Session, typed, wall_clock_ms
+from .net.connection import ServerRequestHandler
+from .net.encoding import Draft, draft_batch, draft_message
+from .net.lifecycle import Client
+from .net.refusals import refusal
+from .net.retry import ROUTE_IS_OLD, final_error, may_try_again
+from .net.routes import Route
+from .net.session import Session, typed, wall_clock_ms
 
 logger = logging.getLogger(__name__)
 

@@ -39,12 +39,8 @@ from halfmq.store.format.ids import parse_offset_message_id
 
 from .admin import PendingTransaction, pending_pages
 from .arguments import check_callable, check_kind
-from .check_back import CheckBack, Checker, Memory, as_checked, ask
 from .config import ClientConfig
-from .connection import ServerRequestHandler
 from .credentials import CredentialsSource
-from .decisions import Decisions, Ending, Settled
-from .encoding import Draft, draft_half
 from .errors import (
     BadAnswerError,
     ClientClosedError,
@@ -63,11 +59,15 @@ from .message import (
     is_topic,
     topic_error,
 )
+from .net.connection import ServerRequestHandler
+from .net.encoding import Draft, draft_half
+from .net.retry import leaves_doubt
+from .net.session import Session, wall_clock_ms
 from .producer import Producer
-from .recording import take_unrecorded
-from .retry import leaves_doubt
-from .session import Session, wall_clock_ms
-from .several import check_messages, check_supported, prepare_several
+from .transactional.check_back import CheckBack, Checker, Memory, as_checked, ask
+from .transactional.decisions import Decisions, Ending, Settled
+from .transactional.recording import take_unrecorded
+from .transactional.several_messages import check_messages, check_supported, prepare_several
 
 logger = logging.getLogger(__name__)
 

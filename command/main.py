@@ -17,8 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from halfmq.client import command as client_command
-from halfmq.client import command_users
+from . import broker, users
 
 DONE: Final = 0
 INTERRUPTED: Final = 130  # what a shell reports for Ctrl-C
@@ -47,8 +46,8 @@ def _parser() -> argparse.ArgumentParser:
         "a directory that cannot be read",
     )
     nouns = parser.add_subparsers(metavar="NOUN", required=True)
-    client_command.add_nouns(nouns)
-    command_users.add_nouns(nouns)
+    broker.add_nouns(nouns)
+    users.add_nouns(nouns)
     if sys.platform != "win32":  # there is no broker there either, and no file lock to ask for it
         from halfmq.store.tools import command as store_command  # noqa: PLC0415
 

@@ -27,7 +27,7 @@ from halfmq.client import (
     TransactionLedger,
     ledger,
 )
-from halfmq.client.databases import Database, is_database_error, opened
+from halfmq.client.transactional.databases import Database, is_database_error, opened
 from tests.support import database_servers
 from tests.support.client_transactions import COMMIT, ROLLBACK, new_producer, undecided
 from tests.support.fake_broker import fake_broker, until

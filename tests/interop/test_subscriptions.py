@@ -23,7 +23,7 @@ from halfmq.client import (
     UnequalSubscriptionsError,
     blocking,
 )
-from halfmq.client.connection import Connection, ConnectionPool
+from halfmq.client.net.connection import Connection, ConnectionPool
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.remoting.bodies import (
     ConsumerData,

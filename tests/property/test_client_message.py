@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from halfmq.client import ClientConfig, Message
-from halfmq.client.encoding import draft_batch, draft_message
-from halfmq.client.filters import is_tag
+from halfmq.client.arguments import is_tag
 from halfmq.client.message import RESERVED_NAMES, unpack_body
+from halfmq.client.net.encoding import draft_batch, draft_message
 from halfmq.store.format.batch import decode_batch
 from halfmq.store.format.properties import decode_properties
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from halfmq.client.rebalance import average_share
+from halfmq.client.consuming.rebalance import average_share
 
 IDS = st.lists(st.text("abc@1", min_size=1, max_size=4), min_size=1, max_size=9, unique=True)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
+from halfmq.client.consuming.window import QueueWindow
 from halfmq.client.message import MessageQueue
-from halfmq.client.window import QueueWindow
 
 QUEUE = MessageQueue("orders", "broker-a", 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,26 @@ ALLOWED = {
     "conf": set(),
 }
 """Folder → the folders of ours that it may import, besides itself."""
+
+ROOMS = {
+    "client/net": {"access", "arguments", "config", "credentials", "errors", "message"},
+    "client/consuming": {"arguments", "config", "errors", "message", "client/net"},
+    "client/transactional": {"config", "errors", "message", "client/net"},
+}
+"""Folder inside a layer → what it may import of its layer: modules of its parent, other folders."""
+
+MODULES_MAX = 15
+"""Modules in one folder, so that its list of files can be read at a glance."""
+
+ABOVE_MODULES_MAX = {
+    "broker",
+    "broker/handlers",
+    "broker/transaction",
+    "remoting",
+    "spark_jobs/audit",
+    "store",
+}
+"""Folders that may have more: the wire's modules stand alone; the others are to be divided."""
 
 THIRD_PARTY = {
     "remoting": {"msgspec"},
@@ -101,6 +122,42 @@ def test_imports_point_down(path: Path) -> None:
     problems = {problem for name in _imports(path) if (problem := _problem(path, name))}
 
     assert not problems
+
+
+def _room_problem(path: Path, imported: str) -> str | None:
+    room = path.parent.relative_to(ROOT)
+    parent = room.parent.as_posix()
+    prefix = f"halfmq.{parent.replace('/', '.')}."
+    if not imported.startswith(prefix) or room.as_posix() not in ROOMS:
+        return None
+    target = imported.removeprefix(prefix).split(".")[0]
+    if target == room.name or {target, f"{parent}/{target}"} & ROOMS[room.as_posix()]:
+        return None
+    return f"{room} must not import {target} of {parent}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_what_the_table_says(room: str) -> None:
+    """Inside a layer, too, arrows point down: no folder depends on one above it."""
+    problems = {
+        f"{path.name}: {problem}"
+        for path in (ROOT / room).glob("*.py")
+        for name in _imports(path)
+        if (problem := _room_problem(path, name))
+    }
+
+    assert not problems
+
+
+def test_folders_are_read_at_a_glance() -> None:
+    """No folder has more modules than a reader takes in; ``__init__`` and ``__main__`` aside."""
+    counts = Counter(
+        path.parent.relative_to(ROOT).as_posix()
+        for path in _modules()
+        if not path.name.startswith("__")
+    )
+
+    assert {name for name, count in counts.items() if count > MODULES_MAX} <= ABOVE_MODULES_MAX
 
 
 def test_an_upward_import_is_found(tmp_path: Path) -> None:

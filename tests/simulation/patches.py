@@ -21,7 +21,7 @@ from halfmq.broker import server as broker_server
 from halfmq.broker import service as broker_service
 from halfmq.broker.transaction import service as transaction_service
 from halfmq.broker.transaction import snapshot
-from halfmq.client import connection as client_connection
+from halfmq.client.net import connection as client_connection
 from halfmq.store import disk as door
 from halfmq.store.page_cache import CachedReads
 

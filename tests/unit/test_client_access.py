@@ -28,7 +28,7 @@ from halfmq.client import (
     TransactionProducer,
     blocking,
 )
-from halfmq.client.refusals import refusal_of
+from halfmq.client.net.refusals import refusal_of
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.ext_fields import texts_of
 from halfmq.remoting.framing import FrameDecoder

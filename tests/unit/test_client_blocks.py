@@ -29,8 +29,8 @@ from halfmq.client import (
     TransactionNotRecordedError,
     TransactionProducer,
     blocking,
-    recording,
 )
+from halfmq.client.transactional import recording
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from tests.support.broker_thread import BrokerThread

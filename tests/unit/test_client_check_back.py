@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from halfmq.client import Decision, MessageView
-from halfmq.client.checker_calls import CheckerCalls, InThread
+from halfmq.client.transactional.checker_calls import CheckerCalls, InThread
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from tests.support.client_loops import in_steady_time, on_both_loops

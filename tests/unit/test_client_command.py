@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from halfmq.client import ClientConfig
-from halfmq.client.command import in_words
+from halfmq.command.broker import in_words
 from halfmq.command.main import main
 from halfmq.remoting.bodies import encode_table
 from halfmq.remoting.codes import RequestCode, ResponseCode

@@ -23,9 +23,9 @@ from halfmq.client import (
     RequestTimeoutError,
     TransactionProducer,
     WrongLoopError,
-    session,
 )
-from halfmq.client.connection import Connection, ConnectionPool, ServerRequestHandler
+from halfmq.client.net import session
+from halfmq.client.net.connection import Connection, ConnectionPool, ServerRequestHandler
 from halfmq.remoting.admin_headers import GetConsumerRunningInfoRequestHeader
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from halfmq.client import DecisionConflictError, Transaction, TransactionProducer
-from halfmq.client import decisions as client_decisions
 from halfmq.client.message import Decision
+from halfmq.client.transactional import decisions as client_decisions
 from halfmq.remoting.codes import ResponseCode
 from tests.support.client_loops import in_steady_time, on_both_loops
 from tests.support.client_transactions import (

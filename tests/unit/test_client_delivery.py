@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from halfmq.client import ClientConfig, MessageQueue
-from halfmq.client.delivery import Delivery, DeliveryBuffer
-from halfmq.client.window import QueueWindow
+from halfmq.client.consuming.delivery import Delivery, DeliveryBuffer
+from halfmq.client.consuming.window import QueueWindow
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.record import Record, new_record
 from tests.support.patience import PATIENCE_S

@@ -16,7 +16,8 @@ from halfmq.client import (
     Message,
     blocking,
 )
-from halfmq.client.filters import is_tag, normalised_filter
+from halfmq.client.arguments import is_tag
+from halfmq.client.consuming.filters import normalised_filter
 from halfmq.remoting.bodies import subscription_data
 
 EXPRESSIONS = st.text(st.sampled_from("ab é=|*,> \t\u00a0\ud800") | st.characters(), max_size=12)

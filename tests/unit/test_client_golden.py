@@ -9,11 +9,11 @@ import contextlib
 from collections.abc import Iterator
 
 from halfmq.client import MessageView, SendStatus, UnreadableBodyError
+from halfmq.client.consuming.pulling import _records
 from halfmq.client.message import MessageQueue
+from halfmq.client.net.routes import build_route
+from halfmq.client.net.session import typed
 from halfmq.client.producer import STATUSES, send_result
-from halfmq.client.pulling import _records
-from halfmq.client.routes import build_route
-from halfmq.client.session import typed
 from halfmq.remoting.bodies import decode_cluster_info, decode_consumer_list, decode_route
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand

@@ -27,8 +27,8 @@ from halfmq.client import (
     TransactionProducer,
     ledger,
 )
-from halfmq.client.databases import paramstyle_of
 from halfmq.client.ledger import COMMITTED, TOMBSTONE
+from halfmq.client.transactional.databases import paramstyle_of
 from tests.support.client_loops import on_both_loops
 from tests.support.client_transactions import QUICK, ROLLBACK
 from tests.support.fake_broker import FakeBroker, until

@@ -18,8 +18,8 @@ from halfmq.client import (
     MessageView,
     UnreadableBodyError,
 )
-from halfmq.client.encoding import draft_batch, draft_half, draft_message
 from halfmq.client.message import INFLATED_SIZE_MAX
+from halfmq.client.net.encoding import draft_batch, draft_half, draft_message
 from halfmq.store.format.batch import decode_batch
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import decode_properties

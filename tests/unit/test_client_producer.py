@@ -27,9 +27,9 @@ from halfmq.client import (
     TransactionProducer,
 )
 from halfmq.client.message import MessageQueue
+from halfmq.client.net.retry import pause
+from halfmq.client.net.routes import Route
 from halfmq.client.producer import choose_queue
-from halfmq.client.retry import pause
-from halfmq.client.routes import Route
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.store.format.ids import java_string_hash

@@ -22,8 +22,8 @@ from halfmq.client import (
 )
 from halfmq.client.config import HeaderChoice
 from halfmq.client.message import MessageQueue
-from halfmq.client.routes import Route
-from halfmq.client.several import choose_queues
+from halfmq.client.net.routes import Route
+from halfmq.client.transactional.several_messages import choose_queues
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from tests.support.client_loops import in_steady_time, on_both_loops
 from tests.support.client_transactions import (

@@ -19,10 +19,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any, Final, TypeAlias
 
-from .admin import Admin, PendingTransaction
-from .command_access import add_options, config_of
-from .errors import ClientError, ConfigurationError, TlsError
-from .groups import ConsumerGroup
+from halfmq.client.admin import Admin, PendingTransaction
+from halfmq.client.errors import ClientError, ConfigurationError, TlsError
+from halfmq.client.groups import ConsumerGroup
+
+from .credentials import add_options, config_of
 
 DONE: Final = 0
 FAILED: Final = 1

@@ -17,12 +17,12 @@ from halfmq.store.format.errors import CorruptRecordError
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.record import Record, decode_record
 
-from .config import ClientConfig
+from ..config import ClientConfig
+from ..errors import AccessDeniedError, BrokerRefusedError, ClientError
+from ..net.refusals import refusal
+from ..net.session import Session, typed
 from .delivery import DeliveryBuffer
-from .errors import AccessDeniedError, BrokerRefusedError, ClientError
 from .offsets import broker_address
-from .refusals import refusal
-from .session import Session, typed
 from .window import QueueWindow
 
 logger = logging.getLogger(__name__)

@@ -32,8 +32,8 @@ from halfmq.remoting.transactions import (
     encode_entries,
 )
 
-from .config import ClientConfig
-from .errors import (
+from ..config import ClientConfig
+from ..errors import (
     BadAnswerError,
     BrokerRefusedError,
     ClientClosedError,
@@ -41,10 +41,10 @@ from .errors import (
     ConnectError,
     DecisionConflictError,
 )
-from .message import Decision
-from .refusals import refusal, refusal_of
-from .retry import leaves_doubt
-from .session import Session, typed
+from ..message import Decision
+from ..net.refusals import refusal, refusal_of
+from ..net.retry import leaves_doubt
+from ..net.session import Session, typed
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from .access import Acl, AclEntry, User
-from .admin import Admin
-from .command import DONE, FAILED, USAGE, add_verb, complain, done, say, say_pairs, say_table
-from .command_access import read_password
+from halfmq.client.access import Acl, AclEntry, User
+from halfmq.client.admin import Admin
+
+from .broker import DONE, FAILED, USAGE, add_verb, complain, done, say, say_pairs, say_table
+from .credentials import read_password
 
 _POLICY_TYPES: Final = ("Custom", "Default")
 

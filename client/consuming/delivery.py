@@ -20,9 +20,9 @@ from typing import Final
 
 from halfmq.store.format.record import Record
 
-from .config import ClientConfig
-from .home import Home
-from .message import MessageView
+from ..config import ClientConfig
+from ..message import MessageView
+from ..net.loop_binding import LoopBinding
 from .window import QueueWindow
 
 logger = logging.getLogger(__name__)
@@ -55,12 +55,12 @@ class Delivery:
 
     def acknowledge(self) -> bool:
         """Count the message as dealt with; False when it came too late."""
-        self._buffer.home.check()
+        self._buffer.binding.check()
         return self._buffer.finish(self)
 
     async def give_back(self, delay_level: int) -> None:
         """Have the message delivered again later."""
-        self._buffer.home.check()
+        self._buffer.binding.check()
         await self._buffer.give_back(self, delay_level)
 
 
@@ -80,7 +80,7 @@ class DeliveryBuffer:
         self._ack_timeout = ack_timeout
         self._send_back = send_back
         self._loop = asyncio.get_running_loop()
-        self.home = Home("the consumer")
+        self.binding = LoopBinding("the consumer")
         self._ready: deque[Delivery] = deque()
         self._takers: deque[asyncio.Future[None]] = deque()
         self._out: OrderedDict[Delivery, float] = OrderedDict()  # deadlines, the earliest first

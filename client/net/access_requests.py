@@ -22,8 +22,8 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.ext_fields import Header
 
-from .access import Acl, AclEntry, User, sent_acl, sent_user, shown_acl, shown_user
-from .errors import BadAnswerError, UnsupportedRequestError
+from ..access import Acl, AclEntry, User, sent_acl, sent_user, shown_acl, shown_user
+from ..errors import BadAnswerError, UnsupportedRequestError
 from .session import Session, expect_success
 
 

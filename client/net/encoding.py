@@ -12,9 +12,9 @@ from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.flags import COMPRESSED, TransactionType
 from halfmq.store.format.properties import PROPERTIES_SIZE_MAX
 
-from .config import ClientConfig
-from .errors import ConfigurationError, InvalidMessageError, MessageTooLargeError
-from .message import Message, join_keys
+from ..config import ClientConfig
+from ..errors import ConfigurationError, InvalidMessageError, MessageTooLargeError
+from ..message import Message, join_keys
 
 COMPRESSION_LEVEL: Final = 5  # the official clients' rocketmq.message.compressLevel
 _WIDEST_CHARACTER: Final = 4  # bytes of UTF-8

@@ -22,9 +22,8 @@ from halfmq.remoting.transactions import (
     encode_entries,
 )
 
-from .config import ClientConfig
-from .encoding import Draft
-from .errors import (
+from ..config import ClientConfig
+from ..errors import (
     BadAnswerError,
     BrokerRefusedError,
     ClientError,
@@ -32,11 +31,12 @@ from .errors import (
     InvalidMessageError,
     MessageTooLargeError,
 )
-from .message import Message, MessageQueue, SendResult
-from .refusals import refusal
-from .retry import ROUTE_IS_OLD, final_error, may_try_again
-from .routes import Route
-from .session import Session, wall_clock_ms
+from ..message import Message, MessageQueue, SendResult
+from ..net.encoding import Draft
+from ..net.refusals import refusal
+from ..net.retry import ROUTE_IS_OLD, final_error, may_try_again
+from ..net.routes import Route
+from ..net.session import Session, wall_clock_ms
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from .message import MessageQueue
+from ..message import MessageQueue
 
 
 class QueueWindow:

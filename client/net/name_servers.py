@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from halfmq.remoting.command import RemotingCommand
 
-from .config import ClientConfig
+from ..config import ClientConfig
+from ..errors import BadAnswerError, ConnectError, ConnectionLostError, RequestTimeoutError
 from .connection import ConnectionPool
-from .errors import BadAnswerError, ConnectError, ConnectionLostError, RequestTimeoutError
 from .security import Security
 
 _Unanswered = (BadAnswerError, ConnectError, ConnectionLostError, RequestTimeoutError)

@@ -36,15 +36,10 @@ from halfmq.store.format.topics import (
     is_system_topic,
 )
 
-from .config import ClientConfig
+from ..config import ClientConfig
+from ..errors import BadAnswerError, ClientClosedError, ClientError, RouteNotFoundError
+from ..message import MessageQueue
 from .connection import ConnectionPool
-from .errors import (
-    BadAnswerError,
-    ClientClosedError,
-    ClientError,
-    RouteNotFoundError,
-)
-from .message import MessageQueue
 from .name_servers import NameServers
 from .refusals import refusal
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mappin
 from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from .errors import ConfigurationError
+from ..errors import ConfigurationError
 
 T = TypeVar("T")
 

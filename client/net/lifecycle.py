@@ -9,11 +9,11 @@ from typing import Final, Self
 
 from halfmq.store.format.topics import validate_group
 
-from .arguments import check_kind, check_text
-from .config import ClientConfig
-from .credentials import CredentialsSource
-from .errors import ClientClosedError, ConfigurationError
-from .home import Home
+from ..arguments import check_kind, check_text
+from ..config import ClientConfig
+from ..credentials import CredentialsSource
+from ..errors import ClientClosedError, ConfigurationError
+from .loop_binding import LoopBinding
 from .session import Session
 
 # Taken by clients that were given no group; the official client refuses them too.
@@ -52,7 +52,7 @@ class Client:
         self.group = group
         self.config = config
         self._running: Session | None = None
-        self._home: Home | None = None
+        self._binding: LoopBinding | None = None
         self._used = False
         self._client_id = ""
 
@@ -77,7 +77,7 @@ class Client:
         if self._used:
             raise ClientClosedError(self._name)
         self._used = True
-        self._home = Home(self._name)
+        self._binding = LoopBinding(self._name)
         session = self._new_session()
         try:
             await self._start_session(session)
@@ -102,13 +102,13 @@ class Client:
     def _session(self) -> Session:
         if self._running is None:
             raise ClientClosedError(self._name)
-        self._check_home()
+        self._check_binding()
         return self._running
 
-    def _check_home(self) -> None:
+    def _check_binding(self) -> None:
         """Raise ForkedError or WrongLoopError unless this is where the client was started."""
-        if self._home is not None:
-            self._home.check()
+        if self._binding is not None:
+            self._binding.check()
 
     def _is_the_parents(self) -> bool:
         """Whether to leave it alone: it runs in the process of which this is a forked child.
@@ -116,11 +116,11 @@ class Client:
         Raises:
             WrongLoopError: It runs on another event loop.
         """
-        if self._running is None or self._home is None:
+        if self._running is None or self._binding is None:
             return False
-        if self._home.forked:
+        if self._binding.forked:
             return True
-        self._home.check()
+        self._binding.check()
         return False
 
     @property

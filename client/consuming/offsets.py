@@ -28,9 +28,9 @@ from halfmq.remoting.headers import (
 )
 from halfmq.store.format.topics import RETRY_PREFIX
 
-from .errors import ConfigurationError, ConnectError
-from .message import MessageQueue
-from .session import Session, expect_success, typed
+from ..errors import ConfigurationError, ConnectError
+from ..message import MessageQueue
+from ..net.session import Session, expect_success, typed
 
 logger = logging.getLogger(__name__)
 

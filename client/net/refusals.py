@@ -17,7 +17,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.serialization import ext_fields
 
-from .errors import AccessDeniedError, AuthenticationError, BrokerRefusedError
+from ..errors import AccessDeniedError, AuthenticationError, BrokerRefusedError
 
 REFUSAL_CODES: Final = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.NO_PERMISSION})
 """Codes of a refusal of access: that of plain ACL, and that of users. Both mean other things too,

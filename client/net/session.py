@@ -34,9 +34,8 @@ from halfmq.remoting.headers import (
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import DEFAULT_TOPIC
 
-from .config import ClientConfig
-from .connection import Connection, ConnectionPool, ServerRequestHandler
-from .errors import (
+from ..config import ClientConfig
+from ..errors import (
     AccessDeniedError,
     BadAnswerError,
     ClientError,
@@ -45,6 +44,7 @@ from .errors import (
     RequestTimeoutError,
     code_name,
 )
+from .connection import Connection, ConnectionPool, ServerRequestHandler
 from .name_servers import NameServers
 from .refusals import refusal
 from .retry import may_try_again

@@ -1,13 +1,13 @@
-"""Where a client runs: one event loop of one process. It is not to be used from anywhere else.
+"""Bind a client to the process and the event loop that it was started on.
 
-A process that forks leaves its child copies of everything but threads. A client copied so waits for
-a loop that nobody runs, over sockets that belong to the parent. So a client refuses to work
-anywhere but at home, and says how to mend it.
+A fork copies everything but threads. A copied client would wait for a loop that nobody runs, over
+sockets that belong to the parent. So a client refuses calls from another process or loop with an
+error that says how to fix it.
 
-The child must not disturb the parent either. What it does with a copied socket, even a garbage
-collection that closes a transport, reaches the parent's connection or the epoll instance that both
-share. So in every forked child the sockets are replaced by ``/dev/null``
-before anything else runs. The broker then also notices the end of the parent while the child lives.
+A forked child must not disturb its parent either: whatever it does with a copied socket, even a
+garbage collection that closes a transport, reaches the parent's connection or the epoll instance
+that both share. So every forked child replaces the sockets by ``/dev/null`` before it runs anything
+else. The broker then also notices the end of the parent while the child lives.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import asyncio
 import os
 from typing import Final
 
-from .errors import ForkedError, WrongLoopError
+from ..errors import ForkedError, WrongLoopError
 
 _sockets: Final[dict[int, tuple[int, int]]] = {}
 """Open sockets of all clients: descriptor, and by which device and inode to know it again."""
 
 
-class Home:
+class LoopBinding:
     """The process and the event loop that a client was started on."""
 
     __slots__ = ("_loop", "_pid", "_what")
@@ -39,7 +39,7 @@ class Home:
         return os.getpid() != self._pid
 
     def check(self) -> None:
-        """Do nothing at home.
+        """Return if the caller runs in the client's process and loop.
 
         Raises:
             ForkedError: This is a forked child of the client's process.

@@ -15,8 +15,8 @@ from typing import Final
 
 from halfmq.remoting.codes import ResponseCode
 
-from .config import ClientConfig
-from .errors import (
+from ..config import ClientConfig
+from ..errors import (
     BrokerRefusedError,
     ClientError,
     ConnectionLostError,

@@ -29,13 +29,13 @@ from halfmq.store.format.flags import TRANSACTION_MASK
 from halfmq.store.format.ids import pack_host, parse_offset_message_id
 from halfmq.store.format.record import decode_record, new_record
 
+from ..config import ClientConfig
+from ..errors import AccessDeniedError, ClientClosedError, ClientError
+from ..message import Decision, MessageView, SendResult
+from ..net.connection import Connection
+from ..net.encoding import Draft
 from .checker_calls import CheckerCalls, InThread
-from .config import ClientConfig
-from .connection import Connection
 from .decisions import Decisions, Ending, Settled
-from .encoding import Draft
-from .errors import AccessDeniedError, ClientClosedError, ClientError
-from .message import Decision, MessageView, SendResult
 
 logger = logging.getLogger(__name__)
 

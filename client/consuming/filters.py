@@ -13,17 +13,12 @@ from typing import Final
 
 from halfmq.remoting.bodies import SUBSCRIBE_ALL
 
-from .errors import FilterError
+from ..arguments import NOT_IN_TAGS
+from ..errors import FilterError
 
 _BLANKS: Final = " \t\r\n"  # allowed around tags; official clients trim these too
-# Separators and operators of other languages, wildcards, quotes, and what cannot be encoded.
-_FOREIGN: Final = r"|&!<>=(),;'\"`*?\x00-\x1f\x7f\ud800-\udfff"
-_TAG: Final = re.compile(rf"[^\s{_FOREIGN}]+")
-# The first character that cannot follow: a foreign one, an odd blank, or a second word.
-_MISTAKE: Final = re.compile(rf"(?![{_BLANKS}])[\s{_FOREIGN}]|(?<=[{_BLANKS}])\S")
-
-is_tag = _TAG.fullmatch
-"""Whether a text can be a message's tag: no blanks, none of ``|&!<>=(),;*?`` and no quotes."""
+# The first character that cannot follow: a forbidden one, another blank, or a second word.
+_MISTAKE: Final = re.compile(rf"(?![{_BLANKS}])[\s{NOT_IN_TAGS}]|(?<=[{_BLANKS}])\S")
 
 
 def normalised_filter(topic: str, expression: str) -> str:

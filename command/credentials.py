@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from .config import ClientConfig
-from .credentials import Credentials
-from .errors import ConfigurationError
+from halfmq.client.config import ClientConfig
+from halfmq.client.credentials import Credentials
+from halfmq.client.errors import ConfigurationError
 
 FILE_VARIABLE: Final = "HALFMQ_CREDENTIALS"
 KEY_VARIABLE: Final = "HALFMQ_ACCESS_KEY"

@@ -32,8 +32,8 @@ from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
 from halfmq.remoting.signature import Identity
 
-from .config import ClientConfig
-from .errors import (
+from ..config import ClientConfig
+from ..errors import (
     PEER_EXPECTED,
     AuthenticationError,
     BadAnswerError,
@@ -44,7 +44,7 @@ from .errors import (
     RequestTimeoutError,
     TlsError,
 )
-from .home import forget_socket, note_socket
+from .loop_binding import forget_socket, note_socket
 from .refusals import REFUSAL_CODES, refusal
 from .retry import Chance, pause
 from .security import (

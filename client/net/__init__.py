@@ -1,0 +1,1 @@
+"""What the client's names stand on: connections, routes, sessions and TLS."""

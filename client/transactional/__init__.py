@@ -1,0 +1,1 @@
+"""What transactions are made of: check-back, decisions, several messages, databases."""
