@@ -33,7 +33,7 @@ def _run(*command: str, cwd: Path, **environment: str) -> str:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel built from a copy of the tree: an old build directory would hide a missing module."""
     tree = tmp_path_factory.mktemp("tree")
-    for name in ("pyproject.toml", "README.md"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     for folder in FOLDERS:
         ignored = shutil.ignore_patterns("__pycache__", ".*_cache")
@@ -57,6 +57,7 @@ def test_the_wheel_holds_every_module(wheel: Path) -> None:
 
     assert {name for name in names if name.endswith(".py")} == _tree_modules()
     assert "halfmq/conf/broker.conf" in names
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert {name for name in names if name.endswith("py.typed")} == {
         f"{name.rpartition('/')[0]}/py.typed" for name in _tree_modules()
     }

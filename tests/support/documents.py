@@ -1,0 +1,40 @@
+"""Examples in Markdown pages: what they print is beside them, and running them prints that."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+_BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
+
+
+class Example(NamedTuple):
+    """A block of code, and the block of output that follows it."""
+
+    language: str
+    code: str
+    output: str | None
+
+
+def examples(page: str) -> list[Example]:
+    """Read the examples of a page, by its path from the root of the repository."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    found: list[Example] = []
+    last_end = 0
+    for block in _BLOCK.finditer(text):
+        language, content = block.groups()
+        if language != "text":
+            found.append(Example(language, content, None))
+        elif found and not text[last_end : block.start()].strip():
+            found[-1] = found[-1]._replace(output=content)
+        last_end = block.end()
+    return found
+
+
+def comparable(output: str) -> str:
+    """Replace ids, numbers and widths of columns, which differ from run to run."""
+    without_ids = re.sub(r"\b[0-9A-F]{24,}\b", "ID", output)
+    without_numbers = re.sub(r"\d[\d,.]*", "N", without_ids)
+    return re.sub(r" +", " ", without_numbers).strip()
