@@ -125,22 +125,35 @@ def closed_note_is_damaged(path: Path) -> bool:
     return any(note + check) and check != _CRC.pack(crc32(note))
 
 
-class AbortMarker:
-    """The file ``abort``."""
+class Marker:
+    """A file that says something by being there, also after a power cut."""
 
-    def __init__(self, root: Path) -> None:
-        self._path = root / "abort"
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
     def is_set(self) -> bool:
-        """Tell whether the last stop was abnormal."""
+        """Tell whether it is there."""
         return disk.exists(self._path)
 
     def create(self) -> None:
-        """Set the marker, durably: a power cut must not make an open store look closed."""
+        """Set it, durably. It holds the process id, as RocketMQ's ``abort`` does."""
         disk.write_file(self._path, str(os.getpid()).encode(), sync=True)
         disk.sync_directory(self._path.parent)
 
     def remove(self) -> None:
-        """Clear the marker, durably. Everything else must be on disk by now."""
+        """Clear it, durably. What it stands for must be on disk by now."""
         disk.remove(self._path)
         disk.sync_directory(self._path.parent)
+
+
+def abort_marker(root: Path) -> Marker:
+    """Return the marker of an open store: without it the last stop was an ordered one."""
+    return Marker(root / "abort")
+
+
+def rebuild_marker(root: Path, directory: str) -> Marker:
+    """Return the marker that has a start rebuild what is in a directory of the store from the log.
+
+    It is set if a block is damaged, and while queues are rebuilt, in case that start is killed.
+    """
+    return Marker(root / f"{directory}.rebuild")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from . import disk
 from .format.crc import crc32
-from .format.digest import BLOCK, DIRECTORY, pack_digest, unpack_digest
+from .format.digest import BLOCK, DIRECTORY, find_flipped_bit, pack_digest, unpack_digest
 
 
 def digest_path(root: Path, file: Path) -> Path:
@@ -37,6 +37,16 @@ class Block(NamedTuple):
     def end(self) -> int:
         """The position behind its last byte."""
         return self.position + len(self.content)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is as it was."""
+        return crc32(self.content) == self.crc
+
+    def flipped_bit(self) -> tuple[int, int] | None:
+        """Return position in the file and bit in which it differs; None if it is not just one."""
+        flipped = find_flipped_bit(self.content, self.crc)
+        return None if flipped is None else (self.position + flipped[0], flipped[1])
 
 
 class Digest:
@@ -92,3 +102,8 @@ def load_digest(path: Path) -> Digest | None:
         return None
     unpacked = unpack_digest(content)
     return None if unpacked is None else Digest(*unpacked)
+
+
+def digest_of(root: Path, file: Path) -> Digest | None:
+    """Return the digest of a file of the store, if it has one."""
+    return load_digest(digest_path(root, file))

@@ -132,23 +132,32 @@ class IndexDigests:
         self._root = root
         self._slots_end = slots_end
         self._done: set[Path] = set()
-        self._path: Path | None = None  # of the file that is taken in, or will be
-        self._digest = Digest()
+        self.path: Path | None = None  # of the file that is taken in, or will be
+        self.digest = Digest()
 
-    def start(
-        self,
-        files: Sequence[IndexExtent],
-        kept: tuple[Path, Digest] | None,
-        written: Path | None = None,
-    ) -> None:
-        """Go on with the newest file's digest, ``kept`` if it was sound.
+    def write_to(self, path: Path | None, *, keep: bool = False) -> None:
+        """Delete the digest of a file that is about to change; with ``keep`` go on with it.
 
-        Files that are full already have one, or nobody knows what happened to them; but for the
-        one that was ``written`` to since they were opened.
+        Durably: after a power cut it would not fit any more. None: there is no such file.
         """
-        self._done = {path for path, _ in files[:-1] if path != written}
-        if kept is not None:
-            self._path, self._digest = kept
+        self.path, self.digest = path, Digest()
+        kept = None if path is None else digest_path(self._root, path)
+        if kept is not None and disk.exists(kept):
+            self.digest = (load_digest(kept) if keep else None) or Digest()
+            disk.remove(kept)
+            disk.sync_directory(kept.parent)
+
+    def start(self, files: Sequence[IndexExtent], before: Sequence[Path]) -> None:
+        """Begin with what the index holds now; ``before`` it was opened it had other files perhaps.
+
+        Files that are full already have a digest, or nobody knows what happened to them. Not so the
+        one that the index has gone on with.
+        """
+        paths = [path for path, _ in files]
+        written = max({*paths}.intersection(before), default=None)
+        if written != self.path:
+            self.write_to(written)  # newer ones were uncertain, and deleted
+        self._done = {*paths[:-1]} - {written}
 
     def advance(self, files: Sequence[IndexExtent], bytes_max: int) -> None:
         """Take in what has become full, up to so many bytes; ``files`` are all, newest last."""
@@ -164,9 +173,9 @@ class IndexDigests:
                 self._take_in(path, end, end)
 
     def _take_in(self, path: Path, end: int, bytes_max: int) -> None:
-        if path != self._path:
-            self._path, self._digest = path, Digest()
-        digest = self._digest
+        if path != self.path:
+            self.path, self.digest = path, Digest()
+        digest = self.digest
         fd = disk.open_file(path, disk.READ)
         try:
             digest.extend(fd, min(end, digest.end + bytes_max))
@@ -191,9 +200,9 @@ def _files_below(directory: Path) -> Iterator[Path]:
         yield from disk.files(directory)
 
 
-def remove_all(root: Path) -> None:
-    """Delete all digests."""
-    for path in reversed(disk.below(root / DIRECTORY)):
+def remove_all(root: Path, name: str = "") -> None:
+    """Delete all digests, or those of one directory of the store."""
+    for path in reversed(disk.below(root / DIRECTORY / name)):
         if disk.is_file(path):
             disk.remove(path)
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Final
 
 from . import disk
-from .checkpoint import AbortMarker, Checkpoint, load_checkpoint
+from .checkpoint import Checkpoint, abort_marker, load_checkpoint
 from .commit_log import CommitLog
 from .config import FlushMode, StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
@@ -90,7 +90,7 @@ class MessageStore:
         self._now_ms = now_ms
         self._sync_mode = config.flush_mode is FlushMode.SYNC_FLUSH
         self._lock = DirectoryLock(config.root)
-        self._abort = AbortMarker(config.root)
+        self._abort = abort_marker(config.root)
         self._checkpoint_path = config.root / "checkpoint"
         self._durable_mark = DurableMark(self._checkpoint_path)
         self._on_durable = on_durable
@@ -184,7 +184,6 @@ class MessageStore:
             self._reader,
             self.recovery,
             mend_log=self._integrity.mend_log,
-            damaged=self._integrity.damaged_queues,
         )
         durable_offset = self._durable_mark.load() if self._checkpoint.is_ours else -1
         report = recovery.run(self._checkpoint, clean=clean, durable_offset=durable_offset)

@@ -25,13 +25,13 @@ Source: RocketMQ ``CommitLog.java`` (``recoverNormally``, ``recoverAbnormally``)
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from . import disk
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, rebuild_marker
 from .config import StoreConfig
 from .consume_queue import ConsumeQueue, QueueTable
 from .dispatch import inner_batch_size
@@ -56,7 +56,6 @@ PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
 # Bytes after the log's end in which zeros are written again: more than can have been cut by an
 # earlier start that failed: a broker takes no more when 128 MiB of log are not on disk.
 ZEROED_ANEW: Final = 256 << 20
-QUEUES_DOUBTFUL: Final = "consumequeue.doubtful"  # file below the root while queues are rebuilt
 _NO_END: Final = 1 << 63  # behind every record
 DAMAGES_TOLD_MAX: Final = 100  # lines of the log about damaged stretches, in one start
 
@@ -96,12 +95,10 @@ class Recovery:
         progress: Progress | None = None,
         *,
         mend_log: Callable[[int], int] = lambda start: start,
-        damaged: Mapping[ConsumeQueue, int] | None = None,
     ) -> None:
         """``mend_log`` turns flipped bits back in the log from a physical offset on.
 
         It returns up to where the log is known to be as it was written.
-        ``damaged`` says of queues from which queue offset on entries are not as they were.
         """
         self._config = config
         self._files = files
@@ -109,8 +106,7 @@ class Recovery:
         self._reader = reader
         self._progress = progress or Progress()
         self._mend_log = mend_log
-        self._damaged = damaged or {}
-        self._doubtful = config.root / QUEUES_DOUBTFUL
+        self._must_rebuild = rebuild_marker(config.root, "consumequeue")
         self._scan_start = 0
         self._log_start = 0
         self._trust = Trust()
@@ -148,12 +144,12 @@ class Recovery:
         except IncompleteError as reason:
             logger.warning("event=queues_rebuilt offset=%d reason=%r", log_start, str(reason))
             start, rebuilt = log_start, True
-            self._doubt_queues()
+            # The next start would find queues cut, and nothing else wrong with them.
+            self._must_rebuild.create()
             scan = self._scan_from(start)
             for queue in self._queues.values():
                 queue.sync()
-            disk.remove(self._doubtful)
-            disk.sync_directory(self._doubtful.parent)
+            self._must_rebuild.remove()
         self._find_last(scan)
         truncated = self._cut_log(start, scan.end_offset, clean=clean)
         for queue in self._queues.values():
@@ -172,14 +168,6 @@ class Recovery:
         )
         _tell(report)
         return report
-
-    def _doubt_queues(self) -> None:
-        """Have the next start rebuild the queues, if this one does not live to do it.
-
-        It would find them cut, and nothing else wrong with those that have no new records.
-        """
-        disk.write_file(self._doubtful, b"", sync=True)
-        disk.sync_directory(self._doubtful.parent)
 
     def _trust_of(self, checkpoint: Checkpoint, *, clean: bool, durable_offset: int) -> Trust:
         """Gather what the last life says of the log's end."""
@@ -211,9 +199,9 @@ class Recovery:
         return self._files.base_of(offset) + self._files.file_size
 
     def _refuse_doubtful(self, checkpoint: Checkpoint) -> None:
-        """Refuse queues half rebuilt, or in which RocketMQ may have put entries of fillers."""
-        if disk.exists(self._doubtful):
-            raise IncompleteError("an earlier start was killed while it rebuilt them")
+        """Refuse queues damaged or half rebuilt, or where RocketMQ may have queued fillers."""
+        if self._must_rebuild.is_set():
+            raise IncompleteError("a block is damaged, or a start was killed while it rebuilt them")
         if not checkpoint.is_ours and disk.is_directory(self._config.root / DAMAGED):
             raise IncompleteError("another broker was here, and the log has fillers")
 
@@ -226,8 +214,6 @@ class Recovery:
         others too: the scan goes on from here.
         """
         start = log_start
-        for queue in self._damaged:
-            raise IncompleteError(f"{queue.topic}:{queue.queue_id} is damaged")
         for key in self._batch_queues:
             if key not in self._queues:
                 raise IncompleteError(f"{key[0]}:{key[1]} is a batch queue of RocketMQ")
@@ -391,8 +377,6 @@ class Recovery:
             while held > queue.first_offset and not self._may_be_expired(queue, held - 1):
                 held -= 1
             return held
-        if self._damaged.get(queue, held) < held:
-            raise IncompleteError(f"{queue.topic}:{queue.queue_id} is damaged")
         if held > queue.first_offset and queue.entry(held - 1) == PRE_BLANK:
             if queue.start_of(held - 1) >= 0:
                 raise IncompleteError(f"{queue.topic}:{queue.queue_id} has a blank end")

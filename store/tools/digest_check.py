@@ -5,9 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .. import disk
-from ..digest import digest_path, load_digest
-from ..format.crc import crc32
-from ..format.digest import find_flipped_bit
+from ..digest import Block, digest_of
 from ..mapped_file_queue import MappedFileQueue
 from .findings import Findings
 from .log_walk import Hole
@@ -45,30 +43,28 @@ class DigestCheck:
 
         ``base`` is the physical offset of a file of the log.
         """
-        digest = load_digest(digest_path(self._root, path))
+        digest = digest_of(self._root, path)
         if digest is None:
             return 0
         try:
             with disk.opened(path) as fd:
-                for position, content, crc in digest.blocks(fd):
-                    if position < end and crc32(content) != crc:
-                        self._tell(path, position, content, crc, end, base)
+                for block in digest.blocks(fd):
+                    if block.position < end and not block.is_sound:
+                        self._tell(path, block, end, base)
         except FileNotFoundError:
             return 0  # deleted by age
         return min(digest.end, end)
 
-    def _tell(
-        self, path: Path, position: int, content: bytes, crc: int, end: int, base: int | None
-    ) -> None:
+    def _tell(self, path: Path, block: Block, end: int, base: int | None) -> None:
         """Tell of a block that differs, unless that is what was told already."""
-        flipped = find_flipped_bit(content, crc)
+        flipped = block.flipped_bit()
         if flipped is None:
-            start, stop = position, position + len(content)
+            start, stop = block.position, block.end
             detail = f"some of the {min(stop, end) - start} bytes from here on are not as they were"
         else:
-            start = position + flipped[0]
+            start, bit = flipped
             stop = start + 1
-            detail = f"bit {flipped[1]} of this byte is flipped"
+            detail = f"bit {bit} of this byte is flipped"
         offset = None if base is None else base + start
         if offset is not None and any(
             hole.start < offset + stop - start and offset < hole.end for hole in self._holes

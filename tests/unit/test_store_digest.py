@@ -17,7 +17,8 @@ from halfmq.store.integrity import Integrity
 from halfmq.store.log_search import Damage
 from halfmq.store.mapped_file_queue import MappedFileQueue
 from halfmq.store.message_store import MessageStore
-from halfmq.store.scrub import IndexScrub, QueueScrub, mend_log
+from halfmq.store.recovery import Recovery
+from halfmq.store.scrub import compare, mend_log, queue_targets
 from halfmq.store.tools.dump import Dumped, dump
 from halfmq.store.tools.verify import verify
 from tests.support.damage import extend, fill, filled_store, flip, only
@@ -341,12 +342,15 @@ def test_what_was_on_disk_before_a_kill_has_a_digest(tmp_path: Path) -> None:
     assert verify(copy).digested == sum(ends_of_files(copy).values())
 
 
+@pytest.mark.parametrize("killed", [False, True])
 def test_a_queue_with_more_than_a_flipped_bit_is_told_and_made_anew(
-    root: Path, caplog: pytest.LogCaptureFixture
+    root: Path, *, killed: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """From the log; what its digests said counts no more."""
     path = only(root / "consumequeue" / "orders" / "1")
     before = path.read_bytes()
+    if killed:
+        (root / "abort").touch()
     flip(path, 3 * 20 + 7)
     flip(path, 4 * 20 + 11)
     store = reopened(root)
@@ -369,7 +373,7 @@ def test_what_a_run_finds_damaged_the_next_start_makes_anew(
     path = only(root / "consumequeue" / "orders" / "1")
     before = path.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(scrub, "START_STEPS", 0)
+        patch.setattr(scrub, "START_BYTES", 0)
         store = reopened(root)
         flip(path, 3 * 20 + 7)
         flip(path, 4 * 20 + 11)
@@ -458,8 +462,8 @@ def test_a_run_that_compares_nothing_does_not_bless_what_it_found(
     """What the disk has changed is still found by the run after it."""
     flip(only(root / "consumequeue" / "orders" / "1"), 67)
     with monkeypatch.context() as patch:
-        patch.setattr(scrub, "START_STEPS", 0)
-        patch.setattr(integrity, "ROUND_STEPS", 0)
+        patch.setattr(scrub, "START_BYTES", 0)
+        patch.setattr(integrity, "ROUND_BLOCKS", 0)
         store = reopened(root)
         append_durably(store, *(draft("orders", 1) for _ in range(9)))
         store.close()
@@ -472,7 +476,10 @@ def test_a_run_that_compares_nothing_does_not_bless_what_it_found(
 def test_of_an_index_file_only_what_may_change_is_taken_in_anew(path: Path) -> None:
     """Items are what they were put as; slots are what they are when the file is closed."""
     digests = IndexDigests(path.parent, slots_end=BLOCK)
-    digests.start([(path, 2 * BLOCK + 9)], (path, digest_of(path, 2 * BLOCK + 9)))
+    digest_of(path, 2 * BLOCK + 9).save(digest_path(path.parent, path))
+    digests.write_to(path, keep=True)
+    assert not digest_path(path.parent, path).exists()
+    digests.start([(path, 2 * BLOCK + 9)], [path])
     flip(path, 10)
     flip(path, BLOCK + 10)
     digests.close([(path, 3 * BLOCK + 9)])
@@ -487,7 +494,7 @@ def test_a_full_index_file_is_taken_in_step_by_step(path: Path) -> None:
     """It has hundreds of megabytes, and the helper thread has other work."""
     newest = path.with_name("newest")
     digests = IndexDigests(path.parent, slots_end=0)
-    digests.start([(path, 0)], None)
+    digests.start([(path, 0)], [])
     steps = 0
     while not digest_path(path.parent, path).exists():
         digests.advance([(path, 0), (newest, 0)], BLOCK)
@@ -542,34 +549,122 @@ def test_after_a_kill_nothing_counts_as_changed(tmp_path: Path) -> None:
     assert verify(copy).sound
 
 
-def test_an_index_file_that_is_the_newest_again_is_not_compared_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its digest is that of the full file; since a newer one was uncertain, it is written to."""
-    names = [f"2023111422300000{number}" for number in range(3)]
-    paths = [tmp_path / "index" / name for name in names]
+@pytest.fixture
+def index_files(tmp_path: Path) -> list[Path]:
+    """Three index files of four blocks, each with a digest."""
+    paths = [tmp_path / "index" / f"2023111422300000{number}" for number in range(3)]
     paths[0].parent.mkdir()
     for path in paths:
         path.write_bytes(bytes(4 * BLOCK))
         digest_of(path, 4 * BLOCK).save(digest_path(tmp_path, path))
-    monkeypatch.setattr(scrub, "START_STEPS", 1)
-    in_time = IndexScrub(tmp_path, slots_end=0)
-    in_time.give_up_damaged(clean=False)
-    paths[2].unlink()
-    flip(paths[1], 3 * BLOCK + 5)
-    digests = IndexDigests(tmp_path, slots_end=0)
-    files = [(path, 4 * BLOCK) for path in (*paths[:2], tmp_path / "index" / "next")]
-    digests.start(files, None, in_time.opened(path for path, _ in files))
-    while in_time.run(1):
-        pass
+    return paths
 
-    assert digest_path(tmp_path, paths[0]).exists()
-    assert not digest_path(tmp_path, paths[1]).exists()
-    assert not in_time._suspect(paths[1]).exists()
-    digests.advance(files, 4 * BLOCK)
-    kept = load_digest(digest_path(tmp_path, paths[1]))
+
+def integrity_of(root: Path, *, clean: bool) -> Integrity:
+    """Return the digests of a store with an empty log, before its index is opened."""
+    config = small_config(root)
+    log = MappedFileQueue(root / "commitlog", config.commit_log_file_size)
+    queues = MessageStore(config, now_ms=Clock())._queues
+    made = Integrity(root, log, queues, config.max_hash_slots)
+    made.before_index(0, (), clean=clean, queues_rebuilt=False)
+    return made
+
+
+def test_an_index_file_that_is_the_newest_again_is_not_compared_any_more(
+    tmp_path: Path, index_files: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its digest is that of the full file; since a newer one was uncertain, it is written to."""
+    older, written, gone = index_files
+    digests = integrity_of(tmp_path, clean=False)
+    gone.unlink()
+    flip(written, 3 * BLOCK + 5)
+    extents = [(path, 4 * BLOCK) for path in (older, written, tmp_path / "index" / "next")]
+    digests.start(extents)
+    assert not digest_path(tmp_path, written).exists()
+    digests.work(0, extents)
+
+    assert digest_path(tmp_path, older).exists()
+    assert turned_back(caplog) == 0
+    kept = load_digest(digest_path(tmp_path, written))
     assert kept is not None
-    assert differing(kept, paths[1]) == []
+    assert differing(kept, written) == []
+
+
+def test_a_start_turns_bits_of_older_index_files_back(
+    tmp_path: Path, index_files: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the index is opened, or a key would not be found until the pass has come by."""
+    for number, path in enumerate(index_files):
+        flip(path, number * BLOCK + 5)
+    integrity_of(tmp_path, clean=True)
+
+    assert turned_back(caplog) == 3
+    assert [path.read_bytes() for path in index_files] == [bytes(4 * BLOCK)] * 3
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_an_index_in_which_a_run_finds_damage_is_deleted_by_the_next_start(
+    tmp_path: Path,
+    index_files: list[Path],
+    number: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """With its digests, also where that start does not look; and the one after it goes on."""
+    monkeypatch.setattr(integrity, "START_BYTES", BLOCK)
+    monkeypatch.setattr(scrub, "START_BYTES", 0)
+    extents = [(path, 4 * BLOCK) for path in index_files]
+    digests = integrity_of(tmp_path, clean=True)
+    digests.start(extents)
+    for position in (5, 6):
+        flip(index_files[number], 3 * BLOCK + position)
+    digests.work(0, extents)
+    assert f"event=block_damaged path={index_files[number]} position={3 * BLOCK}" in caplog.text
+    digests.close(0, extents)
+    integrity_of(tmp_path, clean=True)
+
+    assert "event=index_deleted files=3" in caplog.text
+    assert not any(path.exists() or digest_path(tmp_path, path).exists() for path in index_files)
+    assert not [*tmp_path.glob("*.rebuild")]
+
+
+@pytest.mark.parametrize("name", ["consumequeue.doubtful", "digests/consumequeue.suspect"])
+def test_what_an_earlier_version_left_to_be_rebuilt_is_rebuilt(root: Path, name: str) -> None:
+    """Its marker has another name, or another place."""
+    (root / name).touch()
+    store = MessageStore(small_config(root), now_ms=Clock(1 << 41))
+
+    assert store.open().queues_rebuilt
+    store.close()
+    assert not (root / name).exists()
+    store = MessageStore(small_config(root), now_ms=Clock(1 << 41))
+    assert not store.open().queues_rebuilt
+    store.close()
+
+
+def test_queues_that_a_start_finds_damaged_are_rebuilt_by_the_next_one_if_it_is_killed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that one has no time to look."""
+    path = only(root / "consumequeue" / "orders" / "1")
+    before = path.read_bytes()
+    flip(path, 3 * 20 + 7)
+    flip(path, 4 * 20 + 11)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recovery, "_scan_from", killed)
+        with pytest.raises(KeyboardInterrupt):
+            reopened(root)
+    monkeypatch.setattr(scrub, "START_BYTES", 0)
+    store = reopened(root)
+
+    assert path.read_bytes() == before
+    assert len(everything(store)) == RECORDS + 1
+    store.close()
+    assert verify(root).sound
 
 
 @pytest.mark.parametrize("number", [0, RECORDS])
@@ -625,13 +720,11 @@ def test_a_pass_is_made_in_steps(root: Path) -> None:
     log = MappedFileQueue(root / "commitlog", config.commit_log_file_size)
     log.load()
     store._queues.load()
-    found = QueueScrub(root, store._queues, log)
-    steps = 0
-    while found.run(1):
-        steps += 1
+    compared = [*compare(queue_targets(root, store._queues, log))]
 
-    assert steps >= 3
-    assert len(found.turned) == 1
+    assert len(compared) >= 3
+    assert [block.is_sound for block, _ in compared].count(False) == 1
+    assert all(sound for _, sound in compared)
     assert verify(root).sound
 
 
