@@ -185,7 +185,7 @@ def _step(what: str, log: GeneratedLog, **more: object) -> Measured:
 
 
 def _take_step(step: dict[str, Any]) -> Measured:
-    from halfmq.spark_jobs.session import start_session  # noqa: PLC0415  not where steps are planned
+    from halfmq.spark_jobs.jobs.session import start_session  # noqa: PLC0415  not where steps are planned
 
     with tempfile.TemporaryDirectory(prefix="halfmq-events-") as events:
         settings = {

@@ -15,9 +15,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     import argparse  # noqa: PLC0415
     import os  # noqa: PLC0415
 
-    from halfmq.spark_jobs.errors import SparkJobsError  # noqa: PLC0415
-    from halfmq.spark_jobs.jobs import audit, export, lag, reconcile, traffic  # noqa: PLC0415
-    from halfmq.spark_jobs.jobs.command import FAILED  # noqa: PLC0415
+    try:
+        from halfmq.spark_jobs.errors import SparkJobsError  # noqa: PLC0415
+        from halfmq.spark_jobs.jobs import audit, export, lag, reconcile, traffic  # noqa: PLC0415
+        from halfmq.spark_jobs.jobs.command import FAILED  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        sys.stderr.write(f"{error.name} is not installed: run  pip install 'halfmq[spark]'\n")
+        return 2
 
     parser = argparse.ArgumentParser(
         prog="python -m halfmq.spark_jobs",

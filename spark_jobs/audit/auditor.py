@@ -21,7 +21,6 @@ from ..log.lookup import Place
 from ..log.segments import LogExtent, survey
 from ..log.store_files import StoreFiles
 from ..source.schema import NAME_COLUMNS, ddl
-from ..stages import reading
 from . import audit
 from .audit_cache import AuditCache
 from .checks import Check, Remark
@@ -152,7 +151,7 @@ class _Auditor:
         self._buckets = max(self._partitions, extent.size // _BUCKET_BYTES)
 
     def run(self) -> Audit:
-        self._stage(reading(self._extent))
+        self._stage(f"reading {self._extent.size:,} bytes of log")
         digest = self._keep(self._digest())
         log = Overview(self._extent, self._store, _summaries(digest), self._checks)
         rows = self._with_links(digest, log)

@@ -5,34 +5,26 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..stages import Stages
-from .command import (
-    CLEAN,
-    FINDINGS,
-    add_output,
-    age,
-    find_log,
-    new_parser,
-    spark_for,
-)
-from .output import Output, probe_file
+from ..audit.auditor import audited
+from ..audit.overview import Checks
+from ..report.page import write_page
+from ..report.summary import summary, table
+from .command import CLEAN, FINDINGS, add_job, age, running
+from .output import probe_file
 
 if TYPE_CHECKING:
-    from ..audit.auditor import Audit
     from .command import Jobs
 
 
 def add(jobs: "Jobs") -> None:
     """Add the command to the others."""
-    parser = new_parser(
+    parser = add_job(
         jobs,
         "audit",
         "classify every transaction in a commit log, and list what must not be there",
+        run,
         ends="0 clean, 1 anomalies, 2 the log could not be audited",
         example="~/.halfmq/store --output audit",
-    )
-    add_output(
-        parser,
         writes="write transactions/ and anomalies/ as Parquet and summary.json to DIR, replacing"
         " those of an earlier audit",
     )
@@ -72,50 +64,35 @@ def add(jobs: "Jobs") -> None:
         help="keep there what was seen of full segments, so that the next audit reads only new"
         " ones; a directory of its own for each log",
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Audit a log and return the exit code."""
-    extent = find_log(options.directory)  # no JVM is started for what is no log
-    output = Output(options, "transactions", "anomalies")
+    checks = Checks(
+        crc=not options.skip_crc,
+        queues=not options.skip_queues,
+        pending_age=options.pending_age,
+        as_of_ms=time.time_ns() // 1_000_000 if options.as_of == "now" else None,
+        checks_max=options.check_max,
+    )
     if options.html:
         probe_file(options.html)
-    stage = Stages("audit")
-    with spark_for(extent, stage) as spark:
-        from ..audit.auditor import audited  # noqa: PLC0415  see command.py
-        from ..audit.overview import Checks  # noqa: PLC0415
-
-        checks = Checks(
-            crc=not options.skip_crc,
-            queues=not options.skip_queues,
-            pending_age=options.pending_age,
-            as_of_ms=time.time_ns() // 1_000_000 if options.as_of == "now" else None,
-            checks_max=options.check_max,
-        )
-        with audited(
-            spark,
+    with (
+        running(options, "transactions", "anomalies") as job,
+        audited(
+            job.spark,
             options.directory,
-            extent=extent,
+            extent=job.extent,
             checks=checks,
             cache=options.cache,
-            stage=stage,
-        ) as audit:
-            _publish(audit, options, output, stage)
-            return CLEAN if audit.is_clean else FINDINGS
-
-
-def _publish(audit: "Audit", options: argparse.Namespace, output: Output, stage: Stages) -> None:
-    from ..report import page as report_html  # noqa: PLC0415  see command.py
-    from ..report import summary as report  # noqa: PLC0415
-
-    if options.output:
-        stage(f"writing {options.output}")
-        output.parquet("transactions", audit.transactions)
-        output.parquet("anomalies", audit.anomaly_rows.coalesce(1))
-    output.publish(report.summary(audit), report.table(audit))
-    if options.html:
-        stage(f"writing {options.html}")
-        report_html.write_page(
-            audit, options.html, written_ms=time.time_ns() // 1_000_000, details=options.output
-        )
+            stage=job.stage,
+        ) as audit,
+    ):
+        job.write(transactions=audit.transactions, anomalies=audit.anomaly_rows.coalesce(1))
+        job.publish(summary(audit), [table(audit)])
+        if options.html:
+            job.stage(f"writing {options.html}")
+            write_page(
+                audit, options.html, written_ms=time.time_ns() // 1_000_000, details=options.output
+            )
+        return CLEAN if audit.is_clean else FINDINGS

@@ -1,52 +1,66 @@
-"""What the commands of all jobs have in common.
+"""What all jobs have in common: options, the run, its results.
 
-A command is a module with ``add``, which adds its parser to those of the others and names the
-function that runs it. That function returns an exit code, and raises ``SparkJobsError`` or
-``OSError`` for what ends as one sentence on standard error.
-
-Nothing here or at the top of a command's module imports PySpark, PyArrow or numpy, so that a
-missing package is told in a sentence too.
+A job is a module with ``add``, which adds its parser to those of the others and names the function
+that runs it. That function returns an exit code, and raises ``SparkJobsError`` or ``OSError`` for
+what ends as one sentence on standard error.
 """
 
 import argparse
-import json
 import re
 import signal
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import MissingDependencyError, SparkFailedError
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
+
+from ..errors import SparkFailedError
+from ..log.segments import LogExtent, survey
+from ..source.roles import read_log
 from .interrupt import restore
+from .output import Output
+from .session import spark_session
+from .stages import Stages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-    from ..log.segments import LogExtent
-    from ..stages import Stages
 
     Jobs = argparse._SubParsersAction[argparse.ArgumentParser]  # noqa: SLF001  it has no other name
 
 CLEAN: Final = 0
 FINDINGS: Final = 1
 FAILED: Final = 2
+Rows = list[dict[str, Any]]
 
 # The line of a traceback that says what happened; the rest of it is of no use to an operator.
 _RAISED: Final = re.compile(r"^(?:: )?(?:[\w$]+\.)*[\w$]+(?:Error|Exception): (.+)$", re.MULTILINE)
 
 _QUERIES: Final = ("SQL", "DataFrame")
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _AGE: Final = re.compile(r"(\d{1,9})([smhd])")
-_SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
-def new_parser(
-    jobs: "Jobs", name: str, about: str, *, ends: str, example: str
+def add_job(
+    jobs: "Jobs",
+    name: str,
+    about: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    ends: str,
+    example: str,
+    writes: str,
+    must_write: bool = False,
 ) -> argparse.ArgumentParser:
-    """Add the parser of a job that reads a log; ``ends`` says what its exit codes mean."""
+    """Add the parser of a job.
+
+    ``ends`` says what its exit codes mean, ``writes`` what it puts in the directory ``--output``,
+    which it may demand.
+    """
     parser = jobs.add_parser(
         name,
         help=about,
@@ -57,18 +71,15 @@ def new_parser(
     parser.add_argument(
         "directory", metavar="DIRECTORY", help="a store root or a folder of segments; may be live"
     )
-    return parser
-
-
-def add_output(parser: argparse.ArgumentParser, *, writes: str) -> None:
-    """Add the options that say where results go; ``writes`` is what is put in a directory."""
-    parser.add_argument("--output", metavar="DIR", type=Path, help=writes)
+    parser.add_argument("--output", metavar="DIR", type=Path, required=must_write, help=writes)
     parser.add_argument(
         "--json",
         metavar="FILE",
         help="write the summary as JSON; - writes it to standard output and the table to standard"
         " error",
     )
+    parser.set_defaults(run=run)
+    return parser
 
 
 def age(text: str) -> timedelta:
@@ -76,7 +87,7 @@ def age(text: str) -> timedelta:
     match = _AGE.fullmatch(text)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a number and s, m, h or d")
-    return timedelta(seconds=int(match[1]) * _SECONDS[match[2]])
+    return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
 def number(text: str) -> int:
@@ -86,41 +97,75 @@ def number(text: str) -> int:
     return int(text)
 
 
-def find_log(directory: str) -> "LogExtent":
-    """Look for the log before a JVM is started for nothing.
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a job over a log."""
 
-    Raises:
-        LogDirectoryError: There is none, or it cannot be read.
-        MissingDependencyError: A package is not installed.
-    """
-    try:
-        # Imported here, so that a missing package is told in a sentence.
-        from ..log.segments import survey  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise MissingDependencyError(error.name or str(error)) from error
-    return survey(directory)
+    options: argparse.Namespace
+    extent: LogExtent
+    spark: "SparkSession"
+    stage: Stages
+    _output: Output
+    _opened: ExitStack
+
+    def log(self, *columns: str, **options: object) -> "DataFrame":
+        """Read columns of the log as far as it went when the run began."""
+        return read_log(
+            self.spark,
+            self.options.directory,
+            *columns,
+            extent=self.extent,
+            partitions=self.spark.sparkContext.defaultParallelism,
+            options=options,
+        )
+
+    def cached(self, frame: "DataFrame") -> "DataFrame":
+        """Keep in memory, as long as the run, what several queries use."""
+        self._opened.callback(frame.persist().unpersist)
+        return frame
+
+    def write(self, **results: "DataFrame") -> None:
+        """Write results as Parquet if there is an ``--output``."""
+        if self.options.output:
+            self.stage(f"writing {self.options.output}")
+            for name, frame in results.items():
+                self._output.parquet(name, frame)
+
+    def publish(self, summary: dict[str, Any], table: Iterable[str]) -> None:
+        """Show the table, then write the JSON."""
+        self._output.publish(summary, table)
+
+    def about_log(self) -> dict[str, Any]:
+        """Say in JSON which part of which log was read."""
+        return about_log(self.options.directory, self.extent)
 
 
 @contextmanager
-def spark_for(extent: "LogExtent", stage: "Stages") -> "Iterator[SparkSession]":
-    """Give a session to read a log with; what goes wrong in Spark becomes a ``SparkFailedError``.
-
-    ``stage`` is told that Spark starts, which takes seconds.
+def running(options: argparse.Namespace, *results: str) -> Iterator[Run]:
+    """Begin a run that writes these results: look at all places, then start Spark.
 
     Raises:
-        MissingDependencyError: PySpark is not installed.
+        SparkJobsError: There is no log, a place cannot be written, or Spark fails in the context.
+    """
+    extent = survey(options.directory)
+    output = Output(options.job, options.json, options.output, *results)
+    stage = Stages(options.job)
+    with spark_for(extent, stage) as spark, ExitStack() as opened:
+        yield Run(options, extent, spark, stage, output, opened)
+
+
+@contextmanager
+def spark_for(extent: LogExtent, stage: Stages) -> "Iterator[SparkSession]":
+    """Give a session to read a log with; ``stage`` is told that it starts, which takes seconds.
+
+    Raises:
         JavaNotFoundError: There is no Java for it.
         SparkFailedError: Spark could not do what it was asked inside the context.
     """
-    from ..session import spark_session  # noqa: PLC0415  see find_log
-
     stage("starting Spark")
     handler = signal.getsignal(signal.SIGINT)
     with spark_session(log_bytes=extent.size) as spark, stage.following(spark):
         restore(handler)
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415
-        from pyspark.errors import PySparkException  # noqa: PLC0415
-
         try:
             with _no_log_of_queries():
                 yield spark
@@ -131,8 +176,6 @@ def spark_for(extent: "LogExtent", stage: "Stages") -> "Iterator[SparkSession]":
 @contextmanager
 def _no_log_of_queries() -> Iterator[None]:
     """Have PySpark not print what it raises as well."""
-    from pyspark.logger import PySparkLogger  # noqa: PLC0415  see find_log
-
     loggers = [PySparkLogger.getLogger(f"{kind}QueryContextLogger") for kind in _QUERIES]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -144,49 +187,23 @@ def _no_log_of_queries() -> Iterator[None]:
             logger.disabled = was_disabled
 
 
-def log_summary(extent: "LogExtent") -> dict[str, object]:
+def about_log(directory: str, extent: LogExtent) -> dict[str, Any]:
     """Say in JSON which part of a log was read."""
     return {
-        "segments": len(extent.segments),
-        "first_offset": extent.first_offset,
-        "end_offset": extent.end_offset,
-        "tail": extent.tail,
+        "directory": directory,
+        "log": {
+            "segments": len(extent.segments),
+            "first_offset": extent.first_offset,
+            "end_offset": extent.end_offset,
+            "tail": extent.tail,
+        },
     }
 
 
-def rows(frame: "DataFrame") -> list[dict[str, Any]]:
-    """Collect a few rows as they stand in JSON: times as texts in UTC."""
-    from pyspark.sql import functions as F  # noqa: PLC0415, N812
-    from pyspark.sql.types import TimestampType  # noqa: PLC0415
-
-    # Collected as they are, times would be in the time zone of this machine, and not say so.
-    times = [field.name for field in frame.schema if isinstance(field.dataType, TimestampType)]
-    counted = frame.withColumns({name: F.unix_millis(name) for name in times}) if times else frame
-    collected = [row.asDict(recursive=True) for row in counted.collect()]
-    for row in collected:
-        row.update({name: utc(row[name]) for name in times if row[name] is not None})
+def rows(frame: "DataFrame") -> Rows:
+    """Collect a few rows; times have a zone."""
+    collected: Rows = frame.toArrow().to_pylist()
     return collected
-
-
-def utc(time_ms: int) -> str:
-    """Spell a time in ms since 1970."""
-    time = _EPOCH + timedelta(milliseconds=time_ms)
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def show(json_file: str | None, text: str, table: str) -> None:
-    """Print a table, and ``text`` where ``--json -`` asks for it."""
-    if json_file == "-":
-        sys.stdout.write(text)
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")  # what stages.py has written
-    shown = sys.stderr if json_file == "-" else sys.stdout
-    shown.write(table + "\n")
-
-
-def as_json(summary: Mapping[str, object]) -> str:
-    """Return a summary as text, one line per value."""
-    return json.dumps(summary, indent=2) + "\n"
 
 
 def _cause(message: str) -> str:

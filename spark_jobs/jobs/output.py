@@ -4,17 +4,20 @@ A job replaces in ``--output`` what an earlier run of it wrote, and nothing else
 the names: ``RESULT/halfmq-JOB-00000.parquet``, and ``summary.json`` by its first key.
 """
 
-import argparse
 import json
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from ..errors import OutputError
-from .command import as_json, show
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+from ..errors import PlaceError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,35 +27,34 @@ _PROBE: Final = b"\0" * 4096  # bytes; a disk without room for so much is full
 
 
 class Output:
-    """The places that the options of one run name."""
+    """The places for the results of one run."""
 
-    def __init__(self, options: argparse.Namespace, *results: str) -> None:
+    def __init__(
+        self, job: str, json_file: str | None, folder: Path | None = None, *results: str
+    ) -> None:
         """Make the directory; ``results`` are the folders of Parquet files in it.
 
         Raises:
-            OutputError: Something else is in a place, or it cannot be written.
+            PlaceError: Something else is in a place, or it cannot be written.
         """
-        self._job: str = options.job
-        self._folder: Path | None = options.output
-        self._json: str | None = options.json
+        self._job = job
+        self._folder = folder and folder.absolute()
+        self._is_piped = json_file == "-"
+        self._json = None if json_file is None or self._is_piped else Path(json_file)
         self._failed: Exception | None = None
         if self._folder:
             probe_folder(self._folder)
             for name in results:
                 self._check_folder(self._folder / name)
             self._check_summary(self._folder / SUMMARY)
-        if self._json and self._json != "-":
-            probe_file(Path(self._json))
+        if self._json:
+            probe_file(self._json)
 
     def parquet(self, name: str, frame: "DataFrame") -> None:
         """Write a result; ``publish`` says it when that fails."""
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # noqa: PLC0415
-        from pyspark.errors import PySparkException  # noqa: PLC0415  see command.py
-
         if self._folder is None or self._failed:
             return
-        staging = self._folder.absolute() / f".halfmq-{self._job}"
-        place = self._folder.absolute() / name
+        staging, place = self._folder / f".halfmq-{self._job}", self._folder / name
         try:
             shutil.rmtree(staging, ignore_errors=True)
             frame.write.parquet(str(staging))
@@ -65,20 +67,23 @@ class Output:
         except (OSError, PySparkException, Py4JError) as error:
             self._failed = error
 
-    def publish(self, summary: Mapping[str, object], table: str) -> None:
+    def publish(self, summary: Mapping[str, object], table: Iterable[str]) -> None:
         """Show the table, then write the JSON.
 
         Raises:
             OSError, PySparkException, Py4JError: The first file that could not be written.
         """
-        text = as_json(summary)
-        show(self._json, text, table)
+        text = json.dumps(summary, indent=2, default=_as_text) + "\n"
+        if self._is_piped:
+            sys.stdout.write(text)
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\x1b[K")  # what stages.py has written
+        shown = sys.stderr if self._is_piped else sys.stdout
+        shown.writelines(f"{line}\n" for line in table)
         if self._failed:
             raise self._failed
-        if self._json and self._json != "-":
-            Path(self._json).write_text(text, "utf-8")
-        if self._folder:
-            (self._folder / SUMMARY).write_text(text, "utf-8")
+        for place in filter(None, (self._json, self._folder and self._folder / SUMMARY)):
+            place.write_text(text, "utf-8")
 
     def _check_folder(self, place: Path) -> None:
         if not place.exists():
@@ -99,16 +104,16 @@ class Output:
         if not is_ours:
             raise self._foreign(place)
 
-    def _foreign(self, place: Path) -> OutputError:
+    def _foreign(self, place: Path) -> PlaceError:
         reason = f"no earlier {self._job} wrote this: remove it, or name another --output"
-        return OutputError(str(place), reason)
+        return PlaceError(place, reason)
 
 
 def probe_folder(folder: Path) -> None:
     """Make a directory if need be, and see that it takes files.
 
     Raises:
-        OutputError: It does not.
+        PlaceError: It does not.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -117,21 +122,33 @@ def probe_folder(folder: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        reason = "is a file" if isinstance(error, FileExistsError) else str(error.strerror)
-        raise OutputError(str(folder), f"cannot be written to: {reason}") from error
+        reason = "is a file" if isinstance(error, FileExistsError) else error.strerror
+        raise PlaceError(folder, f"cannot be written to: {reason}") from error
 
 
 def probe_file(place: Path) -> None:
     """See that a file can be written or replaced; its directory is made.
 
     Raises:
-        OutputError: It cannot.
+        PlaceError: It cannot.
     """
     if place.is_dir():
-        raise OutputError(str(place), "is a directory; name a file")
+        raise PlaceError(place, "is a directory; name a file")
     if place.exists():
         if not os.access(place, os.W_OK):
-            raise OutputError(str(place), "cannot be written to: Permission denied")
+            raise PlaceError(place, "cannot be written to: Permission denied")
         if not place.is_file():  # as /dev/null
             return
     probe_folder(place.parent)
+
+
+def utc(time: datetime) -> str:
+    """Spell a time that has a zone."""
+    text = time.astimezone(UTC).isoformat(timespec="milliseconds")
+    return text.replace("+00:00", "Z")
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, datetime):
+        return utc(value)
+    raise TypeError(f"no JSON for {value!r}")

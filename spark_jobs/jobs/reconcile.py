@@ -1,4 +1,4 @@
-"""The command ``reconcile``."""
+"""The job ``reconcile``; ``differences.py`` compares, ``ledger.py`` reads the ledger."""
 
 import argparse
 from collections import Counter
@@ -6,46 +6,43 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from ..errors import LedgerError
-from ..stages import Stages, reading
-from .command import (
-    CLEAN,
-    FINDINGS,
-    add_output,
-    age,
-    find_log,
-    log_summary,
-    new_parser,
-    rows,
-    spark_for,
-    utc,
-)
-from .output import Output
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
+
+from halfmq.store.format import topics
+
+from ..errors import OptionError
+from ..log.log_times import log_times
+from ..source.columns import CORRUPT
+from . import differences
+from .command import CLEAN, FINDINGS, add_job, age, rows, running
+from .ledger import read_ledger
+from .output import utc
+from .stages import reading
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from ..log.segments import LogExtent
-    from ..reconcile import Range
     from .command import Jobs
 
 LISTED_MAX: Final = 2_000  # differences of each kind in the JSON; the Parquet files have all
 SHOWN_MAX: Final = 50  # in the table, of all kinds in turn
-_GRACE: Final = timedelta(minutes=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_HIDDEN: Final = (  # topics of what is no message (yet)
+    topics.HALF_TOPIC,
+    topics.TRANS_CHECK_MAX_TIME_TOPIC,
+    topics.SCHEDULE_TOPIC,
+    topics.TIMER_TOPIC,
+)
 
 
 def add(jobs: "Jobs") -> None:
     """Add the command to the others."""
-    parser = new_parser(
+    parser = add_job(
         jobs,
         "reconcile",
         "compare the messages of a log with the rows of a ledger",
+        run,
         ends="0 they agree, 1 differences, 2 they could not be compared",
         example="~/.halfmq/store --topic orders --ledger orders.parquet --key-column order_id",
-    )
-    add_output(
-        parser,
         writes="write differences/ as Parquet and summary.json to DIR, replacing earlier ones",
     )
     parser.add_argument(
@@ -63,7 +60,6 @@ def add(jobs: "Jobs") -> None:
     )
     _add_ledger(parser)
     _add_range(parser)
-    parser.set_defaults(run=run)
 
 
 def _add_ledger(parser: argparse.ArgumentParser) -> None:
@@ -116,136 +112,70 @@ def _add_range(parser: argparse.ArgumentParser) -> None:
         "--grace",
         metavar="AGE",
         type=age,
-        default=_GRACE,
+        default=timedelta(minutes=1),
         help="how far apart row and message may be (1m)",
     )
 
 
-def _time(text: str) -> int:
-    """Read a time as ms since 1970; without a zone it is in UTC."""
+def _time(text: str) -> datetime:
+    """Read a time; without a zone it is in UTC."""
     try:
         time = datetime.fromisoformat(text)
     except ValueError as error:
         expected = "expected a date and time, as in 2026-01-31T00:00Z"
         raise argparse.ArgumentTypeError(f"{text!r}: {expected}") from error
-    aware = time if time.tzinfo else time.replace(tzinfo=UTC)
-    return (aware - _EPOCH) // timedelta(milliseconds=1)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
 def run(options: argparse.Namespace) -> int:
     """Compare a log with a ledger and return the exit code."""
     if options.time_column is None and (options.since or options.until):
-        raise LedgerError("--from and --until", "name the ledger's --time-column too")
-    extent = find_log(options.directory)
-    output = Output(options, "differences")
-    stage = Stages("reconcile")
-    with spark_for(extent, stage) as spark:
-        summary = _compared(spark, extent, options, stage, output)
-        output.publish(summary, "\n".join(_table(summary)))
-    return FINDINGS if summary["finding_count"] or summary["damaged"]["ranges"] else CLEAN
-
-
-def _compared(
-    spark: "SparkSession",
-    extent: "LogExtent",
-    options: argparse.Namespace,
-    stage: Stages,
-    output: Output,
-) -> dict[str, Any]:
-    from .. import reconcile  # noqa: PLC0415  see command.py
-
-    within = _range(options, extent)
-    ledger = reconcile.rows(
-        _ledger(spark, options), options.key_column, options.time_column, within
-    ).persist()
-    log = _log(spark, extent, options)
-    stage(reading(extent))
-    damaged = rows(_damage(log))[0]
-    stage("comparing it with the ledger")
-    entries = reconcile.messages(log, options.topic, options.message_key, within).persist()
-    found = reconcile.differences(entries, ledger).persist()
-    try:
-        counts = {row["kind"]: row["count"] for row in found.groupBy("kind").count().collect()}
-        if options.output:
-            stage(f"writing {options.output}")
-            output.parquet("differences", found.coalesce(1))
-        listed = reconcile.first_of_each_kind(found, LISTED_MAX).orderBy("kind", "key", "at")
-        return {
-            "directory": options.directory,
-            "log": log_summary(extent),
+        raise OptionError("--from and --until", "name the ledger's --time-column too")
+    with running(options, "differences") as job:
+        within = differences.Range(
+            since_ms=_ms(options.since),
+            until_ms=_ms(options.until),
+            grace=options.grace,
+            log=log_times(job.extent) if options.time_column else None,
+        )
+        ledger = differences.rows(
+            read_ledger(job.spark, options), options.key_column, options.time_column, within
+        )
+        ledger = job.cached(ledger)
+        log = job.log(*differences.COLUMNS, "size", subscribe=",".join((*options.topic, *_HIDDEN)))
+        job.stage(reading(job.extent))
+        (damaged,) = rows(_damage(log))
+        job.stage("comparing it with the ledger")
+        entries = differences.messages(log, options.topic, options.message_key, within)
+        entries = job.cached(entries)
+        found = job.cached(differences.differences(entries, ledger))
+        counts = {row["kind"]: row["count"] for row in rows(found.groupBy("kind").count())}
+        listed = differences.first_of_each_kind(found, LISTED_MAX).orderBy("kind", "key", "at")
+        summary = {
+            **job.about_log(),
             "topics": sorted(options.topic),
             "message_key": options.message_key,
-            "from": None if options.since is None else utc(options.since),
-            "until": None if options.until is None else utc(options.until),
-            "matched_keys": reconcile.matched_keys(entries, ledger).count(),
+            "from": options.since and utc(options.since),
+            "until": options.until and utc(options.until),
+            "matched_keys": differences.matched_keys(entries, ledger).count(),
             "counts": dict(sorted(counts.items())),
-            "finding_count": sum(counts.get(kind, 0) for kind in reconcile.FINDINGS),
+            "finding_count": sum(counts.get(kind, 0) for kind in differences.FINDINGS),
             "damaged": damaged,
             "differences": rows(listed),
         }
-    finally:
-        for kept in (found, entries, ledger):
-            kept.unpersist()
+        job.write(differences=found.coalesce(1))
+        job.publish(summary, _table(summary))
+    return FINDINGS if summary["finding_count"] or damaged["ranges"] else CLEAN
 
 
-def _ledger(spark: "SparkSession", options: argparse.Namespace) -> "DataFrame":
-    from ..ledger import Ledger, read_ledger  # noqa: PLC0415  see command.py
-
-    return read_ledger(
-        spark,
-        Ledger(
-            location=options.ledger,
-            format=options.ledger_format,
-            table=options.table,
-            user=options.user,
-            driver=options.driver,
-            driver_jar=options.driver_jar,
-            driver_package=options.driver_package,
-            where=options.where,
-        ),
-    )
+def _ms(time: datetime | None) -> int | None:
+    return None if time is None else (time - _EPOCH) // timedelta(milliseconds=1)
 
 
-def _log(spark: "SparkSession", extent: "LogExtent", options: argparse.Namespace) -> "DataFrame":
-    from halfmq.store.format import topics  # noqa: PLC0415  see command.py
-
-    from .. import reconcile, roles  # noqa: PLC0415
-
-    hidden = (
-        topics.HALF_TOPIC,
-        topics.TRANS_CHECK_MAX_TIME_TOPIC,
-        topics.SCHEDULE_TOPIC,
-        topics.TIMER_TOPIC,
-    )
-    return roles.read_log(
-        spark,
-        options.directory,
-        *reconcile.COLUMNS,
-        "size",
-        extent=extent,
-        partitions=spark.sparkContext.defaultParallelism,
-        options={"subscribe": ",".join((*options.topic, *hidden))},
-    )
-
-
-def _damage(log: "DataFrame") -> "DataFrame":
-    from pyspark.sql import functions as F  # noqa: PLC0415, N812
-
-    damaged = log.where("recordType = 'corrupt'")
+def _damage(log: DataFrame) -> DataFrame:
     size = F.coalesce(F.sum(F.col("size").cast("bigint")), F.lit(0))
+    damaged = log.where(F.col("recordType") == CORRUPT)
     return damaged.agg(F.count("*").alias("ranges"), size.alias("bytes"))
-
-
-def _range(options: argparse.Namespace, extent: "LogExtent") -> "Range":
-    from ..log.log_times import log_times  # noqa: PLC0415  see command.py
-    from ..reconcile import Range  # noqa: PLC0415
-
-    return Range(
-        since_ms=options.since,
-        until_ms=options.until,
-        grace=options.grace,
-        log=log_times(extent) if options.time_column else None,
-    )
 
 
 def _in_turn(differences: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,20 +19,22 @@ from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from halfmq.spark_jobs import export, roles
 from halfmq.spark_jobs.__main__ import main
-from halfmq.spark_jobs.export import Export, Settings
+from halfmq.spark_jobs.errors import SparkJobsError
+from halfmq.spark_jobs.jobs import export
+from halfmq.spark_jobs.jobs.export import Export
 from halfmq.spark_jobs.log.segments import survey
+from halfmq.spark_jobs.source import roles
 from tests.support import golden_store, messages
 from tests.support.log_writer import LogWriter, Ours, Written
 
 SEGMENT = 1 << 12
 KILL = """
 import os, signal, sys
-from halfmq.spark_jobs import __main__, export
+from halfmq.spark_jobs import __main__
+from halfmq.spark_jobs.jobs import export
 
 left = int(sys.argv[1])
 export._BATCH_BYTES = int(sys.argv[2])
@@ -215,31 +217,27 @@ class Stopper:
             raise RuntimeError("stopped")
 
 
-def stopped_at(
-    step: int, store: Path, out: Path, settings: Settings, session: SparkSession
-) -> bool:
+def stopped_at(step: int, store: Path, out: Path) -> bool:
     """Have a run stopped at a step, and the next one go through; tell whether it came so far."""
     extent = survey(store)
     out.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export, "_BATCH_BYTES", 2 * SEGMENT)
         stopper = Stopper(patch, step)
-        with contextlib.suppress(RuntimeError, PySparkException):
-            Export(str(store), out, settings).run(extent, lambda: session)
-    outcome = Export(str(store), out, settings).run(extent, lambda: session)
+        with contextlib.suppress(RuntimeError, SparkJobsError):
+            Export(str(store), out).run(extent)
+    outcome = Export(str(store), out).run(extent)
     assert outcome.is_clean
     return stopper.stopped
 
 
-def test_a_run_that_ends_between_two_steps_loses_and_repeats_nothing(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_run_that_ends_between_two_steps_loses_and_repeats_nothing(tmp_path: Path) -> None:
     """The next one repeats the batch, and throws away what is visible already."""
     log = log_of_orders(tmp_path, 60)
     full = [written.offset for written in of_full_segments(log)]
     # Noted by Spark; staged and not visible; visible and not noted; noted, and Spark does not know.
     for step in (4, 6, 7, 9, 13):
-        assert stopped_at(step, tmp_path, tmp_path / f"out-{step}", Settings(), spark)
+        assert stopped_at(step, tmp_path, tmp_path / f"out-{step}")
 
         assert offsets(tmp_path / f"out-{step}") == full, step
 
@@ -256,20 +254,16 @@ def campaign() -> Iterator[random.Random]:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("name", ["parquet", "orc"])
-def test_a_run_that_ends_between_any_two_steps_loses_and_repeats_nothing(
-    name: str, spark: SparkSession, tmp_path: Path
-) -> None:
-    """Any step of several segments; ORC stands in for tables that commit by themselves."""
+def test_a_run_that_ends_between_any_two_steps_loses_and_repeats_nothing(tmp_path: Path) -> None:
+    """Any step of several segments."""
     log = log_of_orders(tmp_path, 60)
     full = [written.offset for written in of_full_segments(log)]
     out = tmp_path / "out"
     for choose in campaign():
         step = choose.randrange(40)
-        stopped_at(step, tmp_path, out, Settings(format=name), spark)
+        stopped_at(step, tmp_path, out)
 
-        rows = spark.read.format(name).load(str(out)).select("physicalOffset").collect()
-        assert sorted(row[0] for row in rows) == full, step
+        assert offsets(out) == full, step
         shutil.rmtree(out)
 
 
@@ -409,7 +403,6 @@ def change_log(folder: Path) -> None:
     [
         (None, ["--topic", "orders"], "the export was begun with topics = None, not ['orders']"),
         (None, ["--decompress"], "the export was begun with decompress = False, not True"),
-        (None, ["--format", "delta"], "the export was begun with format = parquet, not delta"),
         (spoil_state, [], "export.json is not of this job"),
         (
             shorten_log,
@@ -464,39 +457,11 @@ def test_two_exports_do_not_write_into_one_directory(
     log_of_orders(tmp_path, 60)
     (tmp_path / "out").mkdir()
 
-    export_ = Export(str(tmp_path), tmp_path / "out", Settings())
+    export_ = Export(str(tmp_path), tmp_path / "out")
     with export_._locked():
         assert run(tmp_path, tmp_path / "out") == 2
 
     assert "another export is running here" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["delta", "iceberg"])
-def test_a_format_that_spark_has_not_is_told(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """PySpark from PyPI has neither; the sentence says what to start it with."""
-    log_of_orders(tmp_path, 60)
-
-    assert run(tmp_path, tmp_path / "out", "--format", name) == 2
-
-    *steps, sentence = capsys.readouterr().err.splitlines()
-    assert f"this Spark has no format {name}: start it with the package" in sentence
-    assert all(" s: " in step for step in steps)
-
-
-@pytest.mark.campaign
-def test_a_table_that_commits_by_itself_gets_each_range_once(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    """After a kill the table is asked. ORC stands in for Delta and Iceberg: it is there."""
-    log = log_of_orders(tmp_path, 35)
-    for step in (3, 4, 6):  # the batch is not written; written, and not noted
-        out = tmp_path / f"out-{step}"
-        assert stopped_at(step, tmp_path, out, Settings(format="orc"), spark)
-
-        rows = spark.read.orc(str(out)).select("physicalOffset").collect()
-        assert sorted(row[0] for row in rows) == [w.offset for w in of_full_segments(log)]
 
 
 def test_the_function_works_on_any_log_in_a_notebook(spark: SparkSession, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.spark_jobs.__main__ import main
-from halfmq.spark_jobs.stages import Stages
+from halfmq.spark_jobs.jobs.stages import Stages
 from tests.support.log_writer import LogWriter
 
 READING = "reading 970 bytes of log"

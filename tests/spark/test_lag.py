@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from halfmq.broker.offsets import ConsumerOffsetTable
 from halfmq.spark_jobs.__main__ import main
-from halfmq.spark_jobs.offset_table import read_offsets
+from halfmq.spark_jobs.jobs.offset_table import read_offsets
 from tests.support import golden_store, messages
 from tests.support.log_writer import COMMIT, START, LogWriter, Ours
 

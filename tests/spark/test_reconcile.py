@@ -16,8 +16,9 @@ import pytest
 from pyarrow import csv, parquet
 from pyspark.sql import SparkSession
 
-from halfmq.spark_jobs import reconcile, roles
 from halfmq.spark_jobs.__main__ import main
+from halfmq.spark_jobs.jobs import differences
+from halfmq.spark_jobs.source import roles
 from tests.support import golden_store, messages
 from tests.support.jars import JarMissingError, jar
 from tests.support.log_writer import PREPARED, SCHEDULE, START, LogWriter, Ours, Written
@@ -292,7 +293,7 @@ def test_times_of_any_type_serve(spark: SparkSession) -> None:
         f" {ms}L as c, '{ms}' as d, cast(null as timestamp) as e"
     )
     for name, expected in {"a": ms, "b": ms, "c": ms, "d": ms, "e": None}.items():
-        (row,) = reconcile.rows(frame, "id", name).collect()
+        (row,) = differences.rows(frame, "id", name).collect()
         assert row["at"] == expected, name
 
 
@@ -417,10 +418,12 @@ def test_what_cannot_be_compared_ends_with_2_and_a_sentence(
 def test_the_functions_work_on_any_log_in_a_notebook(spark: SparkSession, tmp_path: Path) -> None:
     """Without the command: two DataFrames in, one of differences out."""
     store = small_orders(tmp_path)
-    log = roles.read_log(spark, str(store), *reconcile.COLUMNS)
+    log = roles.read_log(spark, str(store), *differences.COLUMNS)
     ledger = spark.createDataFrame([("o-1",), ("o-2",), ("o-3",)], "id string")
 
-    told = reconcile.differences(reconcile.messages(log, ["orders"]), reconcile.rows(ledger, "id"))
+    told = differences.differences(
+        differences.messages(log, ["orders"]), differences.rows(ledger, "id")
+    )
 
-    assert told.columns == list(reconcile.DIFFERENCE)
+    assert told.columns == list(differences.DIFFERENCE)
     assert Counter((row["kind"], row["key"]) for row in told.collect()) == DIFFERENT

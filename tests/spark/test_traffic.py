@@ -14,8 +14,9 @@ import pytest
 from pyarrow import parquet
 from pyspark.sql import SparkSession
 
-from halfmq.spark_jobs import roles, traffic
 from halfmq.spark_jobs.__main__ import main
+from halfmq.spark_jobs.jobs import traffic
+from halfmq.spark_jobs.source import roles
 from tests.support import golden_store, messages
 from tests.support.log_writer import START, LogWriter, Ours
 

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from halfmq.spark_jobs.datasource import FORMAT, register
-from halfmq.spark_jobs.session import start_session
+from halfmq.spark_jobs.jobs.session import start_session
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyspark
 
-from halfmq.spark_jobs.java import java_for_spark
+from halfmq.spark_jobs.jobs.java import java_for_spark
 from tests.support.stores import wait_until
 
 BIN = Path(pyspark.__file__).parent / "bin"

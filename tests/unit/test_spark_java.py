@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.spark_jobs import java
 from halfmq.spark_jobs.errors import JavaNotFoundError
+from halfmq.spark_jobs.jobs import java
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scripts stand for Java")
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from .errors import OffsetTableError
+from ..errors import PlaceError
 
 FILE: Final = "consumerOffset.json"
 GROUPS_FILE: Final = "subscriptionGroup.json"
@@ -64,7 +64,7 @@ def read_offsets(path: Path, *, may_be_missing: bool = False) -> OffsetTable:
     which is an empty table if it ``may_be_missing`` from a store.
 
     Raises:
-        OffsetTableError: Neither can be read.
+        PlaceError: Neither can be read.
     """
     backup = path.with_name(f"{path.name}.bak")
     is_store = (path.parent.parent / "commitlog").is_dir()
@@ -78,7 +78,7 @@ def read_offsets(path: Path, *, may_be_missing: bool = False) -> OffsetTable:
             reasons.append(_reason(error))
         else:
             return OffsetTable(candidate, candidate == backup, offsets)
-    raise OffsetTableError(str(path), f"{reasons[0]}; .bak: {reasons[1]}")
+    raise PlaceError(str(path), f"{reasons[0]}; .bak: {reasons[1]}")
 
 
 def known_groups(config: Path) -> frozenset[str]:

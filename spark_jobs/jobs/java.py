@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from .errors import JavaNotFoundError
+from ..errors import JavaNotFoundError
 
 VERSION_MIN: Final = 17  # class files of Spark 4
 _VERSION_TIMEOUT: Final = 30  # seconds for `java -version`; a cold disk may need several

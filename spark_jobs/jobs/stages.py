@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from .log.segments import LogExtent
+    from ..log.segments import LogExtent
 
 _PAUSE: Final = 0.5  # seconds between two looks at Spark
 _CLEAR: Final = "\r\x1b[K"  # back to the start of the line, which is erased

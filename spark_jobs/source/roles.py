@@ -27,10 +27,10 @@ from halfmq.store.format.topics import (
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
 
-from .datasource import FORMAT, register
-from .log.segments import LogExtent
-from .source.columns import CORRUPT, MESSAGE
-from .source.schema import ddl
+from ..datasource import FORMAT, register
+from ..log.segments import LogExtent
+from .columns import CORRUPT, MESSAGE
+from .schema import ddl
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

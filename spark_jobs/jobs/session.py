@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from .errors import JavaNotFoundError, MissingDependencyError
+from pyspark import SparkConf
+from pyspark.errors import PySparkRuntimeError
+from pyspark.sql import SparkSession
+
+from ..errors import JavaNotFoundError
 from .java import java_for_spark
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 SMALL_LOG: Final = 256 << 20  # bytes; below, starting the JVM costs more than reading the log
 _SHUFFLE_BYTES: Final = 256 << 20  # of log per shuffle partition: some 25 MB of it are shuffled
@@ -48,19 +49,14 @@ _FEW_CORES: Final = 2
 
 
 @contextmanager
-def spark_session(*, log_bytes: int = 0) -> "Iterator[SparkSession]":
+def spark_session(*, log_bytes: int = 0) -> Iterator[SparkSession]:
     """Give the active Spark session, or a new local one that ends with the context.
 
     ``log_bytes`` is how much will be read: it decides how the JVM is tuned.
 
     Raises:
-        MissingDependencyError: PySpark is not installed.
         JavaNotFoundError: There is no Java for it.
     """
-    try:
-        from pyspark.sql import SparkSession  # noqa: PLC0415  the parser works without it
-    except ImportError as error:
-        raise MissingDependencyError("pyspark") from error
     active = SparkSession.getActiveSession()
     if active is not None:
         yield active
@@ -72,19 +68,13 @@ def spark_session(*, log_bytes: int = 0) -> "Iterator[SparkSession]":
         session.stop()
 
 
-def start_session(
-    *, log_bytes: int = 0, settings: Mapping[str, str] | None = None
-) -> "SparkSession":
+def start_session(*, log_bytes: int = 0, settings: Mapping[str, str] | None = None) -> SparkSession:
     """Start a local session, or the one that ``spark-submit`` asks for; the caller stops it.
 
     ``settings`` are more of Spark's own.
     """
     if _SUBMITTED in os.environ:
         return _submitted_session(log_bytes)
-    from pyspark import SparkConf  # noqa: PLC0415  see spark_session
-    from pyspark.errors import PySparkRuntimeError  # noqa: PLC0415
-    from pyspark.sql import SparkSession  # noqa: PLC0415
-
     # Without it the workers are started with whatever `python3` is first on the path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName("halfmq audit")
@@ -109,10 +99,8 @@ def start_session(
                 raise JavaNotFoundError(f"the JVM for Spark did not start: {error}") from error
 
 
-def _submitted_session(log_bytes: int) -> "SparkSession":
+def _submitted_session(log_bytes: int) -> SparkSession:
     """Start a session in the JVM that ``spark-submit`` has started, as it was told to."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415  see spark_session
-
     session = SparkSession.builder.appName("halfmq").getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     given = session.sparkContext.getConf()

@@ -5,10 +5,10 @@ Only messages that consumers see count: finals of transactions, not their halves
 
 In a notebook::
 
-    log = roles.read_log(spark, directory, *reconcile.COLUMNS)
-    entries = reconcile.messages(log, {"orders"}).persist()
-    ledger = reconcile.rows(spark.read.parquet("orders.parquet"), "order_id").persist()
-    reconcile.differences(entries, ledger).groupBy("kind").count().show()
+    log = roles.read_log(spark, directory, *differences.COLUMNS)
+    entries = differences.messages(log, {"orders"}).persist()
+    ledger = differences.rows(spark.read.parquet("orders.parquet"), "order_id").persist()
+    differences.differences(entries, ledger).groupBy("kind").count().show()
 
 A message may have several keys (the words of its ``KEYS``); it is matched when one of them has a
 row. A key that several messages have is a double only if it has a row, or if those messages are
@@ -27,10 +27,10 @@ from pyspark.sql.types import NumericType, TimestampNTZType, TimestampType
 
 from halfmq.store.format.properties import PROPERTY_KEYS, PROPERTY_UNIQ_KEY
 
-from .errors import LedgerError
-from .log.log_times import LogTimes
-from .roles import DELAYED, HALF, PARKED, property_value, role, takes_slot
-from .source.columns import MESSAGE
+from ..errors import OptionError
+from ..log.log_times import LogTimes
+from ..source.columns import MESSAGE
+from ..source.roles import DELAYED, HALF, PARKED, property_value, role, takes_slot
 
 COLUMNS: Final = (
     "topic",
@@ -145,12 +145,12 @@ def rows(
     since 1970.
 
     Raises:
-        LedgerError: There is no such column, or times of a type that is none.
+        OptionError: There is no such column, or times of a type that is none.
     """
     for name in filter(None, (key, time)):
         if name not in ledger.columns:
             known = ", ".join(ledger.columns)
-            raise LedgerError(f"column {name}", f"the ledger has no such column; it has {known}")
+            raise OptionError(f"column {name}", f"the ledger has no such column; it has {known}")
     at = F.lit(None).cast("bigint") if time is None else _time(ledger, time)
     quoted = F.col(f"`{key}`").cast("string")
     told = (

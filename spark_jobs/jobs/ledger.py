@@ -1,0 +1,124 @@
+"""Reads an outside ledger: the rows that messages are compared with."""
+
+import argparse
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
+from ..errors import PlaceError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PASSWORD: Final = "HALFMQ_LEDGER_PASSWORD"  # noqa: S105  the variable's name; a command line shows
+_ROWS_PER_FETCH: Final = 10_000  # drivers ask for ten at a time, or for all at once
+_JDBC: Final = "jdbc:"
+_PACKAGE: Final = re.compile(r"[\w.-]+:[\w.-]+:[\w.-]+")
+# A driver that came after Spark's start is not found by its URL, so its class must be named.
+_DRIVERS: Final = {
+    "derby": "org.apache.derby.jdbc.EmbeddedDriver",
+    "h2": "org.h2.Driver",
+    "mariadb": "org.mariadb.jdbc.Driver",
+    "mysql": "com.mysql.cj.jdbc.Driver",
+    "oracle": "oracle.jdbc.OracleDriver",
+    "postgresql": "org.postgresql.Driver",
+    "sqlite": "org.sqlite.JDBC",
+    "sqlserver": "com.microsoft.sqlserver.jdbc.SQLServerDriver",
+}
+
+
+def read_ledger(spark: "SparkSession", options: argparse.Namespace) -> "DataFrame":
+    """Read the ledger that the options of ``reconcile`` name; columns of a CSV file are texts.
+
+    Raises:
+        PlaceError: It cannot be read, or ``--where`` is no condition on it.
+    """
+    read = {"jdbc": _database, "csv": _csv, "parquet": _parquet}[_format(options)]
+    try:
+        frame = read(spark, options)
+        return frame.where(options.where) if options.where else frame
+    except (PySparkException, Py4JError) as error:
+        reason = _reason(str(error), options.ledger)
+        raise PlaceError(_shown(options.ledger), reason) from error
+
+
+def _format(options: argparse.Namespace) -> str:
+    if options.ledger_format:
+        return str(options.ledger_format)
+    if options.ledger.startswith(_JDBC):
+        return "jdbc"
+    name = options.ledger.removesuffix(".gz").lower()
+    return "csv" if name.endswith((".csv", ".tsv")) else "parquet"
+
+
+def _parquet(spark: "SparkSession", options: argparse.Namespace) -> "DataFrame":
+    return spark.read.parquet(_existing(options.ledger))
+
+
+def _csv(spark: "SparkSession", options: argparse.Namespace) -> "DataFrame":
+    separator = "\t" if ".tsv" in options.ledger.lower() else ","
+    reader = spark.read.option("header", "true").option("sep", separator)
+    # A quote inside a quoted value is doubled, as everything but Spark writes it.
+    return reader.option("escape", '"').option("multiLine", "true").csv(_existing(options.ledger))
+
+
+def _existing(location: str) -> str:
+    """Return a path that Spark takes as meant here; what another file system has, it will say."""
+    if len(urlsplit(location).scheme) > 1:  # one letter is a Windows drive
+        return location
+    if not Path(location).exists():
+        raise PlaceError(location, "no such file or directory")
+    return str(Path(location).absolute())
+
+
+def _database(spark: "SparkSession", options: argparse.Namespace) -> "DataFrame":
+    if not options.table:
+        raise PlaceError(_shown(options.ledger), "name the table with --table")
+    _add_driver(spark, options)
+    settings = {
+        "url": options.ledger,
+        "dbtable": options.table,
+        "driver": options.driver or _DRIVERS.get(options.ledger.split(":")[1]),
+        "user": options.user,
+        "password": os.environ.get(PASSWORD),
+        "fetchsize": str(_ROWS_PER_FETCH),
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    return spark.read.format("jdbc").options(**given).load()
+
+
+def _add_driver(spark: "SparkSession", options: argparse.Namespace) -> None:
+    if options.driver_jar:
+        jar = Path(_existing(options.driver_jar)).absolute()
+        spark.sql(f"ADD JAR '{_quoted(jar.as_uri())}'")
+    if options.driver_package:
+        if not _PACKAGE.fullmatch(options.driver_package):
+            raise PlaceError(options.driver_package, "expected group:artifact:version")
+        spark.sql(f"ADD JAR 'ivy://{options.driver_package}'")
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("'", "\\'")
+
+
+def _shown(location: str) -> str:
+    """Leave out what may be a secret: a database's URL can have a password behind the ``?``."""
+    return re.split(r"[?;]", location)[0] if location.startswith(_JDBC) else location
+
+
+def _reason(message: str, ledger: str) -> str:
+    if "No suitable driver" in message or "ClassNotFoundException" in message:
+        return (
+            "there is no driver for it: name its jar with --driver-jar or its package with"
+            " --driver-package, and its class with --driver if it is not a well-known one"
+        )
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    # Of a Java exception the second line says what happened, the first where Python called.
+    told = lines[1] if len(lines) > 1 and lines[0].startswith("An error occurred") else lines[0]
+    text = re.sub(r"^: (?:[\w$]+\.)+[\w$]+: ", "", told)
+    return text.replace(ledger, _shown(ledger))
