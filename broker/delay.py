@@ -66,7 +66,7 @@ from halfmq.store.format.properties import (
 )
 from halfmq.store.format.record import Record, decode_record
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
-from halfmq.store.page_cache import NotInMemoryError, allowed_to_wait
+from halfmq.store.page_cache import Missing, NotInMemoryError, allowed_to_wait
 
 from .arrivals import Arrivals
 from .delay_resume import DeliveredCopies, ResumeStore
@@ -417,10 +417,23 @@ class DelayService:
         """Physical offset of the oldest message that the log must keep; None when there is none.
 
         That is one whose delivered copy is not on disk yet.
+
+        Raises:
+            NotInMemoryError: It would have to wait for the disk, and may not.
         """
         self._note_durable()
-        offsets = [self._offset_behind(queue) for queue in self._queues]
-        return min((offset for offset in offsets if offset is not None), default=None)
+        offsets: list[int] = []
+        missing: list[Missing] = []
+        for queue in self._queues:
+            try:
+                offset = self._offset_behind(queue)
+            except NotInMemoryError as error:
+                missing += error.missing  # of all levels, for one fetch
+            else:
+                offsets += [] if offset is None else [offset]
+        if missing:
+            raise NotInMemoryError(missing)
+        return min(offsets, default=None)
 
     def _offset_behind(self, queue: _Level) -> int | None:
         """Return where the first message of a level lies that is not delivered for good."""

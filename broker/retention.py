@@ -19,9 +19,11 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from halfmq.store.page_cache import NotInMemoryError, allowed_to_wait
 from halfmq.store.retention import Deleted
 
 from .config import StoreSettings
+from .fetches import Fetch
 
 logger = logging.getLogger(__name__)
 
@@ -94,12 +96,14 @@ class RetentionSchedule:
         *,
         is_scarce: Callable[[], bool] = lambda: False,
         now_ms: Callable[[], int],
+        fetch: Fetch,
         hour_of: Callable[[int], int] = local_hour,
         hurry: Callable[[], None] = lambda: None,
     ) -> None:
         """Wire it.
 
-        `is_scarce` tells whether old files are deleted at any hour; `hurry` has `tick` called soon.
+        `is_scarce` tells whether old files are deleted at any hour. `fetch` has in memory what
+        `tick` lacks and calls back on this thread; `hurry` has `tick` called soon.
         """
         self._log = log
         self._reserved_ms = settings.file_reserved_hours * _HOUR_MS
@@ -108,9 +112,11 @@ class RetentionSchedule:
         self._delays = delays
         self._is_scarce = is_scarce
         self._now_ms = now_ms
+        self._fetch = fetch
         self._hour_of = hour_of
         self._hurry = hurry
         self._started = False
+        self._is_fetched = False  # what the last look lacked: the next one may wait for the disk
         self._asked = 0  # looks that are left of an operator's request
         self._kept_from = -1  # offset from which on old files are kept; -1: none are
         self._delays_told = -1  # the delayed message that last kept some
@@ -139,8 +145,15 @@ class RetentionSchedule:
         return 1.0 if self._asked else LOOK_S
 
     def _delete(self, wanted: int) -> None:
+        try:
+            # After a fetch only what has left memory since is waited for, which is next to nothing.
+            with allowed_to_wait(self._is_fetched):
+                waiting = self._delays.oldest_waiting_offset()
+        except NotInMemoryError as missing:
+            self._fetch(missing, self._fetched)
+            return
+        self._is_fetched = False
         pending = self._transactions.oldest_pending_offset
-        waiting = self._delays.oldest_waiting_offset()
         needed = [offset for offset in (pending, waiting) if offset is not None]
         kept_from = min([wanted, *needed])
         if pending is not None and pending < wanted:
@@ -152,6 +165,11 @@ class RetentionSchedule:
             )
         self._kept_from = kept_from if kept_from < wanted else -1
         self._log.delete_before(kept_from)
+
+    def _fetched(self, _is_there: bool) -> None:
+        """Go on; if the disk refused something, the look says what, or finds that it is gone."""
+        self._is_fetched = True
+        self._hurry()
 
     def metrics(self) -> dict[str, int]:
         """Return counters and gauges by name."""

@@ -167,6 +167,7 @@ class Broker:
             self._delay,
             is_scarce=lambda: self._disk_limits.is_scarce,
             now_ms=now_ms,
+            fetch=self._fetches.begin,
             hurry=self._hurry_retention,
         )
         self._deleting = Ticker("retention", self._retention.tick)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +16,7 @@ from halfmq.broker.retention import FIRST_LOOK_S, LOOK_S, RetentionSchedule
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.message_store import MessageStore
+from halfmq.store.page_cache import CachedReads, NotInMemoryError
 from halfmq.store.retention import Deleted
 from tests.support.broker_doubles import fetch_nothing
 from tests.support.peers import COMMIT, UNKNOWN, Peer
@@ -78,6 +80,7 @@ class Scheduled:
             self.floors,
             is_scarce=lambda: self.scarce,
             now_ms=lambda: NOW_MS,
+            fetch=fetch_nothing,
             hour_of=lambda _now_ms: self.hour,
         )
         assert self.schedule.tick() == FIRST_LOOK_S
@@ -212,6 +215,57 @@ def test_the_oldest_undelivered_message_is_found_in_any_level(tmp_path: Path) ->
     flush(store)
     assert service.oldest_waiting_offset() is None
     assert short < long < medium
+    store.close()
+
+
+def test_a_look_fetches_what_is_not_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for all levels; the next look deletes, even if memory is short again by then."""
+    clock = Clock(NOW_MS)
+    store = MessageStore(small_config(tmp_path), now_ms=clock)
+    store.open()
+    levels = DelayLevels(parse_delay_levels("1s 10s 1h"), now_ms=clock)
+    path = tmp_path / "delayOffset.json"
+    delays = DelayService(
+        store, store, levels, path, now_ms=clock, monotonic_ms=clock, fetch=fetch_nothing
+    )
+    delays.load()
+    oldest, *_ = (
+        append_durably(store, levels.delayed(draft("T", properties={"DELAY": level})))[0]
+        for level in "312"
+    )
+    store._queues.close()  # what was just written is read from the map
+    one = Scheduled()
+    fetches: list[tuple[NotInMemoryError, Callable[[bool], None]]] = []
+    hurried: list[bool] = []
+    schedule = RetentionSchedule(
+        one.log,
+        StoreSettings(),
+        one.floors,
+        delays,
+        is_scarce=lambda: True,
+        now_ms=clock,
+        fetch=lambda *fetch: fetches.append(fetch),
+        hurry=lambda: hurried.append(True),
+    )
+    schedule.tick()
+    one.log.expired_end = oldest.end
+    monkeypatch.setattr(CachedReads, "read_into", lambda *_: -1)
+
+    schedule.tick()
+    assert one.log.deletions == []
+    ((missing, on_fetched),) = fetches
+    assert len(missing.missing) == 3
+    missing.fetch()
+    on_fetched(True)
+    assert hurried == [True]
+    schedule.tick()
+
+    assert one.log.deletions == [oldest.physical_offset]
+    assert len(fetches) == 1
+    schedule.tick()
+    assert len(fetches) == 2, "each deletion asks memory first"
     store.close()
 
 
