@@ -50,6 +50,7 @@ TRACED: Final = (
     ("store.recovery", "Recovery", ("run", "_scan_from", "_cut_log")),
     ("store.log_reader", "LogReader", ("read", "record_bytes")),
     ("broker.tables", "", ("save_table",)),
+    ("broker.group_append", "GroupAppend", ("append_staged",)),
     ("broker.release", "ReplyRelease", ("release",)),
     ("broker.server", "ClientConnection", ("data_received",)),
     ("broker.transaction.service", "TransactionService", ("tick", "rebuild")),

@@ -58,6 +58,9 @@ _DESCRIPTORS_PER_MAPPED_QUEUE: Final = 8  # two are used; the rest is for connec
 # Unflushed bytes that start a flush before its time. The broker stops reading at four times as
 # much, and used to stop for a tenth of a second in each interval of a fast ASYNC_FLUSH.
 FLUSH_BYTES: Final = 16 << 20
+# Of one ``tick`` on an event loop that serves requests. The put under way at its end may take a
+# millisecond more, in a new file of the index.
+TICK_MS: Final = 0.5
 
 
 def _mapped_queues_max() -> int:
@@ -390,7 +393,7 @@ class MessageStore:
         asked, self._flush_asked = self._flush_asked, False
         return asked or self._sync_mode
 
-    def tick(self, budget_ms: float = 1.0) -> bool:
+    def tick(self, budget_ms: float = TICK_MS) -> bool:
         """Do deferred work for about ``budget_ms``; return whether there is more.
 
         That may have time, if ``index_is_behind``.
