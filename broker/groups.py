@@ -20,6 +20,7 @@ from halfmq.store.format.topics import SYSTEM_GROUP_PREFIX, validate_group
 from .errors import RequestRefusedError
 from .tables import (
     NAMES_TOLD_MAX,
+    Entries,
     JsonObject,
     PeriodicSave,
     TableFile,
@@ -243,11 +244,11 @@ class GroupTable:
         return self._saves.job(self._file.prepare(self._content(), patient=True), "groups")
 
     def _content(self) -> Callable[[], JsonObject]:
-        groups, forbidden = self._groups.copy(), self._forbidden
-        return lambda: {
-            "forbiddenTable": forbidden,
-            "subscriptionGroupTable": {name: one.to_json() for name, one in groups.items()},
+        content = {
+            "forbiddenTable": self._forbidden,
+            "subscriptionGroupTable": Entries(self._groups),
         }
+        return lambda: content
 
     def _add(self, made: GroupConfig) -> GroupConfig:
         if len(self._groups) >= self._groups_max:

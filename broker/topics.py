@@ -40,6 +40,7 @@ from .awaited_save import AwaitedSave
 from .errors import NotYetError, RequestRefusedError
 from .tables import (
     NAMES_TOLD_MAX,
+    Entries,
     JsonObject,
     PeriodicSave,
     TableFile,
@@ -383,8 +384,8 @@ class TopicTable:
         return self._saves.job(self._file.prepare(self._content(), patient=True), "topics")
 
     def _content(self) -> Callable[[], JsonObject]:
-        topics = self._topics | self._saved_soon
-        return lambda: {"topicConfigTable": {name: one.to_json() for name, one in topics.items()}}
+        topics = Entries(self._topics | self._saved_soon)
+        return lambda: {"topicConfigTable": topics}
 
     # --- new topics
 
