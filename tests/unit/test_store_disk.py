@@ -119,7 +119,7 @@ def test_a_new_file_holds_what_was_written_in_pieces(tmp_path: Path) -> None:
 def test_a_new_file_is_handed_over_in_small_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A snapshot is written on the event loop: 64 KiB take a tenth of a millisecond, 1 MiB three."""
+    """A snapshot is written on the event loop: 64 KiB take a tenth of a ms, 1 MiB three ms."""
     written: list[int] = []
     write_all = disk.write_all
 
