@@ -41,7 +41,7 @@ class Asks:
     """What waits for the answers of one peer."""
 
     def __init__(self) -> None:
-        self._waiting = Correlation[OnAnswer](waiting_max=ASKS_MAX, first_opaque=_FIRST_OPAQUE)
+        self._waiting = Correlation[OnAnswer](in_flight_max=ASKS_MAX, first_opaque=_FIRST_OPAQUE)
 
     def __len__(self) -> int:
         return len(self._waiting)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
-from halfmq.remoting.bodies import MessageQueue
+from halfmq.remoting.bodies import QueueKey
 from halfmq.remoting.codes import ResponseCode
 
 from .errors import RequestRefusedError
@@ -36,12 +36,10 @@ class QueueLocks:
     def __init__(self, *, now_ms: Callable[[], int], locks_max: int = LOCKS_MAX) -> None:
         self._now_ms = now_ms
         self._locks_max = locks_max
-        self._groups: dict[str, dict[MessageQueue, _Lock]] = {}
+        self._groups: dict[str, dict[QueueKey, _Lock]] = {}
         self._count = 0
 
-    def lock(
-        self, group: str, client_id: str, queues: Iterable[MessageQueue]
-    ) -> list[MessageQueue]:
+    def lock(self, group: str, client_id: str, queues: Iterable[QueueKey]) -> list[QueueKey]:
         """Lock or renew; return those queues that the client owns now.
 
         Raises:
@@ -63,7 +61,7 @@ class QueueLocks:
             del self._groups[group]
         return owned
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+    def unlock(self, group: str, client_id: str, queues: Iterable[QueueKey]) -> None:
         """Give up those queues that the client owns."""
         held = self._groups.get(group)
         if held is None:

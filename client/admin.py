@@ -29,7 +29,7 @@ from typing import Final, Literal, TypeAlias
 from halfmq.remoting.bodies import HeartbeatData, decode_table
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.consumers import decode_consumers
+from halfmq.remoting.consumer_bodies import decode_consumers
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.ext_fields import Header
 from halfmq.remoting.headers import (
@@ -37,13 +37,13 @@ from halfmq.remoting.headers import (
     QueryConsumersResponseHeader,
     ResumeCheckHalfMessageRequestHeader,
 )
+from halfmq.remoting.transaction_bodies import TransactionInfo, decode_transactions
 from halfmq.remoting.transaction_headers import (
     DecideTransactionRequestHeader,
     DecideTransactionResponseHeader,
     QueryTransactionsRequestHeader,
     QueryTransactionsResponseHeader,
 )
-from halfmq.remoting.transactions import TransactionInfo, decode_transactions
 from halfmq.store.format.ids import parse_offset_message_id, unpack_host
 
 from .access import Acl, AclEntry, PolicyType, User, sent_user, subject_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from halfmq.remoting.consumers import ConsumerInfo
+from halfmq.remoting.consumer_bodies import ConsumerInfo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

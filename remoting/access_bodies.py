@@ -16,11 +16,11 @@ from .ext_fields import Header
 class _Body(
     msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True, gc=False
 ):
-    """Base of everything that has the form of one JSON object."""
+    """Base of the structs that are one JSON object on the wire."""
 
 
 class UserInfo(_Body, frozen=True, kw_only=True):
-    """Who may sign; what is not set stays as it is."""
+    """A user account. In an update, fields that are None stay unchanged."""
 
     password: str | None = None
     user_status: str | None = None  # "enable", "disable"
@@ -32,7 +32,7 @@ class UserInfo(_Body, frozen=True, kw_only=True):
 
 
 class PolicyEntryInfo(_Body, frozen=True, kw_only=True):
-    """What is allowed or denied on one resource."""
+    """The actions that are allowed or denied on one resource."""
 
     actions: tuple[str, ...] = ()  # "Pub", "Sub", "Create", "Update", "Delete", "Get", "List"
     decision: str | None = None  # "Allow", "Deny"
@@ -41,39 +41,39 @@ class PolicyEntryInfo(_Body, frozen=True, kw_only=True):
 
 
 class PolicyInfo(_Body, frozen=True, kw_only=True):
-    """Entries of one type; those of the type "Default" are asked if no "Custom" one matches."""
+    """Entries of one type; those of type "Default" apply if no "Custom" entry matches."""
 
     entries: tuple[PolicyEntryInfo, ...] = ()
     policy_type: str | None = None
 
 
 class AclInfo(_Body, frozen=True, kw_only=True):
-    """The policies of one subject."""
+    """The access policies of one subject."""
 
     policies: tuple[PolicyInfo, ...] = ()
     subject: str = ""  # "User:NAME"
 
 
 class UserRequestHeader(Header, frozen=True, kw_only=True):
-    """3001 to 3004."""
+    """Requests 3001 to 3004: create, update, delete or get a user."""
 
     username: str | None = None
 
 
 class ListUsersRequestHeader(Header, frozen=True, kw_only=True):
-    """3005."""
+    """AUTH_LIST_USER (3005)."""
 
     filter: str | None = None  # part of a name
 
 
 class AclRequestHeader(Header, frozen=True, kw_only=True):
-    """3006, 3007 and 3009."""
+    """Requests 3006, 3007 and 3009: create, update or get an ACL."""
 
     subject: str | None = None
 
 
 class DeleteAclRequestHeader(Header, frozen=True, kw_only=True):
-    """3008."""
+    """AUTH_DELETE_ACL (3008)."""
 
     subject: str | None = None
     policy_type: str | None = None
@@ -81,14 +81,14 @@ class DeleteAclRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class ListAclsRequestHeader(Header, frozen=True, kw_only=True):
-    """3010."""
+    """AUTH_LIST_ACL (3010)."""
 
     subject_filter: str | None = None
     resource_filter: str | None = None
 
 
 class GetBrokerAclConfigResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 52."""
+    """Answer to GET_BROKER_CLUSTER_ACL_INFO (52)."""
 
     version: str  # data version as JSON text
     broker_name: str
@@ -98,7 +98,7 @@ class GetBrokerAclConfigResponseHeader(Header, frozen=True, kw_only=True):
 
 
 def decode_user(body: bytes) -> UserInfo:
-    """Return the user of a request. Raises BodyError."""
+    """Decode the user in a request. Raises BodyError."""
     try:
         return _decode_user(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -106,7 +106,7 @@ def decode_user(body: bytes) -> UserInfo:
 
 
 def decode_users(body: bytes) -> list[UserInfo]:
-    """Return the users of an answer. Raises BodyError."""
+    """Decode the users in an answer. Raises BodyError."""
     try:
         return _decode_users(body or b"[]")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -114,7 +114,7 @@ def decode_users(body: bytes) -> list[UserInfo]:
 
 
 def decode_acl(body: bytes) -> AclInfo:
-    """Return the policies of a request. Raises BodyError."""
+    """Decode the policies in a request. Raises BodyError."""
     try:
         return _decode_acl(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -122,7 +122,7 @@ def decode_acl(body: bytes) -> AclInfo:
 
 
 def decode_acls(body: bytes) -> list[AclInfo]:
-    """Return the policies of an answer. Raises BodyError."""
+    """Decode the policies in an answer. Raises BodyError."""
     try:
         return _decode_acls(body or b"[]")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -130,7 +130,7 @@ def decode_acls(body: bytes) -> list[AclInfo]:
 
 
 def encode_access(value: UserInfo | AclInfo | Sequence[UserInfo] | Sequence[AclInfo]) -> bytes:
-    """Return the body for one or several of them."""
+    """Encode one user or ACL, or a list of them."""
     return _encode(value)
 
 

@@ -1,6 +1,6 @@
-"""Headers of what tools ask for: topics, groups, statistics, clients, name-server settings.
+"""Headers of administrative requests: topics, groups, statistics, clients, name-server settings.
 
-The rest of ``headers``, under the same rules; its tables of request codes hold these too.
+They follow the rules of ``headers``, whose tables of request codes include them.
 
 Source: RocketMQ ``remoting/protocol/header``.
 """
@@ -11,7 +11,7 @@ from .ext_fields import Header, Int32, Int64
 
 
 class CreateTopicRequestHeader(Header, frozen=True, kw_only=True):
-    """17."""
+    """UPDATE_AND_CREATE_TOPIC (17)."""
 
     topic: str
     default_topic: str
@@ -32,14 +32,14 @@ class TopicRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class DeleteTopicFromNamesrvRequestHeader(Header, frozen=True, kw_only=True):
-    """216."""
+    """DELETE_TOPIC_IN_NAMESRV (216)."""
 
     topic: str
     cluster_name: str | None = None
 
 
 class GetAllTopicConfigRequestHeader(Header, frozen=True, kw_only=True):
-    """21: a page of topics; without ``topic_seq`` all of them."""
+    """GET_ALL_TOPIC_CONFIG (21): a page of topics; without ``topic_seq`` all of them."""
 
     topic_seq: Int32 | None = None
     data_version: str | None = None
@@ -47,13 +47,13 @@ class GetAllTopicConfigRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class GetAllTopicConfigResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 21."""
+    """Answer to GET_ALL_TOPIC_CONFIG (21)."""
 
     total_topic_num: Int32 | None = None
 
 
 class GetAllSubscriptionGroupRequestHeader(Header, frozen=True, kw_only=True):
-    """201: a page of groups; without ``group_seq`` all of them."""
+    """GET_ALL_SUBSCRIPTIONGROUP_CONFIG (201): a page of groups; without ``group_seq`` all."""
 
     group_seq: Int32 | None = None
     data_version: str | None = None
@@ -61,20 +61,20 @@ class GetAllSubscriptionGroupRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class GetSubscriptionGroupConfigRequestHeader(Header, frozen=True, kw_only=True):
-    """352 and 343."""
+    """GET_SUBSCRIPTIONGROUP_CONFIG (352) and QUERY_TOPICS_BY_CONSUMER (343)."""
 
     group: str
 
 
 class DeleteSubscriptionGroupRequestHeader(Header, frozen=True, kw_only=True):
-    """207."""
+    """DELETE_SUBSCRIPTIONGROUP (207)."""
 
     group_name: str
     clean_offset: bool = False
 
 
 class GroupForbiddenRequestHeader(Header, frozen=True, kw_only=True):
-    """353."""
+    """UPDATE_AND_GET_GROUP_FORBIDDEN (353)."""
 
     group: str
     topic: str
@@ -82,7 +82,7 @@ class GroupForbiddenRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class GetConsumeStatsRequestHeader(Header, frozen=True, kw_only=True):
-    """208."""
+    """GET_CONSUME_STATS (208)."""
 
     consumer_group: str
     topic: str | None = None
@@ -90,39 +90,39 @@ class GetConsumeStatsRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class ConsumerGroupRequestHeader(Header, frozen=True, kw_only=True):
-    """203."""
+    """GET_CONSUMER_CONNECTION_LIST (203)."""
 
     consumer_group: str
 
 
 class ProducerGroupRequestHeader(Header, frozen=True, kw_only=True):
-    """204."""
+    """GET_PRODUCER_CONNECTION_LIST (204)."""
 
     producer_group: str
 
 
 class GroupAndTopicRequestHeader(Header, frozen=True, kw_only=True):
-    """303 and 345."""
+    """QUERY_CONSUME_TIME_SPAN (303) and QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
 
     group: str
     topic: str
 
 
 class ViewBrokerStatsDataRequestHeader(Header, frozen=True, kw_only=True):
-    """315."""
+    """VIEW_BROKER_STATS_DATA (315)."""
 
     stats_name: str
     stats_key: str
 
 
 class GetBrokerConsumeStatsRequestHeader(Header, frozen=True, kw_only=True):
-    """317."""
+    """GET_BROKER_CONSUME_STATS (317)."""
 
     is_order: bool
 
 
 class QueryConsumeQueueRequestHeader(Header, frozen=True, kw_only=True):
-    """321."""
+    """QUERY_CONSUME_QUEUE (321)."""
 
     topic: str
     queue_id: Int32
@@ -132,7 +132,7 @@ class QueryConsumeQueueRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class CloneGroupOffsetRequestHeader(Header, frozen=True, kw_only=True):
-    """314."""
+    """CLONE_GROUP_OFFSET (314)."""
 
     src_group: str
     dest_group: str
@@ -141,13 +141,13 @@ class CloneGroupOffsetRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class GetBrokerConfigResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 26."""
+    """Answer to GET_BROKER_CONFIG (26)."""
 
     version: str  # data version as JSON text
 
 
 class BrokerHeartbeatRequestHeader(Header, frozen=True, kw_only=True):
-    """904."""
+    """BROKER_HEARTBEAT (904)."""
 
     cluster_name: str
     broker_addr: str
@@ -156,20 +156,20 @@ class BrokerHeartbeatRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class GetBrokerMemberGroupRequestHeader(Header, frozen=True, kw_only=True):
-    """901."""
+    """GET_BROKER_MEMBER_GROUP (901)."""
 
     cluster_name: str
     broker_name: str
 
 
 class GetTopicsByClusterRequestHeader(Header, frozen=True, kw_only=True):
-    """224."""
+    """GET_TOPICS_BY_CLUSTER (224)."""
 
     cluster: str
 
 
 class PutKVConfigRequestHeader(Header, frozen=True, kw_only=True):
-    """100."""
+    """PUT_KV_CONFIG (100)."""
 
     namespace: str
     key: str
@@ -177,44 +177,44 @@ class PutKVConfigRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class KVConfigRequestHeader(Header, frozen=True, kw_only=True):
-    """101 and 102."""
+    """GET_KV_CONFIG (101) and DELETE_KV_CONFIG (102)."""
 
     namespace: str
     key: str
 
 
 class GetKVConfigResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 101."""
+    """Answer to GET_KV_CONFIG (101)."""
 
     value: str | None = None
 
 
 class GetKVListByNamespaceRequestHeader(Header, frozen=True, kw_only=True):
-    """219."""
+    """GET_KVLIST_BY_NAMESPACE (219)."""
 
     namespace: str
 
 
 class BrokerNameRequestHeader(Header, frozen=True, kw_only=True):
-    """205 and 327."""
+    """WIPE_WRITE_PERM_OF_BROKER (205) and ADD_WRITE_PERM_OF_BROKER (327)."""
 
     broker_name: str
 
 
 class WipeWritePermOfBrokerResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 205."""
+    """Answer to WIPE_WRITE_PERM_OF_BROKER (205)."""
 
     wipe_topic_count: Int32
 
 
 class AddWritePermOfBrokerResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 327."""
+    """Answer to ADD_WRITE_PERM_OF_BROKER (327)."""
 
     add_topic_count: Int32
 
 
 class ResetOffsetRequestHeader(Header, frozen=True, kw_only=True):
-    """220 to a client, 222 to a broker."""
+    """RESET_CONSUMER_CLIENT_OFFSET (220) to a client, INVOKE_BROKER_TO_RESET_OFFSET (222)."""
 
     topic: str
     group: str
@@ -225,7 +225,7 @@ class ResetOffsetRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class GetConsumerStatusRequestHeader(Header, frozen=True, kw_only=True):
-    """221 to a client, 223 to a broker."""
+    """Consumer offsets: request 221 to a client, 223 to a broker."""
 
     topic: str
     group: str
@@ -233,7 +233,7 @@ class GetConsumerStatusRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class GetConsumerRunningInfoRequestHeader(Header, frozen=True, kw_only=True):
-    """307."""
+    """GET_CONSUMER_RUNNING_INFO (307)."""
 
     consumer_group: str
     client_id: str
@@ -241,7 +241,7 @@ class GetConsumerRunningInfoRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class ConsumeMessageDirectlyRequestHeader(Header, frozen=True, kw_only=True):
-    """309."""
+    """CONSUME_MESSAGE_DIRECTLY (309)."""
 
     consumer_group: str
     client_id: str | None = None

@@ -1,9 +1,9 @@
-"""The JSON bodies of requests and answers, as structs and back.
+"""The JSON bodies of requests and answers: encoders, decoders and their structs.
 
-Readers take what every official client writes, writers write what every official client reads:
+Decoders accept what every official client writes, encoders write what every official client reads:
 no white space, number keys quoted, object keys in fastjson's raw form (see ``fastjson``), absent
-instead of null. A reader that cannot make sense of a body raises ``BodyError``; the frame around
-it was fine, so that is an answer, not a reason to close the connection.
+fields instead of null. A decoder raises ``BodyError`` for a body that it cannot read. The frame
+around it is valid, so the broker answers with an error and keeps the connection open.
 
 Source: RocketMQ ``remoting/protocol/body``, ``protocol/heartbeat``, ``protocol/route``,
 ``protocol/admin``; recorded frames of the Java, Go and C++ clients.
@@ -31,14 +31,14 @@ SUBSCRIBE_ALL: Final = "*"
 
 
 class _Body(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Base of everything that has the form of one JSON object."""
+    """Base of the structs that are one JSON object on the wire."""
 
 
 # -- heartbeats and subscriptions ------------------------------------------------------------
 
 
 class ConsumeType(StrEnum):
-    """How a consumer gets its messages. The C++ client sends the position in this list."""
+    """How a consumer gets its messages. The C++ client sends the index in this list."""
 
     CONSUME_ACTIVELY = "CONSUME_ACTIVELY"  # pull
     CONSUME_PASSIVELY = "CONSUME_PASSIVELY"  # push
@@ -46,7 +46,7 @@ class ConsumeType(StrEnum):
 
 
 class MessageModel(StrEnum):
-    """Whether each member of a group sees all messages. Order as in ``ConsumeType``."""
+    """Whether each member of a group gets all messages. Order as in ``ConsumeType``."""
 
     BROADCASTING = "BROADCASTING"
     CLUSTERING = "CLUSTERING"
@@ -66,19 +66,19 @@ class ConsumeFromWhere(StrEnum):
 
 
 class SubscriptionData(_Body, frozen=True, kw_only=True):
-    """What one consumer wants of one topic. Make it with :func:`subscription_data`."""
+    """A consumer's subscription to one topic. Create it with :func:`subscription_data`."""
 
     class_filter_mode: bool = False
     code_set: frozenset[int] = frozenset()  # Java hash of each tag, signed 32 bits
     expression_type: str = TAG
     sub_string: str = SUBSCRIBE_ALL
-    sub_version: Int64 = 0  # ms (Go: ns) when it was made; larger is newer
+    sub_version: Int64 = 0  # creation time in ms (Go: ns); larger is newer
     tags_set: frozenset[str] = frozenset()
     topic: str
 
     @property
     def codes(self) -> frozenset[int] | None:
-        """Tag hashes of which a message must have one; None if tags exclude nothing."""
+        """Tag hashes of which a message must have one; None if it selects all messages."""
         return self.code_set or None
 
 
@@ -89,7 +89,7 @@ class ProducerData(_Body, frozen=True, kw_only=True):
 
 
 class ConsumerData(_Body, frozen=True, kw_only=True):
-    """A consumer group of the client and what it subscribes."""
+    """A consumer group of the client and its subscriptions."""
 
     consume_from_where: ConsumeFromWhere = ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET
     consume_type: ConsumeType = ConsumeType.CONSUME_PASSIVELY
@@ -100,7 +100,7 @@ class ConsumerData(_Body, frozen=True, kw_only=True):
 
 
 class HeartbeatData(_Body, frozen=True, kw_only=True):
-    """Body of 34: everything that one client is."""
+    """Body of HEART_BEAT (34): all groups of one client."""
 
     client_id: str = msgspec.field(default="", name="clientID")
     consumer_data_set: tuple[ConsumerData, ...] = ()
@@ -109,9 +109,9 @@ class HeartbeatData(_Body, frozen=True, kw_only=True):
     without_sub: bool = False
 
 
-@lru_cache(maxsize=4096)  # tags are few and come again with every heartbeat and pull
+@lru_cache(maxsize=4096)  # tags are few and recur in every heartbeat and pull
 def tag_code(tag: str) -> int:
-    """Return Java's hash of a text: what the broker stores as a message's tags code."""
+    """Return Java's hash of a tag, which the broker stores as the message's tags code."""
     code = 0
     units = memoryview(tag.encode("utf-16-le", "surrogatepass")).cast("H")
     for unit in units:
@@ -125,10 +125,10 @@ def subscription_data(
     expression_type: str | None = None,
     sub_version: int = 0,
 ) -> SubscriptionData:
-    """Return the subscription that a filter expression means.
+    """Return the subscription for a filter expression.
 
     Raises:
-        SubscriptionError: A tag expression that names no tag ("||").
+        SubscriptionError: The expression names no tag ("||").
     """
     kind = expression_type or TAG
     if kind != TAG or not expression or expression == SUBSCRIBE_ALL:
@@ -151,19 +151,19 @@ def subscription_data(
 
 
 def encode_heartbeat(data: HeartbeatData) -> bytes:
-    """Return the body of 34."""
+    """Return the body of HEART_BEAT (34)."""
     return dump(data)
 
 
 def decode_heartbeat(body: bytes) -> HeartbeatData:
-    """Return the body of 34, from whichever client.
+    """Decode the body of HEART_BEAT (34) of any official client.
 
-    Tag hashes are computed from the expression: the C++ client sends wrong ones. An unknown enum
-    value becomes the default, an expression that names no tag subscribes to everything: the
-    official broker takes both.
+    Tag hashes are computed from the expression, because the C++ client sends wrong ones. As in the
+    official broker, an unknown enum value becomes the default and an expression that names no tag
+    subscribes to everything.
 
     Raises:
-        BodyError: No heartbeat at all.
+        BodyError: The body is not a heartbeat.
     """
     fields = _object(parse(body))
     return HeartbeatData(
@@ -179,10 +179,10 @@ def decode_heartbeat(body: bytes) -> HeartbeatData:
 
 
 def decode_subscription(body: bytes) -> tuple[str, str, SubscriptionData]:
-    """Return client id, group and subscription of 46, CHECK_CLIENT_CONFIG.
+    """Decode client id, group and subscription of CHECK_CLIENT_CONFIG (46).
 
     Raises:
-        BodyError: Not such a body.
+        BodyError: The body is not of this request.
     """
     fields = _object(parse(body))
     subscription = _object(fields.get("subscriptionData"))
@@ -190,7 +190,7 @@ def decode_subscription(body: bytes) -> tuple[str, str, SubscriptionData]:
 
 
 def encode_subscription_check(client_id: str, group: str, data: SubscriptionData) -> bytes:
-    """Return the body of 46."""
+    """Return the body of CHECK_CLIENT_CONFIG (46)."""
     return dump({"clientId": client_id, "group": group, "subscriptionData": data})
 
 
@@ -219,8 +219,8 @@ def _subscription(fields: Mapping[str, Any]) -> SubscriptionData:
 # -- queues, locks and group members -----------------------------------------------------------
 
 
-class MessageQueue(_Body, frozen=True, kw_only=True):
-    """One queue of a topic on one broker; usable as a key."""
+class QueueKey(_Body, frozen=True, kw_only=True):
+    """One queue of a topic on one broker: RocketMQ's ``MessageQueue``, hashable."""
 
     broker_name: str
     queue_id: Int32
@@ -228,41 +228,41 @@ class MessageQueue(_Body, frozen=True, kw_only=True):
 
 
 class LockBatchBody(_Body, frozen=True, kw_only=True):
-    """Body of 41 and 42: queues that one client wants to own, or to give back."""
+    """Body of LOCK_BATCH_MQ (41) and UNLOCK_BATCH_MQ (42): the queues to lock or unlock."""
 
     client_id: str
     consumer_group: str
-    mq_set: tuple[MessageQueue, ...] = ()
+    mq_set: tuple[QueueKey, ...] = ()
     only_this_broker: bool = False
 
 
 def encode_lock_batch(data: LockBatchBody) -> bytes:
-    """Return the body of 41 or 42."""
+    """Return the body of LOCK_BATCH_MQ (41) or UNLOCK_BATCH_MQ (42)."""
     return dump(data)
 
 
 def decode_lock_batch(body: bytes) -> LockBatchBody:
-    """Return the body of 41 or 42. Raises BodyError."""
+    """Decode the body of LOCK_BATCH_MQ (41) or UNLOCK_BATCH_MQ (42). Raises BodyError."""
     return _convert(parse(body), LockBatchBody)
 
 
-def encode_locked_queues(queues: Iterable[MessageQueue]) -> bytes:
-    """Return the body of the answer to 41: queues of the request that the client owns now."""
+def encode_locked_queues(queues: Iterable[QueueKey]) -> bytes:
+    """Return the body of the answer to 41: queues of the request that the client now holds."""
     return dump({"lockOKMQSet": list(queues)})
 
 
-def decode_locked_queues(body: bytes) -> list[MessageQueue]:
-    """Return the queues of an answer to 41. Raises BodyError."""
-    return _convert(_object(parse(body)).get("lockOKMQSet") or [], list[MessageQueue])
+def decode_locked_queues(body: bytes) -> list[QueueKey]:
+    """Decode the queues of an answer to LOCK_BATCH_MQ (41). Raises BodyError."""
+    return _convert(_object(parse(body)).get("lockOKMQSet") or [], list[QueueKey])
 
 
 def encode_consumer_list(client_ids: Iterable[str]) -> bytes:
-    """Return the body of the answer to 38."""
+    """Return the body of the answer to GET_CONSUMER_LIST_BY_GROUP (38)."""
     return dump({"consumerIdList": list(client_ids)})
 
 
 def decode_consumer_list(body: bytes) -> list[str]:
-    """Return the client ids of an answer to 38. Raises BodyError."""
+    """Decode the client ids of an answer to GET_CONSUMER_LIST_BY_GROUP (38). Raises BodyError."""
     return _convert(_object(parse(body)).get("consumerIdList") or [], list[str])
 
 
@@ -270,7 +270,7 @@ def decode_consumer_list(body: bytes) -> list[str]:
 
 
 class QueueData(_Body, frozen=True, kw_only=True):
-    """How many queues of a topic one broker has, and what may be done with them."""
+    """How many queues of a topic one broker has, and their permissions."""
 
     broker_name: str
     perm: Int32  # 4 read, 2 write, 1 inherit
@@ -290,7 +290,7 @@ class BrokerData(_Body, frozen=True, kw_only=True):
 
 
 class TopicRouteData(_Body, frozen=True, kw_only=True):
-    """Body of the answer to 105."""
+    """Body of the answer to GET_ROUTEINFO_BY_TOPIC (105)."""
 
     broker_datas: tuple[BrokerData, ...] = ()
     filter_server_table: dict[str, list[str]] = {}
@@ -299,19 +299,19 @@ class TopicRouteData(_Body, frozen=True, kw_only=True):
 
 
 class ClusterInfo(_Body, frozen=True, kw_only=True):
-    """Body of the answer to 106."""
+    """Body of the answer to GET_BROKER_CLUSTER_INFO (106)."""
 
     broker_addr_table: dict[str, BrokerData] = {}
     cluster_addr_table: dict[str, list[str]] = {}
 
 
 def encode_route(route: TopicRouteData) -> bytes:
-    """Return the body of an answer to 105, for clients of every age and language."""
+    """Return the body of an answer to 105, readable by every official client."""
     return dump(_without_nulls(route))
 
 
 def decode_route(body: bytes) -> TopicRouteData:
-    """Return the route in an answer to 105, broker ids quoted or bare. Raises BodyError."""
+    """Decode the route in an answer to 105, with broker ids quoted or bare. Raises BodyError."""
     fields = _object(parse(body))
     for queue in _objects(fields, "queueDatas"):
         if "topicSynFlag" in queue:  # its name before 4.9
@@ -320,12 +320,12 @@ def decode_route(body: bytes) -> TopicRouteData:
 
 
 def encode_cluster_info(info: ClusterInfo) -> bytes:
-    """Return the body of an answer to 106."""
+    """Return the body of an answer to GET_BROKER_CLUSTER_INFO (106)."""
     return dump(_without_nulls(info))
 
 
 def decode_cluster_info(body: bytes) -> ClusterInfo:
-    """Return the body of an answer to 106. Raises BodyError."""
+    """Decode the body of an answer to GET_BROKER_CLUSTER_INFO (106). Raises BodyError."""
     return _convert(_object(parse(body)), ClusterInfo)
 
 
@@ -333,7 +333,7 @@ def decode_cluster_info(body: bytes) -> ClusterInfo:
 
 
 class TopicOffset(_Body, frozen=True, kw_only=True):
-    """The bounds of one queue, in an answer to 202."""
+    """The offset range of one queue, in an answer to GET_TOPIC_STATS_INFO (202)."""
 
     last_update_timestamp: Int64  # ms
     max_offset: Int64
@@ -341,7 +341,7 @@ class TopicOffset(_Body, frozen=True, kw_only=True):
 
 
 class OffsetWrapper(_Body, frozen=True, kw_only=True):
-    """How far a group is in one queue, in an answer to 208."""
+    """The progress of a group in one queue, in an answer to GET_CONSUME_STATS (208)."""
 
     broker_offset: Int64
     consumer_offset: Int64
@@ -349,13 +349,13 @@ class OffsetWrapper(_Body, frozen=True, kw_only=True):
     pull_offset: Int64 = 0  # absent before 5.0
 
 
-def encode_offset_table(offsets: Mapping[MessageQueue, int]) -> bytes:
+def encode_offset_table(offsets: Mapping[QueueKey, int]) -> bytes:
     """Return the body of 220 to Java and Go clients and of the answer to 222."""
     return b'{"offsetTable":%b}' % object_keyed_map(offsets.items())
 
 
-def encode_offset_list(offsets: Mapping[MessageQueue, int]) -> bytes:
-    """Return the body of 220 to C++ clients, which know no object keys."""
+def encode_offset_list(offsets: Mapping[QueueKey, int]) -> bytes:
+    """Return the body of 220 to C++ clients, which cannot read object keys."""
     items = [
         {"brokerName": q.broker_name, "queueId": q.queue_id, "topic": q.topic, "offset": offset}
         for q, offset in offsets.items()
@@ -363,26 +363,26 @@ def encode_offset_list(offsets: Mapping[MessageQueue, int]) -> bytes:
     return dump({"offsetTable": items})
 
 
-def decode_offset_table(body: bytes) -> dict[MessageQueue, int]:
-    """Return the offsets of 220 or of an answer to 222, in any form. Raises BodyError."""
+def decode_offset_table(body: bytes) -> dict[QueueKey, int]:
+    """Decode the offsets of 220 or of an answer to 222, in any form. Raises BodyError."""
     table = _object(parse(body)).get("offsetTable") or {}
     if isinstance(table, list):
         return dict(map(_listed_offset, table))
     return _queue_keyed(table, Int64)
 
 
-def encode_consumer_status(offsets: Mapping[MessageQueue, int]) -> bytes:
-    """Return the body of a client's answer to 221."""
+def encode_consumer_status(offsets: Mapping[QueueKey, int]) -> bytes:
+    """Return the body of a client's answer to GET_CONSUMER_STATUS_FROM_CLIENT (221)."""
     return b'{"messageQueueTable":%b}' % object_keyed_map(offsets.items())
 
 
-def decode_consumer_status(body: bytes) -> dict[MessageQueue, int]:
-    """Return the offsets of a client's answer to 221. Raises BodyError."""
+def decode_consumer_status(body: bytes) -> dict[QueueKey, int]:
+    """Decode the offsets in a client's answer to 221. Raises BodyError."""
     return _queue_keyed(_object(parse(body)).get("messageQueueTable") or {}, Int64)
 
 
-def encode_consumer_statuses(statuses: Mapping[str, Mapping[MessageQueue, int]]) -> bytes:
-    """Return the body of an answer to 223: client id to its offsets."""
+def encode_consumer_statuses(statuses: Mapping[str, Mapping[QueueKey, int]]) -> bytes:
+    """Return the body of an answer to 223: the offsets of each client id."""
     clients = b",".join(
         b"%b:%b" % (dump(client_id), object_keyed_map(offsets.items()))
         for client_id, offsets in statuses.items()
@@ -391,28 +391,28 @@ def encode_consumer_statuses(statuses: Mapping[str, Mapping[MessageQueue, int]])
 
 
 def encode_topic_stats(
-    offsets: Mapping[MessageQueue, TopicOffset], topic_put_tps: float = 0.0
+    offsets: Mapping[QueueKey, TopicOffset], topic_put_tps: float = 0.0
 ) -> bytes:
-    """Return the body of an answer to 202."""
+    """Return the body of an answer to GET_TOPIC_STATS_INFO (202)."""
     table = object_keyed_map(offsets.items())
     return b'{"offsetTable":%b,"topicPutTps":%b}' % (table, dump(topic_put_tps))
 
 
-def decode_topic_stats(body: bytes) -> dict[MessageQueue, TopicOffset]:
-    """Return the body of an answer to 202. Raises BodyError."""
+def decode_topic_stats(body: bytes) -> dict[QueueKey, TopicOffset]:
+    """Decode the body of an answer to GET_TOPIC_STATS_INFO (202). Raises BodyError."""
     return _queue_keyed(_object(parse(body)).get("offsetTable") or {}, TopicOffset)
 
 
 def encode_consume_stats(
-    offsets: Mapping[MessageQueue, OffsetWrapper], consume_tps: float = 0.0
+    offsets: Mapping[QueueKey, OffsetWrapper], consume_tps: float = 0.0
 ) -> bytes:
-    """Return the body of an answer to 208."""
+    """Return the body of an answer to GET_CONSUME_STATS (208)."""
     table = object_keyed_map(offsets.items())
     return b'{"consumeTps":%b,"offsetTable":%b}' % (dump(consume_tps), table)
 
 
-def decode_consume_stats(body: bytes) -> dict[MessageQueue, OffsetWrapper]:
-    """Return the body of an answer to 208. Raises BodyError."""
+def decode_consume_stats(body: bytes) -> dict[QueueKey, OffsetWrapper]:
+    """Decode the body of an answer to GET_CONSUME_STATS (208). Raises BodyError."""
     return _queue_keyed(_object(parse(body)).get("offsetTable") or {}, OffsetWrapper)
 
 
@@ -422,7 +422,7 @@ def encode_table(table: Mapping[str, str]) -> bytes:
 
 
 def decode_table(body: bytes) -> dict[str, str]:
-    """Return the body of an answer to 28, 103 or 219. Raises BodyError."""
+    """Decode the body of an answer to 28, 103 or 219. Raises BodyError."""
     return _convert(_object(parse(body)).get("table") or {}, dict[str, str])
 
 
@@ -433,23 +433,23 @@ def encode_topic_list(topics: Iterable[str], broker_addr: str | None = None) -> 
 
 
 def decode_topic_list(body: bytes) -> list[str]:
-    """Return the topics of such an answer. Raises BodyError."""
+    """Decode the topics in an answer to 206, 224, 304, 305 or 311 to 313. Raises BodyError."""
     return _convert(_object(parse(body)).get("topicList") or [], list[str])
 
 
-def _listed_offset(item: Any) -> tuple[MessageQueue, int]:
-    """Read C++'s form (the queue's object holds its offset) or Go's (a pair of both)."""
+def _listed_offset(item: Any) -> tuple[QueueKey, int]:
+    """Read the C++ form (an object with queue and offset) or the Go form (a pair of both)."""
     if isinstance(item, list) and len(item) == 2:
         queue, offset = item
     else:
         queue, offset = item, _object(item).get("offset")
-    return _convert(queue, MessageQueue), _convert(offset, int)
+    return _convert(queue, QueueKey), _convert(offset, int)
 
 
-def _queue_keyed(table: Any, kind: Any) -> dict[MessageQueue, Any]:
-    """Read a map whose keys ``parse`` has left as the JSON texts of queues."""
+def _queue_keyed(table: Any, kind: Any) -> dict[QueueKey, Any]:
+    """Read a map whose keys are queues as JSON text, as ``parse`` returns them."""
     return {
-        _convert(parse(key.encode()), MessageQueue): _convert(value, kind)
+        _convert(parse(key.encode()), QueueKey): _convert(value, kind)
         for key, value in _object(table).items()
     }
 
@@ -465,7 +465,7 @@ def _convert(value: Any, kind: type[S]) -> S:
 
 
 def _without_nulls(value: object) -> Any:
-    """Return builtins in which nothing is None: official writers leave such fields out."""
+    """Convert to builtins without None values: official encoders leave such fields out."""
     return _drop_nulls(msgspec.to_builtins(value, str_keys=True))
 
 
@@ -479,7 +479,7 @@ def _drop_nulls(value: Any) -> Any:
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise BodyError("no JSON object where one belongs")
+        raise BodyError("a JSON object was expected")
     return value
 
 

@@ -1,7 +1,7 @@
-"""The numbers on the wire: request codes, response codes, languages, header types, flag bits.
+"""Numbers on the wire: request codes, response codes, languages, header types, flag bits.
 
-Only codes that we answer, send, or want to name in a log line are listed; a code that is not
-listed is still carried as a plain ``int``, so an unknown request can be answered and not dropped.
+Only codes that halfmq answers, sends or names in a log line are listed. Any other code is carried
+as a plain ``int``, so an unknown request can be answered instead of dropped.
 Source: RocketMQ ``RequestCode``, ``ResponseCode``, ``RemotingSysResponseCode``, ``LanguageCode``,
 ``SerializeType``, ``MQVersion``.
 """
@@ -13,10 +13,11 @@ FLAG_RESPONSE: Final = 1
 """Bit 0 of ``flag``: the frame answers the request with the same opaque."""
 
 FLAG_ONE_WAY: Final = 2
-"""Bit 1 of ``flag``: the sender reads no answer, so none may be sent."""
+"""Bit 1 of ``flag``: the sender expects no response, so none may be sent."""
 
 VERSION: Final = 479
-"""The MQVersion ordinal we report: V5_3_3. Clients gate SQL filters and retry limits on it."""
+"""The MQVersion ordinal that halfmq reports: V5_3_3. Clients gate SQL filters and retry limits on
+it."""
 
 INT32_MIN: Final = -(2**31)
 INT32_MAX: Final = 2**31 - 1
@@ -30,11 +31,11 @@ class HeaderType(IntEnum):
     JSON = 0
     ROCKETMQ = 1
     MSGPACK = 2
-    """Ours: a msgpack array. Official peers do not know it, so it is used only to peers of ours."""
+    """A msgpack array, halfmq's own. Official peers do not know it, so only halfmq peers get it."""
 
 
 class LanguageCode(IntEnum):
-    """Who wrote a frame. JSON headers carry the name, the other header types the number."""
+    """The sender's language. JSON headers carry the name, the other header types the number."""
 
     JAVA = 0
     CPP = 1
@@ -53,7 +54,7 @@ class LanguageCode(IntEnum):
 
 
 class RequestCode(IntEnum):
-    """What a request asks for. Codes 100 to 106 and their kin go to the name server."""
+    """The kind of a request. Codes 100 to 106 and related ones go to the name server."""
 
     SEND_MESSAGE = 10
     PULL_MESSAGE = 11
@@ -169,7 +170,8 @@ class RequestCode(IntEnum):
     POLLING_INFO = 200055
     BATCH_ACK_MESSAGE = 200151
     QUERY_TRANSACTIONS = 9000
-    """This and the following are ours, see ``docs/wire.md``; official peers do not know them."""
+    """This and the following are halfmq's, see ``docs/wire.md``; official peers do not know
+    them."""
     END_TRANSACTIONS = 9001
     PREPARE_TRANSACTION = 9002
     DECIDE_TRANSACTION = 9003
@@ -177,7 +179,7 @@ class RequestCode(IntEnum):
 
 
 class ResponseCode(IntEnum):
-    """How a request ended. Which code a client retries on is part of its behaviour."""
+    """The outcome of a request. Clients decide by it whether to retry."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1

@@ -1,4 +1,4 @@
-"""RemotingCommand: one frame as a value, whichever of the three headers it came with."""
+"""RemotingCommand: one decoded frame, independent of the type of its header."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ class RemotingCommand(msgspec.Struct, gc=False):
     code: int
     """Request code or response code, by ``is_response``."""
     opaque: int = 0
-    """The sender's number of a request, int32; the response repeats it."""
+    """The request id that the sender chose, int32; the response repeats it."""
     flag: int = 0
     language: int = LanguageCode.JAVA
     version: int = 0
     remark: str | None = None
     header: object = None
-    """Of a request with a known code its typed struct (``headers.REQUEST_HEADERS``). Otherwise
-    the ext fields as ``dict[str, str]``, or None where the frame had none. Of a response with a
-    MSGPACK header it is the undecoded ``msgspec.Raw``: only the caller of the request knows the
-    class, see ``headers.response_header``."""
+    """The ext fields. A request with a known code has its typed struct
+    (``headers.REQUEST_HEADERS``); any other command has a ``dict[str, str]``, or None if the frame
+    had none. A response with a MSGPACK header has the undecoded ``msgspec.Raw``, because only the
+    caller of the request knows the class: see ``headers.response_header``."""
     body: bytes = b""
-    """Empty where the frame had none: the wire does not know an empty body."""
+    """Empty if the frame had none: the wire does not distinguish an empty body from no body."""
     header_type: int = HeaderType.JSON
     header_error: str | None = None
-    """Of a request with a known code why the ext fields do not fit its struct, for a refusal
-    ("topic is missing"); ``header`` is then the dict."""
+    """Why the ext fields of a known request do not fit its struct, as text for the error response
+    ("topic is missing"). ``header`` is then the dict."""
     raw_header: bytes = b""
     """The header as received: signatures cover all ext fields, unknown ones too."""
     texts: dict[str, str] | None = None
-    """All ext fields of a ROCKETMQ header, which were texts before they were typed."""
+    """All ext fields of a ROCKETMQ header as text, before they were typed."""
     subject: object = None
     """Who signed a request, set by the access control of the broker; never on the wire."""
 

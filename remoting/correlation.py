@@ -1,12 +1,12 @@
-"""Correlation: which waiting request does this response answer?
+"""Correlation: match responses to the requests in flight on one connection.
 
-Only the opaque number ties a response to its request, and answers come in any order. A connection
-keeps one of these; what a request is waiting with (a future, a callback) is the caller's business,
-so nothing here completes anything: every method only hands values back.
+A response repeats the request id (opaque) of its request; responses arrive in any order. The caller
+registers a value with each request, such as a future or a callback. Methods only return these
+values and complete nothing.
 
-Deadlines are looked at in one pass over all waiting requests, and only once the earliest of them
-can have passed: nearly every request is answered long before, so ordering them would be work for
-nothing.
+Deadlines are checked in one pass over all requests in flight, and only once the earliest may have
+passed. Nearly every request is answered long before its deadline, so keeping them sorted would be
+wasted work.
 """
 
 from __future__ import annotations
@@ -19,64 +19,64 @@ from .errors import TooManyRequestsError
 
 T = TypeVar("T")
 
-WAITING_MAX: Final = 65_535
-"""Requests waiting on one connection. Source: RocketMQ ``NettySystemConfig``, async and one-way."""
+IN_FLIGHT_MAX: Final = 65_535
+"""Requests in flight on one connection. Source: RocketMQ ``NettySystemConfig``."""
 
 
 class Correlation(Generic[T]):
-    """The waiting requests of one connection; one thread or event loop at a time."""
+    """The requests in flight on one connection; for use by one thread or event loop."""
 
-    def __init__(self, *, waiting_max: int = WAITING_MAX, first_opaque: int = 0) -> None:
-        self._waiting: dict[int, tuple[T, float]] = {}
-        self._waiting_max = waiting_max
+    def __init__(self, *, in_flight_max: int = IN_FLIGHT_MAX, first_opaque: int = 0) -> None:
+        self._in_flight: dict[int, tuple[T, float]] = {}
+        self._in_flight_max = in_flight_max
         self._next = first_opaque
         self._earliest = inf
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._in_flight)
 
     @property
     def next_deadline(self) -> float:
-        """No request expires before this; infinite when none is waiting."""
+        """No request expires before this; infinite if none is in flight."""
         return self._earliest
 
     def register(self, value: T, deadline: float) -> int:
-        """Return the opaque under which to send a request, unique among those waiting.
+        """Return the opaque with which to send a request, unique among those in flight.
 
         Raises:
-            TooManyRequestsError: Take no more requests until some are answered.
+            TooManyRequestsError: The limit is reached; wait until some are answered.
         """
-        waiting = self._waiting
-        if len(waiting) >= self._waiting_max:
-            raise TooManyRequestsError(self._waiting_max)
+        in_flight = self._in_flight
+        if len(in_flight) >= self._in_flight_max:
+            raise TooManyRequestsError(self._in_flight_max)
         opaque = self._next
-        while opaque in waiting:  # after 2^31 requests the numbers start again
+        while opaque in in_flight:  # after 2^31 requests the numbers start again
             opaque = (opaque + 1) & INT32_MAX
         self._next = (opaque + 1) & INT32_MAX
-        waiting[opaque] = (value, deadline)
+        in_flight[opaque] = (value, deadline)
         self._earliest = min(self._earliest, deadline)
         return opaque
 
     def match(self, opaque: int) -> T | None:
-        """Return what waited under this opaque and forget it; None if nothing did.
+        """Remove the request with this opaque and return its value; None if there is none.
 
-        An answer that comes after its request expired matches nothing: drop it.
+        A response that arrives after its request expired matches nothing: drop it.
         """
-        entry = self._waiting.pop(opaque, None)
+        entry = self._in_flight.pop(opaque, None)
         return None if entry is None else entry[0]
 
     def expire(self, now: float) -> list[T]:
-        """Return and forget what has waited until its deadline, in the order registered."""
+        """Remove the requests whose deadline has passed; return their values as registered."""
         if now < self._earliest:
             return []
-        late = [opaque for opaque, (_, deadline) in self._waiting.items() if deadline <= now]
-        values = [self._waiting.pop(opaque)[0] for opaque in late]
-        self._earliest = min((deadline for _, deadline in self._waiting.values()), default=inf)
+        late = [opaque for opaque, (_, deadline) in self._in_flight.items() if deadline <= now]
+        values = [self._in_flight.pop(opaque)[0] for opaque in late]
+        self._earliest = min((deadline for _, deadline in self._in_flight.values()), default=inf)
         return values
 
     def fail_all(self) -> list[T]:
-        """Return and forget everything that waits: the connection is lost."""
-        values = [value for value, _ in self._waiting.values()]
-        self._waiting.clear()
+        """Remove all requests and return their values, after the connection was lost."""
+        values = [value for value, _ in self._in_flight.values()]
+        self._in_flight.clear()
         self._earliest = inf
         return values

@@ -1,15 +1,15 @@
-"""What can go wrong between the bytes of a connection and a command.
+"""Errors of encoding and decoding frames.
 
     RemotingError
     ├── ProtocolError            the peer sent bytes that are no valid frame: close the connection
     │   ├── FrameTooLargeError       it announced a size below the minimum or above the limit
     │   ├── HeaderError              the header does not fit its length, type or encoding
-    │   └── BodyError                the body is not what its request or answer promises
+    │   └── BodyError                the body does not fit its request or response
     ├── SubscriptionError        a filter expression that names no tag
-    └── TooManyRequestsError     our caller has too many requests waiting on one connection
+    └── TooManyRequestsError     the caller has too many requests in flight on one connection
 
-A required ext field that is missing is none of these: the request is known and can be answered,
-so ``RemotingCommand.header_error`` says it.
+A missing required ext field raises none of these: the request is known and can be answered, so it
+is reported in ``RemotingCommand.header_error``.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class RemotingError(Exception):
 
 
 class ProtocolError(RemotingError):
-    """The peer's fault, and not one that an answer could mend.
+    """The peer sent bytes that are not a valid frame, so the connection must be closed.
 
     Attributes:
         reason: What was wrong, for the log.
-        commands: Whole commands that stood before the bad frame in the same read; a server may
-            still serve them before it closes the connection.
+        commands: Whole commands that preceded the bad frame in the same read; a server may still
+            process them before it closes the connection.
     """
 
     def __init__(self, reason: str) -> None:
@@ -43,7 +43,7 @@ class ProtocolError(RemotingError):
 
 
 class FrameTooLargeError(ProtocolError):
-    """The announced frame is outside the limits; its bytes are neither read nor kept."""
+    """The announced frame size is outside the limits; the frame is neither read nor buffered."""
 
     def __init__(self, size: int, size_max: int) -> None:
         super().__init__(f"frame of {size} bytes, allowed are 8 to {size_max}")
@@ -56,11 +56,11 @@ class HeaderError(ProtocolError):
 
 
 class BodyError(ProtocolError):
-    """A body that its reader cannot understand. The frame around it was fine."""
+    """The body cannot be decoded, although the frame around it is valid."""
 
 
 class SubscriptionError(RemotingError):
-    """A filter expression from which no subscription can be made."""
+    """A filter expression names no tag, so it is not a subscription."""
 
     def __init__(self, expression: str) -> None:
         super().__init__(expression)
@@ -71,7 +71,7 @@ class SubscriptionError(RemotingError):
 
 
 class TooManyRequestsError(RemotingError):
-    """As many requests are waiting for an answer as the connection allows."""
+    """The connection has as many requests in flight as it allows."""
 
     def __init__(self, limit: int) -> None:
         super().__init__(limit)

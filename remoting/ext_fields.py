@@ -2,17 +2,16 @@
 
 On the wire a header is a flat map of text to text ("queueId" to "4"). In the program it is a
 struct of a class derived from :class:`Header`, whose attributes are the snake_case of the official
-names and whose numbers are numbers. This module goes from one to the other for any such class.
+names and whose numbers are numbers. This module converts between the two for any such class.
 
-The hot path does not come here: ``json_header`` and ``msgpack_header`` let msgspec build the
-struct straight from the bytes. What does come here is every header that such a strict reader
-refuses although official servers take it, so :func:`fit` follows Java's reading of texts:
+The hot path does not use it: ``json_header`` and ``msgpack_header`` let msgspec build the struct
+straight from the bytes. It serves the headers that such a strict reader rejects although official
+servers accept them, so :func:`fit` follows Java's reading of text:
 
 * a number is decimal text in the range of its Java type; anything else is an error that names the
   field, because the request around it can still be answered;
-* every text but "true" is false, whatever its case, except "1": the C++ client writes that for
-  true and means it;
-* an absent field, a null, and an empty text where a number belongs are one and the same.
+* "true" in any case is true, and so is "1", which the C++ client writes; any other text is false;
+* an absent field, a null, and an empty text in place of a number are treated alike.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from .codes import INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN
 
 Int32 = Annotated[int, msgspec.Meta(ge=INT32_MIN, le=INT32_MAX)]
 Int64 = Annotated[int, msgspec.Meta(ge=INT64_MIN, le=INT64_MAX)]
-"""Bounded as in Java: what a header carries is packed into records and files of these widths."""
+"""Bounded as in Java: header values are packed into records and files of these widths."""
 
 # First bytes of MSGPACK values. Source: msgpack spec.md.
 ARRAY_MARKS: Final = frozenset({*range(0x90, 0xA0), 0xDC, 0xDD})
@@ -45,7 +44,7 @@ H = TypeVar("H", bound=Header)
 
 
 class FieldError(Exception):
-    """An ext field is missing or unreadable; the text says which and why."""
+    """An ext field is missing or unreadable; the message says which and why."""
 
 
 class _Field(NamedTuple):
@@ -57,7 +56,7 @@ class _Field(NamedTuple):
 
 
 def fit(kind: type[H], texts: Mapping[str, str]) -> H:
-    """Return the ext fields as a struct of this class; unknown fields are ignored.
+    """Convert ext fields to a struct of this class; ignore unknown fields.
 
     Raises:
         FieldError: A required field is missing, or a number does not parse.
@@ -69,7 +68,7 @@ def fit(kind: type[H], texts: Mapping[str, str]) -> H:
 
 
 def texts_of(header: object) -> dict[str, str] | None:
-    """Return a typed header, a map or None as ext fields; fields that are None are left out."""
+    """Convert a typed header, a map or None to ext fields; leave out fields that are None."""
     if header is None:
         return None
     if isinstance(header, Header):
@@ -85,17 +84,17 @@ def texts_of(header: object) -> dict[str, str] | None:
 
 
 @cache
-def array_twin(kind: type[H]) -> type[H]:
+def array_variant(kind: type[H]) -> type[H]:
     """Return the subclass of ``kind`` that msgspec reads from an array in the declared order."""
-    twin = msgspec.defstruct(
+    variant = msgspec.defstruct(
         f"{kind.__name__}Array", [], bases=(kind,), array_like=True, frozen=True, gc=False
     )
-    return cast("type[H]", twin)
+    return cast("type[H]", variant)
 
 
 @cache
 def fields_of(kind: type[Header]) -> tuple[_Field, ...]:
-    """Return what the class declares, in order."""
+    """Return the fields that the class declares, in order."""
     return tuple(
         _Field(f.name, f.encode_name, _plain_type(f.type), f.type, f.required)
         for f in msgspec.structs.fields(kind)

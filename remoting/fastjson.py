@@ -1,13 +1,13 @@
-"""JSON as fastjson 1 writes it, which is not always JSON.
+"""The JSON dialect of fastjson 1, which deviates from the standard.
 
-Three habits differ: a map with number keys has bare keys (``{0:"a"}``), a map with object keys has
-the object where the key should stand (``{{"queueId":0}:5}``), and an object met for the second
-time is only pointed at (``{"$ref":"$.a[0]"}``). Newer releases also write an object key as a
-text that holds its JSON.
+It differs in three ways: a map with number keys has bare keys (``{0:"a"}``), a map with object keys
+has the object in place of the key (``{{"queueId":0}:5}``), and the second occurrence of an object
+is a reference (``{"$ref":"$.a[0]"}``). Newer releases also write an object key as a string that
+holds its JSON.
 
-:func:`parse` understands all of that. A bare number key becomes its text, an object key the compact
-JSON text of the object (which is the newer form), so callers meet plain dicts either way.
-:func:`object_keyed_map` writes the one form that every official reader takes.
+:func:`parse` accepts all of these. A bare number key becomes a string, an object key the compact
+JSON text of the object (as in newer releases), so callers always get plain dicts.
+:func:`object_keyed_map` writes the one form that every official reader accepts.
 
 Source: behaviour of fastjson 1.2.29, 1.2.69 and 1.2.83.
 """
@@ -29,16 +29,16 @@ _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _WORDS: Final = {"true": True, "false": False, "null": None}
 _STEP: Final = re.compile(r"\.([^.\[\]]+)|\[([0-9]+)\]")
 
-# strict=False: control characters may stand in texts, property strings are full of them.
+# strict=False: control characters are allowed in strings, property strings are full of them.
 _decode_string: Final = json.JSONDecoder(strict=False).raw_decode
 
 _DEPTH_MAX: Final = 64  # levels; official bodies have at most six
-_NODES_MAX: Final = 100_000  # values after resolving; a few references can stand for millions
-_DIGITS_MAX: Final = 40  # of a number; a longer one is an attack on the parser
+_NODES_MAX: Final = 100_000  # values after resolving; a few references can expand to millions
+_DIGITS_MAX: Final = 40  # of a number; a longer one would be an attack on the parser
 
 
 def parse(body: bytes) -> Any:
-    """Return the value of a body: strict JSON first, fastjson's habits if that fails.
+    """Parse a body as strict JSON, or in fastjson's dialect if that fails.
 
     Raises:
         BodyError: The body is neither.
@@ -51,7 +51,7 @@ def parse(body: bytes) -> Any:
 
 
 def dump(value: object) -> bytes:
-    """Return compact JSON: the Go client cuts route texts at commas and minds every blank."""
+    """Return compact JSON: the Go client splits routes at commas and cannot handle white space."""
     return _encode(value)
 
 
@@ -72,7 +72,7 @@ def _parse_relaxed(body: bytes) -> Any:
 
 
 class _Parser:
-    """Recursive descent over one text; raises ValueError or IndexError where it makes no sense."""
+    """Recursive descent over one text; raises ValueError or IndexError if it is not valid."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -97,7 +97,7 @@ class _Parser:
     def end(self) -> None:
         self._skip()
         if self._position != len(self._text):
-            raise ValueError(f"something follows at character {self._position}")
+            raise ValueError(f"unexpected text at character {self._position}")
 
     def _object(self, depth: int) -> dict[str, Any]:
         members: dict[str, Any] = {}
@@ -154,7 +154,7 @@ class _Parser:
 
 
 class _Resolver:
-    """Puts what is pointed at in the place of references."""
+    """Replaces references by the values they refer to."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -163,7 +163,7 @@ class _Resolver:
     def resolve(self, value: Any, depth: int = _DEPTH_MAX) -> Any:
         self._left -= 1
         if not depth or self._left < 0:
-            raise BodyError("references in a circle, or too many")
+            raise BodyError("circular references, or too many")
         if isinstance(value, list):
             return [self.resolve(item, depth - 1) for item in value]
         if not isinstance(value, dict):
@@ -175,15 +175,15 @@ class _Resolver:
 
 def _follow(path: object, root: Any) -> Any:
     if not isinstance(path, str) or not path.startswith("$"):
-        raise BodyError(f"reference {path!r} is not from the root")
+        raise BodyError(f"reference {path!r} does not start at the root")
     position = 1
     try:
         while position < len(path):
             step = _STEP.match(path, position)
             if step is None:
-                raise BodyError(f"reference {path!r} makes no sense")
+                raise BodyError(f"reference {path!r} is not valid")
             root = root[step[1]] if step[1] is not None else root[int(step[2])]
             position = step.end()
     except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise BodyError(f"reference {path!r} points nowhere") from error
+        raise BodyError(f"reference {path!r} refers to nothing") from error
     return root

@@ -1,9 +1,9 @@
 """FrameDecoder: cuts the byte stream of one connection into commands.
 
-It owns no socket: whatever the transport read goes in, whole commands come out. When nothing is
-left over from the read before, frames are sliced straight out of the bytes given. What is left
-over waits in a buffer that is not looked at again until it holds the whole frame, so a large frame
-that arrives in many small reads is copied twice in all, not once per read.
+It owns no socket: the caller passes in what the transport read and gets whole commands back. If
+the previous read left nothing over, frames are sliced straight out of the given bytes. An
+unfinished frame waits in a buffer that is not examined again until it holds the whole frame, so a
+large frame that arrives in many small reads is copied twice in all, not once per read.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ class FrameDecoder:
 
         Args:
             frame_size_max: Bytes of the largest frame taken, its 4 length bytes included.
-            responses_first: The peer is a server, so JSON headers are tried as responses.
+            responses_first: The peer is a server, so decode JSON headers as responses first.
         """
         self._frame_size_max = frame_size_max
         self._length_max = frame_size_max - _LENGTH.size
         self._readers = RESPONSE_READERS if responses_first else REQUEST_READERS
         self._buffer = bytearray()
-        self._needed = 0  # bytes that the buffer must hold before it is worth a look
+        self._needed = 0  # bytes that the buffer must hold before the frame can be decoded
         self._error: ProtocolError | None = None
         self.buffered = 0
         """Bytes of an unfinished frame; below ``frame_size_max`` between calls."""
 
     def receive_data(self, data: bytes) -> list[RemotingCommand]:
-        """Take what the transport read; return the commands it completed, perhaps none.
+        """Decode what the transport read; return the commands that it completed, perhaps none.
 
         Raises:
-            ProtocolError: The stream holds no valid frame at this place. The commands completed
-                before it are in ``error.commands``; close the connection.
+            ProtocolError: The stream holds no valid frame at this position. ``error.commands`` has
+                the commands completed before it; close the connection.
         """
         if self._needed:
             if self._error is not None:
@@ -104,7 +104,7 @@ class FrameDecoder:
         return commands
 
     def _frame_size(self, data: bytes, start: int) -> int:
-        """Return how many bytes an unfinished frame needs to be looked at."""
+        """Return how many bytes are needed to decode the unfinished frame, or to learn its size."""
         if len(data) - start < _LENGTH.size:
             return FRAME_HEAD.size
         (length,) = _LENGTH.unpack_from(data, start)

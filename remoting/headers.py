@@ -1,11 +1,11 @@
 """One struct per request and response header, under RocketMQ's names.
 
 Attributes are the snake_case of the official names; ``rename`` and ``field(name=...)`` give the
-names on the wire. ``| None`` marks what may be absent and has no official default. The declared
-order is the order of the MSGPACK array, so **new fields go to the end** of their class.
+names on the wire. ``| None`` marks optional fields without an official default. The declared order
+is the order of the MSGPACK array, so **new fields go to the end** of their class.
 
-Fields that any request may carry (``lo``, ``ns``, ``nsd``, ``ReqT``, signatures) are not repeated
-here; ``serialization.ext_fields`` returns everything a frame brought.
+Fields that any request may carry (``lo``, ``ns``, ``nsd``, ``ReqT``, signatures) are not declared
+here; ``serialization.ext_fields`` returns every field of a frame.
 
 Source: RocketMQ ``remoting/protocol/header``.
 """
@@ -62,7 +62,7 @@ from .admin_headers import (
 from .codes import RequestCode
 from .command import RemotingCommand
 from .errors import HeaderError
-from .ext_fields import ARRAY_MARKS, FieldError, Header, Int32, Int64, array_twin, fit
+from .ext_fields import ARRAY_MARKS, FieldError, Header, Int32, Int64, array_variant, fit
 from .transaction_headers import (
     DecideTransactionRequestHeader,
     DecideTransactionResponseHeader,
@@ -77,14 +77,14 @@ H = TypeVar("H", bound=Header)
 
 
 class EmptyHeader(Header, frozen=True, kw_only=True):
-    """A header without fields of its own, for answers that must still carry ``extFields``."""
+    """A header without fields, for answers that must still carry ``extFields``."""
 
 
 # -- sending ---------------------------------------------------------------------------------
 
 
 class SendMessageRequestHeader(Header, frozen=True, kw_only=True):
-    """10 and 324: a message to store; the body is the frame's body."""
+    """Requests 10 and 324: a message to store; its body is the frame's body."""
 
     producer_group: str
     topic: str
@@ -103,7 +103,7 @@ class SendMessageRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class SendMessageRequestHeaderV2(SendMessageRequestHeader, frozen=True, kw_only=True):
-    """310, 320 and 325: the same fields under one-letter names."""
+    """Requests 310, 320 and 325: SendMessageRequestHeader with one-letter names."""
 
     producer_group: str = field(name="a")
     topic: str = field(name="b")
@@ -122,7 +122,7 @@ class SendMessageRequestHeaderV2(SendMessageRequestHeader, frozen=True, kw_only=
 
 
 class SendMessageResponseHeader(Header, frozen=True, kw_only=True):
-    """Where a message was stored; of a batch the ids are joined by commas."""
+    """Where a message was stored; the ids of a batch are joined by commas."""
 
     msg_id: str  # offset message id
     queue_id: Int32
@@ -135,7 +135,7 @@ class SendMessageResponseHeader(Header, frozen=True, kw_only=True):
 
 
 class ConsumerSendMsgBackRequestHeader(Header, frozen=True, kw_only=True):
-    """36: deliver this message to the group again, later."""
+    """CONSUMER_SEND_MSG_BACK (36): redeliver this message to the group after a delay."""
 
     offset: Int64  # physical offset of the record
     group: str
@@ -148,7 +148,7 @@ class ConsumerSendMsgBackRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class RecallMessageRequestHeader(Header, frozen=True, kw_only=True):
-    """370: take back a timer message."""
+    """RECALL_MESSAGE (370): cancel a timer message."""
 
     topic: str
     recall_handle: str
@@ -156,14 +156,14 @@ class RecallMessageRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class RecallMessageResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 370."""
+    """Answer to RECALL_MESSAGE (370)."""
 
     msg_id: str
     msg_region: str | None = field(default=None, name="MSG_REGION")
 
 
 class ReplyMessageRequestHeader(Header, frozen=True, kw_only=True):
-    """326: a reply, pushed by the broker to the client that waits for it."""
+    """PUSH_REPLY_MESSAGE_TO_CLIENT (326): a reply for the client that waits for it."""
 
     producer_group: str
     topic: str
@@ -185,7 +185,7 @@ class ReplyMessageRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class EndTransactionRequestHeader(Header, frozen=True, kw_only=True):
-    """37: the producer's decision about a half message."""
+    """END_TRANSACTION (37): the producer's decision about a half message."""
 
     producer_group: str
     tran_state_table_offset: Int64  # queue offset in the half topic
@@ -199,7 +199,7 @@ class EndTransactionRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class CheckTransactionStateRequestHeader(Header, frozen=True, kw_only=True):
-    """39: the broker asks what became of a half message; the body is its record."""
+    """CHECK_TRANSACTION_STATE (39): a check from the broker; the body is the half's record."""
 
     tran_state_table_offset: Int64
     commit_log_offset: Int64
@@ -211,7 +211,7 @@ class CheckTransactionStateRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class ResumeCheckHalfMessageRequestHeader(Header, frozen=True, kw_only=True):
-    """323: ask about a parked half message again."""
+    """RESUME_CHECK_HALF_MESSAGE (323): check a parked half message again."""
 
     msg_id: str | None = None
     topic: str | None = None
@@ -221,7 +221,7 @@ class ResumeCheckHalfMessageRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class PullMessageRequestHeader(Header, frozen=True, kw_only=True):
-    """11 and 361."""
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
 
     consumer_group: str
     topic: str
@@ -241,7 +241,7 @@ class PullMessageRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class PullMessageResponseHeader(Header, frozen=True, kw_only=True):
-    """Required on the codes 0, 19, 20 and 21."""
+    """Answer to PULL_MESSAGE; required with the response codes 0, 19, 20 and 21."""
 
     suggest_which_broker_id: Int64
     next_begin_offset: Int64
@@ -257,7 +257,7 @@ class PullMessageResponseHeader(Header, frozen=True, kw_only=True):
 
 
 class QueryConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
-    """14."""
+    """QUERY_CONSUMER_OFFSET (14)."""
 
     consumer_group: str
     topic: str
@@ -266,13 +266,13 @@ class QueryConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class QueryConsumerOffsetResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 14."""
+    """Answer to QUERY_CONSUMER_OFFSET (14)."""
 
     offset: Int64
 
 
 class UpdateConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
-    """15."""
+    """UPDATE_CONSUMER_OFFSET (15)."""
 
     consumer_group: str
     topic: str
@@ -281,11 +281,11 @@ class UpdateConsumerOffsetRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class UpdateConsumerOffsetResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 15."""
+    """Answer to UPDATE_CONSUMER_OFFSET (15)."""
 
 
 class SearchOffsetRequestHeader(Header, frozen=True, kw_only=True):
-    """29."""
+    """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
 
     topic: str
     queue_id: Int32
@@ -294,13 +294,13 @@ class SearchOffsetRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class SearchOffsetResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 29."""
+    """Answer to SEARCH_OFFSET_BY_TIMESTAMP (29)."""
 
     offset: Int64
 
 
 class GetMaxOffsetRequestHeader(Header, frozen=True, kw_only=True):
-    """30."""
+    """GET_MAX_OFFSET (30)."""
 
     topic: str
     queue_id: Int32
@@ -308,33 +308,33 @@ class GetMaxOffsetRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class GetMaxOffsetResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 30: the next offset to be written."""
+    """Answer to GET_MAX_OFFSET (30): the next offset to be written."""
 
     offset: Int64
 
 
 class GetMinOffsetRequestHeader(Header, frozen=True, kw_only=True):
-    """31."""
+    """GET_MIN_OFFSET (31)."""
 
     topic: str
     queue_id: Int32
 
 
 class GetMinOffsetResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 31."""
+    """Answer to GET_MIN_OFFSET (31)."""
 
     offset: Int64
 
 
 class GetEarliestMsgStoretimeRequestHeader(Header, frozen=True, kw_only=True):
-    """32."""
+    """GET_EARLIEST_MSG_STORETIME (32)."""
 
     topic: str
     queue_id: Int32
 
 
 class GetEarliestMsgStoretimeResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 32."""
+    """Answer to GET_EARLIEST_MSG_STORETIME (32)."""
 
     timestamp: Int64  # -1 if the queue is empty
 
@@ -343,14 +343,14 @@ class GetEarliestMsgStoretimeResponseHeader(Header, frozen=True, kw_only=True):
 
 
 class ViewMessageRequestHeader(Header, frozen=True, kw_only=True):
-    """33."""
+    """VIEW_MESSAGE_BY_ID (33)."""
 
     offset: Int64  # physical
     topic: str | None = None
 
 
 class QueryMessageRequestHeader(Header, frozen=True, kw_only=True):
-    """12."""
+    """QUERY_MESSAGE (12)."""
 
     topic: str
     key: str
@@ -361,7 +361,7 @@ class QueryMessageRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class QueryMessageResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 12, also when nothing was found."""
+    """Answer to QUERY_MESSAGE (12), also if nothing was found."""
 
     index_last_update_timestamp: Int64
     index_last_update_phyoffset: Int64
@@ -371,38 +371,41 @@ class QueryMessageResponseHeader(Header, frozen=True, kw_only=True):
 
 
 class HeartbeatRequestHeader(Header, frozen=True, kw_only=True):
-    """34: everything is in the body."""
+    """HEART_BEAT (34); everything is in the body."""
 
 
 class HeartbeatResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 34. The last three are ours: another member of the group subscribes differently."""
+    """Answer to HEART_BEAT (34).
+
+    The last three are halfmq's: another member of the group subscribes differently.
+    """
 
     is_support_heart_beat_v2: bool = field(default=False, name="IS_SUPPORT_HEART_BEAT_V2")
     is_sub_change: bool = field(default=True, name="IS_SUB_CHANGE")
     unequal_topic: str | None = None
     unequal_client_id: str | None = None  # the other member
-    unequal_filter: str | None = None  # what that one wants of the topic; None: nothing
+    unequal_filter: str | None = None  # its filter; None: it does not subscribe to the topic
 
 
 class QueryConsumersRequestHeader(Header, frozen=True, kw_only=True):
-    """9004, ours: a page of the members of consumer groups, by group and client id."""
+    """QUERY_CONSUMERS (9004): a page of consumer group members, by group and client id."""
 
     consumer_group: str | None = None  # None: all groups
-    after_group: str = ""  # of the last member of the page before
+    after_group: str = ""  # of the last member of the previous page
     after_client: str = ""
-    max_count: Int32 = 100  # at most consumers.CONSUMERS_MAX; the last member's entries are whole
+    max_count: Int32 = 100  # at most consumer_bodies.CONSUMERS_MAX; the last member's are whole
     broker_name: str | None = field(default=None, name="bname")
 
 
 class QueryConsumersResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 9004: the next request's ``after``; None: that was all."""
+    """Answer to QUERY_CONSUMERS (9004): the next request's ``after``; None: no more pages."""
 
     next_group: str | None = None
     next_client: str | None = None
 
 
 class UnregisterClientRequestHeader(Header, frozen=True, kw_only=True):
-    """35."""
+    """UNREGISTER_CLIENT (35)."""
 
     client_id: str = field(name="clientID")
     producer_group: str | None = None
@@ -410,21 +413,21 @@ class UnregisterClientRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class UnregisterClientResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 35."""
+    """Answer to UNREGISTER_CLIENT (35)."""
 
 
 class GetConsumerListByGroupRequestHeader(Header, frozen=True, kw_only=True):
-    """38."""
+    """GET_CONSUMER_LIST_BY_GROUP (38)."""
 
     consumer_group: str
 
 
 class GetConsumerListByGroupResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 38."""
+    """Answer to GET_CONSUMER_LIST_BY_GROUP (38)."""
 
 
 class NotifyConsumerIdsChangedRequestHeader(Header, frozen=True, kw_only=True):
-    """40."""
+    """NOTIFY_CONSUMER_IDS_CHANGED (40)."""
 
     consumer_group: str
 
@@ -433,14 +436,14 @@ class NotifyConsumerIdsChangedRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class GetRouteInfoRequestHeader(Header, frozen=True, kw_only=True):
-    """105."""
+    """GET_ROUTEINFO_BY_TOPIC (105)."""
 
     topic: str
     accept_standard_json_only: bool | None = None
 
 
 class RegisterBrokerRequestHeader(Header, frozen=True, kw_only=True):
-    """103."""
+    """REGISTER_BROKER (103)."""
 
     broker_name: str
     broker_addr: str
@@ -454,14 +457,14 @@ class RegisterBrokerRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class RegisterBrokerResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 103."""
+    """Answer to REGISTER_BROKER (103)."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
 
 
 class BrokerIdentityRequestHeader(Header, frozen=True, kw_only=True):
-    """104 and 322."""
+    """UNREGISTER_BROKER (104) and QUERY_DATA_VERSION (322)."""
 
     broker_name: str
     broker_addr: str
@@ -470,7 +473,7 @@ class BrokerIdentityRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class QueryDataVersionResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 322."""
+    """Answer to QUERY_DATA_VERSION (322)."""
 
     changed: bool
 
@@ -592,7 +595,7 @@ RESPONSE_HEADERS: Final[dict[int, type[Header]]] = {
     RequestCode.DECIDE_TRANSACTION: DecideTransactionResponseHeader,
     RequestCode.QUERY_CONSUMERS: QueryConsumersResponseHeader,
 }
-"""Request code to the class of its answer's header; the others answer without ext fields."""
+"""Request code to the class of its answer's header; all other answers have no ext fields."""
 
 
 def typed_request_header(code: int, texts: dict[str, str] | None) -> tuple[object, str | None]:
@@ -608,10 +611,10 @@ def typed_request_header(code: int, texts: dict[str, str] | None) -> tuple[objec
 
 
 def response_header(command: RemotingCommand, kind: type[H]) -> H:
-    """Return a response's ext fields as the class that its request calls for.
+    """Decode a response's ext fields as the class that its request requires.
 
     Raises:
-        HeaderError: The peer left out a required field or wrote one that does not parse.
+        HeaderError: The peer left out a required field, or a value does not parse.
     """
     try:
         if isinstance(command.header, msgspec.Raw):
@@ -627,6 +630,6 @@ def response_header(command: RemotingCommand, kind: type[H]) -> H:
 
 def _from_msgpack(raw: msgspec.Raw, kind: type[H]) -> H:
     if memoryview(raw)[0] in ARRAY_MARKS:
-        header: H = msgspec.msgpack.decode(raw, type=array_twin(kind), strict=False)
+        header: H = msgspec.msgpack.decode(raw, type=array_variant(kind), strict=False)
         return header
     return fit(kind, msgspec.msgpack.decode(raw, type=dict[str, str]))

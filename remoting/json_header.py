@@ -1,13 +1,13 @@
-"""The JSON header: what every official client speaks.
+"""The JSON header, which every official client writes.
 
-A reader in three steps, each slower and more tolerant than the one before:
+Decoding has three steps, each slower and more tolerant than the previous one:
 
 1. The first twelve bytes, ``{"code":310,``, name the request, so msgspec builds envelope and typed
    struct in one pass over the bytes. All official clients write ``code`` first.
 2. Any other header of the usual shape, above all a response: one pass with the ext fields as a map
    of texts.
-3. Everything else that official servers have been seen to take: numbers, booleans, nulls and
-   objects as ext values, numbers as text, missing or unknown languages, raw control characters.
+3. Everything else that official servers are known to accept: numbers, booleans, nulls and objects
+   as ext values, numbers as text, missing or unknown languages, raw control characters.
 
 Source: RocketMQ ``RemotingCommand``, ``RemotingSerializable``; frames recorded from 5.3.3.
 """
@@ -34,11 +34,12 @@ _LANGUAGE_NUMBERS: Final = {name: number for number, name in LANGUAGE_NAMES.item
 _UNKNOWN_LANGUAGE: Final = int(LanguageCode.OTHER)
 
 _PEEK: Final = len(b'{"code":310,')
-"""Two-digit codes are told apart too: a quote follows their comma."""
+"""Bytes of a prefix that identifies a request code. It also distinguishes two-digit codes: a quote
+follows their comma."""
 
 _JSON: Final = int(HeaderType.JSON)  # looking up an enum member costs more than the rest of a test
 
-# In the order of the official writer: ours can be compared with recorded frames.
+# In the order of the official writer, so that our frames can be compared with recorded ones.
 _TEMPLATE: Final = (
     b'{"code":%d,%b"flag":%d,"language":"%b","opaque":%d,%b'
     b'"serializeTypeCurrentRPC":"JSON","version":%d}'
@@ -70,10 +71,10 @@ def decode_request(raw: bytes, body: bytes) -> RemotingCommand:
     if decode_typed is not None:
         try:
             envelope = decode_typed(raw)
-            raw.isascii() or raw.decode()  # msgspec does not look into the keys that it skips
+            raw.isascii() or raw.decode()  # msgspec does not validate the keys that it skips
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return _decode_tolerantly(raw, body)
-        # A response may carry the number of a known request; its ext fields are others.
+        # A response may have the code of a known request; its ext fields are different ones.
         if not envelope.flag & FLAG_RESPONSE:
             return RemotingCommand(
                 envelope.code,
@@ -92,7 +93,7 @@ def decode_request(raw: bytes, body: bytes) -> RemotingCommand:
 
 
 def decode_response(raw: bytes, body: bytes) -> RemotingCommand:
-    """Read the header of a peer that mostly sends responses. Requests are understood too."""
+    """Read the header of a peer that mostly sends responses; decode requests as well."""
     try:
         envelope = _decode_texts(raw)
         raw.isascii() or raw.decode()
@@ -139,7 +140,7 @@ def encode(
 
 
 def ext_texts(raw: bytes) -> dict[str, str]:
-    """Return all ext fields of a header as received, in order, numbers digit by digit."""
+    """Return all ext fields of a header as received: in order, with the digits of numbers kept."""
     try:
         return _decode_texts(raw).header or {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -154,7 +155,7 @@ def _typed_decoder(code: int) -> Callable[[bytes], Any]:
     envelope = msgspec.defstruct(
         f"{kind.__name__}Envelope",
         [
-            # A second "code" further back must not turn one request's fields into another's.
+            # A second "code" later in the header must not make it another request's.
             ("code", Annotated[int, msgspec.Meta(ge=int(code), le=int(code))]),
             ("header", kind, header),
         ],
@@ -202,9 +203,9 @@ def _decode_tolerantly(raw: bytes, body: bytes) -> RemotingCommand:
 
 
 def _parse(raw: bytes) -> dict[str, Any]:
-    """Read one JSON object; its numbers stay texts, so that their digits survive."""
+    """Parse one JSON object; keep numbers as text, so that their digits survive."""
     try:
-        # strict=False lets control characters stand in texts; properties are full of them.
+        # strict=False allows control characters in strings; properties are full of them.
         fields = json.loads(
             raw.decode(), parse_int=str, parse_float=str, parse_constant=_refuse, strict=False
         )
@@ -232,7 +233,7 @@ def _int32(fields: Mapping[str, Any], name: str, *, required: bool = False) -> i
 
 
 def _language(value: object) -> int:
-    """Take names and numbers; nobody is refused for a language that we do not know."""
+    """Convert a language name or number to its number; an unknown one becomes OTHER."""
     if value is None:
         return int(LanguageCode.JAVA)
     return _LANGUAGE_NUMBERS.get(str(value), _UNKNOWN_LANGUAGE)

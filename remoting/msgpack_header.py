@@ -1,13 +1,13 @@
-"""The MSGPACK header, ours: ``[code, opaque, flag, language, version, remark, ext]``.
+"""The MSGPACK header of halfmq: ``[code, opaque, flag, language, version, remark, ext]``.
 
 ``ext`` is nil, or the array of the header's fields in the declared order of its class
 (``headers.REQUEST_HEADERS``, for a response ``RESPONSE_HEADERS`` of the request's code), or a map
-of text to text. Numbers and booleans of the array are MSGPACK's own. An array may stop early where
-only optional fields would follow, and a reader ignores what follows the fields it knows: so
-fields can be added at the end of a class.
+of text to text. The array holds native MSGPACK numbers and booleans. It may stop early if only
+optional fields would follow, and a reader ignores fields it does not know, so fields can be added
+at the end of a class.
 
-Which class a response needs is known only to whoever sent the request. So its ext is kept as the
-bytes it came in (``msgspec.Raw``) until ``headers.response_header`` is asked for it.
+Only the sender of a request knows the class of its response. So the ext of a response stays
+undecoded (``msgspec.Raw``) until ``headers.response_header`` decodes it.
 
 A signed request has two more elements: the access key, and the 20 bytes of its signature.
 """
@@ -22,7 +22,7 @@ import msgspec
 from .codes import FLAG_RESPONSE, HeaderType
 from .command import RemotingCommand
 from .errors import HeaderError
-from .ext_fields import ARRAY_MARKS, MAP_MARKS, Header, Int32, array_twin, texts_of
+from .ext_fields import ARRAY_MARKS, MAP_MARKS, Header, Int32, array_variant, texts_of
 from .headers import REQUEST_HEADERS, typed_request_header
 from .signature import DIGEST_SIZE, Signer
 
@@ -85,7 +85,7 @@ def decode_request(raw: bytes, body: bytes) -> RemotingCommand:
 
 
 def decode_response(raw: bytes, body: bytes) -> RemotingCommand:
-    """Read the header of a peer that mostly sends responses. Requests are understood too."""
+    """Read the header of a peer that mostly sends responses; decode requests as well."""
     try:
         envelope = _decode_raw(raw)
         header, header_error = _header(envelope)
@@ -134,15 +134,15 @@ def ext_texts(command: RemotingCommand) -> dict[str, str]:
 def sign(raw: bytes, body: bytes, access_key: str, signer: Signer) -> bytes:
     """Return a request's header with two more elements: the access key and the signature.
 
-    The signature covers the bytes of all eight elements before it, then the body; so unlike an
-    official one it covers the request code and the opaque too.
+    The signature covers the bytes of the eight elements before it and the body. Unlike an official
+    signature it thereby covers the request code and the opaque.
     """
     text = raw[1:] + _encode(access_key)
     return _NINE_MARK + text + _SIGNATURE_MARK + signer.digest(text, body)
 
 
 def split_signature(raw: bytes) -> tuple[str, bytes, bytes]:
-    """Return access key, signature and signed text of a header; empty if it is not signed."""
+    """Return access key, signature and signed text of a header; all empty if it is not signed."""
     if not raw or raw[0] != _NINE or raw[-_SIGNATURE_SIZE:-DIGEST_SIZE] != _SIGNATURE_MARK:
         return "", b"", b""
     try:
@@ -153,7 +153,7 @@ def split_signature(raw: bytes) -> tuple[str, bytes, bytes]:
 
 
 def _peek_code(raw: bytes) -> int:
-    """Return the code of a header as our own writer writes it, else -1."""
+    """Return the code of a header in the form that our own writer produces, else -1."""
     if len(raw) < 4 or raw[0] not in _OURS:
         return -1
     first = raw[1]
@@ -165,7 +165,7 @@ def _peek_code(raw: bytes) -> int:
 
 
 def _typed_decoder(code: int) -> Callable[[bytes], Any]:
-    kind = array_twin(REQUEST_HEADERS[code])
+    kind = array_variant(REQUEST_HEADERS[code])
     envelope = msgspec.defstruct(
         f"{kind.__name__}Envelope",
         [("header", kind)],
@@ -201,6 +201,6 @@ def _typed_array(code: int, ext: msgspec.Raw) -> tuple[object, str | None]:
     if kind is None:
         return ext, None
     try:
-        return msgspec.msgpack.decode(ext, type=array_twin(kind), strict=False), None
+        return msgspec.msgpack.decode(ext, type=array_variant(kind), strict=False), None
     except msgspec.ValidationError as error:
         return {}, str(error)

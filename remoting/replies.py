@@ -1,8 +1,8 @@
-"""Whole frames for the wire: requests, replies, and byte templates for the busiest of them.
+"""Encode whole frames: requests and replies, the most frequent of them from byte templates.
 
-A reply is written in the header type of its request: official clients of every age and language
-understand that, while some understand nothing else. JSON values are always texts (the Go client
-fails a frame, the C++ client skips a field otherwise) and there is no white space.
+A reply has the header type of its request: every official client can read that, and some can read
+nothing else. JSON values are always strings, without white space: on anything else the Go client
+fails the frame and the C++ client skips the field.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PULL_TEMPLATE: Final = (
 ) + _JSON_TAIL
 _EMPTY: Final[Mapping[str, str]] = {}
 _HAVE_EXT_FIELDS: Final = frozenset(RESPONSE_HEADERS) - {RequestCode.END_TRANSACTION}
-"""Requests whose official answer has a header class. That of END_TRANSACTION is ours."""
+"""Requests whose official answer has a header class. The one for END_TRANSACTION is halfmq's."""
 
 _encode_json: Final = msgspec.json.Encoder().encode
 _encode_msgpack: Final = msgspec.msgpack.Encoder().encode
@@ -68,7 +68,7 @@ def encode_request(
 ) -> bytes:
     """Return the whole frame of a request, signed if ``signed_by`` is given."""
     flag = FLAG_ONE_WAY if one_way else 0
-    if header_type == _MSGPACK and isinstance(header, Header):  # our own client's way
+    if header_type == _MSGPACK and isinstance(header, Header):  # as halfmq's client sends
         fields = astuple(header)
         head = _encode_msgpack((code, opaque, flag, language, version, remark, fields))
         if signed_by is not None:
@@ -94,8 +94,8 @@ def encode_reply(
 ) -> bytes:
     """Return the whole frame of the answer to a request, in the request's header type.
 
-    Where the official answer has a header class the ext fields are there even if empty: Java
-    clients read them without asking whether they exist.
+    If the official answer has a header class, ext fields are present even if empty: Java clients
+    read them without checking whether they exist.
     """
     if header is None and request.code in _HAVE_EXT_FIELDS:
         header = _EMPTY
@@ -117,15 +117,15 @@ def encode_send_reply(
     region_id: str = DEFAULT_REGION,
     code: int = _SUCCESS,
 ) -> bytes:
-    """Return the whole answer to a stored message (codes 0, 10, 11, 12).
+    """Return the whole frame of the answer to a stored message (codes 0, 10, 11, 12).
 
-    ``msg_id`` is the offset message id, of a batch all of them joined by commas. A transaction
-    producer reads the half message's physical offset out of it.
+    ``msg_id`` is the offset message id; for a batch, all of them joined by commas. A transaction
+    producer extracts the half message's physical offset from it.
     """
     if request.header_type == _JSON:
         templates = _SEND_TEMPLATES.get(region_id) or _send_templates(region_id)
         if transaction_id:
-            # A client's own text, so it is quoted; ours needs no escaping.
+            # The client chose this text, so it is quoted; our own values need no escaping.
             header = templates[1] % (
                 code,
                 queue_id,
@@ -160,9 +160,9 @@ def encode_send_reply(
 
 
 def encode_end_reply(request: RemotingCommand, message_id: str) -> bytes:
-    """Return the whole answer to a commit that came in MSGPACK: the final message's offset id.
+    """Return the whole frame of the answer to a commit in MSGPACK.
 
-    Its header is an ``EndTransactionResponseHeader``.
+    Its header is an ``EndTransactionResponseHeader`` with the final message's offset id.
     """
     fields = (message_id,)
     header = _encode_msgpack((0, request.opaque, FLAG_RESPONSE, _PYTHON, VERSION, None, fields))
@@ -170,10 +170,13 @@ def encode_end_reply(request: RemotingCommand, message_id: str) -> bytes:
     return _pack_head(4 + size, _MSGPACK_TYPE | size) + header
 
 
-def encode_send_refusal(
+def encode_send_error(
     request: RemotingCommand, code: int, remark: str, region_id: str = DEFAULT_REGION
 ) -> bytes:
-    """Return the whole answer to a message that was not stored, as the official broker gives it."""
+    """Return the whole frame of the answer to a message that was not stored.
+
+    It has the ext fields of the official broker's answer.
+    """
     return encode_reply(
         request, code, header={"MSG_REGION": region_id, "TRACE_ON": "true"}, remark=remark
     )
@@ -189,9 +192,9 @@ def encode_pull_reply(
     remark: str | None,
     body_size: int,
 ) -> bytes:
-    """Return the answer to a pull up to its body, whose size its length already counts.
+    """Return the frame of the answer to a pull without its body; its length counts the body.
 
-    The caller sends the body's ``body_size`` bytes right behind, in as many pieces as it likes.
+    The caller must send ``body_size`` bytes of body next, in any number of pieces.
     """
     if request.header_type == _JSON:
         header = _PULL_TEMPLATE % (
@@ -223,7 +226,7 @@ def encode_pull_reply(
 
 @lru_cache(maxsize=64)
 def _json_remark(remark: str | None) -> bytes:
-    """Return the field; those of pulls are names of what was found."""
+    """Return the remark field. Cached, because the remarks of pulls are a few status names."""
     return b"" if remark is None else b'"remark":%b,' % _encode_json(remark)
 
 
@@ -249,7 +252,7 @@ def _reply_header(
 
 
 def _send_templates(region_id: str) -> tuple[bytes, bytes]:
-    """Return the header of a send's answer without and with a transaction id; built once."""
+    """Return the header templates of a send's answer, without and with a transaction id."""
     region = _encode_json(region_id).replace(b"%", b"%%")
 
     def template(transaction: bytes) -> bytes:

@@ -1,11 +1,12 @@
-"""The ROCKETMQ header: binary, compact, and the slowest of the three for us.
+"""The ROCKETMQ header: binary, compact, and the slowest of the three to decode in Python.
 
 Layout (big-endian): code int16, language byte, version int16, opaque int32, flag int32, remark
 length int32 and remark, ext length int32 and ext fields, each of which is key length int16, key,
 value length int32, value. Source: RocketMQ ``RocketMQSerializable``.
 
-A key may come twice (Java with a hook writes its fields once from the struct and once from the
-map); values are equal and the last is kept. Codes above 32767 do not fit and arrive cut off.
+A key may occur twice (a Java client with an RPC hook writes its fields once from the struct and
+once from the map); the values are equal and the last is kept. Codes above 32767 do not fit and
+arrive truncated.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def decode(raw: bytes, body: bytes) -> RemotingCommand:
     """Read a header.
 
     Raises:
-        HeaderError: A length lies, or a text is not UTF-8.
+        HeaderError: A length contradicts the size of the header, or a text is not UTF-8.
     """
     try:
         code, language, version, opaque, flag, remark_size = _FIXED.unpack_from(raw)
@@ -78,7 +79,7 @@ def encode(
     remark: str | None,
     texts: Mapping[str, str] | None,
 ) -> bytes:
-    """Write a header; an empty remark or map reads back as none.
+    """Write a header; an empty remark or map is read back as None.
 
     Raises:
         HeaderError: The code or version does not fit in 16 bits, or a key in its length.

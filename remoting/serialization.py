@@ -1,4 +1,4 @@
-"""From a whole frame to a command and back, for each of the three header types.
+"""Decode whole frames to commands and encode them, for each of the three header types.
 
 A frame is a length (int32, of all that follows), a word whose top byte is the header type and
 whose low 24 bits are the header's length, the header, and the body. Source: RocketMQ
@@ -21,21 +21,23 @@ FRAME_HEAD: Final = Struct(">iI")  # length of all that follows; header type and
 HEADER_SIZE_MAX: Final = 0xFFFFFF  # bytes: 24 bits of the second word
 
 Reader = Callable[[bytes, bytes], RemotingCommand]
-"""Takes header and body of one frame; raises HeaderError."""
+"""Decodes header and body of one frame; raises HeaderError."""
 
 REQUEST_READERS: Final[dict[int, Reader]] = {
     HeaderType.JSON: json_header.decode_request,
     HeaderType.ROCKETMQ: rocketmq_header.decode,
     HeaderType.MSGPACK: msgpack_header.decode_request,
 }
-"""Header type to its reader, for a peer that mostly sends requests. All take both kinds."""
+"""Header type to its reader, tuned for a peer that mostly sends requests. Every reader also decodes
+responses."""
 
 RESPONSE_READERS: Final[dict[int, Reader]] = {
     HeaderType.JSON: json_header.decode_response,
     HeaderType.ROCKETMQ: rocketmq_header.decode,
     HeaderType.MSGPACK: msgpack_header.decode_response,
 }
-"""The same for a peer that mostly sends responses."""
+"""Header type to its reader, tuned for a peer that mostly sends responses. Every reader also
+decodes requests."""
 
 
 def encode_frame(command: RemotingCommand) -> bytes:
@@ -106,11 +108,11 @@ def frame_head(header_type: int, header_size: int, body_size: int) -> bytes:
 
 
 def ext_fields(command: RemotingCommand) -> dict[str, str]:
-    """Return every ext field that a decoded command came with, unknown ones too, as text.
+    """Return every ext field of a decoded command, unknown ones included, as text.
 
-    In the order received; numbers digit by digit. This is what signatures cover. (A MSGPACK array
-    has no names: of a typed request its fields come back under their official names, of a response
-    nothing does.)
+    Fields are in the order received, and numbers keep their digits: signatures cover exactly this
+    text. A MSGPACK array has no field names: a typed request yields its fields under their official
+    names, a response yields nothing.
     """
     if command.header_type == HeaderType.MSGPACK:
         return msgpack_header.ext_texts(command)

@@ -2,11 +2,11 @@
 
 The signed text of a JSON or ROCKETMQ request is the values of all its ext fields in the order of
 their names (``AccessKey`` among them, ``Signature`` not), joined without separators, then the
-body. Numbers count digit by digit as they were sent. A MSGPACK header has no field names; there the
-signed text is the header's own bytes, see ``msgpack_header``.
+body. Numbers keep the digits with which they were sent. A MSGPACK header has no field names, so its
+signature covers the bytes of the header; see ``msgpack_header``.
 
-Source: RocketMQ ``AclUtils#combineRequestContent``, ``AclSigner``; facts checked on recorded
-frames of the Java, Go and C++ clients.
+Source: RocketMQ ``AclUtils#combineRequestContent``, ``AclSigner``; checked on recorded frames of
+the Java, Go and C++ clients.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ ACCESS_KEY: Final = "AccessKey"
 SIGNATURE: Final = "Signature"
 SECURITY_TOKEN: Final = "SecurityToken"  # noqa: S105 -- the name of a field
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
-"""Clients up to 4.9.3 add this field after they have signed, later ones sign it. (RocketMQ 4.9.8
-leaves it out of the text in any case, and so refuses queries of its own clients.)
+"""Clients up to 4.9.3 add this field after signing, later ones sign it. (RocketMQ 4.9.8 always
+leaves it out of the signed text and so rejects queries of its own clients.)
 Source: ``MixAll``, ``AclClientRPCHook``, ``PlainAccessResource``."""
 
 DIGEST_SIZE: Final = 20
@@ -34,7 +34,7 @@ _OUTER: Final = bytes(byte ^ 0x5C for byte in range(256))
 
 
 class Signer:
-    """Signs with one secret; its two padded keys are hashed once, not for each request."""
+    """Signs with one secret; hashes the two padded keys once, not for each request."""
 
     __slots__ = ("_inner", "_outer")
 
@@ -56,11 +56,11 @@ class Signer:
         return outer.digest()
 
     def sign(self, text: bytes, body: bytes = b"") -> str:
-        """Return the signature as official clients send it, in base64."""
+        """Return the signature in base64, as official clients send it."""
         return binascii.b2a_base64(self.digest(text, body), newline=False).decode()
 
     def verify(self, signature: str | bytes, text: bytes, body: bytes = b"") -> bool:
-        """Whether this is the signature, as text in base64 or as its 20 bytes, in constant time."""
+        """Compare a signature, given as base64 text or as 20 bytes, in constant time."""
         digest = self.digest(text, body)
         if isinstance(signature, bytes):
             return hmac.compare_digest(digest, signature)
@@ -69,14 +69,14 @@ class Signer:
 
 
 class Identity(NamedTuple):
-    """Who signs requests."""
+    """The access key of the signer of requests, and its secret as a ``Signer``."""
 
     access_key: str
     signer: Signer
 
 
 def signed_text(fields: Mapping[str, str], *, without_unique_key_query: bool = False) -> bytes:
-    """Return what a signature covers of the ext fields, ``AccessKey`` among them."""
+    """Return the part of the signed text that comes from the ext fields."""
     names = sorted(fields)
     if SIGNATURE in fields:
         names.remove(SIGNATURE)
@@ -88,9 +88,9 @@ def signed_text(fields: Mapping[str, str], *, without_unique_key_query: bool = F
 def signed_fields(
     fields: Mapping[str, str], body: bytes, access_key: str, signer: Signer
 ) -> dict[str, str]:
-    """Return the ext fields of a request with its access key and its signature.
+    """Return the ext fields of a request with access key and signature added.
 
-    None of the fields given may be the signature.
+    ``fields`` must not contain a signature.
     """
     signed = {**fields, ACCESS_KEY: access_key}
     text = "".join([signed[name] for name in sorted(signed)])

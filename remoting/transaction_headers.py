@@ -1,8 +1,7 @@
-"""Headers of our own requests about transactions, under the rules of ``headers``.
+"""Headers of halfmq's requests about transactions, under the rules of ``headers``.
 
-Official peers never send these and never need them: a client of ours sends them to a broker that
-has answered it in MSGPACK. What travels in their bodies is in ``transactions``; all of it is
-listed in ``docs/wire.md``.
+Official peers neither send nor need them. The halfmq client sends them to a broker that has
+answered it in MSGPACK. Their bodies are in ``transaction_bodies``; ``docs/wire.md`` lists both.
 """
 
 from __future__ import annotations
@@ -13,44 +12,44 @@ from .ext_fields import Header, Int32, Int64
 
 
 class EndTransactionResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 37 where the request came in MSGPACK; official brokers answer without fields."""
+    """Answer to END_TRANSACTION (37) in MSGPACK; official brokers answer without fields."""
 
     msg_id: str | None = None  # offset id of the final message; None unless committed
 
 
 class QueryTransactionsRequestHeader(Header, frozen=True, kw_only=True):
-    """9000: a page of undecided transactions, or the one with this id."""
+    """QUERY_TRANSACTIONS (9000): a page of undecided transactions, or the one with this id."""
 
     producer_group: str | None = None
     state: str | None = None  # "prepared" or "parked"
     transaction_id: str | None = None  # UNIQ_KEY, or offset id of the half
-    after: Int64 = -1  # physical offset of the last transaction of the page before
-    max_count: Int32 = 100  # at most transactions.TRANSACTIONS_MAX
+    after: Int64 = -1  # physical offset of the last transaction of the previous page
+    max_count: Int32 = 100  # at most transaction_bodies.TRANSACTIONS_MAX
     broker_name: str | None = field(default=None, name="bname")
 
 
 class QueryTransactionsResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 9000: where the next page begins; the page itself may be shorter than allowed."""
+    """Answer to QUERY_TRANSACTIONS (9000); the page may be shorter than ``max_count``."""
 
-    next_after: Int64 | None = None  # for the next request's ``after``; None: that was all
+    next_after: Int64 | None = None  # the next request's ``after``; None: this is the last page
 
 
 class EndTransactionsRequestHeader(Header, frozen=True, kw_only=True):
-    """9001: many decisions at once; they are in the body."""
+    """END_TRANSACTIONS (9001): many decisions at once; they are in the body."""
 
     producer_group: str
     broker_name: str | None = field(default=None, name="bname")
 
 
 class PrepareTransactionRequestHeader(Header, frozen=True, kw_only=True):
-    """9002: the half messages of one transaction; they are in the body, the leader first."""
+    """PREPARE_TRANSACTION (9002): several half messages; the body has them, the leader first."""
 
     producer_group: str
     broker_name: str | None = field(default=None, name="bname")
 
 
 class DecideTransactionRequestHeader(Header, frozen=True, kw_only=True):
-    """9003: what an operator decides about one transaction."""
+    """DECIDE_TRANSACTION (9003): an operator's decision about one transaction."""
 
     transaction_offset: Int64  # physical offset of the half record
     action: str  # "commit", "rollback" or "resume"
@@ -59,6 +58,6 @@ class DecideTransactionRequestHeader(Header, frozen=True, kw_only=True):
 
 
 class DecideTransactionResponseHeader(Header, frozen=True, kw_only=True):
-    """Answer to 9003."""
+    """Answer to DECIDE_TRANSACTION (9003)."""
 
     msg_id: str | None = None  # offset id of the final message; None unless committed

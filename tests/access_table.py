@@ -34,8 +34,8 @@ from halfmq.remoting.bodies import (
     ConsumerData,
     HeartbeatData,
     LockBatchBody,
-    MessageQueue,
     ProducerData,
+    QueueKey,
     encode_heartbeat,
     encode_lock_batch,
     encode_subscription_check,
@@ -52,7 +52,7 @@ from halfmq.remoting.headers import (
     response_header,
 )
 from halfmq.remoting.replies import encode_request
-from halfmq.remoting.transactions import PreparedMessage, TransactionEnd, encode_entries
+from halfmq.remoting.transaction_bodies import PreparedMessage, TransactionEnd, encode_entries
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TRACE_TOPIC
@@ -157,7 +157,7 @@ _TOPIC_JSON: Final = {"topicName": "orders", "readQueueNums": 4, "writeQueueNums
 _QUEUES: Final = LockBatchBody(
     client_id="c",
     consumer_group="readers",
-    mq_set=(MessageQueue(topic="orders", broker_name="broker-a", queue_id=0),),
+    mq_set=(QueueKey(topic="orders", broker_name="broker-a", queue_id=0),),
 )
 
 

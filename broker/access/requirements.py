@@ -25,7 +25,7 @@ import msgspec
 from halfmq.remoting.bodies import decode_heartbeat, decode_lock_batch, decode_subscription
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.errors import BodyError
-from halfmq.remoting.transactions import decode_prepared_messages
+from halfmq.remoting.transaction_bodies import decode_prepared_messages
 from halfmq.store.format.topics import (
     CLIENTS_MAY_NOT_SEND,
     RETRY_PREFIX,

@@ -21,13 +21,13 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
 from halfmq.remoting.replies import encode_reply
+from halfmq.remoting.transaction_bodies import TRANSACTIONS_MAX, TransactionInfo, encode_entries
 from halfmq.remoting.transaction_headers import (
     DecideTransactionRequestHeader,
     DecideTransactionResponseHeader,
     QueryTransactionsRequestHeader,
     QueryTransactionsResponseHeader,
 )
-from halfmq.remoting.transactions import TRANSACTIONS_MAX, TransactionInfo, encode_entries
 from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.record import Record

@@ -28,7 +28,7 @@ from halfmq.remoting.bodies import (
 )
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.remoting.consumers import CONSUMERS_MAX, ConsumerInfo
+from halfmq.remoting.consumer_bodies import CONSUMERS_MAX, ConsumerInfo
 from halfmq.remoting.errors import BodyError
 from halfmq.remoting.headers import (
     GetConsumerListByGroupRequestHeader,
@@ -39,7 +39,7 @@ from halfmq.remoting.headers import (
     UnregisterClientRequestHeader,
 )
 from halfmq.remoting.replies import encode_reply
-from halfmq.remoting.transactions import encode_entries
+from halfmq.remoting.transaction_bodies import encode_entries
 
 from ..connection import Connection, Handler
 from ..errors import RequestRefusedError

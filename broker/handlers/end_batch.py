@@ -18,8 +18,13 @@ import msgspec
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
+from halfmq.remoting.transaction_bodies import (
+    EndResult,
+    TransactionEnd,
+    decode_ends,
+    encode_entries,
+)
 from halfmq.remoting.transaction_headers import EndTransactionsRequestHeader
-from halfmq.remoting.transactions import EndResult, TransactionEnd, decode_ends, encode_entries
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from halfmq.remoting.codes import ResponseCode
-from halfmq.remoting.transactions import TransactionEnd
+from halfmq.remoting.transaction_bodies import TransactionEnd
 from halfmq.store.draft import Appended
 from halfmq.store.format.flags import TransactionType
 

@@ -14,13 +14,13 @@ from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.remoting.replies import encode_reply
-from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
-from halfmq.remoting.transactions import (
+from halfmq.remoting.transaction_bodies import (
     PreparedMessage,
     PreparedResult,
     decode_prepared_messages,
     encode_entries,
 )
+from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.ids import offset_message_id

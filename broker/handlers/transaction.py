@@ -22,7 +22,7 @@ from halfmq.remoting.codes import FLAG_ONE_WAY, HeaderType, RequestCode, Respons
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from halfmq.remoting.replies import encode_end_reply, encode_reply
-from halfmq.remoting.transactions import TransactionEnd
+from halfmq.remoting.transaction_bodies import TransactionEnd
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.ids import offset_message_id
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 
-from halfmq.remoting.transactions import TransactionInfo
+from halfmq.remoting.transaction_bodies import TransactionInfo
 from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.topics import HALF_TOPIC

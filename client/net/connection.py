@@ -94,7 +94,7 @@ class Connection(asyncio.Protocol):
         self._on_gone = on_gone
         self._security = security
         self._decoder = FrameDecoder(responses_first=True)
-        self._waiting: Correlation[_Waiting] = Correlation(waiting_max=config.in_flight_max)
+        self._waiting: Correlation[_Waiting] = Correlation(in_flight_max=config.in_flight_max)
         self._room_wanted: deque[asyncio.Future[None]] = deque()
         self._transport: asyncio.Transport | None = None
         self._outgoing: list[bytes] = []  # frames of this pass of the loop

@@ -21,15 +21,15 @@ from typing import Any, Final, TypeAlias
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.headers import EndTransactionRequestHeader
-from halfmq.remoting.transaction_headers import (
-    EndTransactionResponseHeader,
-    EndTransactionsRequestHeader,
-)
-from halfmq.remoting.transactions import (
+from halfmq.remoting.transaction_bodies import (
     ENDS_MAX,
     TransactionEnd,
     decode_end_results,
     encode_entries,
+)
+from halfmq.remoting.transaction_headers import (
+    EndTransactionResponseHeader,
+    EndTransactionsRequestHeader,
 )
 
 from ..config import ClientConfig

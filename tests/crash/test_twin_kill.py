@@ -20,8 +20,8 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import SendMessageRequestHeaderV2
 from halfmq.remoting.replies import encode_request
+from halfmq.remoting.transaction_bodies import encode_entries
 from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
-from halfmq.remoting.transactions import encode_entries
 from halfmq.store.format.properties import encode_properties
 from tests.support.ledger_log import read_log
 from tests.support.patience import PATIENCE_S

@@ -14,20 +14,20 @@ from halfmq.remoting.headers import (
     SendMessageRequestHeader,
 )
 from halfmq.remoting.replies import encode_reply
-from halfmq.remoting.transaction_headers import (
-    EndTransactionResponseHeader,
-    EndTransactionsRequestHeader,
-    PrepareTransactionRequestHeader,
-    QueryTransactionsRequestHeader,
-    QueryTransactionsResponseHeader,
-)
-from halfmq.remoting.transactions import (
+from halfmq.remoting.transaction_bodies import (
     EndResult,
     PreparedResult,
     TransactionInfo,
     decode_ends,
     decode_prepared_messages,
     encode_entries,
+)
+from halfmq.remoting.transaction_headers import (
+    EndTransactionResponseHeader,
+    EndTransactionsRequestHeader,
+    PrepareTransactionRequestHeader,
+    QueryTransactionsRequestHeader,
+    QueryTransactionsResponseHeader,
 )
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.ids import pack_host

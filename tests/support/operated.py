@@ -10,13 +10,13 @@ from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
 from halfmq.remoting.replies import encode_reply
+from halfmq.remoting.transaction_bodies import TransactionInfo, encode_entries
 from halfmq.remoting.transaction_headers import (
     DecideTransactionRequestHeader,
     DecideTransactionResponseHeader,
     QueryTransactionsRequestHeader,
     QueryTransactionsResponseHeader,
 )
-from halfmq.remoting.transactions import TransactionInfo, encode_entries
 from halfmq.store.format.ids import offset_message_id, pack_host
 
 from .fake_broker import FakeBroker, Peer

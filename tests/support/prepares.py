@@ -22,13 +22,13 @@ from halfmq.remoting.headers import (
     response_header,
 )
 from halfmq.remoting.replies import encode_request
-from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
-from halfmq.remoting.transactions import (
+from halfmq.remoting.transaction_bodies import (
     PreparedMessage,
     PreparedResult,
     decode_prepared_results,
     encode_entries,
 )
+from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
 from halfmq.store.format.ids import UniqueKeyFactory
 from halfmq.store.format.properties import encode_properties
 from tests.support.broker_doubles import FakeConnection

@@ -22,13 +22,13 @@ from halfmq.remoting.bodies import decode_table
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader, response_header
+from halfmq.remoting.transaction_bodies import TransactionInfo, decode_transactions
 from halfmq.remoting.transaction_headers import (
     DecideTransactionRequestHeader,
     DecideTransactionResponseHeader,
     QueryTransactionsRequestHeader,
     QueryTransactionsResponseHeader,
 )
-from halfmq.remoting.transactions import TransactionInfo, decode_transactions
 from halfmq.store.format.ids import offset_message_id, pack_host
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from tests.support.broker_doubles import (

@@ -15,7 +15,7 @@ from halfmq.broker.locks import QueueLocks
 from halfmq.broker.registry import EXPIRY_MS, ClientRegistry
 from halfmq.broker.topics import TopicTable
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.consumers import ConsumerInfo, decode_consumers
+from halfmq.remoting.consumer_bodies import ConsumerInfo, decode_consumers
 from halfmq.remoting.headers import NotifyConsumerIdsChangedRequestHeader
 from tests.support.broker_doubles import (
     Clock,

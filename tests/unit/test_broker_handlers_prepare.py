@@ -10,7 +10,7 @@ import pytest
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction.pending import Event
 from halfmq.remoting.codes import HeaderType, ResponseCode
-from halfmq.remoting.transactions import GROUP_MESSAGES_MAX, PreparedMessage, PreparedResult
+from halfmq.remoting.transaction_bodies import GROUP_MESSAGES_MAX, PreparedMessage, PreparedResult
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 from tests.support.prepares import Prepares, part

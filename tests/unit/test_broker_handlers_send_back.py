@@ -14,7 +14,7 @@ from halfmq.broker.handlers.send_back import SendBackHandler
 from halfmq.broker.locks import QueueLocks
 from halfmq.broker.send_refusal import SendRefusal
 from halfmq.broker.topics import TopicTable
-from halfmq.remoting.bodies import MessageQueue
+from halfmq.remoting.bodies import QueueKey
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.store.draft import Draft
@@ -295,7 +295,7 @@ def test_a_retry_from_a_client_is_dead_by_the_same_rules(
 
 def test_a_retry_of_an_orderly_group_goes_to_the_dead_letters(parts: Parts) -> None:
     """While someone holds its queues: those behind it would overtake the message."""
-    queue = MessageQueue(topic="orders", broker_name="broker-a", queue_id=0)
+    queue = QueueKey(topic="orders", broker_name="broker-a", queue_id=0)
     parts.locks.lock("g", "a", [queue])
 
     assert parts.handler.retried(retry_header(), draft("%RETRY%g")).topic == "%DLQ%g"

@@ -6,12 +6,12 @@ import pytest
 
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.locks import LOCK_EXPIRY_MS, QueueLocks
-from halfmq.remoting.bodies import MessageQueue
+from halfmq.remoting.bodies import QueueKey
 from tests.support.broker_doubles import Clock
 
 
-def queue(queue_id: int) -> MessageQueue:
-    return MessageQueue(topic="orders", broker_name="broker-a", queue_id=queue_id)
+def queue(queue_id: int) -> QueueKey:
+    return QueueKey(topic="orders", broker_name="broker-a", queue_id=queue_id)
 
 
 def test_a_queue_belongs_to_who_locked_it_first() -> None:

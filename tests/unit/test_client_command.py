@@ -20,9 +20,9 @@ from halfmq.command.broker import in_words
 from halfmq.command.main import main
 from halfmq.remoting.bodies import encode_table
 from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.consumers import ConsumerInfo
+from halfmq.remoting.consumer_bodies import ConsumerInfo
 from halfmq.remoting.replies import encode_reply
-from halfmq.remoting.transactions import encode_entries
+from halfmq.remoting.transaction_bodies import encode_entries
 from tests.support.fake_broker import Answer, FakeBroker
 from tests.support.operated import QUERY, Operated
 

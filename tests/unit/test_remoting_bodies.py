@@ -17,10 +17,10 @@ from halfmq.remoting.bodies import (
     HeartbeatData,
     LockBatchBody,
     MessageModel,
-    MessageQueue,
     OffsetWrapper,
     ProducerData,
     QueueData,
+    QueueKey,
     TopicOffset,
     TopicRouteData,
     subscription_data,
@@ -29,7 +29,7 @@ from halfmq.remoting.bodies import (
 from halfmq.remoting.errors import BodyError, SubscriptionError
 from tests.support.frames import RecordedFrame, all_recorded
 
-QUEUES = [MessageQueue(broker_name="b", queue_id=n, topic="T") for n in range(2)]
+QUEUES = [QueueKey(broker_name="b", queue_id=n, topic="T") for n in range(2)]
 
 
 NONSENSE = b"{nonsense"  # one hand-made request

@@ -62,7 +62,7 @@ def test_opaques_start_again_and_skip_those_in_use() -> None:
 
 def test_there_is_a_limit_to_what_may_wait() -> None:
     """Our caller sends faster than the peer answers: it is told, nothing is dropped."""
-    waiting: Correlation[int] = Correlation(waiting_max=2)
+    waiting: Correlation[int] = Correlation(in_flight_max=2)
     first = waiting.register(1, 5)
     waiting.register(2, 5)
 

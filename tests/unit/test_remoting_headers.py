@@ -9,7 +9,7 @@ from halfmq.remoting import headers
 from halfmq.remoting.codes import HeaderType, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import HeaderError
-from halfmq.remoting.ext_fields import Header, array_twin, fields_of, texts_of
+from halfmq.remoting.ext_fields import Header, array_variant, fields_of, texts_of
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import (
     REQUEST_HEADERS,
@@ -174,7 +174,7 @@ def test_a_broken_msgpack_answer_is_the_peers_fault() -> None:
 
 def test_an_array_may_be_longer_or_shorter_than_the_class() -> None:
     """So a newer peer can add fields at the end, and an older one lack them."""
-    kind = array_twin(SendMessageResponseHeader)
+    kind = array_variant(SendMessageResponseHeader)
     newer = msgspec.msgpack.encode(["m", 1, 2, None, None, "r", "true", None, "a new field"])
     older = msgspec.msgpack.encode(["m", 1, 2])
 

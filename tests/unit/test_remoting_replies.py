@@ -19,7 +19,7 @@ from halfmq.remoting.replies import (
     encode_pull_reply,
     encode_reply,
     encode_request,
-    encode_send_refusal,
+    encode_send_error,
     encode_send_reply,
 )
 from tests.support.frames import RecordedFrame, recorded
@@ -98,7 +98,7 @@ def test_a_clients_own_text_cannot_break_a_reply(header_type: HeaderType, text: 
     header = response_header(reply, SendMessageResponseHeader)
     assert (header.transaction_id, header.msg_region) == (text, text)
 
-    reply = decode(encode_send_refusal(request(310, header_type), 17, text))
+    reply = decode(encode_send_error(request(310, header_type), 17, text))
     assert reply.remark == text
 
     pull = encode_pull_reply(
@@ -140,7 +140,7 @@ def test_flush_timeout_replies_count_as_stored() -> None:
 def test_send_refusal_has_the_fields_of_the_official_one() -> None:
     """Java reads region and trace flag from refusals too."""
     theirs = official("raw-5.3.3-send", 310, 29)
-    ours = decode(encode_send_refusal(request(310), 29, "no"))
+    ours = decode(encode_send_error(request(310), 29, "no"))
 
     assert ours.header == theirs.header == {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
     assert (ours.code, ours.remark) == (29, "no")

@@ -17,15 +17,15 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import EndTransactionRequestHeader, response_header
 from halfmq.remoting.replies import encode_request
-from halfmq.remoting.transaction_headers import (
-    EndTransactionResponseHeader,
-    EndTransactionsRequestHeader,
-)
-from halfmq.remoting.transactions import (
+from halfmq.remoting.transaction_bodies import (
     EndResult,
     TransactionEnd,
     decode_end_results,
     encode_entries,
+)
+from halfmq.remoting.transaction_headers import (
+    EndTransactionResponseHeader,
+    EndTransactionsRequestHeader,
 )
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.ids import offset_message_id

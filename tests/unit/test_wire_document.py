@@ -8,12 +8,12 @@ from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 
-from halfmq.remoting import consumers, transactions
+from halfmq.remoting import consumer_bodies, transaction_bodies
 from halfmq.remoting.codes import RequestCode
-from halfmq.remoting.consumers import CONSUMERS_MAX, MEMBER_TOPICS_MAX
+from halfmq.remoting.consumer_bodies import CONSUMERS_MAX, MEMBER_TOPICS_MAX
 from halfmq.remoting.ext_fields import Header, Int32, Int64
 from halfmq.remoting.headers import REQUEST_HEADERS, RESPONSE_HEADERS
-from halfmq.remoting.transactions import (
+from halfmq.remoting.transaction_bodies import (
     ENDS_MAX,
     GROUP_MESSAGES_MAX,
     TRANSACTIONS_MAX,
@@ -82,7 +82,7 @@ def test_every_entry_is_listed_with_its_fields_and_its_limit() -> None:
     """The bodies are arrays without names: the order is all a reader has."""
     kinds = [
         kind
-        for kind in (vars(transactions) | vars(consumers)).values()
+        for kind in (vars(transaction_bodies) | vars(consumer_bodies)).values()
         if isinstance(kind, type) and issubclass(kind, Entry) and kind is not Entry
     ]
 
@@ -111,7 +111,7 @@ def test_official_requests_that_do_more_are_named_rightly() -> None:
 def test_an_old_reader_finds_the_group_size_missing() -> None:
     """The one field of a listing that has a default counts the transaction as one message."""
     values = [1, 2, "m", "t", "g", "topic", "", "parked", 5, 6, None, 0, 0, 0, None, None]
-    (info,) = transactions.decode_transactions(msgspec.msgpack.encode([values]))
+    (info,) = transaction_bodies.decode_transactions(msgspec.msgpack.encode([values]))
 
     assert info.messages == 1
     assert isinstance(info, TransactionInfo)

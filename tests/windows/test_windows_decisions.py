@@ -22,11 +22,11 @@ from halfmq.remoting.headers import (
     SendMessageRequestHeaderV2,
     response_header,
 )
+from halfmq.remoting.transaction_bodies import TransactionEnd, decode_end_results, encode_entries
 from halfmq.remoting.transaction_headers import (
     EndTransactionResponseHeader,
     EndTransactionsRequestHeader,
 )
-from halfmq.remoting.transactions import TransactionEnd, decode_end_results, encode_entries
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.topics import OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from tests.support.peers import COMMIT, ROLLBACK, START_MS, Half, Peer, until

@@ -1,6 +1,7 @@
-"""The MSGPACK body of our own request about consumers (9004), under the rules of ``transactions``.
+"""The MSGPACK body of QUERY_CONSUMERS (9004), a halfmq request about consumers.
 
-A page lists whole members, so it may have more entries than were asked for.
+It follows the rules of ``transaction_bodies``. A page lists whole members, so it may have more
+entries than requested.
 """
 
 from __future__ import annotations
@@ -10,17 +11,17 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 
 from .errors import BodyError
-from .transactions import Entry
+from .transaction_bodies import Entry
 
 CONSUMERS_MAX: Final = 1000
-"""Entries that one page may be asked for: some milliseconds of the broker's loop."""
+"""Entries that may be requested for one page: a few milliseconds of the broker's event loop."""
 
 MEMBER_TOPICS_MAX: Final = 4096
-"""Topics of one member, and so entries by which a page may exceed what was asked for."""
+"""Topics of one member, and so entries by which a page may exceed the requested number."""
 
 
 class ConsumerInfo(Entry, frozen=True):
-    """What one member of a consumer group wants of one topic."""
+    """The subscription of one member of a consumer group to one topic."""
 
     group: str
     client_id: str
@@ -43,7 +44,7 @@ def decode_consumers(body: bytes) -> list[ConsumerInfo]:
     """Read the answer to QUERY_CONSUMERS.
 
     Raises:
-        BodyError: Not an array of so many such entries at most.
+        BodyError: Not an array of at most ``CONSUMERS_MAX + MEMBER_TOPICS_MAX`` such entries.
     """
     try:
         return cast("list[ConsumerInfo]", _decode(body))

@@ -1,11 +1,11 @@
-"""The MSGPACK bodies of our own requests about transactions, as structs and back.
+"""The MSGPACK bodies of halfmq's requests about transactions, as structs.
 
 A body is one array of entries, an entry an array of its fields in the declared order. An entry may
-stop early where only fields with a default would follow, and a reader ignores what follows the
-fields it knows: so **new fields go to the end** of their class and have a default.
+stop early if only fields with a default would follow, and a reader ignores fields it does not know,
+so **new fields go to the end** of their class and have a default.
 
-Readers take nothing on trust. How many entries a body may have is checked before any is built, and
-whatever else is wrong with the bytes is a ``BodyError``, a kind of ``ProtocolError``.
+Decoders validate their input. The number of entries is checked before any is built, and malformed
+bytes raise ``BodyError``, a kind of ``ProtocolError``.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from .errors import BodyError
 from .ext_fields import Int32, Int64
 
 ENDS_MAX: Final = 1024
-"""Decisions in one request: 64 kB or so, and one group of appends that other sends wait for."""
+"""Decisions in one request: about 64 kB, and one group of appends that other sends wait for."""
 
 GROUP_MESSAGES_MAX: Final = 64
 """Messages of one transaction: their finals are one contiguous append, and the list of their
 offsets must fit a property."""
 
 TRANSACTIONS_MAX: Final = 1000
-"""Transactions in one page, so that making it keeps the broker's loop for some milliseconds."""
+"""Transactions in one page: a few milliseconds of the broker's event loop."""
 
 E = TypeVar("E", bound="Entry")
 
 
 class Entry(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Base of everything that is one entry of such a body."""
+    """Base of the entries of these bodies."""
 
 
 class TransactionEnd(Entry, frozen=True):
-    """One decision of 9001; the fields of END_TRANSACTION."""
+    """One decision in an END_TRANSACTIONS request (9001); the fields of END_TRANSACTION."""
 
     commit_log_offset: Int64  # physical offset of the half record
     tran_state_table_offset: Int64  # its queue offset in the half topic
@@ -46,7 +46,7 @@ class TransactionEnd(Entry, frozen=True):
 
 
 class EndResult(Entry, frozen=True):
-    """What became of one decision: an answer to END_TRANSACTION."""
+    """The outcome of one decision: what the answer to END_TRANSACTION contains."""
 
     code: Int32  # a ResponseCode
     remark: str | None = None
@@ -54,7 +54,7 @@ class EndResult(Entry, frozen=True):
 
 
 class PreparedMessage(Entry, frozen=True):
-    """One half message of 9002; the fields of SEND_MESSAGE that a half needs."""
+    """One half message of a PREPARE_TRANSACTION request (9002), with fields of SEND_MESSAGE."""
 
     topic: str
     queue_id: Int32
@@ -66,7 +66,7 @@ class PreparedMessage(Entry, frozen=True):
 
 
 class PreparedResult(Entry, frozen=True):
-    """Where one half message of 9002 was stored."""
+    """Where one half message of a PREPARE_TRANSACTION request (9002) was stored."""
 
     queue_id: Int32  # of the real topic
     queue_offset: Int64  # in the half topic
@@ -74,7 +74,7 @@ class PreparedResult(Entry, frozen=True):
 
 
 class TransactionInfo(Entry, frozen=True):
-    """One undecided transaction, as the broker's table has it."""
+    """One undecided transaction from the broker's table."""
 
     offset: Int64  # physical offset of the half record: what DECIDE_TRANSACTION names
     queue_offset: Int64  # in the half topic
@@ -96,7 +96,7 @@ class TransactionInfo(Entry, frozen=True):
 
 
 def encode_entries(entries: Sequence[Entry]) -> bytes:
-    """Return the body that holds these entries, in order."""
+    """Encode entries, in order, as a body."""
     return _encode(entries)
 
 
