@@ -340,12 +340,12 @@ class DelayService:
         now_ms: Callable[[], int],
         monotonic_ms: Callable[[], int],
         fetch: Fetch,
-        hurry: Callable[[], None] = lambda: None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """Wire it; `now_ms` is the wall clock.
 
         `fetch` has in memory what `tick` lacks and calls back on this thread, at once or later;
-        `hurry` has `tick` called soon.
+        `wake` has `tick` called soon.
         """
         self._store = store
         self._log = log
@@ -359,7 +359,7 @@ class DelayService:
         )
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._clocks_apart_ms = now_ms() - monotonic_ms()
-        self._fetch, self._hurry = fetch, hurry
+        self._fetch, self._wake = fetch, wake
         self._queues: list[_Level] = []
         self._turn = -1  # the level that was looked at last
         self._paused_until_ms = 0
@@ -546,7 +546,7 @@ class DelayService:
                 queue.fetches += 1
             else:
                 refused()
-            self._hurry()
+            self._wake()
 
         queue.is_fetching = True
         self._fetch(missing, on_fetched)

@@ -1,4 +1,4 @@
-"""Threads that bring into memory what the event loop lacks, so that it never waits for the disk."""
+"""Threads that read file ranges into memory, so that the event loop never waits for the disk."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from halfmq.store.page_cache import NotInMemoryError
 logger = logging.getLogger(__name__)
 
 FETCH_THREADS: Final = 4
-"""Fetches at once, as many reads as a disk serves side by side without losing speed. One more
-waits its turn; a connection or a delay level has one at most, and checks have sixteen."""
+"""Concurrent fetches: as many reads as a disk serves in parallel at full speed. Others are queued;
+a connection or a delay level has one at most, and checks have sixteen."""
 
 Fetch = Callable[[NotInMemoryError, Callable[[bool], None]], None]
 """``Fetches.begin``."""
 
 
 class Fetches:
-    """Fetches, each for one connection, transaction or delay level that waits for it."""
+    """Runs fetches, each for one connection, transaction or delay level."""
 
     def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
 
     async def start(self) -> None:
-        """Nothing to do: threads start with the first fetch."""
+        """Do nothing: the threads start with the first fetch."""
 
     def begin(self, missing: NotInMemoryError, on_fetched: Callable[[bool], None]) -> None:
-        """Have it fetched; then ``on_fetched`` is called on the event loop.
+        """Start a fetch; ``on_fetched`` is called on the event loop when it has ended.
 
-        With True if all of it could be read. Nothing is called for a fetch that a stop cuts off.
+        Its argument is whether all could be read. It is not called for a fetch cancelled by a stop.
         """
 
         def done(fetched: asyncio.Future[None]) -> None:
@@ -47,5 +47,5 @@ class Fetches:
         loop.run_in_executor(self._threads, missing.fetch).add_done_callback(done)
 
     async def stop(self) -> None:
-        """Wait for fetches that are under way, and begin no more."""
+        """Wait for running fetches, and start no more."""
         await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)

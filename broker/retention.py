@@ -98,12 +98,12 @@ class RetentionSchedule:
         now_ms: Callable[[], int],
         fetch: Fetch,
         hour_of: Callable[[int], int] = local_hour,
-        hurry: Callable[[], None] = lambda: None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         """Wire it.
 
         `is_scarce` tells whether old files are deleted at any hour. `fetch` has in memory what
-        `tick` lacks and calls back on this thread; `hurry` has `tick` called soon.
+        `tick` lacks and calls back on this thread; `wake` has `tick` called soon.
         """
         self._log = log
         self._reserved_ms = settings.file_reserved_hours * _HOUR_MS
@@ -114,7 +114,7 @@ class RetentionSchedule:
         self._now_ms = now_ms
         self._fetch = fetch
         self._hour_of = hour_of
-        self._hurry = hurry
+        self._wake = wake
         self._started = False
         self._is_fetched = False  # what the last look lacked: the next one may wait for the disk
         self._asked = 0  # looks that are left of an operator's request
@@ -125,7 +125,7 @@ class RetentionSchedule:
         """Have old files deleted soon, whatever the hour."""
         self._asked = LOOKS_WHEN_ASKED
         self._started = True
-        self._hurry()
+        self._wake()
 
     def tick(self) -> float:
         """Have deleted what the last look has found, and look again; return seconds until then."""
@@ -169,7 +169,7 @@ class RetentionSchedule:
     def _fetched(self, _is_there: bool) -> None:
         """Go on; if the disk refused something, the look says what, or finds that it is gone."""
         self._is_fetched = True
-        self._hurry()
+        self._wake()
 
     def metrics(self) -> dict[str, int]:
         """Return counters and gauges by name."""

@@ -148,7 +148,7 @@ class Broker:
         )
         self.transactions = self._make_transactions()
         self._tables.registry.on_producer(self.transactions.on_producer)
-        self._tables.registry.on_producer(lambda _group, _connection: self._asking.hurry())
+        self._tables.registry.on_producer(lambda _group, _connection: self._asking.wake())
         self._delay = DelayService(
             self._store,
             self._store,
@@ -157,7 +157,7 @@ class Broker:
             now_ms=now_ms,
             monotonic_ms=monotonic_ms,
             fetch=self._fetches.begin,
-            hurry=self._hurry_delivery,
+            wake=self._wake_delivery,
         )
         self._delivering = Ticker("delay", self._delay.tick)
         self._retention = RetentionSchedule(
@@ -168,7 +168,7 @@ class Broker:
             is_scarce=lambda: self._disk_limits.is_scarce,
             now_ms=now_ms,
             fetch=self._fetches.begin,
-            hurry=self._hurry_retention,
+            wake=self._wake_retention,
         )
         self._deleting = Ticker("retention", self._retention.tick)
         self._router = Router()
@@ -263,7 +263,7 @@ class Broker:
             ).place,
             delayed=self._levels.after_commit,
             fetch=self._fetches.begin,
-            hurry=self._asking.hurry,
+            wake=self._asking.wake,
             may_ask=may_ask,
         )
 
@@ -484,11 +484,11 @@ class Broker:
         self._group.append_staged()  # nobody is asked about what has just been decided
         return self.transactions.tick()
 
-    def _hurry_retention(self) -> None:
-        self._deleting.hurry()
+    def _wake_retention(self) -> None:
+        self._deleting.wake()
 
-    def _hurry_delivery(self) -> None:
-        self._delivering.hurry()
+    def _wake_delivery(self) -> None:
+        self._delivering.wake()
 
     def _index_tick(self) -> float:
         if not self._store.tick():

@@ -13,21 +13,20 @@ RETRY_AFTER_ERROR_S: Final = 1.0
 """Seconds until a task that failed is tried again; its error is logged each time."""
 
 
-REST: Final = 8
-"""Times by which the pause between two slices is longer than the loop was late for the first: work
-that matters less leaves nearly all of a loop that is behind to the work that matters more."""
+LATENESS_FACTOR: Final = 4
+"""How many times the loop's lateness a pause is longer: a busy loop does little background work."""
 
-REST_S_MAX: Final = 0.1
-"""Seconds of that at most; a loop that was stopped altogether says nothing of its load."""
+EXTRA_PAUSE_S_MAX: Final = 0.1
+"""Longest such extension in seconds: a loop that was suspended says nothing about its load."""
 
 
 class Ticker:
-    """Calls `work` again and again; it returns the seconds until it wants to be called next.
+    """Calls ``work`` again and again; it returns the seconds until its next call.
 
-    Work that is not done (it wants to be called at once) goes on after ``pause`` seconds, whoever
-    hurries, so that what matters more has the loop in between. While that keeps the loop busy, so
-    that the work comes late, its pauses are longer. ``traffic`` is a count that grows with all
-    that the loop has to serve: as long as it stays the same, there are no pauses.
+    If it returns 0 there is more to do: the next slice follows after ``pause`` seconds, also after
+    a ``wake``, so that requests are served in between. If the loop was late for a slice, the pause
+    is longer. ``traffic`` counts what the loop has served; while it does not change, slices follow
+    each other without a pause.
     """
 
     def __init__(
@@ -43,12 +42,12 @@ class Ticker:
         self._pause = pause
         self._traffic = traffic
         self._served = -1  # traffic at the last look
-        self._is_in_haste = False  # the next slice comes without a pause
+        self._without_pause = False  # the next slice, unless there is traffic until then
         self._paused_until = 0.0  # loop time
         self._due = 0.0  # loop time of the next call
         self._handle: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._hurried = False
+        self._woken = False
 
     async def start(self) -> None:
         """Do the first piece of work after this pass of the loop."""
@@ -61,18 +60,18 @@ class Ticker:
         if self._handle is not None:
             self._handle.cancel()
 
-    def hurry(self) -> None:
+    def wake(self) -> None:
         """Do the next piece now rather than when it was due; the work itself may call this."""
-        if self._hurried or self._loop is None or self._handle is None:
+        if self._woken or self._loop is None or self._handle is None:
             return
-        self._hurried = True
+        self._woken = True
         self._handle.cancel()
         self._plan(0.0)
 
     def _tick(self) -> None:
-        self._hurried = False
-        if self._is_in_haste and self._loop is not None and not self._is_quiet():
-            self._is_in_haste = False
+        self._woken = False
+        if self._without_pause and self._loop is not None and not self._is_quiet():
+            self._without_pause = False
             self._paused_until = self._loop.time() + self._pause
             self._plan(0.0)
             return
@@ -84,11 +83,11 @@ class Ticker:
             delay = RETRY_AFTER_ERROR_S
         if self._loop is None:
             return
-        self._is_in_haste = delay <= 0 and self._is_quiet()
-        if delay <= 0 and not self._is_in_haste:
-            rest = min(REST * late, REST_S_MAX) if self._pause else 0.0
-            self._paused_until = self._loop.time() + self._pause + rest
-        if self._hurried and self._handle is not None:  # by its own work, which did not know this
+        self._without_pause = delay <= 0 and self._is_quiet()
+        if delay <= 0 and not self._without_pause:
+            extra = min(LATENESS_FACTOR * late, EXTRA_PAUSE_S_MAX) if self._pause else 0.0
+            self._paused_until = self._loop.time() + self._pause + extra
+        if self._woken and self._handle is not None:  # by the work itself
             self._handle.cancel()
             delay = 0.0
         self._plan(delay)

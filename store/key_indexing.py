@@ -37,7 +37,7 @@ SLICE_MS: Final = 1.0  # that an append, or a look-up in an index that is behind
 RECORDS_PER_PUT: Final = 128
 PROPERTIES_PER_PUT: Final = 24 << 10  # bytes, unless one record has more
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
-FAILURE_TOLD_EVERY: Final = 60.0  # seconds
+FAILURE_LOGGED_EVERY: Final = 60.0  # seconds
 # Bytes of log that a start indexes before anything is served: a fifth of a second. Of ten gigabytes
 # it would be as long as everything else that a start does after a kill, twice.
 START_BYTES_MAX: Final = 64 << 20
@@ -58,9 +58,9 @@ class KeyIndexing:
         self._behind = False  # what the index lacks is read from the log
         self._walk: Iterator[int] | None = None  # that reading, up to ``_walk_end``
         self._walk_end = 0
-        self._log_end = 0  # physical offset behind the newest record
+        self._log_end = 0  # physical offset after the newest record
         self._retry_at = 0.0  # when to try again after a failure
-        self._told = -FAILURE_TOLD_EVERY  # when the last failure was logged
+        self._logged_at = -FAILURE_LOGGED_EVERY  # when the last failure was logged
         self._flush_due = time.monotonic() + FLUSH_EVERY
         self._indexed_offset = 0  # physical offset up to which keys are in the index
 
@@ -70,7 +70,7 @@ class KeyIndexing:
         self._indexed_offset = self._log_end = log_end
         if not self._files.bases:
             return
-        told = time.monotonic()
+        logged = time.monotonic()
         self._indexed_offset = self._boundary(start)
         if log_end - self._indexed_offset > START_BYTES_MAX:
             self._behind = True
@@ -79,8 +79,8 @@ class KeyIndexing:
         try:
             for offset in self._put_log(self._indexed_offset, log_end):
                 self._indexed_offset = offset
-                if time.monotonic() - told >= PROGRESS_EVERY:
-                    told = time.monotonic()
+                if time.monotonic() - logged >= PROGRESS_EVERY:
+                    logged = time.monotonic()
                     logger.info("event=indexing offset=%d", self._indexed_offset)
         except DiskFullError as error:
             # What is stored can still be consumed, and decided: the keys have time.
@@ -141,7 +141,7 @@ class KeyIndexing:
                 self._put_pending(time.monotonic() + SLICE_MS / 1000)
             except (OSError, StoreError) as error:
                 # The disk is full, or worse, but the records are stored, and their sender must not
-                # be told otherwise.
+                # be answered otherwise.
                 self._fall_behind(str(error))
 
     def _fall_behind(self, reason: str) -> None:
@@ -162,7 +162,7 @@ class KeyIndexing:
         try:
             return self._catch_up(deadline) or self._put_pending(deadline)
         except (OSError, StoreError) as error:
-            self._tell(error)
+            self._log_failure(error)
             self._retry_at = now + RETRY_EVERY
             return False
 
@@ -217,9 +217,9 @@ class KeyIndexing:
             self._pending.popleft()
         self._indexed_offset = self._pending[0][2] if self._pending else self._log_end
 
-    def _tell(self, error: Exception) -> None:
-        if time.monotonic() - self._told >= FAILURE_TOLD_EVERY:
-            self._told = time.monotonic()
+    def _log_failure(self, error: Exception) -> None:
+        if time.monotonic() - self._logged_at >= FAILURE_LOGGED_EVERY:
+            self._logged_at = time.monotonic()
             logger.warning("event=index_waits error=%r", str(error))
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:

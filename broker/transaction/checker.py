@@ -132,7 +132,7 @@ class Checker:
         park: Callable[[Pending, StoredHalf], bool],
         random: Random,
         monotonic_ms: Callable[[], int],
-        hurry: Callable[[], None] = lambda: None,
+        wake: Callable[[], None] = lambda: None,
         is_durable: Callable[[int], bool] = lambda _offset: True,
         may_ask: Callable[[Producer, StoredHalf], bool] = lambda _producer, _half: True,
     ) -> None:
@@ -149,7 +149,7 @@ class Checker:
             park: Records that a transaction is given up; False when that could not be recorded.
             random: Source of the jitter.
             monotonic_ms: The clock of ``tick``.
-            hurry: Has ``tick`` called soon.
+            wake: Has ``tick`` called soon.
             is_durable: Tells whether the half at an offset is on disk.
             may_ask: Tells whether a producer may see this message, which a check shows it.
         """
@@ -163,7 +163,7 @@ class Checker:
         self._park = park
         self._random = random
         self._monotonic_ms = monotonic_ms
-        self._hurry = hurry
+        self._wake = wake
         self._is_durable = is_durable
         self._may_ask = may_ask
         self._timetable = Timetable()
@@ -492,7 +492,7 @@ class Checker:
         taken = answer is not None and answer.code == _SUCCESS
         self._receipts.append(_Receipt(entry, asked, tried, taken))
         if len(self._receipts) == 1:
-            self._hurry()
+            self._wake()
 
     def _take_receipts(self, now_ms: int, time_slice: Slice) -> None:
         receipts = self._receipts
@@ -535,7 +535,7 @@ class Checker:
     def _on_fetched(self, entry: Pending, tried: tuple[Producer, ...], is_there: bool) -> None:
         self._arrived.append((entry, tried, is_there))
         if len(self._arrived) == 1:
-            self._hurry()
+            self._wake()
 
     def _take_halves(self, now_ms: int) -> None:
         while self._arrived:

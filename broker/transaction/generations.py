@@ -1,7 +1,7 @@
-"""A bounded memory of numbers by number, in generations, so that the oldest need not be looked for.
+"""A bounded map of integers that evicts the oldest entries a generation at a time.
 
-A generation is forgotten as a whole, and it grows like any dictionary: with a hundred thousand
-entries either takes up to five milliseconds. So there are several small ones.
+Growing or freeing a dictionary of a hundred thousand entries takes up to five milliseconds, so
+there are several small ones.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections import deque
 from typing import Final
 
 GENERATION_MAX: Final = 20_000
-"""Entries of a generation, of a dictionary of 32,768 slots: a millisecond to grow or to forget."""
+"""Entries of a generation: a dictionary of 32,768 slots takes a millisecond to grow or to free."""
 
 
 class Generations:
-    """The latest ``limit`` entries at least, and at most one generation more."""
+    """Keeps at least the latest ``limit`` entries, and at most one generation more."""
 
     __slots__ = ("limit", "maps")
 
@@ -26,7 +26,7 @@ class Generations:
         return sum(map(len, self.maps))
 
     def put(self, key: int, value: int) -> bool:
-        """Remember a value; return whether a new generation begins after it."""
+        """Set a value; return whether a new generation begins after it."""
         young = self.maps[0]
         young[key] = value
         if len(young) < self.limit:
@@ -35,13 +35,13 @@ class Generations:
         return True
 
     def get(self, key: int) -> int | None:
-        """Return what was put last; None when that is not known any more."""
+        """Return the latest value; None if it was evicted or never set."""
         for known in self.maps:
             if key in known:
                 return known[key]
         return None
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         self.maps.clear()
         self.maps.append({})

@@ -1,9 +1,9 @@
 """A map from log offsets that stays quick with a million of them.
 
-The key that makes a dictionary of 700,000 grow takes 40 ms, its first key is found after a walk
-past all that were deleted before, and it cannot be gone through while it changes. So a map is many
-small dictionaries, each of a range of the log. Garbage collection walks through none of them: they
-hold nothing that it tracks.
+One dictionary of a million entries would stop the event loop: to grow beyond 700,000 takes 40 ms,
+and to find its first key it passes over all deleted ones. It also cannot be iterated while it
+changes. So a map is many small dictionaries, each for a range of the log. Garbage collection
+visits none of them, since it tracks nothing that they hold.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final, Generic, TypeVar
 
 BLOCK_COUNT: Final = 2_730
-"""Entries of a block: as many as a dictionary of 4,096 slots takes. To copy one takes a tenth of a
+"""Entries of a block: what a dictionary of 4,096 slots holds. Copying one takes a tenth of a
 millisecond."""
 
 Entry = TypeVar("Entry")
@@ -25,7 +25,7 @@ class LogMap(Generic[Entry]):
 
     def __init__(self) -> None:
         self._starts = [0]  # of the range of each block
-        self._blocks: list[dict[int, Entry]] = [{}]  # none but the last is empty
+        self._blocks: list[dict[int, Entry]] = [{}]  # only the last may be empty
         self._count = 0
 
     def __len__(self) -> int:
@@ -43,7 +43,7 @@ class LogMap(Generic[Entry]):
         return self._blocks[bisect_right(self._starts, offset) - 1].get(offset)
 
     def add(self, offset: int, entry: Entry) -> None:
-        """Enter an offset above all others."""
+        """Add an entry; its offset must be above all others."""
         assert offset >= self._starts[-1]
         newest = self._blocks[-1]
         if len(newest) >= BLOCK_COUNT:
@@ -54,7 +54,11 @@ class LogMap(Generic[Entry]):
         self._count += 1
 
     def remove(self, offset: int) -> None:
-        """Take an entry off."""
+        """Remove an entry.
+
+        Raises:
+            KeyError: There is none at this offset.
+        """
         at = bisect_right(self._starts, offset) - 1
         block = self._blocks[at]
         del block[offset]
@@ -64,22 +68,22 @@ class LogMap(Generic[Entry]):
             self._shrink(at)
 
     def clear(self) -> None:
-        """Take everything off."""
+        """Remove all entries."""
         self._starts, self._blocks, self._count = [0], [{}], 0
 
-    def behind(self, offset: int, count: int = BLOCK_COUNT) -> list[Entry]:
-        """Return so many entries behind an offset, or fewer; none when there are no more."""
+    def after(self, offset: int, count: int = BLOCK_COUNT) -> list[Entry]:
+        """Return up to ``count`` entries with larger offsets, in order; [] if there are no more."""
         at = max(bisect_right(self._starts, offset) - 1, 0)
-        for block in self._blocks[at : at + 2]:  # one behind the other
+        for block in self._blocks[at : at + 2]:  # all after it may be in the next
             first = bisect_right(list(block), offset)
             if first < len(block):
                 return list(islice(block.values(), first, first + count))
         return []
 
     def _shrink(self, at: int) -> None:
-        """Give back memory of a block that has come down to half of its entries, or to none.
+        """Free memory of a block that has lost half of its entries, or all.
 
-        A dictionary does not do so by itself.
+        A dictionary does not shrink by itself.
         """
         block = self._blocks[at]
         if at and len(self._blocks[at - 1]) + len(block) <= BLOCK_COUNT // 2:

@@ -1,7 +1,7 @@
-"""A queue of log offsets that a million of them do not make slow.
+"""A queue of log offsets that garbage collection does not visit.
 
-Garbage collection walks through all that is in a deque, and for a million numbers that takes 20 ms
-or more, again and again. In an array it sees nothing.
+In a deque of a million numbers each full collection visits all of them, which takes 20 ms or more.
+An array holds none that it tracks.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ PART_COUNT: Final = 1_024
 
 
 class OffsetQueue:
-    """Offsets in the order in which they are to be taken."""
+    """A FIFO queue of offsets, to which some return at the front."""
 
     __slots__ = ("_front", "_parts")
 
     def __init__(self) -> None:
-        self._front = array("q")  # the next ones, last one first
-        self._parts: deque[array[int]] = deque()  # what follows them
+        self._front = array("q")  # the first offsets, in reverse order
+        self._parts: deque[array[int]] = deque()  # the following ones
 
     def __len__(self) -> int:
         return len(self._front) + sum(map(len, self._parts))
@@ -30,25 +30,25 @@ class OffsetQueue:
         return bool(self._front or self._parts)
 
     def append(self, offset: int) -> None:
-        """Put an offset behind all others."""
+        """Add an offset at the end."""
         parts = self._parts
         if not parts or len(parts[-1]) >= PART_COUNT:
             parts.append(array("q"))
         parts[-1].append(offset)
 
     def appendleft(self, offset: int) -> None:
-        """Put an offset before all others."""
+        """Add an offset at the front."""
         self._front.append(offset)
 
     def popleft(self) -> int:
-        """Take the first offset; not when empty."""
+        """Remove and return the first offset; the queue must not be empty."""
         if not self._front:
             self._front = self._parts.popleft()
             self._front.reverse()
         return self._front.pop()
 
     def take_all(self, other: OffsetQueue) -> None:
-        """Move all of another queue behind what is here."""
+        """Move all offsets of another queue to the end of this one."""
         if other._front:
             other._front.reverse()
             self._parts.append(other._front)

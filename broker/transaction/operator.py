@@ -80,7 +80,7 @@ class PendingView:
         found: list[TransactionInfo] = []
         missing: list[Missing] = []
         next_after = None
-        for passed, entry in enumerate(self._entries_behind(after), 1):
+        for passed, entry in enumerate(self._entries_after(after), 1):
             if (group is None or entry.group == group) and wanted in (None, entry.state):
                 try:
                     found.append(self._info(entry))
@@ -104,8 +104,8 @@ class PendingView:
         entry = self._by_offset_id(transaction_id) or self._by_key(transaction_id)
         return None if entry is None else self._info(entry)
 
-    def _entries_behind(self, after: int) -> Iterator[Pending]:
-        while entries := self._table.behind(after):
+    def _entries_after(self, after: int) -> Iterator[Pending]:
+        while entries := self._table.after(after):
             yield from entries
             after = entries[-1].offset
 

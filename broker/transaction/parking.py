@@ -59,7 +59,7 @@ class Parking:
         *,
         read_half: Callable[[int], StoredHalf | None],
         fetch: Fetch,
-        hurry: Callable[[], None],
+        wake: Callable[[], None],
         ensure_topic: Callable[[], object],
         store_host: bytes,
         now_ms: Callable[[], int],
@@ -67,14 +67,14 @@ class Parking:
         """Wire it; ``ensure_topic`` has the topic of parked messages created.
 
         ``read_half`` raises NotInMemoryError when it would have to wait for the disk and may not;
-        ``fetch`` has it in memory soon; ``hurry`` has ``tick`` called soon.
+        ``fetch`` has it in memory soon; ``wake`` has ``tick`` called soon.
         """
         self._log = log
         self._table = table
         self._counters = counters
         self._read_half = read_half
         self._fetch = fetch
-        self._hurry = hurry
+        self._wake = wake
         self._ensure_topic = ensure_topic
         self._store_host = store_host
         self._now_ms = now_ms
@@ -176,7 +176,7 @@ class Parking:
 
     def _expire(self) -> Iterator[None]:
         """Park what is too old, from where the last slice has ended."""
-        while entries := self._table.behind(self._passed - 1, LOOKS_PER_STEP):
+        while entries := self._table.after(self._passed - 1, LOOKS_PER_STEP):
             for entry in entries:
                 if entry.offset >= self._blocked_end:
                     self._passed = self._blocked_end
@@ -206,4 +206,4 @@ class Parking:
         if not is_there and self._passed == offset:
             logger.error("event=half_unreadable half_offset=%d", offset)
             self._passed = offset + 1
-        self._hurry()
+        self._wake()

@@ -2,26 +2,26 @@
 
 A transaction is known by the physical offset of its first half record, for as long as the log
 keeps that record. It is PREPARED until the producer decides; the first decision makes it COMMITTED
-or ROLLED_BACK for good. PARKED is PREPARED without further questions: it waits for a late decision
-or an operator.
+or ROLLED_BACK for good. PARKED is PREPARED without further checks: it waits for a late decision or
+an operator.
 
-``RESULTS`` holds every rule, state by event. Three kinds of event drive it. Requests of producers
-and operators (COMMIT to RESUME) ask for something, and the verdict says what to do about it. Steps
-of the asking (DUE to EXPIRED) move the counters and end in PARKED. Findings (…_FOUND) are facts
-read back from the log, which have happened whatever the table thought; so a final record makes any
-transaction COMMITTED, because its consumers may have it.
+``RESULTS`` maps state and event to the new state and a verdict. There are three kinds of events.
+Requests of producers and operators (COMMIT to RESUME) get a verdict that says how to serve them.
+Steps of the check-back (DUE to EXPIRED) change the counters and end in PARKED. Findings (…_FOUND)
+are facts read from the log, and override what the table holds: a final record makes any transaction
+COMMITTED, because consumers may have received it.
 
-The table keeps undecided transactions whole, in log order. Of decided ones it remembers the last
-few hundred thousand, and that suffices: **a half that is not in the table cannot be decided**, so
-no memory is needed to refuse a second final record. What the bounded memory serves is the answer to
-a request that is repeated; for one repeated later than that, the service asks the log.
+The table keeps all undecided transactions, in log order, and the latest hundred thousand decisions.
+That bound is safe: **a half that is not in the table cannot be decided**, so refusing a second
+final record needs no memory of the first. The decisions kept answer repeated requests; later
+repeats are answered from the log.
 
-A transaction of several messages has one half per message. The first of them, its leader, stands
-for all: it alone has an entry. The others are *members*, kept in two side tables that few
-transactions need; every way of naming a member leads to its leader.
+A transaction of several messages has one half per message. Only the first, its leader, has an
+entry. The others are *members*, kept in two side tables that few transactions need; a member's
+offset resolves to its leader.
 
-Stores written by Apache RocketMQ hold check copies of undecided halves. Those are other names of
-the same transaction, kept in ``copies``; we write none.
+Stores written by Apache RocketMQ contain check copies of undecided halves. They are aliases of the
+same transaction, kept in ``copies``; halfmq writes none.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from .generations import Generations
 from .log_map import BLOCK_COUNT, LogMap
 
 DECIDED_REMEMBERED: Final = 100_000
-"""Decided transactions that are kept: at the rate of the fastest machine several seconds, in which
-a client repeats a request whose answer was lost. About 150 bytes each."""
+"""Decisions kept: several seconds on the fastest machine, within which a client repeats a request
+whose answer was lost. About 150 bytes each."""
 
 
 class Producer(Protocol):
-    """The connection of a producer, as far as transactions are concerned."""
+    """What transactions need of a producer's connection."""
 
     name: str  # the peer, "127.0.0.1:54321"
 
@@ -73,7 +73,7 @@ class Producer(Protocol):
 
     @property
     def acknowledges(self) -> bool:
-        """Whether the peer answers a request at once: "I have it"."""
+        """Whether the peer acknowledges a request as soon as it has received it."""
         ...
 
     def ask(
@@ -88,7 +88,7 @@ class Producer(Protocol):
 
 
 class State(IntEnum):
-    """Where a transaction stands."""
+    """The state of a transaction."""
 
     PREPARED = 0
     COMMITTED = 1
@@ -97,52 +97,52 @@ class State(IntEnum):
 
 
 class Event(IntEnum):
-    """What can happen to a transaction."""
+    """What can happen to a transaction: requests, steps of the check-back, findings in the log."""
 
-    COMMIT = 0  # the producer says so, by itself or when asked
+    COMMIT = 0  # from the producer, unasked or in answer to a check
     ROLLBACK = 1
-    UNKNOWN = 2  # the producer cannot say yet
+    UNKNOWN = 2  # the producer has not decided yet
     OPERATOR_COMMIT = 3  # an operator decides in the producer's place
     OPERATOR_ROLLBACK = 4
-    RESUME = 5  # an operator wants the producer to be asked again
-    DUE = 6  # the time of its next check has come
+    RESUME = 5  # an operator has checks sent again
+    DUE = 6  # its next check is due
     DELIVERED = 7  # a check has reached a producer
-    ANSWERED = 8  # a producer has answered a check, be it with UNKNOWN
-    GIVE_UP = 9  # asked often enough without a decision
+    ANSWERED = 8  # a producer has answered a check, perhaps with UNKNOWN
+    GIVE_UP = 9  # no decision after the last check
     EXPIRED = 10  # its half is old enough to be deleted
     FINAL_FOUND = 11  # in the log: the final message
     ROLLBACK_FOUND = 12  # in the log: our rollback record
-    OP_FOUND = 13  # in the log: an op message, which says "decided" and not which way
+    OP_FOUND = 13  # in the log: an op message, which does not tell commit from rollback
     PARKED_FOUND = 14  # in the log: the copy for operators
     RESUMED_FOUND = 15  # in the log: our record, or a parked half put back by Apache RocketMQ
-    DELETED_FOUND = 16  # the log begins behind its half
+    DELETED_FOUND = 16  # the log begins after its half
 
 
 class Verdict(IntEnum):
-    """What is to be done about an event."""
+    """How an event is handled."""
 
-    DECIDE = 0  # the first decision: write its record, answer when that is durable
+    DECIDE = 0  # the first decision: append its record, answer when that is durable
     REPEAT = 1  # the same decision again: the same answer, and no record
-    REFUSE = 2  # the opposite of the first decision: an error that names the first
-    NOTE = 3  # enter the new state; nothing follows
-    IGNORE = 4  # the state stays; nothing follows
-    ASK = 5  # send a check, or give up when there were enough
-    COUNT = 6  # the state stays; a counter moves
-    FORGET = 7  # take it off the table undecided: nobody can decide it any more
+    REFUSE = 2  # the opposite decision: an error that names the first
+    NOTE = 3  # set the new state; nothing else
+    IGNORE = 4  # keep the state; nothing else
+    ASK = 5  # send a check, or give up after the last
+    COUNT = 6  # keep the state; count the event
+    FORGET = 7  # remove it undecided: its half is gone
 
 
 class ParkedReason(IntEnum):
-    """Why nobody is asked about a transaction any more."""
+    """Why no more checks are sent about a transaction."""
 
     NOT_PARKED = 0
     NO_ANSWER = 1  # no check was answered
     UNKNOWN = 2  # checks were answered, and never with a decision
     EXPIRED = 3  # its half is old enough to be deleted
-    UNSAID = 4  # parked by Apache RocketMQ, which does not say
+    NOT_RECORDED = 4  # parked by Apache RocketMQ, which records no reason
 
     @property
     def text(self) -> str | None:
-        """As properties, metrics and operators have it; None when there is nothing to say."""
+        """As shown in properties, metrics and tools; None without a reason."""
         return _REASON_TEXTS.get(self)
 
 
@@ -152,13 +152,13 @@ _REASON_TEXTS: Final = {
     ParkedReason.EXPIRED: "expired",
 }
 PARKING_REASONS: Final = tuple(_REASON_TEXTS)
-"""Why this broker parks."""
+"""The reasons for which this broker parks."""
 _REASONS_BY_TEXT: Final = {text.encode(): reason for reason, text in _REASON_TEXTS.items()}
 
 
 def parked_reason_of(text: bytes | None) -> ParkedReason:
-    """Return the reason that the property of a parked copy gives."""
-    return _REASONS_BY_TEXT.get(text or b"", ParkedReason.UNSAID)
+    """Parse the reason in a parked copy's property."""
+    return _REASONS_BY_TEXT.get(text or b"", ParkedReason.NOT_RECORDED)
 
 
 class Result(NamedTuple):
@@ -184,7 +184,7 @@ _RULES: Final[dict[State, dict[Event, Result]]] = {
         _E.EXPIRED: Result(_S.PARKED, _V.NOTE),
         _E.FINAL_FOUND: Result(_S.COMMITTED, _V.NOTE),
         _E.ROLLBACK_FOUND: Result(_S.ROLLED_BACK, _V.NOTE),
-        # RocketMQ writes the op behind the final message: no final so far means rolled back.
+        # RocketMQ writes the op after the final message: no final so far means rolled back.
         _E.OP_FOUND: Result(_S.ROLLED_BACK, _V.NOTE),
         _E.PARKED_FOUND: Result(_S.PARKED, _V.NOTE),
         _E.RESUMED_FOUND: Result(_S.PREPARED, _V.IGNORE),
@@ -241,7 +241,7 @@ _RULES: Final[dict[State, dict[Event, Result]]] = {
         _E.ANSWERED: Result(_S.ROLLED_BACK, _V.IGNORE),
         _E.GIVE_UP: Result(_S.ROLLED_BACK, _V.IGNORE),
         _E.EXPIRED: Result(_S.ROLLED_BACK, _V.IGNORE),
-        # RocketMQ accepts a commit after a rollback. The message is out, so that is the truth.
+        # RocketMQ accepts a commit after a rollback. The message was delivered, so it counts.
         _E.FINAL_FOUND: Result(_S.COMMITTED, _V.NOTE),
         _E.ROLLBACK_FOUND: Result(_S.ROLLED_BACK, _V.IGNORE),
         _E.OP_FOUND: Result(_S.ROLLED_BACK, _V.IGNORE),
@@ -252,32 +252,32 @@ _RULES: Final[dict[State, dict[Event, Result]]] = {
 }
 _PREPARED, _COMMITTED, _PARKED = State.PREPARED, State.COMMITTED, State.PARKED  # for the hot path
 RESULTS: Final = tuple(tuple(_RULES[state][event] for event in Event) for state in State)
-"""The table by state and event, for those who cannot afford a call to ``outcome``."""
+"""The table by state and event, for the hot path, which spares the call of ``outcome``."""
 
 
 def outcome(state: State, event: Event) -> Result:
-    """Look up what an event does to a transaction in this state."""
+    """Return the new state and the verdict for an event in this state."""
     return RESULTS[state][event]
 
 
 class Asking(NamedTuple):
-    """How the asking about a transaction goes."""
+    """The progress of the checks of one transaction."""
 
     sent: int = 0  # checks written to a connection, received or not
     delivered: int = 0  # of them, those that reached a producer
     answered: int = 0  # of them, those that a producer answered
     parked_reason: ParkedReason = ParkedReason.NOT_PARKED
-    immunity_s: int = 0  # seconds without a check that the producer asked for; 0: the default
+    immunity_s: int = 0  # requested seconds until the first check; 0: the default
 
 
 NOT_ASKED: Final = Asking()
 _SHARED_MAX: Final = 4_096
-"""Different values that are shared; with the default settings there are some dozens."""
+"""Distinct values that are shared; with the default settings there are some dozens."""
 _shared: Final[dict[Asking, Asking]] = {NOT_ASKED: NOT_ASKED}
 
 
 def shared(asking: Asking) -> Asking:
-    """Return an equal value that others have too: a million transactions need few of them."""
+    """Return an equal instance shared by many transactions: a million need few."""
     known = _shared.get(asking)
     if known is None:
         if len(_shared) >= _SHARED_MAX:
@@ -298,8 +298,8 @@ class Pending(msgspec.Struct, gc=False):
     group: str  # the producers that can be asked
     state: State = State.PREPARED
     asking: Asking = NOT_ASKED
-    owner: Producer | None = None  # the connection that prepared it, while it lives
-    due: int = 0  # when it is asked about, or where it waits for that: the checker's
+    owner: Producer | None = None  # the connection that prepared it, while it is open
+    due: int = 0  # when it is checked next, or where it waits; see `checker`
 
     @property
     def sent(self) -> int:
@@ -330,7 +330,7 @@ class Pending(msgspec.Struct, gc=False):
 
     @property
     def immunity_s(self) -> int:
-        """Seconds without a check that the producer asked for; 0 means the default."""
+        """Requested seconds until the first check; 0 means the default."""
         return self.asking.immunity_s
 
     @property
@@ -347,7 +347,7 @@ class Member(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A check copy that Apache RocketMQ wrote: another name of a transaction."""
+    """A check copy written by Apache RocketMQ: an alias of a transaction."""
 
     first: int  # physical offset of the transaction's first half
     queue_offset: int  # of the copy
@@ -361,30 +361,30 @@ class Decision(NamedTuple):
 
 
 class DecidedMemory:
-    """The latest decisions."""
+    """A bounded memory of the latest decisions."""
 
     def __init__(self, limit: int = DECIDED_REMEMBERED) -> None:
         self._latest = Generations(limit)
         # What ``newest_final`` was at the end of each generation but the newest, oldest first.
         self._finals: deque[int] = deque(maxlen=limit // self._latest.limit)
         self.newest_final = 0
-        self.forgotten_final = 0  # no final message beyond this log position has been forgotten
+        self.forgotten_final = 0  # finals at higher log positions are all remembered
 
     def __contains__(self, offset: int) -> bool:
         return self._latest.get(offset) is not None
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all decisions."""
         self._latest.clear()
         self._finals.clear()
         self.newest_final = self.forgotten_final = 0
 
     def assume_forgotten(self, newest_final: int) -> None:
-        """Begin with finals up to this log position that are not remembered here."""
+        """Start without the finals up to this log position."""
         self.newest_final = self.forgotten_final = newest_final
 
     def remember(self, offset: int, state: State, position: int) -> None:
-        """Keep a decision; the position is that of the record that decided."""
+        """Add a decision; ``position`` is that of the record that decided."""
         if state is _COMMITTED:
             self.newest_final = position
         if self._latest.put(offset, position << 2 | state):
@@ -394,13 +394,13 @@ class DecidedMemory:
             finals.append(self.newest_final)
 
     def find(self, offset: int) -> Decision | None:
-        """Return how the transaction ended, if that is still remembered."""
+        """Return the decision, or None if it is not remembered."""
         packed = self._latest.get(offset)
         return None if packed is None else Decision(State(packed & 3), packed >> 2)
 
 
 class PendingTable:
-    """All undecided transactions, and the latest decided ones."""
+    """All undecided transactions, and the latest decisions."""
 
     def __init__(self, decided_remembered: int = DECIDED_REMEMBERED) -> None:
         self._pending = LogMap[Pending]()
@@ -419,11 +419,11 @@ class PendingTable:
 
     @property
     def halves(self) -> int:
-        """How many halves are undecided: one per transaction, and the further ones of groups."""
+        """Number of undecided halves: leaders and members."""
         return len(self._pending) + len(self._leader_of)
 
     def count_of(self, group: str) -> int:
-        """Return how many transactions of a producer group are undecided, parked ones included."""
+        """Return the number of undecided transactions of a producer group, parked ones included."""
         return self._of_group.get(group, 0)
 
     def __iter__(self) -> Iterator[Pending]:
@@ -432,27 +432,27 @@ class PendingTable:
     def __contains__(self, offset: int) -> bool:
         return offset in self._pending
 
-    def behind(self, offset: int, count: int = BLOCK_COUNT) -> list[Pending]:
-        """Return so many transactions behind an offset, or fewer, oldest first; none at the end.
+    def after(self, offset: int, count: int = BLOCK_COUNT) -> list[Pending]:
+        """Return up to ``count`` transactions with larger offsets, oldest first; [] at the end.
 
-        So the table can be gone through while it changes.
+        This iterates over a table that changes meanwhile.
         """
-        return self._pending.behind(offset, count)
+        return self._pending.after(offset, count)
 
     @property
     def oldest(self) -> Pending | None:
-        """The undecided transaction that has been in the log longest."""
+        """The undecided transaction with the lowest offset; None if there is none."""
         return next(iter(self._pending), None)
 
     def first_of(self, offset: int) -> int:
-        """Return the identity of the transaction that a half, a copy or a member names."""
+        """Resolve the offset of a half, a copy or a member to its transaction's."""
         copy = self.copies.get(offset) if self.copies else None
         if copy is not None:
             offset = copy.first
         return self._leader_of.get(offset, offset) if self._leader_of else offset
 
     def is_member(self, offset: int) -> bool:
-        """Tell whether the half there belongs to an undecided transaction led by another."""
+        """Return whether the half at an offset is a member of an undecided transaction."""
         return offset in self._leader_of
 
     def names_of(self, entry: Pending) -> Iterable[int]:
@@ -469,13 +469,13 @@ class PendingTable:
         return [member.queue_offset, *self._copies_of.get(member.offset, ())]
 
     def add_member(self, leader: int, member: Member) -> None:
-        """Enter a further half of the undecided transaction of ``leader``."""
+        """Add a further half to the undecided transaction of ``leader``."""
         self.groups[leader] = (*self.groups.get(leader, ()), member)
         self._leader_of[member.offset] = leader
         self.newest_offset = max(self.newest_offset, member.offset)
 
     def settle_member(self, offset: int, state: State, position: int) -> Member | None:
-        """Take off a member that was decided alone: by Apache RocketMQ, which knows no groups."""
+        """Remove a member that was decided alone, by Apache RocketMQ, which has no groups."""
         leader = self._leader_of.pop(offset, None)
         if leader is None:
             return None
@@ -485,7 +485,7 @@ class PendingTable:
         return settled
 
     def add_copy(self, offset: int, first: int, queue_offset: int) -> None:
-        """Enter another name of a transaction."""
+        """Add an alias of a transaction."""
         if offset not in self.copies:
             self.copies[offset] = Copy(first, queue_offset)
             self._copies_of.setdefault(first, []).append(queue_offset)
@@ -501,7 +501,7 @@ class PendingTable:
         checks: int = 0,
         owner: Producer | None = None,
     ) -> Pending:
-        """Enter a transaction whose half has been appended."""
+        """Add a transaction whose half has been appended."""
         entry = Pending(
             offset,
             queue_offset,
@@ -519,7 +519,7 @@ class PendingTable:
         return entry
 
     def restore(self, entries: Iterable[Pending]) -> None:
-        """Enter transactions as a snapshot describes them; snapshots come in log order."""
+        """Add transactions from a snapshot, which lists them in log order."""
         pending, intern, newest = self._pending, sys.intern, self.newest_offset
         of_group = self._of_group
         for entry in entries:
@@ -532,7 +532,7 @@ class PendingTable:
         self.newest_offset = newest
 
     def clear(self) -> None:
-        """Forget everything, to be filled again."""
+        """Remove everything, before the table is filled again."""
         self._pending.clear()
         self._of_group.clear()
         self.decided.clear()
@@ -544,16 +544,16 @@ class PendingTable:
         self.newest_offset = -1
 
     def decide(self, entry: Pending, state: State, position: int) -> None:
-        """Take a transaction off the table; the record at ``position`` has decided it."""
+        """Remove a transaction that the record at ``position`` has decided."""
         offset = entry.offset
-        self._take_off(entry)
+        self._remove(entry)
         self.decided.remember(offset, state, position)
         self.newest_offset = position
         if self.groups:
             for member in self._disband(offset):
                 self.decided.remember(member.offset, state, position)
 
-    def _take_off(self, entry: Pending) -> None:
+    def _remove(self, entry: Pending) -> None:
         if entry.state is _PARKED:
             self.parked -= 1
         self._pending.remove(entry.offset)
@@ -570,7 +570,7 @@ class PendingTable:
         return members
 
     def park(self, entry: Pending, reason: ParkedReason) -> None:
-        """Ask about the transaction no more."""
+        """Stop the checks of a transaction."""
         assert entry.state is State.PREPARED
         entry.state = State.PARKED
         entry.asking = shared(entry.asking._replace(parked_reason=reason))
@@ -578,14 +578,14 @@ class PendingTable:
         self.parked += 1
 
     def resume(self, entry: Pending) -> None:
-        """Ask about a parked transaction again, from the first check on."""
+        """Check a parked transaction again, from the first check on."""
         assert entry.state is State.PARKED
         entry.state = State.PREPARED
         entry.asking = shared(Asking(immunity_s=entry.immunity_s))
         self.parked -= 1
 
     def drop_before(self, min_offset: int) -> list[Pending]:
-        """Forget transactions whose half the log no longer holds; return them."""
+        """Remove and return transactions whose half the log no longer contains."""
         gone: list[Pending] = []
         for entry in self._pending:  # in log order
             if entry.offset >= min_offset:
@@ -597,6 +597,6 @@ class PendingTable:
         return gone
 
     def discard(self, entry: Pending) -> None:
-        """Forget an undecided transaction whose half can no longer be read."""
-        self._take_off(entry)
+        """Remove an undecided transaction whose half can no longer be read."""
+        self._remove(entry)
         self._disband(entry.offset)

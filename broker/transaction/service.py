@@ -111,7 +111,7 @@ class TransactionService:
         place: Callable[[str, int], tuple[str, int]] = lambda topic, queue_id: (topic, queue_id),
         delayed: Callable[[Draft, int], Draft] = lambda final, _now_ms: final,
         jitter: Random | None = None,
-        hurry: Callable[[], None] = lambda: None,
+        wake: Callable[[], None] = lambda: None,
         snapshot_log_bytes: int = LOG_BYTES_MIN,
         decided_remembered: int = DECIDED_REMEMBERED,
         may_ask: Callable[[Producer, StoredHalf], bool] = lambda _producer, _half: True,
@@ -123,7 +123,7 @@ class TransactionService:
         the topic of parked messages created; ``place`` says to which topic and queue a message
         goes that was prepared for one; ``delayed`` turns a final message that asks for a delay into
         what its commit stores, now; ``fetch`` brings a half into memory and calls back; ``jitter``
-        spreads the checks; ``hurry`` has ``tick`` called soon; ``may_ask`` tells whether a producer
+        spreads the checks; ``wake`` has ``tick`` called soon; ``may_ask`` tells whether a producer
         may see a message that it would be asked about.
         """
         self._log = log
@@ -169,7 +169,7 @@ class TransactionService:
             self._counters,
             read_half=self._half_at,
             fetch=fetch,
-            hurry=hurry,
+            wake=wake,
             ensure_topic=before_parking,
             store_host=store_host,
             now_ms=now_ms,
@@ -185,7 +185,7 @@ class TransactionService:
             park=self._parking.park,
             random=jitter or Random(),  # noqa: S311 - spreads load, keeps no secret
             monotonic_ms=monotonic_ms,
-            hurry=hurry,
+            wake=wake,
             is_durable=lambda offset: offset < log.durable_offset,
             may_ask=may_ask,
         )

@@ -454,7 +454,7 @@ class Snapshots:
         """Write what the table holds of the log before ``end``, and all copies."""
         table = self._table
         last = -1
-        while entries := [one for one in table.behind(last, ROWS_PER_STEP) if one.offset < end]:
+        while entries := [one for one in table.after(last, ROWS_PER_STEP) if one.offset < end]:
             last = entries[-1].offset
             writer.add(PENDING, _pending_rows(entries))
             if table.groups:

@@ -50,7 +50,7 @@ def service(
     levels: tuple[int, ...] = LEVELS,
     *,
     fetch: Fetch = fetch_nothing,
-    hurry: Callable[[], None] = lambda: None,
+    wake: Callable[[], None] = lambda: None,
 ) -> DelayService:
     made = DelayService(
         log,
@@ -60,7 +60,7 @@ def service(
         now_ms=clock,
         monotonic_ms=clock.monotonic,
         fetch=fetch,
-        hurry=hurry,
+        wake=wake,
     )
     made.load()
     log.on_append = noting(made)
@@ -487,18 +487,18 @@ def test_fewer_levels_strand_nothing(tmp_path: Path) -> None:
 
 
 class Threads:
-    """Those that fetch, while the test lets them wait; and how often they hurried the delivery."""
+    """Those that fetch, while the test lets them wait; and how often they woke the delivery."""
 
     def __init__(self, log: FakeLog) -> None:
         self._log = log
         self.fetches: list[tuple[NotInMemoryError, Callable[[bool], None]]] = []
-        self.hurries = 0
+        self.wakes = 0
 
     def fetch(self, missing: NotInMemoryError, on_fetched: Callable[[bool], None]) -> None:
         self.fetches.append((missing, on_fetched))
 
-    def hurry(self) -> None:
-        self.hurries += 1
+    def wake(self) -> None:
+        self.wakes += 1
 
     def end(self) -> None:
         """End all fetches; those of what the disk does not give have failed."""
@@ -525,7 +525,7 @@ def test_cold_messages_are_fetched_and_not_waited_for(tmp_path: Path) -> None:
     clock = Clock()
     log = FakeLog(clock)
     threads = Threads(log)
-    delays = service(tmp_path, log, clock, fetch=threads.fetch, hurry=threads.hurry)
+    delays = service(tmp_path, log, clock, fetch=threads.fetch, wake=threads.wake)
     log.append([numbered(clock, 2, n) for n in range(3)])
     clock.now += 4_000
     log.append([numbered(clock, 1, n) for n in range(3, 5)])
@@ -536,11 +536,11 @@ def test_cold_messages_are_fetched_and_not_waited_for(tmp_path: Path) -> None:
     delays.tick()
     assert bodies(log) == [b"3", b"4"]
     assert len(threads.fetches) == 1
-    assert threads.hurries == 0
+    assert threads.wakes == 0
 
     log.refused = set()
     threads.end()
-    assert threads.hurries == 1
+    assert threads.wakes == 1
     log.append([numbered(clock, 2, 5)])
     delays.tick()
     clock.now += 5_000

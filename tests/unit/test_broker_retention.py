@@ -238,7 +238,7 @@ def test_a_look_fetches_what_is_not_in_memory(
     store._queues.close()  # what was just written is read from the map
     one = Scheduled()
     fetches: list[tuple[NotInMemoryError, Callable[[bool], None]]] = []
-    hurried: list[bool] = []
+    woken: list[bool] = []
     schedule = RetentionSchedule(
         one.log,
         StoreSettings(),
@@ -247,7 +247,7 @@ def test_a_look_fetches_what_is_not_in_memory(
         is_scarce=lambda: True,
         now_ms=clock,
         fetch=lambda *fetch: fetches.append(fetch),
-        hurry=lambda: hurried.append(True),
+        wake=lambda: woken.append(True),
     )
     schedule.tick()
     one.log.expired_end = oldest.end
@@ -259,7 +259,7 @@ def test_a_look_fetches_what_is_not_in_memory(
     assert len(missing.missing) == 3
     missing.fetch()
     on_fetched(True)
-    assert hurried == [True]
+    assert woken == [True]
     schedule.tick()
 
     assert one.log.deletions == [oldest.physical_offset]

@@ -108,7 +108,7 @@ def test_a_page_that_finds_nothing_ends_too() -> None:
 def test_nothing_is_searched_for_when_nothing_is_parked() -> None:
     """The usual answer to the usual question costs nothing."""
     table = Table(*range(10))
-    table.pending.behind = table.pending.__iter__ = None  # type: ignore[assignment, method-assign]
+    table.pending.after = table.pending.__iter__ = None  # type: ignore[assignment, method-assign]
 
     assert table.view.page(-1, 10, state="parked") == ([], None)
     assert table.view.page(5, 10, state="parked") == ([], None)

@@ -244,7 +244,7 @@ def test_the_reason_of_parking_can_be_read_back(text: str) -> None:
 def test_rocketmq_does_not_say_why_it_parks() -> None:
     """Neither do we then."""
     assert parked_reason_of(None).text is None
-    assert parked_reason_of(b"something else") is ParkedReason.UNSAID
+    assert parked_reason_of(b"something else") is ParkedReason.NOT_RECORDED
 
 
 def test_undecided_transactions_are_counted_by_group() -> None:
@@ -273,7 +273,7 @@ def test_the_table_can_be_gone_through_while_it_changes() -> None:
         table.decide(entry, State.COMMITTED, 1_000_000)
     seen: list[int] = []
     pieces = 0
-    while part := table.behind(seen[-1] if seen else -1):
+    while part := table.after(seen[-1] if seen else -1):
         assert len(part) <= BLOCK_COUNT
         seen.extend(entry.offset for entry in part)
         pieces += 1
@@ -289,7 +289,7 @@ def test_the_table_can_be_gone_through_while_it_changes() -> None:
 
 def _undecided_in_parts(table: PendingTable, count: int) -> list[int]:
     offsets: list[int] = []
-    while part := table.behind(offsets[-1] if offsets else -1, count):
+    while part := table.after(offsets[-1] if offsets else -1, count):
         assert len(part) <= count
         offsets.extend(entry.offset for entry in part)
     return offsets
