@@ -8,7 +8,7 @@
     ledger = TransactionLedger()  # a table in the database that also has the orders
     async with TransactionProducer("orders-tx", ledger.checker(connect)) as producer:
         async with producer.transaction(Message("orders", b"o-2", keys="o-2")) as tx:
-            save_order(ledger, tx.id)  # left normally: commit; by an exception: the ledger says
+            save_order(ledger, tx.id)  # normal end: commit; exception: the ledger decides
 
     async with Consumer("billing", {"orders": "created || paid"}) as consumer:
         async for message in consumer:
@@ -17,9 +17,9 @@
     async with Admin() as admin:
         undecided = [transaction async for transaction in admin.transactions()]
 
-``halfmq.client.blocking`` offers the same names without ``await``; ``halfmq.client.testing`` starts
-a broker for tests. What can go wrong is drawn in ``halfmq.client.errors``. It speaks to halfmq and,
-with JSON headers, to Apache RocketMQ.
+``halfmq.client.blocking`` has the same names without ``await``; ``halfmq.client.testing`` starts a
+broker for tests; ``halfmq.client.errors`` shows the hierarchy of exceptions. The library works with
+halfmq and, with JSON headers, with Apache RocketMQ.
 """
 
 from .access import Acl, AclEntry, PolicyType, User

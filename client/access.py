@@ -1,4 +1,4 @@
-"""Users and what they may do, as an operator sees and changes them."""
+"""Access control: users and ACLs, as an operator views and changes them."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ _SUBJECT_PREFIX: Final = "User:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class User:
-    """Who may sign requests."""
+    """A user account, with which requests are signed."""
 
     name: str
     is_super: bool = False
-    """Whether it may do everything, and change other super users."""
+    """Whether it has all permissions and may change other super users."""
     enabled: bool = True
     password: str | None = field(default=None, repr=False)
-    """Shown to super users only; to others, None."""
+    """Visible to super users only; None for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AclEntry:
-    """What is allowed or denied on one resource."""
+    """The actions that are allowed or denied on one resource."""
 
     resource: str
-    """``Topic:orders``, ``Topic:orders*`` for all that begin so, ``Group:billing``,
+    """``Topic:orders``, ``Topic:orders*`` for a prefix, ``Group:billing``,
     ``Cluster:DefaultCluster``, ``Topic:*`` for all of a kind, ``*`` for everything."""
     actions: Sequence[str]
     """Some of Pub, Sub, Create, Update, Delete, Get and List, or All."""
     allow: bool = True
     sources: Sequence[str] = ()
-    """Addresses and networks from which it counts; empty: from anywhere."""
+    """Addresses and networks for which the entry applies; empty: all."""
     policy_type: PolicyType = "Custom"
-    """``Default`` entries are asked where no ``Custom`` one matches."""
+    """``Default`` entries apply if no ``Custom`` entry matches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acl:
-    """All entries of one subject."""
+    """All access entries of one subject."""
 
     subject: str
     """``User:NAME``."""
@@ -54,12 +54,12 @@ class Acl:
 
 
 def subject_of(user: str) -> str:
-    """Return ``User:NAME`` for a name, and a subject as it is."""
+    """Return ``User:NAME`` for a name; return a subject unchanged."""
     return user if user.startswith(_SUBJECT_PREFIX) else _SUBJECT_PREFIX + user
 
 
-def shown_user(info: UserInfo) -> User:
-    """Return a user as operators see it."""
+def user_from_info(info: UserInfo) -> User:
+    """Convert a user from the wire format."""
     return User(
         name=info.username,
         is_super=info.user_type == _SUPER,
@@ -68,10 +68,10 @@ def shown_user(info: UserInfo) -> User:
     )
 
 
-def sent_user(
+def user_to_info(
     name: str, password: str | None, *, is_super: bool | None, enabled: bool | None
 ) -> UserInfo:
-    """Return a user as brokers take it; None leaves a field as it is."""
+    """Convert a user to the wire format; an update leaves fields that are None unchanged."""
     return UserInfo(
         username=name,
         password=password,
@@ -80,8 +80,8 @@ def sent_user(
     )
 
 
-def shown_acl(info: AclInfo) -> Acl:
-    """Return the entries of all policies of a subject."""
+def acl_from_info(info: AclInfo) -> Acl:
+    """Convert the policies of a subject from the wire format."""
     entries = [
         AclEntry(
             resource=entry.resource,
@@ -96,8 +96,8 @@ def shown_acl(info: AclInfo) -> Acl:
     return Acl(subject=info.subject, entries=tuple(entries))
 
 
-def sent_acl(subject: str, entries: Sequence[AclEntry]) -> AclInfo:
-    """Return entries as brokers take them, those of a type together."""
+def acl_to_info(subject: str, entries: Sequence[AclEntry]) -> AclInfo:
+    """Convert entries to the wire format, grouped by policy type."""
     by_type: dict[str, list[PolicyEntryInfo]] = {}
     for entry in entries:
         sent = PolicyEntryInfo(

@@ -1,4 +1,4 @@
-"""For operators: which transactions are undecided, deciding about one, and who consumes what.
+"""Admin: list and decide transactions, list consumer groups, manage users and permissions.
 
 ::
 
@@ -7,15 +7,14 @@
             print(transaction.transaction_id, transaction.age, transaction.parked_reason)
         await admin.commit(transaction.half_message_id, reason="the order is in the database")
 
-A transaction has two names. Its ``transaction_id`` is what its producer has as ``tx.id``, its
-checker as ``message.transaction_id`` and its ledger in a row: the unique key of the (first)
-message. Its ``half_message_id`` is what consumers have as ``message.half_message_id``: the offset
-id of its half. Either will do here; only the second also names one that is decided. All brokers of
-the cluster are asked.
+A transaction has two ids. Its ``transaction_id`` is the unique key of the (first) message, and is
+``tx.id`` for the producer, ``message.transaction_id`` for the checker, and the id of the ledger's
+row. Its ``half_message_id`` is the offset id of its half, and is ``message.half_message_id`` for
+consumers. Methods accept either; only the second also identifies a decided transaction. They query
+all brokers of the cluster.
 
-The requests are halfmq's own. A broker of Apache RocketMQ keeps no list of undecided transactions
-and takes no decision from anybody but a producer; of it one can have a parked message asked about
-again (``resume``) and the metrics.
+The requests are halfmq's own. A broker of Apache RocketMQ has no list of undecided transactions and
+accepts decisions from producers only; it supports ``resume`` for a parked message, and ``metrics``.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from halfmq.remoting.transaction_headers import (
 )
 from halfmq.store.format.ids import parse_offset_message_id, unpack_host
 
-from .access import Acl, AclEntry, PolicyType, User, sent_user, subject_of
+from .access import Acl, AclEntry, PolicyType, User, subject_of, user_to_info
 from .arguments import check_count, check_kind, check_optional_text, check_text
 from .config import ClientConfig, join_address
 from .credentials import CredentialsSource
@@ -61,15 +60,15 @@ from .errors import (
 )
 from .groups import ConsumerGroup, GroupCollector
 from .net.access_requests import AccessRequests
-from .net.lifecycle import Client
-from .net.refusals import refusal
+from .net.base_client import BaseClient
+from .net.response_errors import error_from_response
 from .net.session import Session, expect_success, typed
 
 PAGE_SIZE: Final = 500
-"""Transactions asked for at once, about 150 kB of answer."""
+"""Transactions in one request, about 150 kB of answer."""
 
 GROUP: Final = "halfmq-admin"
-"""How errors call this client; no broker hears of it."""
+"""The name of this client in errors; it is not sent to brokers."""
 
 State: TypeAlias = Literal["prepared", "parked"]
 Action: TypeAlias = Literal["commit", "rollback", "resume"]
@@ -77,27 +76,27 @@ Action: TypeAlias = Literal["commit", "rollback", "resume"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingTransaction:
-    """One transaction that nobody has decided, as its broker sees it when asked."""
+    """One undecided transaction, in the state at the time of the request."""
 
     half_message_id: str
-    """As consumers will see it at the (first) message that a commit delivers."""
+    """The ``half_message_id`` of the (first) message that a commit delivers."""
     transaction_id: str
-    """As its producer, its checker and its ledger know it; not unique if its producer so wants."""
+    """The id that producer, checker and ledger use; unique unless the producer reuses it."""
     group: str
-    """Whose producers are asked about it."""
+    """The producer group, whose members answer checks."""
     topic: str
-    """Where a commit delivers it."""
+    """The topic to which a commit delivers."""
     keys: str
     state: str
-    """``prepared``: its producers are asked; ``parked``: they were asked in vain."""
+    """``prepared``: it is checked; ``parked``: the checks have ended without a decision."""
     age: float
     """Seconds since it was stored, by the broker's clock."""
     prepared_at: datetime
     owner: str | None
-    """``host:port`` of the producer that prepared it, while it is connected and may be asked."""
+    """``host:port`` of the producer that prepared it, while it is connected."""
     checks_sent: int
     checks_delivered: int
-    """Of those sent, how many reached a producer; only these count towards parking."""
+    """Sent checks that reached a producer; only these count towards parking."""
     checks_answered: int
     next_check: float | None
     """Seconds until the next check; None: none is planned."""
@@ -106,7 +105,7 @@ class PendingTransaction:
     """How many messages a commit delivers."""
     broker_name: str
     offset: int
-    """Physical offset of the half in its broker's log."""
+    """Physical offset of the half in its broker's commit log."""
 
 
 def _pending(info: TransactionInfo, broker_name: str) -> PendingTransaction:
@@ -139,9 +138,9 @@ async def pending_pages(
     after: PendingTransaction | None = None,
     limit: int | None = None,
 ) -> AsyncIterator[list[PendingTransaction]]:
-    """Give the undecided transactions of all brokers that a session knows, a page at a time.
+    """Yield the undecided transactions of all brokers that a session knows, a page at a time.
 
-    By broker name, then by age, the oldest first. A page may be empty.
+    Sorted by broker name, then by age, the oldest first. A page may be empty.
 
     Raises:
         UnsupportedRequestError: A broker is not halfmq's.
@@ -184,14 +183,14 @@ async def pending_transactions(
     after: PendingTransaction | None = None,
     limit: int | None = None,
 ) -> AsyncIterator[PendingTransaction]:
-    """Give the same, one at a time."""
+    """Yield the transactions of ``pending_pages``, one at a time."""
     async for page in pending_pages(session, group=group, state=state, after=after, limit=limit):
         for transaction in page:
             yield transaction
 
 
-class Admin(Client):
-    """Looks at transactions and consumers, decides in the producers' place, and keeps users."""
+class Admin(BaseClient):
+    """Lists and decides transactions, lists consumer groups, manages users and permissions."""
 
     def __init__(
         self,
@@ -203,15 +202,15 @@ class Admin(Client):
         tls: bool | ssl.SSLContext | None = None,
         config: ClientConfig | None = None,
     ) -> None:
-        """Connect to all brokers of a cluster.
+        """Create a client for all brokers of a cluster.
 
         Args:
-            namesrv: ``host:port``, several with ``;`` or ``,``; wins over the one in ``config``.
-            access_key: Signs every request; wins over ``config``, as do the next three.
+            namesrv: ``host:port``, several with ``;`` or ``,``; overrides ``config``.
+            access_key: Signs every request; overrides ``config``, as do the next three.
             secret_key: The secret of ``access_key``.
-            credentials: A function that gives both, asked again when they are refused.
-            tls: Whether connections are encrypted; an ``ssl.SSLContext`` says whom to trust.
-            config: Everything else.
+            credentials: A function that returns both, called again if a broker rejects them.
+            tls: Whether connections are encrypted; or an ``ssl.SSLContext``.
+            config: All other settings.
 
         Raises:
             ConfigurationError: An argument cannot be used; says which.
@@ -233,15 +232,15 @@ class Admin(Client):
         after: PendingTransaction | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[PendingTransaction]:
-        """Give undecided transactions, by broker name, then the oldest first.
+        """Iterate over undecided transactions, by broker name, then the oldest first.
 
-        They are fetched as the loop goes on: what is decided meanwhile may be among them or not.
+        They are fetched page by page: one that is decided meanwhile may be included or not.
 
         Args:
-            group: Of this producer group only.
+            group: Only of this producer group; None: of all groups.
             state: ``prepared`` or ``parked``; None: both.
-            after: Begin behind this one.
-            limit: As many at most; None: all.
+            after: Start after this one.
+            limit: The maximum number; None: all.
 
         Raises:
             UnsupportedRequestError: A broker is not halfmq's.
@@ -258,12 +257,12 @@ class Admin(Client):
         after: PendingTransaction | None = None,
         limit: int = PAGE_SIZE,
     ) -> list[PendingTransaction]:
-        """The first that ``transactions`` would give, at most ``limit``; empty: that was all."""
+        """Return up to ``limit`` results of ``transactions``; an empty list is the end."""
         transactions = self.transactions(group, state, after, limit)
         return [transaction async for transaction in transactions]
 
     async def transaction(self, transaction_id: str) -> PendingTransaction | None:
-        """The undecided transaction with this id, or None when there is none (any more).
+        """Return the undecided transaction with this id; None if there is none (any more).
 
         Raises:
             UnsupportedRequestError: A broker is not halfmq's.
@@ -278,35 +277,34 @@ class Admin(Client):
             )
             infos, _ = await _query(session, address, header)
             for info in infos:
-                # An offset of one broker may be that of another transaction on the next.
+                # The same offset may belong to another transaction on another broker.
                 if wanted in {info.message_id.upper(), info.transaction_id.upper()}:
                     return _pending(info, broker_name)
         return None
 
     async def commit(self, transaction_id: str, *, reason: str | None = None) -> str | None:
-        """Have the message delivered; return its offset message id.
+        """Commit a transaction: its message is delivered. Return the offset id of that message.
 
-        Of a transaction that was committed before it is the same id again. ``reason`` goes to the
+        If it was committed before, the same id is returned again. ``reason`` is written to the
         broker's log.
 
         Raises:
             DecisionConflictError: It was rolled back before.
             TransactionNotFoundError: No broker knows it.
             UnsupportedRequestError: The broker is not halfmq's.
-            ClientError: The broker does not answer, or refuses; the same call may be made again.
+            ClientError: The broker does not answer, or refuses; a retry is safe.
         """
         return await self._decide(transaction_id, "commit", reason)
 
     async def rollback(self, transaction_id: str, *, reason: str | None = None) -> None:
-        """Have the message dropped. Raises what ``commit`` raises."""
+        """Roll back a transaction: its message is dropped. Raises what ``commit`` raises."""
         await self._decide(transaction_id, "rollback", reason)
 
     async def resume(self, transaction_id: str, *, reason: str | None = None) -> None:
-        """Have the producers of a parked transaction asked again.
+        """Resume the checks of a parked transaction.
 
-        An official broker does the same for the offset id of a message in
-        ``TRANS_CHECK_MAX_TIME_TOPIC``, as often as it is told. Raises what ``commit`` raises, but
-        for ``UnsupportedRequestError``.
+        An official broker accepts the offset id of a message in ``TRANS_CHECK_MAX_TIME_TOPIC``, any
+        number of times. Raises what ``commit`` raises, except ``UnsupportedRequestError``.
         """
         try:
             await self._decide(transaction_id, "resume", reason)
@@ -316,7 +314,7 @@ class Admin(Client):
             await self._resume_parked(transaction_id)
 
     async def metrics(self) -> dict[str, dict[str, str]]:
-        """What each broker tells about itself, by broker name: RocketMQ's keys and our own.
+        """Return the metrics of each broker, by broker name: RocketMQ's keys and halfmq's.
 
         Raises:
             ClientError: A broker does not answer, or refuses.
@@ -325,7 +323,7 @@ class Admin(Client):
         code = RequestCode.GET_BROKER_RUNTIME_INFO
         found: dict[str, dict[str, str]] = {}
         for broker_name, address in sorted(session.routes.brokers.items()):
-            answer = expect_success(await _ask(session, address, code, None))
+            answer = expect_success(await _call(session, address, code, None))
             try:
                 found[broker_name] = decode_table(answer.body)
             except ProtocolError as error:
@@ -333,7 +331,7 @@ class Admin(Client):
         return found
 
     async def groups(self, group: str | None = None) -> list[ConsumerGroup]:
-        """The consumer groups that are connected, by name; with ``group`` that one, if it is.
+        """Return the connected consumer groups, sorted by name; with ``group`` only that one.
 
         Raises:
             UnsupportedRequestError: A broker is not halfmq's.
@@ -358,26 +356,26 @@ class Admin(Client):
     # -- users and policies
 
     async def users(self, name_contains: str = "") -> list[User]:
-        """Users by name; with ``name_contains`` those whose name has that part.
+        """Return users sorted by name; with ``name_contains`` those whose name contains it.
 
-        Users are read from the first broker by name, and changed on all brokers of the cluster, by
-        name: where one refuses, those before it have changed.
+        Users are read from the first broker by name, and changed on all brokers of the cluster in
+        the order of their names: if one refuses, the brokers before it have been changed.
 
         Raises:
             UnsupportedRequestError: The broker keeps no users.
-            AccessDeniedError: Only administrators may do that.
+            AccessDeniedError: The signer is not an administrator.
             ClientError: A broker does not answer, or refuses.
         """
         return await self._first_broker().users(name_contains)
 
     async def user(self, name: str) -> User | None:
-        """The user of this name, or None. Raises what ``users`` raises."""
+        """Return the user with this name, or None. Raises what ``users`` raises."""
         return await self._first_broker().user(name)
 
     async def create_user(
         self, name: str, password: str, *, is_super: bool = False, enabled: bool = True
     ) -> None:
-        """Add a user. Raises what ``users`` raises; BrokerRefusedError if there is one already."""
+        """Create a user. Raises what ``users`` raises; BrokerRefusedError if it exists."""
         user = User(name=name, password=password, is_super=is_super, enabled=enabled)
         for broker in self._all_brokers():
             await broker.create_user(user)
@@ -390,13 +388,16 @@ class Admin(Client):
         is_super: bool | None = None,
         enabled: bool | None = None,
     ) -> None:
-        """Change what is not None. Raises what ``users`` raises; BrokerRefusedError without one."""
-        info = sent_user(name, password, is_super=is_super, enabled=enabled)
+        """Update a user; None leaves a field unchanged.
+
+        Raises what ``users`` raises; BrokerRefusedError if there is no such user.
+        """
+        info = user_to_info(name, password, is_super=is_super, enabled=enabled)
         for broker in self._all_brokers():
             await broker.update_user(info)
 
     async def delete_user(self, name: str) -> None:
-        """Remove a user and its entries, if there is one. Raises what ``users`` raises."""
+        """Delete a user and its ACL, if it exists. Raises what ``users`` raises."""
         for broker in self._all_brokers():
             await broker.delete_user(name)
 
@@ -406,12 +407,12 @@ class Admin(Client):
         """Create or update users on the broker at ``to``; return their names.
 
         Args:
-            to: ``host:port`` of a broker that takes the same credentials.
-            names: Whom; empty: all there are. Names that are unknown are left out.
+            to: ``host:port`` of a broker that accepts the same credentials.
+            names: The users; empty: all. Unknown names are left out.
             source: ``host:port`` of the broker to read from; None: as ``users``.
 
         Raises:
-            AccessDeniedError: Secrets are shown to super users only.
+            AccessDeniedError: Secrets are visible to super users only.
             ClientError: As ``users``.
         """
         from_broker, to_broker = self._first_broker(source), self._broker_at(to)
@@ -426,7 +427,7 @@ class Admin(Client):
             if await to_broker.user(user.name) is None:
                 await to_broker.create_user(user)
             else:
-                info = sent_user(
+                info = user_to_info(
                     user.name, user.password, is_super=user.is_super, enabled=user.enabled
                 )
                 await to_broker.update_user(info)
@@ -434,30 +435,30 @@ class Admin(Client):
         return copied
 
     async def acls(self, subject_contains: str = "", resource_contains: str = "") -> list[Acl]:
-        """What users may do, by subject; of each only entries whose resource has that part.
+        """Return ACLs by subject; with ``resource_contains`` only entries of such resources.
 
-        Raises what ``users`` raises, and so do the following.
+        Raises what ``users`` raises, as do the other methods about ACLs.
         """
         return await self._first_broker().acls(subject_contains, resource_contains)
 
     async def acl(self, user: str) -> Acl | None:
-        """What one may do, named as ``User:NAME`` or ``NAME``; None: it has no entries."""
+        """Return the ACL of a user, ``User:NAME`` or ``NAME``; None if it has no entries."""
         return await self._first_broker().acl(subject_of(user))
 
     async def create_acl(self, user: str, *entries: AclEntry) -> None:
-        """Add entries to those of a user; one on the same resource is replaced."""
+        """Add entries to the ACL of a user; replace those of the same resource."""
         for broker in self._all_brokers():
             await broker.create_acl(subject_of(user), entries)
 
     async def update_acl(self, user: str, *entries: AclEntry) -> None:
-        """Do the same by the request that RocketMQ has for it; brokers treat both alike."""
+        """Update the ACL of a user, with RocketMQ's update request; like ``create_acl``."""
         for broker in self._all_brokers():
             await broker.update_acl(subject_of(user), entries)
 
     async def delete_acl(
         self, user: str, resource: str | None = None, policy_type: PolicyType | None = None
     ) -> None:
-        """Remove the entry on a resource, or with None all entries of a user.
+        """Delete the entry of a resource, or with None all entries of a user.
 
         Raises:
             BrokerRefusedError: There is no such user, or it has no entries.
@@ -468,7 +469,7 @@ class Admin(Client):
     async def copy_acls(
         self, to: str, users: Sequence[str] = (), *, source: str | None = None
     ) -> list[str]:
-        """Create or update entries on the broker at ``to``, as ``copy_users``; return subjects."""
+        """Create or update ACLs on the broker at ``to``, as ``copy_users``; return the subjects."""
         from_broker, to_broker = self._first_broker(source), self._broker_at(to)
         wanted = [await from_broker.acl(subject_of(user)) for user in users]
         copied = []
@@ -505,12 +506,12 @@ class Admin(Client):
         header = DecideTransactionRequestHeader(
             transaction_offset=offset, action=action, reason=reason
         )
-        answer = await _ask(self._session, address, RequestCode.DECIDE_TRANSACTION, header)
+        answer = await _call(self._session, address, RequestCode.DECIDE_TRANSACTION, header)
         if answer.code == ResponseCode.ILLEGAL_OPERATION:
             remark = answer.remark or ""
             raise DecisionConflictError(answer.code, remark, transaction_id, action.upper())
         if answer.code != ResponseCode.SUCCESS:
-            error = refusal(answer)
+            error = error_from_response(answer)
             unknown = error.code == ResponseCode.SYSTEM_ERROR and not listed
             if unknown and not isinstance(error, AccessDeniedError):
                 raise TransactionNotFoundError(transaction_id, error.remark)
@@ -520,8 +521,8 @@ class Admin(Client):
     async def _locate(self, transaction_id: str) -> tuple[str, int, bool]:
         """Return the broker's address, the half's physical offset, and whether it is undecided.
 
-        Of what is decided only the broker that the offset id names can tell. No other is asked:
-        there the same offset may be that of somebody else's transaction.
+        For a decided transaction only the broker in the offset id is used: on another one the same
+        offset may belong to another transaction.
         """
         found = await self.transaction(transaction_id)
         if found is not None:
@@ -532,7 +533,7 @@ class Admin(Client):
         return address, parse_offset_message_id(transaction_id).physical_offset, False
 
     def _address_in(self, transaction_id: str) -> str | None:
-        """Return the address of the broker that an offset id names; None when it names none."""
+        """Return the address of the broker in an offset id; None if it is not a known broker's."""
         try:
             host, port = unpack_host(parse_offset_message_id(transaction_id).store_host)
         except ValueError:
@@ -541,20 +542,20 @@ class Admin(Client):
         return address if address in self._session.routes.addresses else None
 
     async def _resume_parked(self, message_id: str) -> None:
-        """Name the parked copy instead of the half, as RocketMQ's tools do."""
+        """Resume by the offset id of the parked copy, as RocketMQ's tools do."""
         address = self._address_in(message_id)
         assert address is not None
         header = ResumeCheckHalfMessageRequestHeader(msg_id=message_id)
         code = RequestCode.RESUME_CHECK_HALF_MESSAGE
-        answer = await _ask(self._session, address, code, header)
+        answer = await _call(self._session, address, code, header)
         if answer.code != ResponseCode.SUCCESS:
-            error = refusal(answer)
+            error = error_from_response(answer)
             if isinstance(error, AccessDeniedError):
                 raise error
             raise TransactionNotFoundError(message_id, error.remark)
 
     def _new_session(self) -> Session:
-        return Session(self.config, _announce, {}, {})
+        return Session(self.config, _make_heartbeat, {}, {})
 
     async def _start_session(self, session: Session) -> None:
         await session.start(whole_cluster=True)
@@ -562,16 +563,16 @@ class Admin(Client):
             raise ConnectError(";".join(self.config.namesrv_addresses), "it knows no broker")
 
 
-def _announce(client_id: str) -> HeartbeatData:
+def _make_heartbeat(client_id: str) -> HeartbeatData:
     return HeartbeatData(client_id=client_id)
 
 
 async def _query(
     session: Session, address: str, header: QueryTransactionsRequestHeader
 ) -> tuple[list[TransactionInfo], int | None]:
-    """Return a page, and behind which offset the next one begins."""
+    """Return a page, and the ``after`` of the next page; None if this is the last one."""
     code = RequestCode.QUERY_TRANSACTIONS
-    answer = expect_success(await _ask(session, address, code, header))
+    answer = expect_success(await _call(session, address, code, header))
     following = typed(answer, QueryTransactionsResponseHeader, address).next_after
     try:
         return decode_transactions(answer.body), following
@@ -582,8 +583,8 @@ async def _query(
 async def _collect(
     session: Session, address: str, header: QueryConsumersRequestHeader, found: GroupCollector
 ) -> tuple[str, str] | None:
-    """Add a page of consumers; return after which member the next one begins."""
-    answer = expect_success(await _ask(session, address, RequestCode.QUERY_CONSUMERS, header))
+    """Add a page of consumers; return the last member before the next page, or None at the end."""
+    answer = expect_success(await _call(session, address, RequestCode.QUERY_CONSUMERS, header))
     try:
         for info in decode_consumers(answer.body):
             found.add(info)
@@ -595,7 +596,7 @@ async def _collect(
     return following.next_group, following.next_client or ""
 
 
-async def _ask(
+async def _call(
     session: Session, address: str, code: RequestCode, header: Header | None
 ) -> RemotingCommand:
     answer = await session.call(address, code, header)

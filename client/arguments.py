@@ -1,7 +1,7 @@
-"""Checks of what a program hands over: the error names argument, value and remedy.
+"""Argument checks: errors name the argument, its value and the remedy.
 
-Programs without type checks pass bytes for text, numbers for keys and None for anything. Found
-here it is one line; found in an encoder it is a riddle.
+Programs without type checks pass bytes for text, numbers for keys and None for anything. Checked
+here, the error is clear; found later in an encoder, it would not be.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Final
 from .errors import ConfigurationError
 
 INT32: Final = range(-(1 << 31), 1 << 31)
-"""What a field of 32 bits holds."""
+"""The range of a 32-bit field."""
 NOT_IN_TAGS: Final = r"|&!<>=(),;'\"`*?\x00-\x1f\x7f\ud800-\udfff"
-"""Characters that no tag has, as in a character class of ``re``: separators and operators of filter
-languages, wildcards, quotes, and what cannot be encoded."""
+"""Characters that a tag must not have, for a character class of ``re``: separators and operators of
+filter languages, wildcards, quotes, and characters that cannot be encoded."""
 
 is_tag = re.compile(rf"[^\s{NOT_IN_TAGS}]+").fullmatch
-"""Whether a text can be a message's tag: no blanks, none of ``|&!<>=(),;*?`` and no quotes."""
+"""Match a valid tag: text without blanks, quotes and ``|&!<>=(),;*?``."""
 
 
 def check_text(name: str, value: object, what: str = "text") -> None:
@@ -30,13 +30,13 @@ def check_text(name: str, value: object, what: str = "text") -> None:
 
 
 def check_optional_text(name: str, value: object, what: str = "text") -> None:
-    """The same, but for None."""
+    """Raise ConfigurationError unless it is None or a ``str`` that can be encoded."""
     if value is not None:
         check_text(name, value, f"{what}, or None")
 
 
 def text_fault(value: object) -> str | None:
-    """Why it cannot be used as text, and what to do; None when it can."""
+    """Return why a value cannot be used as text, and what to do; None if it can."""
     if isinstance(value, bytes | bytearray):
         return f"a str and not {type(value).__name__}, so decode it"
     if not isinstance(value, str):
@@ -51,7 +51,7 @@ def text_fault(value: object) -> str | None:
 
 
 def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
-    """Raise ConfigurationError unless it is a finite number of seconds above (or from) 0."""
+    """Raise ConfigurationError unless it is a finite number above 0; with ``zero``, also 0."""
     what = "a number of seconds, 0 or more" if zero else "a number above 0"
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigurationError(name, value, what)
@@ -60,7 +60,7 @@ def check_seconds(name: str, value: object, *, zero: bool = False) -> None:
 
 
 def check_count(name: str, value: object, allowed: range) -> None:
-    """Raise ConfigurationError unless it is a whole number of these."""
+    """Raise ConfigurationError unless it is a whole number in the range."""
     if (
         isinstance(value, bool)
         or not isinstance(value, int)

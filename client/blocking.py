@@ -1,4 +1,4 @@
-"""The same names without ``await``, for programs that have no event loop.
+"""The blocking client: the names of ``halfmq.client`` without ``await``.
 
 ::
 
@@ -16,14 +16,14 @@
     except KeyboardInterrupt:  # Ctrl-C; without this, Python prints a traceback
         raise SystemExit(130)
 
-There is one client, the async one. It runs on the event loop of a background thread, which all
-objects of this module share and which ends when the last of them is closed; every method here hands
-its call to that thread and waits for the outcome. Methods may be called from any thread.
+These classes wrap the async client, which runs on the event loop of a background thread. All
+objects of this module share the thread, and it ends when the last of them is closed. Every method
+submits its call to that thread and waits for the result. Methods may be called from any thread.
 
-A process that forks (gunicorn ``--preload``, Celery, ``multiprocessing``) starts its clients after
-the fork: in a child, what the parent has started raises ``ForkedError``. Nothing waits for ever but
-a ``receive`` without a timeout: each call has the limits of the async client, and one whose
-background thread does not run any more, or is blocked, ends after a minute at most.
+A process that forks (gunicorn ``--preload``, Celery, ``multiprocessing``) must start its clients
+after the fork: in a child, a client that the parent started raises ``ForkedError``. Only a
+``receive`` without a timeout can wait forever: each call has the limits of the async client, and
+fails within a minute if the background thread is blocked or has ended.
 
 The block of a transaction runs in the thread that entered it, and so does a listener's
 ``execute_local_transaction``, so that both may use a database connection of that thread. Checkers
@@ -69,7 +69,7 @@ from .message import (
     MessageView as AsyncMessageView,
 )
 from .transaction import Transaction, TransactionListener
-from .transactional.check_back import Checker, as_decision, ask
+from .transactional.check_back import Checker, as_decision, call_user_function
 
 __all__ = [
     "Acl",
@@ -101,7 +101,7 @@ __all__ = [
     "User",
 ]
 
-try:  # here and not when it is needed, or a fork could find its import under way in a thread
+try:  # imported here and not on first use, when a fork could interrupt the import in a thread
     import uvloop
 except ImportError:  # on Windows
     uvloop = None  # type: ignore[assignment]
@@ -109,8 +109,8 @@ except ImportError:  # on Windows
 logger = logging.getLogger(__name__)
 
 LOOP_SECONDS: Final = 30.0
-"""Until a thread that waits for the background thread looks whether that still runs; and until it
-stops waiting for one that does not answer."""
+"""How long a call waits before it checks whether the background thread still runs, and then how
+long it waits for that thread to respond."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -119,11 +119,11 @@ F = TypeVar("F", bound="_Facade[Any]")
 
 
 class _Call(Generic[R]):
-    """A coroutine on the background thread, for the thread that waits for it.
+    """A coroutine that runs on the background thread while the calling thread waits.
 
-    A signal handler may raise while it waits. A ``concurrent.futures.Future`` does not bear that:
-    interrupted as it takes its lock it keeps that, and the background thread waits for ever to set
-    the result. A ``SimpleQueue`` has no lock in Python code.
+    A signal handler may raise in the waiting thread. A ``concurrent.futures.Future`` does not
+    survive that: interrupted while it acquires its lock, it never releases it, and the background
+    thread waits forever to set the result. A ``SimpleQueue`` has no lock in Python code.
     """
 
     def __init__(self, work: Coroutine[Any, Any, R], loop: asyncio.AbstractEventLoop) -> None:
@@ -132,20 +132,20 @@ class _Call(Generic[R]):
         self._done: queue.SimpleQueue[asyncio.Task[R]] = queue.SimpleQueue()
         loop.call_soon_threadsafe(self._start)
 
-    def outcome(self) -> R:
-        """Wait for the end; to be called once.
+    def result(self) -> R:
+        """Wait for the coroutine and return its result; call this only once.
 
         Raises:
-            asyncio.CancelledError: It was cancelled, because the loop has ended.
-            ClientError: The loop does not run any more, or something blocks it.
+            asyncio.CancelledError: The coroutine was cancelled, because the loop has ended.
+            ClientError: The loop has ended without cancelling it, or is blocked.
         """
         while True:
             try:
                 return self._done.get(timeout=LOOP_SECONDS).result()
             except queue.Empty:
-                self._look_at_the_loop()
+                self._check_loop()
 
-    def _look_at_the_loop(self) -> None:
+    def _check_loop(self) -> None:
         runs: queue.SimpleQueue[bool] = queue.SimpleQueue()
         with contextlib.suppress(RuntimeError, queue.Empty):  # closed; blocked
             self._loop.call_soon_threadsafe(runs.put, True)
@@ -157,8 +157,8 @@ class _Call(Generic[R]):
         )
 
     def cancel(self) -> None:
-        """Have it cancelled, and do not wait."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and everything on it over
+        """Request cancellation without waiting for it."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and all its tasks are done
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _start(self) -> None:
@@ -178,20 +178,20 @@ class _LoopThread:
         self._users = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._of_parents: list[object] = []
+        self._parent_objects: list[object] = []
 
-    def forget(self) -> None:
-        """In a forked child: the thread has stayed with the parent, perhaps with the lock held."""
+    def reset_after_fork(self) -> None:
+        """Reset in a forked child, which has no thread and perhaps a copy of a held lock."""
         if self._loop is not None:
-            # Kept, for to be collected would close what the parent's loop still uses.
+            # Kept alive: garbage collection would close what the parent's loop still uses.
             tasks = asyncio.all_tasks(self._loop)
-            self._of_parents.append((self._loop, tasks))
+            self._parent_objects.append((self._loop, tasks))
         self._lock = threading.Lock()
         self._users = 0
         self._loop = self._thread = None
 
-    def enter(self) -> asyncio.AbstractEventLoop:
-        """Become a user; the loop is running on return."""
+    def acquire(self) -> asyncio.AbstractEventLoop:
+        """Register a user, start the thread for the first one, and return its loop."""
         with self._lock:
             if self._loop is None:
                 self._loop = _new_loop()
@@ -203,7 +203,7 @@ class _LoopThread:
             return self._loop
 
     def submit(self, work: Coroutine[Any, Any, R], loop: asyncio.AbstractEventLoop) -> _Call[R]:
-        """Run a coroutine there; nothing that was taken in is left unfinished by the end.
+        """Run a coroutine on the loop; when the thread ends, unfinished coroutines are cancelled.
 
         Raises:
             ClientClosedError: The loop has ended.
@@ -214,8 +214,8 @@ class _LoopThread:
         work.close()
         raise ClientClosedError("the client")
 
-    def leave(self) -> None:
-        """Stop being a user; the last one ends the thread."""
+    def release(self) -> None:
+        """Unregister a user; the last one ends the thread."""
         with self._lock:
             self._users -= 1
             if self._users or self._loop is None or self._thread is None:
@@ -223,16 +223,16 @@ class _LoopThread:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(LOOP_SECONDS)  # it is a daemon, should something block it
+        thread.join(LOOP_SECONDS)  # it is a daemon thread, in case it is blocked
 
     @staticmethod
     def _run(loop: asyncio.AbstractEventLoop) -> None:
-        # Its own, for the loop's cannot be left without waiting for a checker that hangs.
+        # An executor of its own: the loop's would wait on shutdown for a checker that hangs.
         workers = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="halfmq-worker")
         loop.set_default_executor(workers)
         try:
             _run_until_stopped(loop)
-            loop.run_until_complete(_cancel_all(loop))  # or their callers would wait for ever
+            loop.run_until_complete(_cancel_all(loop))  # otherwise their callers wait forever
         finally:
             workers.shutdown(wait=False)
             loop.close()
@@ -242,7 +242,7 @@ def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
     while True:
         try:
             loop.run_forever()
-        except (SystemExit, KeyboardInterrupt):  # of a user's coroutine; others go on
+        except (SystemExit, KeyboardInterrupt):  # from a user's coroutine; the others continue
             logger.exception("event=loop_interrupted")
         else:
             return
@@ -262,11 +262,11 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 _thread = _LoopThread()
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    os.register_at_fork(after_in_child=_thread.forget)
+    os.register_at_fork(after_in_child=_thread.reset_after_fork)
 
 
 class _AsyncClient(Protocol):
-    """What a facade stands in front of."""
+    """The async client behind a facade."""
 
     group: str
 
@@ -283,37 +283,37 @@ class _Facade(Generic[A]):
 
     def __init__(self, client: A) -> None:
         self.asynchronous = client
-        """The client that does the work; its methods belong to the background thread."""
+        """The wrapped async client; its methods run only on the background thread."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pid = 0
         self._closing = threading.Lock()
 
     @property
     def client_id(self) -> str:
-        """Under which the brokers know this client; empty before the start."""
+        """The id by which brokers identify this client; empty before the start."""
         return self.asynchronous.client_id
 
     def start(self) -> None:
-        """Connect and be ready; ``with`` does it. Raises what the async client raises."""
+        """Connect to the brokers; ``with`` calls this. Raises the errors of the async client."""
         if self._loop is not None:
             self._check_process()
             raise ClientClosedError(self._name)
         self._pid = os.getpid()
-        loop = _thread.enter()
+        loop = _thread.acquire()
         try:
             self._wait(self.asynchronous.start(), loop)
         except BaseException:
-            try:  # interrupted, it may be up by now
+            try:  # interrupted by a signal, it may have started
                 self._wait(self.asynchronous.close(), loop)
             finally:
-                _thread.leave()
+                _thread.release()
             raise
         self._loop = loop
 
     def close(self) -> None:
-        """Take leave of the brokers; safe to call twice, from several threads too.
+        """Unregister from the brokers and disconnect; safe to call twice and from several threads.
 
-        In a forked child it does nothing: the client is the parent's.
+        In a forked child it does nothing: the client belongs to the parent.
         """
         if self._loop is not None and self._pid != os.getpid():
             return
@@ -323,16 +323,16 @@ class _Facade(Generic[A]):
                     self.wait(self.asynchronous.close())
                 finally:
                     self._loop = None
-                    _thread.leave()
+                    _thread.release()
 
     def wait(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine on the background thread and return its outcome.
+        """Run a coroutine on the background thread and return its result.
 
-        Interrupted (Ctrl-C), it is cancelled there.
+        An interrupt (Ctrl-C) cancels the coroutine.
 
         Raises:
             ClientClosedError: The client is not running, or another thread has closed it.
-            ForkedError: It runs in the process of which this is a forked child.
+            ForkedError: This is a forked child of the client's process.
         """
         loop = self._loop
         if loop is None:
@@ -350,7 +350,7 @@ class _Facade(Generic[A]):
             raise ForkedError(self._name, self._pid)
 
     def hand_over(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine on the background thread and do not wait; without one, drop it."""
+        """Run a coroutine on the background thread without waiting; drop it if closed."""
         if self._loop is None:
             work.close()
             return
@@ -359,14 +359,14 @@ class _Facade(Generic[A]):
 
     @property
     def _name(self) -> str:
-        """How errors call this client."""
+        """The name of this client in errors."""
         return f"{type(self).__name__} {self.asynchronous.group}"
 
     @staticmethod
     def _wait(work: Coroutine[Any, Any, R], loop: asyncio.AbstractEventLoop) -> R:
         call = _thread.submit(work, loop)
         try:
-            return call.outcome()
+            return call.result()
         except asyncio.CancelledError as error:  # the loop ended
             raise ClientClosedError("the client") from error
         except BaseException:
@@ -386,8 +386,8 @@ class _Facade(Generic[A]):
         self.close()
 
 
-class _Waiting(Generic[P, R]):
-    """A method that waits for the async method of the same name: its signature and its text."""
+class _BlockingMethod(Generic[P, R]):
+    """A blocking method for an async method, with the same signature and docstring."""
 
     def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
         self._method = method
@@ -403,10 +403,10 @@ class _Waiting(Generic[P, R]):
         return call
 
 
-def _made_like(
+def _same_arguments_as(
     kind: Callable[P, A],
 ) -> Callable[[Callable[[F, A], None]], Callable[Concatenate[F, P], None]]:
-    """Give an ``__init__`` that takes the async client the arguments which make that client."""
+    """Give an ``__init__`` the arguments of the async client, which is created and passed to it."""
 
     def decorate(init: Callable[[F, A], None]) -> Callable[Concatenate[F, P], None]:
         def made(self: F, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -421,32 +421,32 @@ def _made_like(
 class Producer(_Facade[aio_producer.Producer]):
     """Sends messages for a producer group; see ``halfmq.client.Producer``."""
 
-    @_made_like(aio_producer.Producer)
+    @_same_arguments_as(aio_producer.Producer)
     def __init__(self, client: aio_producer.Producer) -> None:
         super().__init__(client)
 
-    send = _Waiting(aio_producer.Producer.send)
-    send_batch = _Waiting(aio_producer.Producer.send_batch)
-    send_oneway = _Waiting(aio_producer.Producer.send_oneway)
+    send = _BlockingMethod(aio_producer.Producer.send)
+    send_batch = _BlockingMethod(aio_producer.Producer.send_batch)
+    send_oneway = _BlockingMethod(aio_producer.Producer.send_oneway)
 
 
 class TransactionProducer(_Facade[aio_transaction.TransactionProducer]):
-    """Messages that follow a local transaction; see ``halfmq.client.TransactionProducer``."""
+    """Sends transactional messages; see ``halfmq.client.TransactionProducer``."""
 
-    @_made_like(aio_transaction.TransactionProducer)
+    @_same_arguments_as(aio_transaction.TransactionProducer)
     def __init__(self, client: aio_transaction.TransactionProducer) -> None:
         super().__init__(client)
 
-    send = _Waiting(aio_producer.Producer.send)
-    send_batch = _Waiting(aio_producer.Producer.send_batch)
-    send_oneway = _Waiting(aio_producer.Producer.send_oneway)
-    pending = _Waiting(aio_transaction.TransactionProducer.pending)
+    send = _BlockingMethod(aio_producer.Producer.send)
+    send_batch = _BlockingMethod(aio_producer.Producer.send_batch)
+    send_oneway = _BlockingMethod(aio_producer.Producer.send_oneway)
+    pending = _BlockingMethod(aio_transaction.TransactionProducer.pending)
 
     def transaction(
         self, messages: Message | Sequence[Message]
     ) -> contextlib.AbstractContextManager[Transaction]:
-        """The context of one local transaction, whose block runs in this thread."""
-        return _Entered(self, self.asynchronous.transaction(messages))
+        """Return the context manager of one local transaction; its block runs in this thread."""
+        return _BlockingTransaction(self, self.asynchronous.transaction(messages))
 
     def send_in_transaction(
         self,
@@ -454,13 +454,13 @@ class TransactionProducer(_Facade[aio_transaction.TransactionProducer]):
         listener: TransactionListener | None = None,
         arg: object = None,
     ) -> Transaction:
-        """RocketMQ's form; the listener runs in this thread, if it is a plain function."""
+        """Run a transaction with a listener, as in RocketMQ; a plain one runs in this thread."""
         listener = self.asynchronous.use_listener(listener)
         execute = listener.execute_local_transaction
-        with _Entered(self, Transaction(self.asynchronous, messages)) as transaction:
+        with _BlockingTransaction(self, Transaction(self.asynchronous, messages)) as transaction:
             transaction.decide(Decision.UNKNOWN)
             if inspect.iscoroutinefunction(execute):
-                transaction.decide(self.wait(ask(execute, transaction, arg)))
+                transaction.decide(self.wait(call_user_function(execute, transaction, arg)))
             else:
                 try:
                     transaction.decide(as_decision(execute(transaction, arg), execute))
@@ -471,10 +471,10 @@ class TransactionProducer(_Facade[aio_transaction.TransactionProducer]):
         return transaction
 
 
-class _Entered(contextlib.AbstractContextManager[Transaction]):
-    """The context of a transaction whose block runs in the caller's thread.
+class _BlockingTransaction(contextlib.AbstractContextManager[Transaction]):
+    """The context manager of a transaction whose block runs in the caller's thread.
 
-    A signal handler may raise at any point in here.
+    A signal handler may raise at any point in its methods.
     """
 
     def __init__(self, producer: TransactionProducer, transaction: Transaction) -> None:
@@ -489,9 +489,9 @@ class _Entered(contextlib.AbstractContextManager[Transaction]):
         transaction = self._transaction
         try:
             self._producer.wait(transaction.__aenter__())
-            return transaction  # noqa: TRY300 -- a signal may still come before
+            return transaction  # noqa: TRY300 -- a signal may still raise here
         except BaseException:
-            transaction.running = False  # interrupted, it may be stored by now
+            transaction.running = False  # interrupted by a signal, it may have been stored
             self._producer.hand_over(transaction.abandon())
             raise
 
@@ -502,15 +502,15 @@ class _Entered(contextlib.AbstractContextManager[Transaction]):
         trace: TracebackType | None,
     ) -> None:
         transaction = self._transaction
-        transaction.running = False  # first: from here on the checker can tell, whatever comes
+        transaction.running = False  # first, so that the checker may decide whatever happens here
         if isinstance(error, GeneratorExit):
-            # The collector closes a generator, perhaps on the very thread that would be waited for.
+            # Garbage collection closes a generator, perhaps on the background thread itself.
             transaction.decision = Decision.UNKNOWN
             return
         try:
             self._producer.wait(transaction.__aexit__(kind, error, trace))
         except (ClientClosedError, ForkedError) as closed:
-            # By another thread: the checker will tell. Or in a forked child: the parent will.
+            # Closed by another thread: the checker will decide. In a forked child: the parent will.
             logger.warning(
                 "event=decision_not_delivered transaction=%s reason=%s", transaction.id, closed
             )
@@ -528,15 +528,15 @@ class MessageView(ReceivedMessage):
         self._consumer = consumer
 
     def ack(self) -> bool:
-        """Say that the message is dealt with; False when it came too late."""
+        """Acknowledge the message; return False if it is too late."""
         try:
             return self._consumer.wait(self._view.ack())
         except ClientClosedError:  # another thread closed the consumer
             return False
 
     def retry(self, delay_level: int = 0) -> None:
-        """Say that the message could not be dealt with, and have it delivered again later."""
-        with contextlib.suppress(ClientClosedError):  # then it comes again anyway
+        """Report that processing failed, and have the message redelivered after a delay."""
+        with contextlib.suppress(ClientClosedError):  # then it is redelivered anyway
             self._consumer.wait(self._view.retry(delay_level))
 
 
@@ -547,19 +547,19 @@ class Consumer(_Facade[aio_consumer.Consumer]):
     on the background thread.
     """
 
-    @_made_like(aio_consumer.Consumer)
+    @_same_arguments_as(aio_consumer.Consumer)
     def __init__(self, client: aio_consumer.Consumer) -> None:
         super().__init__(client)
 
-    commit = _Waiting(aio_consumer.Consumer.commit)
+    commit = _BlockingMethod(aio_consumer.Consumer.commit)
 
     @property
     def assignment(self) -> list[MessageQueue]:
-        """The queues this consumer reads now."""
+        """The queues that are assigned to this consumer now."""
         return self.asynchronous.assignment
 
     def receive(self, timeout: float | None = None) -> MessageView | None:
-        """The next message; None when ``timeout`` seconds passed or the consumer was closed.
+        """Return the next message; None after ``timeout`` seconds or if the consumer is closed.
 
         Raises:
             ClientClosedError: The consumer was never started.
@@ -583,31 +583,31 @@ class Consumer(_Facade[aio_consumer.Consumer]):
 
 
 class Admin(_Facade[aio_admin.Admin]):
-    """Looks at undecided transactions, decides about them, lists groups; see ``client.Admin``."""
+    """Lists and decides transactions, lists groups, manages users; see ``halfmq.client.Admin``."""
 
-    @_made_like(aio_admin.Admin)
+    @_same_arguments_as(aio_admin.Admin)
     def __init__(self, client: aio_admin.Admin) -> None:
         super().__init__(client)
 
-    page = _Waiting(aio_admin.Admin.page)
-    transaction = _Waiting(aio_admin.Admin.transaction)
-    commit = _Waiting(aio_admin.Admin.commit)
-    rollback = _Waiting(aio_admin.Admin.rollback)
-    resume = _Waiting(aio_admin.Admin.resume)
-    metrics = _Waiting(aio_admin.Admin.metrics)
-    groups = _Waiting(aio_admin.Admin.groups)
-    users = _Waiting(aio_admin.Admin.users)
-    user = _Waiting(aio_admin.Admin.user)
-    create_user = _Waiting(aio_admin.Admin.create_user)
-    update_user = _Waiting(aio_admin.Admin.update_user)
-    delete_user = _Waiting(aio_admin.Admin.delete_user)
-    copy_users = _Waiting(aio_admin.Admin.copy_users)
-    acls = _Waiting(aio_admin.Admin.acls)
-    acl = _Waiting(aio_admin.Admin.acl)
-    create_acl = _Waiting(aio_admin.Admin.create_acl)
-    update_acl = _Waiting(aio_admin.Admin.update_acl)
-    delete_acl = _Waiting(aio_admin.Admin.delete_acl)
-    copy_acls = _Waiting(aio_admin.Admin.copy_acls)
+    page = _BlockingMethod(aio_admin.Admin.page)
+    transaction = _BlockingMethod(aio_admin.Admin.transaction)
+    commit = _BlockingMethod(aio_admin.Admin.commit)
+    rollback = _BlockingMethod(aio_admin.Admin.rollback)
+    resume = _BlockingMethod(aio_admin.Admin.resume)
+    metrics = _BlockingMethod(aio_admin.Admin.metrics)
+    groups = _BlockingMethod(aio_admin.Admin.groups)
+    users = _BlockingMethod(aio_admin.Admin.users)
+    user = _BlockingMethod(aio_admin.Admin.user)
+    create_user = _BlockingMethod(aio_admin.Admin.create_user)
+    update_user = _BlockingMethod(aio_admin.Admin.update_user)
+    delete_user = _BlockingMethod(aio_admin.Admin.delete_user)
+    copy_users = _BlockingMethod(aio_admin.Admin.copy_users)
+    acls = _BlockingMethod(aio_admin.Admin.acls)
+    acl = _BlockingMethod(aio_admin.Admin.acl)
+    create_acl = _BlockingMethod(aio_admin.Admin.create_acl)
+    update_acl = _BlockingMethod(aio_admin.Admin.update_acl)
+    delete_acl = _BlockingMethod(aio_admin.Admin.delete_acl)
+    copy_acls = _BlockingMethod(aio_admin.Admin.copy_acls)
 
     def transactions(
         self,
@@ -616,7 +616,7 @@ class Admin(_Facade[aio_admin.Admin]):
         after: PendingTransaction | None = None,
         limit: int | None = None,
     ) -> Iterator[PendingTransaction]:
-        """Give undecided transactions, by broker name, then the oldest first."""
+        """Iterate over undecided transactions, by broker name, then the oldest first."""
         while limit is None or limit > 0:
             wanted = PAGE_SIZE if limit is None else min(PAGE_SIZE, limit)
             page = self.page(group, state, after, wanted)

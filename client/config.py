@@ -1,12 +1,12 @@
-"""Settings of a client: addresses, time limits and the bounds of every buffer.
+"""Settings of a client: addresses, timeouts and the limits of every buffer.
 
-Times are seconds. What differs between two producers or consumers of one program (group,
-subscriptions, checker) is an argument of theirs; what is the same for all of them stands here.
+Times are in seconds. Settings that differ between the producers or consumers of one program
+(group, subscriptions, checker) are arguments of their constructors.
 """
 
 from __future__ import annotations
 
-import encodings.idna  # noqa: F401  # not when a name is first looked up: a fork may find it half done
+import encodings.idna  # noqa: F401  # not on the first look-up, where a fork could interrupt it
 import ipaddress
 import os
 import re
@@ -24,19 +24,19 @@ NAMESRV_VARIABLE: Final = "NAMESRV_ADDR"  # the environment variable RocketMQ's 
 
 NAMESRV_EXPECTED: Final = "host:port, several separated by ;"
 COUNTS: Final = range(1, 1 << 31)
-"""Of whole numbers in a configuration; some of them travel in 32 bits."""
+"""Range of whole numbers in a configuration; some of them are 32-bit fields on the wire."""
 
 HeaderChoice = Literal["auto", "json", "msgpack"]
 
 
 def default_namesrv() -> str:
-    """The environment's ``NAMESRV_ADDR`` as in RocketMQ's clients, else 127.0.0.1:9876."""
+    """Return the environment's ``NAMESRV_ADDR``, as RocketMQ's clients do, or 127.0.0.1:9876."""
     return os.environ.get(NAMESRV_VARIABLE) or DEFAULT_NAMESRV
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientConfig:
-    """How a client reaches its brokers, and what it may hold in memory.
+    """Settings of a client: how it connects to brokers, and its limits.
 
     Raises:
         ConfigurationError: A value is out of its range; says which, and what was expected.
@@ -46,43 +46,44 @@ class ClientConfig:
     """``host:port``, several separated by ``;`` or ``,``; the port may be left out (9876), and an
     IPv6 address has brackets: ``[::1]:9876``. None: ``NAMESRV_ADDR``, else 127.0.0.1:9876."""
     header_type: HeaderChoice = "auto"
-    """``auto`` speaks MSGPACK headers with a halfmq broker and JSON with every other."""
+    """``auto`` uses MSGPACK headers with a halfmq broker and JSON with every other."""
     instance_name: str | None = None
     """Last part of the client id ``address@instance``; None: process id and a number."""
 
     access_key: str | None = None
-    """Signs every request; with users of RocketMQ 5.3, the user's name. None: nothing is signed."""
+    """The key that signs every request; with users of RocketMQ 5.3, the user's name. None: requests
+    are not signed."""
     secret_key: str | None = field(default=None, repr=False)
     """The secret of ``access_key``; with users, the password."""
     credentials: CredentialsSource | None = None
-    """A function that gives both, for secrets that change: asked at the start, and once for each
-    request refused because of its signature, which is then repeated. A plain function runs in a
-    worker thread."""
+    """A function that returns both, for secrets that change: called at the start, and again if a
+    broker rejects the signature of a request, which is then retried once. A plain function runs in
+    a worker thread."""
     tls: bool | ssl.SSLContext = False
-    """Whether connections are encrypted: True trusts what the system trusts."""
+    """Whether connections are encrypted; True trusts the system's certificate authorities."""
 
     connect_timeout: float = 3.0
     request_timeout: float = 3.0
     send_timeout: float = 3.0
-    """All attempts of one send together; also how long a start looks for a name server."""
+    """Limit for all attempts of one send together, and for finding a name server at the start."""
     send_attempts_max: int | None = None
     """Attempts of one send; None: as many as ``send_timeout`` allows. With 1 no message is ever
-    sent twice, and a broker's restart is an error."""
+    sent twice, and a send fails during a broker's restart."""
     reconnect_delay_min: float = 0.1
-    """Wait after a failed connect or send; doubles with each further failure …"""
+    """Delay after the first failed connect or send; doubles with each further failure."""
     reconnect_delay_max: float = 0.5
-    """… up to this, less up to half of it at random. Well below ``send_timeout``, so that a send
-    notices when the broker is back."""
+    """The longest such delay; each is shortened by up to half at random. Well below
+    ``send_timeout``, so that a send succeeds soon after the broker has restarted."""
     heartbeat_interval: float = 30.0
-    """A broker forgets a client after 120 s without one."""
+    """Time between heartbeats; a broker unregisters a client after 120 s without one."""
     route_refresh_interval: float = 30.0
     rebalance_interval: float = 20.0
     offset_commit_interval: float = 5.0
 
     in_flight_max: int = 4096
-    """Unanswered requests per connection; one more waits for an answer."""
+    """Requests in flight per connection; further ones wait."""
     write_buffer_max: int = 1 << 20
-    """Bytes not yet taken by the kernel, per connection; above it requests wait."""
+    """Bytes in the write buffer of a connection; above it, requests wait."""
     message_size_max: int = 4_194_304
     """Bytes of a body or a batch: RocketMQ's ``maxMessageSize``."""
     compress_over: int | None = 4096
@@ -91,24 +92,25 @@ class ClientConfig:
     """Queues of a topic that a send creates, if the broker allows as many."""
 
     pull_batch: int = 32
-    """Messages asked for in one pull; official brokers answer at most 32."""
+    """Messages requested in one pull; official brokers return at most 32."""
     pull_suspend: float = 15.0
-    """How long a broker may hold a pull that finds nothing."""
+    """How long a broker may hold a pull while there is no message."""
     cached_messages_max: int = 1000
-    """Messages of one queue pulled and not yet acked; at this number pulling pauses."""
+    """Messages of one queue pulled and not yet acknowledged; at this number pulling pauses."""
     cached_span_max: int = 2000
-    """Distance between a queue's first unacked and next offset; what a crash may repeat."""
+    """Distance between a queue's first unacknowledged and next offset; a crash may redeliver as
+    many."""
     cached_bytes_max: int = 64 << 20
-    """Bytes of all messages a consumer has pulled and not yet acked."""
+    """Bytes of all messages that a consumer has pulled and not yet acknowledged."""
     retry_delay: float = 5.0
-    """Wait before a message that no broker takes back is delivered again here."""
+    """Delay before this client redelivers a message that no broker accepts back."""
 
     check_concurrency: int = 16
-    """Calls of a transaction checker at one time."""
+    """Concurrent calls of a transaction checker."""
     check_timeout: float = 30.0
-    """How long one call may take; then it counts as UNKNOWN, and the broker asks again."""
+    """Time limit of one call; then it counts as UNKNOWN, and the broker checks again."""
     check_queue_max: int = 1000
-    """Check requests waiting for their turn; further ones are dropped: the broker asks again."""
+    """Queued check requests; further ones are rejected, and the broker checks again."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -152,10 +154,10 @@ class ClientConfig:
 
 
 def parse_addresses(text: str) -> list[str]:
-    """``"a:9876;b"`` as ``["a:9876", "b:9876"]``; a comma separates as well.
+    """Split ``"a:9876;b"`` into ``["a:9876", "b:9876"]``; a comma separates as well.
 
     Raises:
-        ConfigurationError: No address, or one that cannot be one.
+        ConfigurationError: There is no address, or one is not valid.
     """
     check_text("namesrv", text, NAMESRV_EXPECTED)
     addresses = [part.strip() for part in re.split("[;,]", text) if part.strip()]
@@ -165,10 +167,10 @@ def parse_addresses(text: str) -> list[str]:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``, ``host`` or ``[v6]:port``; the port defaults to 9876.
+    """Split ``host:port``, ``host`` or ``[v6]:port``; the port defaults to 9876.
 
     Raises:
-        ConfigurationError: It is a URL, no host, or the port is not in 1-65535.
+        ConfigurationError: It is a URL, not a host, or the port is not in 1-65535.
     """
     scheme, is_url, rest = address.partition("://")
     if is_url:
@@ -196,7 +198,7 @@ def _host_and_port(address: str) -> tuple[str, str]:
 
 
 def _is_host(host: str) -> bool:
-    """Whether it is an address or can be looked up: a name has no blanks, and short labels."""
+    """Return whether it is an IP address or a host name with valid labels."""
     if ":" in host:
         try:
             ipaddress.IPv6Address(host)
@@ -204,12 +206,12 @@ def _is_host(host: str) -> bool:
             return False
         return True
     try:
-        host.encode("idna")  # what a look-up does
+        host.encode("idna")  # as a look-up does
     except UnicodeError:
         return False
     return bool(host) and not re.search(r"[^\w.-]", host)
 
 
 def join_address(host: str, port: int) -> str:
-    """``host:port``, with brackets around an IPv6 host."""
+    """Return ``host:port``, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

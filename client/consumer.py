@@ -1,17 +1,18 @@
-"""Consumer: messages of a group, each to one of its members, until acked.
+"""Consumer: deliver each message of a group to one of its members until it is acknowledged.
 
-Members of a group share the queues of a topic out among themselves (``rebalance``); each pulls its
-queues (``pulling``) into one buffer (``delivery``) from which the user's loop takes. Acks move the
-group's offset, queue by queue, over what is finished without a gap (``window``); the offset is kept
-at the broker and written there every ``offset_commit_interval``, when a queue is handed over, and
-at close.
+The queues of a topic are assigned to the members of the group (``rebalance``). Each member pulls
+its queues (``pulling``) into one buffer (``delivery``), from which the user's loop takes messages.
+Per queue, the offset to commit is that of the first message in flight (``in_flight``). Offsets are
+stored at the broker and committed every ``offset_commit_interval``, when a queue is revoked, and at
+close.
 
-So every message is delivered at least once. It comes again when it was not acked in time, was
-given back with ``retry``, or was acked after the last written offset and the process died; a queue
-that moves to another member brings its unacked messages along. ``message_id`` tells duplicates.
+So every message is delivered at least once. It is redelivered if it is not acknowledged in time,
+if it was returned with ``retry``, or if the process dies after the acknowledgement and before the
+next commit. The unacknowledged messages of a queue that moves to another member are redelivered
+there. Use ``message_id`` for deduplication.
 
-Given-back messages come from a topic of the group's own, ``%RETRY%group``, which every member
-consumes too; they show the topic they were first sent to.
+Messages returned with ``retry`` come from a topic of the group, ``%RETRY%group``, which every
+member also consumes; their ``topic`` is the one to which they were first sent.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ from .arguments import INT32, check_callable, check_count, check_kind, check_sec
 from .config import ClientConfig
 from .consuming.delivery import Delivery, DeliveryBuffer
 from .consuming.filters import normalised_filter
+from .consuming.in_flight import InFlightWindow
 from .consuming.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, broker_address
 from .consuming.pulling import QueuePuller
 from .consuming.rebalance import average_share
-from .consuming.window import QueueWindow
 from .credentials import CredentialsSource
 from .errors import (
     FILTER_EXPECTED,
@@ -68,28 +69,28 @@ from .errors import (
 )
 from .events import ConsumerEvent, TopicMissing, UnequalSubscriptions
 from .message import MessageQueue, MessageView, is_topic, topic_error
+from .net.base_client import BaseClient
 from .net.connection import Connection
-from .net.lifecycle import Client
-from .net.refusals import refusal
+from .net.response_errors import error_from_response
 from .net.routes import nearest_topics
 from .net.session import Session, expect_success, typed, wall_clock_ms
 
 logger = logging.getLogger(__name__)
 
 REBALANCE_RETRY: Final = 1.0
-"""Seconds to the next attempt when the queues of a topic could not be shared out."""
+"""Seconds until the next attempt after a rebalance has failed."""
 MISSING_TOPIC_INTERVAL: Final = 0.5
-"""Seconds between two looks for a missing topic, so that its first message takes less than one."""
+"""Seconds between two look-ups of a missing topic, so that its first message is not late."""
 REMINDER_INTERVAL: Final = 55.0
-"""Seconds that two warnings about unequal subscriptions are apart at least: they come with every
-second heartbeat, once a minute."""
+"""Minimum seconds between two warnings about unequal subscriptions, which come with every second
+heartbeat, once a minute."""
 MISSING_TOPIC_RATE: Final = 20
-"""Looks for missing topics in a second, at most; more than ten such topics wait longer."""
+"""Maximum look-ups of missing topics per second; more than ten such topics wait longer."""
 RETRIES_DEFAULT: Final = 16
-"""RocketMQ's: after so many retries a message goes to the group's dead letters."""
+"""RocketMQ's default: after so many retries a message goes to the group's dead letter queue."""
 
 
-class Consumer(Client):
+class Consumer(BaseClient):
     """Consumes topics for a group.
 
     ::
@@ -99,8 +100,8 @@ class Consumer(Client):
                 print(message.body)
                 await message.ack()
 
-    Several tasks may take from one consumer. The loop ends when the consumer is closed, also from
-    another task; cancelling it loses nothing, and it may be started again.
+    Several tasks may receive from one consumer. The loop ends when the consumer is closed, also by
+    another task. Cancelling the loop loses no message, and a new loop may continue.
     """
 
     def __init__(
@@ -121,36 +122,37 @@ class Consumer(Client):
         tls: bool | ssl.SSLContext | None = None,
         config: ClientConfig | None = None,
     ) -> None:
-        """Subscribe a group to topics; every member of a group must subscribe to the same.
+        """Create a member of a consumer group and subscribe it to topics.
 
-        While another member does not, messages are lost to the group, and ``on_event`` is called.
+        All members of a group must have the same subscriptions. While they do not, messages are
+        lost to the group, and ``on_event`` is called.
 
         Args:
             group: The consumer group.
             subscriptions: Topic to filter: tags as in ``"created || paid"``, or ``"*"`` for all
                 messages.
-            start_from: Where the group starts in a queue it has no offset for. With ``"last"``,
-                RocketMQ's default, brokers still begin at the first message of a topic so young
-                that nothing of it has been deleted or paged out, and a topic that is created
-                while the consumer waits for it is read from its first message.
-            ack_timeout: Seconds after which an unacked message is delivered again; None: never.
-            retries_max: Deliveries after the first before the broker gives a message up and moves
-                it to the topic ``%DLQ%group``.
-            broadcasting: Every member gets all messages, keeps its own offsets, and has no retry
-                topic: what it does not ack is delivered again only by itself.
-            offsets_file: Where a broadcasting consumer keeps its offsets. Without it, it starts
-                by ``start_from`` each time.
+            start_from: Where the group starts in a queue for which it has no offset. With
+                ``"last"``, RocketMQ's default, it still starts at the first message of a topic so
+                young that none of it has been deleted or paged out, and of a topic that is created
+                while the consumer runs.
+            ack_timeout: Seconds after which an unacknowledged message is redelivered; None: never.
+            retries_max: Redeliveries before the broker moves a message to the dead letter queue,
+                the topic ``%DLQ%group``.
+            broadcasting: Every member gets all messages, stores its own offsets, and has no retry
+                topic: only this consumer redelivers its unacknowledged messages.
+            offsets_file: Where a broadcasting consumer stores its offsets. Without it, every run
+                starts by ``start_from``.
             on_event: Called with each ``TopicMissing`` and ``UnequalSubscriptions``, which are
-                also warnings in the log. It runs on the event loop, so it must return at once.
-            namesrv: ``host:port``, several with ``;`` or ``,``; wins over the one in ``config``.
-            access_key: Signs every request; wins over ``config``, as do the next three.
+                also logged as warnings. It runs on the event loop, so it must return at once.
+            namesrv: ``host:port``, several with ``;`` or ``,``; overrides ``config``.
+            access_key: Signs every request; overrides ``config``, as do the next three.
             secret_key: The secret of ``access_key``.
-            credentials: A function that gives both, asked again when they are refused.
-            tls: Whether connections are encrypted; an ``ssl.SSLContext`` says whom to trust.
-            config: Everything else.
+            credentials: A function that returns both, called again if a broker rejects them.
+            tls: Whether connections are encrypted; or an ``ssl.SSLContext``.
+            config: All other settings.
 
         Raises:
-            FilterError: A filter cannot be read; says at which character.
+            FilterError: A filter is not valid; says at which character.
             ConfigurationError: Another argument cannot be used; says which.
         """
         super().__init__(
@@ -181,27 +183,27 @@ class Consumer(Client):
         self._pullers: dict[MessageQueue, tuple[QueuePuller, asyncio.Task[None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalance_wanted = asyncio.Event()
-        self._missing: set[str] = set()  # topics without a route
-        self._seen: set[str] = set()  # topics that had one, or that were reported missing
-        self._new: set[str] = set()  # topics that did not exist when this consumer looked first
-        self._complaint = ""
+        self._missing_topics: set[str] = set()  # topics without a route
+        self._known_topics: set[str] = set()  # topics that had one, or that were reported missing
+        self._created_topics: set[str] = (
+            set()
+        )  # topics that did not exist when this consumer looked first
+        self._last_error = ""
         self._unequal: dict[str, UnequalSubscriptions] = {}  # by broker
-        self._refusals: dict[
-            str | MessageQueue, BrokerRefusedError
-        ] = {}  # by address, topic, queue
+        self._denials: dict[str | MessageQueue, BrokerRefusedError] = {}  # by address, topic, queue
         self._reminder_due = 0.0  # on the loop's clock
 
     @property
     def assignment(self) -> list[MessageQueue]:
-        """The queues this consumer reads now."""
+        """The queues that are assigned to this consumer now."""
         return sorted(self._pullers)
 
     async def receive(self, timeout: float | None = None) -> MessageView | None:  # noqa: ASYNC109
-        """The next message; None when ``timeout`` seconds passed or the consumer was closed.
+        """Return the next message; None after ``timeout`` seconds or if the consumer is closed.
 
         Raises:
             ClientClosedError: The consumer was never started.
-            UnequalSubscriptionsError: A broker has come to refuse this consumer.
+            UnequalSubscriptionsError: A broker now refuses this consumer.
             AccessDeniedError: This consumer may not consume any more.
         """
         if self._buffer is None:
@@ -217,10 +219,12 @@ class Consumer(Client):
         return None
 
     async def commit(self) -> None:
-        """Write the offsets of what is acked now, rather than within the next seconds.
+        """Commit the offsets of acknowledged messages now.
+
+        Without this call they are committed every ``offset_commit_interval``.
 
         Raises:
-            ClientError: A broker did not take an offset; the others were written.
+            ClientError: A broker did not accept an offset; the others were committed.
         """
         session = self._session
         windows = [puller.window for puller, _ in self._pullers.values()]
@@ -230,7 +234,7 @@ class Consumer(Client):
             await self._offsets.flush()
 
     async def close(self) -> None:
-        """End the loops, write the offsets, hand the queues over; safe to call twice."""
+        """End the loops, commit the offsets, release the queues; safe to call twice."""
         if self._is_the_parents():
             return
         try:
@@ -238,9 +242,9 @@ class Consumer(Client):
                 await self._buffer.close()
             await _cancel(self._tasks)
             if self._running is not None:
-                await self._lose(self._running, list(self._pullers))
+                await self._revoke(self._running, list(self._pullers))
                 await self._offsets.flush()
-        finally:  # cancelled half-way, it still leaves nothing running
+        finally:  # nothing keeps running, even if this call is cancelled
             for task in (*self._tasks, *(task for _, task in self._pullers.values())):
                 task.cancel()
             await super().close()
@@ -278,16 +282,18 @@ class Consumer(Client):
 
         handlers = {int(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED): members_changed}
 
-        def heard(address: str, answer: RemotingCommand) -> None:
-            self._heard(session.client_id, address, answer)
+        def on_heartbeat_answer(address: str, answer: RemotingCommand) -> None:
+            self._on_heartbeat_answer(session.client_id, address, answer)
 
-        farewell = {"consumer_group": self.group}
-        session = Session(self.config, self._announce, handlers, farewell, heard)
+        unregister_fields = {"consumer_group": self.group}
+        session = Session(
+            self.config, self._make_heartbeat, handlers, unregister_fields, on_heartbeat_answer
+        )
         return session
 
     async def _start_session(self, session: Session) -> None:
         await session.start(topics=tuple(self._subscriptions))
-        for refused in self._refusals.values():
+        for refused in self._denials.values():
             raise refused
         self._buffer = DeliveryBuffer(self.config, self._ack_timeout, self._send_back)
         self._tasks = [
@@ -295,7 +301,7 @@ class Consumer(Client):
             asyncio.create_task(self._commit_forever(session), name=f"commit {self.group}"),
         ]
 
-    def _announce(self, client_id: str) -> HeartbeatData:
+    def _make_heartbeat(self, client_id: str) -> HeartbeatData:
         if isinstance(self._start_from, datetime):
             where = ConsumeFromWhere.CONSUME_FROM_TIMESTAMP
         elif self._start_from == "first":
@@ -314,15 +320,15 @@ class Consumer(Client):
 
     # -- what brokers say about the group
 
-    def _heard(self, client_id: str, address: str, answer: RemotingCommand) -> None:
-        """Learn from the answer to a heartbeat whether another member subscribes differently."""
-        self._refusals.pop(address, None)
+    def _on_heartbeat_answer(self, client_id: str, address: str, answer: RemotingCommand) -> None:
+        """Process the answer to a heartbeat, which reports unequal subscriptions and refusals."""
+        self._denials.pop(address, None)
         was_unequal = self._unequal.pop(address, None) is not None
         event = self._difference(client_id, address, answer)
         if answer.code != ResponseCode.SUCCESS and event is None:
-            error = refusal(answer)
+            error = error_from_response(answer)
             if isinstance(error, AccessDeniedError):
-                self._refusals[address] = error
+                self._denials[address] = error
         elif event is None:
             if was_unequal and not self._unequal:
                 logger.info("event=subscriptions_equal group=%s", self.group)
@@ -331,24 +337,24 @@ class Consumer(Client):
             now = asyncio.get_running_loop().time()
             if now >= self._reminder_due:
                 self._reminder_due = now + REMINDER_INTERVAL
-                self._tell(event)
+                self._emit(event)
         else:
-            wishes = event.topic, event.filter, event.other_client_id, event.other_filter
+            filters = event.topic, event.filter, event.other_client_id, event.other_filter
             remark = answer.remark or str(event)
-            self._refusals[address] = UnequalSubscriptionsError(answer.code, remark, *wishes)
-        self._tell_refusals()
+            self._denials[address] = UnequalSubscriptionsError(answer.code, remark, *filters)
+        self._update_buffer_error()
 
-    def _note_access(self, what: MessageQueue | str, error: AccessDeniedError | None) -> None:
-        """Learn that pulls of a queue, or shares of a topic, are refused, or no longer are."""
-        if self._refusals.pop(what, None) is None and error is None:
+    def _record_access(self, what: MessageQueue | str, error: AccessDeniedError | None) -> None:
+        """Record that access to a queue or topic is denied, or with None that it is allowed."""
+        if self._denials.pop(what, None) is None and error is None:
             return
         if error is not None:
-            self._refusals[what] = error
-        self._tell_refusals()
+            self._denials[what] = error
+        self._update_buffer_error()
 
-    def _tell_refusals(self) -> None:
+    def _update_buffer_error(self) -> None:
         if self._buffer is not None:
-            self._buffer.fail(next(iter(self._refusals.values()), None))
+            self._buffer.set_error(next(iter(self._denials.values()), None))
 
     def _difference(
         self, client_id: str, address: str, answer: RemotingCommand
@@ -379,61 +385,63 @@ class Consumer(Client):
             settled = True
             for topic in self._subscriptions:
                 settled = await self._rebalance(session, topic) and settled
-            for topic in sorted(self._missing - self._seen):
-                await self._tell_missing(session, topic)
+            for topic in sorted(self._missing_topics - self._known_topics):
+                await self._report_missing(session, topic)
             await self._wait(
                 session, self.config.rebalance_interval if settled else REBALANCE_RETRY
             )
 
     async def _wait(self, session: Session, seconds: float) -> None:
-        """Wait until the queues should be shared out again; look for missing topics meanwhile."""
+        """Wait until the next rebalance is due; look up missing topics meanwhile."""
         clock = asyncio.get_running_loop().time
         due = clock() + seconds
         while (left := due - clock()) > 0:
-            if self._missing:
-                left = min(left, look_interval(len(self._missing)))
+            if self._missing_topics:
+                left = min(left, missing_topic_interval(len(self._missing_topics)))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):
                     await self._rebalance_wanted.wait()
                     return
-            for topic in list(self._missing):
+            for topic in list(self._missing_topics):
                 if not await self._rebalance(session, topic):
                     due = min(due, clock() + REBALANCE_RETRY)
 
     async def _rebalance(self, session: Session, topic: str) -> bool:
-        """Take our share of a topic, if it exists; False when it should be tried again soon."""
+        """Update the queues of a topic, if it exists; return False if it must be retried soon."""
         held = {queue for queue in self._pullers if queue.topic == topic}
         try:
-            share = await self._share(session, topic)
-            if share is None:  # only a broker that is away forgets a topic that we hold
+            assigned = await self._assigned_queues(session, topic)
+            if assigned is None:  # a topic with assigned queues is unknown if its broker is down
                 if not held and not topic.startswith(RETRY_PREFIX):
-                    self._missing.add(topic)
-                self._note_access(topic, None)
+                    self._missing_topics.add(topic)
+                self._record_access(topic, None)
                 return True
-            self._missing.discard(topic)
-            self._seen.add(topic)
-            await self._lose(session, sorted(held.difference(share)))
-            await _all(self._gain(session, queue) for queue in share if queue not in held)
+            self._missing_topics.discard(topic)
+            self._known_topics.add(topic)
+            await self._revoke(session, sorted(held.difference(assigned)))
+            await _all(self._assign(session, queue) for queue in assigned if queue not in held)
         except ClientError as error:
-            level = logging.DEBUG if str(error) == self._complaint else logging.WARNING
-            self._complaint = str(error)
+            level = logging.DEBUG if str(error) == self._last_error else logging.WARNING
+            self._last_error = str(error)
             logger.log(level, "event=rebalance_failed topic=%s reason=%s", topic, error)
-            self._note_access(topic, error if isinstance(error, AccessDeniedError) else None)
+            self._record_access(topic, error if isinstance(error, AccessDeniedError) else None)
             return False
-        self._note_access(topic, None)
-        if held != set(share):
-            logger.info("event=assigned topic=%s queues=%d before=%d", topic, len(share), len(held))
+        self._record_access(topic, None)
+        if held != set(assigned):
+            logger.info(
+                "event=assigned topic=%s queues=%d before=%d", topic, len(assigned), len(held)
+            )
         return True
 
-    async def _tell_missing(self, session: Session, topic: str) -> None:
+    async def _report_missing(self, session: Session, topic: str) -> None:
         names = await session.routes.topic_names()
-        if names:  # else the name server has just started, and the topic may be an old one
-            self._new.add(topic)
+        if names:  # otherwise the name server has just started, and the topic may be an old one
+            self._created_topics.add(topic)
         nearest = await asyncio.to_thread(nearest_topics, topic, names)
-        self._seen.add(topic)
-        self._tell(TopicMissing(self.group, topic, nearest))
+        self._known_topics.add(topic)
+        self._emit(TopicMissing(self.group, topic, nearest))
 
-    def _tell(self, event: ConsumerEvent) -> None:
+    def _emit(self, event: ConsumerEvent) -> None:
         logger.warning("event=%s group=%s: %s", event.name, self.group, event)
         if self._on_event is not None:
             try:
@@ -441,8 +449,8 @@ class Consumer(Client):
             except Exception:
                 logger.exception("event=user_function_failed function=%s", self._on_event)
 
-    async def _share(self, session: Session, topic: str) -> list[MessageQueue] | None:
-        """The queues of a topic that are ours; None when the topic does not exist."""
+    async def _assigned_queues(self, session: Session, topic: str) -> list[MessageQueue] | None:
+        """Return the queues of a topic that are assigned to this consumer; None without a topic."""
         route = await session.routes.existing(topic)
         if route is None:
             return None
@@ -457,28 +465,30 @@ class Consumer(Client):
             raise BadAnswerError(address, str(error)) from error
         return average_share(route.consume_queues, members, session.client_id)
 
-    async def _gain(self, session: Session, queue: MessageQueue) -> None:
-        """Begin to read a queue where the group is."""
-        is_new = queue.topic in self._new and self._start_from == "last"
-        otherwise: StartFrom = "first" if is_new else self._start_from
-        start = await self._offsets.start_of(session, queue, otherwise)
+    async def _assign(self, session: Session, queue: MessageQueue) -> None:
+        """Start to pull a queue from the group's offset."""
+        is_new = queue.topic in self._created_topics and self._start_from == "last"
+        default: StartFrom = "first" if is_new else self._start_from
+        start = await self._offsets.start_offset(session, queue, default)
         assert self._buffer is not None
-        window = QueueWindow(queue, start.offset, start.stored)
+        window = InFlightWindow(queue, start.offset, start.stored)
         subscription = self._subscriptions[queue.topic]
-        tell = partial(self._note_access, queue)
-        puller = QueuePuller(session, self.group, subscription, window, self._buffer, tell)
+        on_access_change = partial(self._record_access, queue)
+        puller = QueuePuller(
+            session, self.group, subscription, window, self._buffer, on_access_change
+        )
         task = asyncio.create_task(puller.run(), name=f"pull {queue}")
         self._pullers[queue] = puller, task
 
-    async def _lose(self, session: Session, queues: list[MessageQueue]) -> None:
-        """Stop reading queues, and leave behind how far we got."""
+    async def _revoke(self, session: Session, queues: list[MessageQueue]) -> None:
+        """Stop pulling queues and commit their offsets."""
         lost = [self._pullers.pop(queue) for queue in queues if queue in self._pullers]
         await _cancel([task for _, task in lost])
         for queue in queues:
-            self._note_access(queue, None)
-        await asyncio.gather(*(self._hand_over(session, puller.window) for puller, _ in lost))
+            self._record_access(queue, None)
+        await asyncio.gather(*(self._release(session, puller.window) for puller, _ in lost))
 
-    async def _hand_over(self, session: Session, window: QueueWindow) -> None:
+    async def _release(self, session: Session, window: InFlightWindow) -> None:
         try:
             await self._commit_window(session, window)
         except ClientError as error:
@@ -499,7 +509,7 @@ class Consumer(Client):
                         "event=offsets_not_written group=%s reason=%s", self.group, error
                     )
 
-    async def _commit_window(self, session: Session, window: QueueWindow) -> None:
+    async def _commit_window(self, session: Session, window: InFlightWindow) -> None:
         offset = window.commit_offset
         if offset != window.committed:
             await self._offsets.commit(session, window.queue, offset)
@@ -508,7 +518,7 @@ class Consumer(Client):
     # -- giving back
 
     async def _send_back(self, delivery: Delivery, delay_level: int) -> bool:
-        """Ask the broker to deliver a message to the group again, later."""
+        """Send a message back to the broker for redelivery; return whether it was accepted."""
         session, record, queue = self._running, delivery.record, delivery.window.queue
         if self._broadcasting or session is None:
             return False
@@ -531,8 +541,8 @@ class Consumer(Client):
         return True
 
 
-def look_interval(missing: int) -> float:
-    """Seconds between two looks for that many missing topics."""
+def missing_topic_interval(missing: int) -> float:
+    """Return the seconds between two look-ups of that many missing topics."""
     return max(MISSING_TOPIC_INTERVAL, missing / MISSING_TOPIC_RATE)
 
 
@@ -543,19 +553,19 @@ def _subscribe(subscriptions: Mapping[str, str]) -> dict[str, SubscriptionData]:
             "subscriptions", given, 'a mapping of topics to filters, such as {"orders": "*"}'
         )
     version = wall_clock_ms()
-    made: dict[str, SubscriptionData] = {}
+    found: dict[str, SubscriptionData] = {}
     for topic, expression in subscriptions.items():
         if not is_topic(topic):
             raise ConfigurationError("subscriptions", topic, f"a topic: {topic_error(topic)}")
         if not isinstance(expression, str):
             raise ConfigurationError("subscriptions", expression, f"text, {FILTER_EXPECTED}")
         wanted = normalised_filter(topic, expression)
-        made[topic] = subscription_data(topic, wanted, sub_version=version)
-    return made
+        found[topic] = subscription_data(topic, wanted, sub_version=version)
+    return found
 
 
 async def _all(works: Iterable[Coroutine[object, object, None]]) -> None:
-    """Do all of it, and only then raise the first failure: nothing is left under way."""
+    """Await all coroutines, and only then raise the first error, so that none keeps running."""
     for result in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(result, BaseException):
             raise result

@@ -1,4 +1,4 @@
-"""What a client signs its requests with; no error and no ``repr`` shows the secret."""
+"""Credentials with which a client signs requests; no error and no ``repr`` shows the secret."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Credentials:
     """An access key and its secret; for users of RocketMQ 5.3, user name and password.
 
     Raises:
-        ConfigurationError: One of them is empty or no text.
+        ConfigurationError: One of them is empty or not text.
     """
 
     access_key: str
@@ -29,5 +29,4 @@ class Credentials:
 
 
 CredentialsSource: TypeAlias = Callable[[], Credentials | Awaitable[Credentials]]
-"""Gives the credentials in force now. A plain function runs in a worker thread, so that it may
-block."""
+"""Returns the current credentials. A plain function runs in a worker thread, so it may block."""

@@ -1,10 +1,10 @@
-"""What can go wrong for a user of the client, and whether trying again can help.
+"""Exceptions of the client, and whether a retry can help.
 
 ::
 
     ClientError
     ├── ConfigurationError         a setting or argument is wrong (also a ValueError)
-    │   └── FilterError            a consumer's filter expression, with the place of the mistake
+    │   └── FilterError            a consumer's filter expression, with the position of the mistake
     ├── InvalidMessageError        the message breaks a rule of the format (also a ValueError)
     │   └── MessageTooLargeError   body or properties above their limit
     ├── ClientClosedError          used before it was started, or after it was closed
@@ -12,28 +12,28 @@
     ├── WrongLoopError             used on another event loop than the one it was started on
     ├── ConnectError               no connection: address and cause               retriable
     │   └── TlsError               TLS on one side only, or a certificate is not accepted
-    ├── ConnectionLostError        the connection ended while an answer was due   retriable
+    ├── ConnectionLostError        the connection ended before the answer        retriable
     ├── RequestTimeoutError        no answer in time                              retriable
     │   └── SendTimeoutError       no attempt of a send was answered in time      retriable
     ├── BadAnswerError             the answer breaks the protocol
-    ├── RouteNotFoundError         nobody serves this topic
+    ├── RouteNotFoundError         no broker serves this topic
     ├── BrokerRefusedError         the broker answered with an error code         by code
-    │   ├── AccessDeniedError      who signed may not do that: subject, action, resource
+    │   ├── AccessDeniedError      no permission: subject, action, resource
     │   │   └── AuthenticationError  the key is unknown or missing, or the secret is wrong
-    │   ├── DecisionConflictError  the transaction was decided the other way before
+    │   ├── DecisionConflictError  the transaction already has the opposite decision
     │   └── UnequalSubscriptionsError  other members of the group subscribe differently  retriable
-    ├── UnsupportedRequestError    the broker does not serve the request: it is not halfmq's, …
+    ├── UnsupportedRequestError    the broker does not support the request: it is not halfmq's, …
     ├── TransactionNotFoundError   no broker knows the transaction
     ├── AutocommitError            the ledger's row would be committed by itself
-    ├── TransactionFencedError     a check came before the local transaction's row in the ledger
+    ├── TransactionFencedError     a check preceded the local transaction's row in the ledger
     ├── TransactionNotRecordedError  a block ended normally without a row in the ledger
     ├── HalfNotDurableError        the half message may not be on disk            retriable
-    └── UnreadableBodyError        the body of a received message cannot be unpacked
+    └── UnreadableBodyError        the body of a received message cannot be decompressed
 
-``retriable`` is true when the same call, unchanged, may succeed a little later. It says nothing
-about what became of the first attempt: after :class:`ConnectionLostError`,
-:class:`RequestTimeoutError` and :class:`SendTimeoutError` a message may be stored all the same, so
-that a second send can store it twice.
+``retriable`` is true if the same call may succeed a little later. It does not mean that the failed
+attempt had no effect: after :class:`ConnectionLostError`, :class:`RequestTimeoutError` and
+:class:`SendTimeoutError` the broker may have stored the message, so that a second send can store
+it twice.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from typing import Final
 
 from halfmq.remoting.codes import RequestCode, ResponseCode
 
-# The codes on which the official client sends again. Source: DefaultMQProducerImpl and
+# The codes on which the official client retries. Source: DefaultMQProducerImpl and
 # DefaultMQProducer (retryResponseCodes), 5.3.1; SYSTEM_BUSY since 5.3.0, GO_AWAY since 5.3.1.
 RETRIABLE_CODES: Final = frozenset(
     {
@@ -67,12 +67,12 @@ FILTER_SHOWN: Final = 80
 
 
 VALUE_SHOWN_MAX: Final = 200
-"""Characters of a wrong value in an error: enough to know it again."""
+"""Characters of a wrong value in an error: enough to recognise it."""
 PEER_EXPECTED: Final = "a RocketMQ or halfmq server was expected at this address"
 
 
 class ClientError(Exception):
-    """Root of everything the client raises on its own account."""
+    """Base of all exceptions of the client."""
 
     retriable: bool = False
 
@@ -94,8 +94,8 @@ class ConfigurationError(ClientError, ValueError):
 class FilterError(ConfigurationError):
     """The filter expression for ``topic`` is neither ``*`` nor tags separated by ``||``.
 
-    ``position`` counts characters from 0: ``expression[position]`` is where reading stopped. It is
-    ``len(expression)`` when something is missing at the end.
+    ``position`` counts characters from 0: ``expression[position]`` is where parsing stopped. It is
+    ``len(expression)`` if something is missing at the end.
     """
 
     def __init__(self, topic: str, expression: str, position: int, reason: str) -> None:
@@ -131,7 +131,7 @@ class MessageTooLargeError(InvalidMessageError):
 
     def __init__(self, what: str, size: int, size_max: int) -> None:
         super().__init__(f"{what} of {size} bytes is above the limit of {size_max} bytes")
-        self.args = (what, size, size_max)  # what pickling calls __init__ with
+        self.args = (what, size, size_max)  # unpickling calls __init__ with these
         self.what, self.size, self.size_max = what, size, size_max
 
 
@@ -149,7 +149,7 @@ class ClientClosedError(ClientError):
 class ForkedError(ClientError):
     """The client was started in process ``pid``, and this is a forked child of it.
 
-    Threads and connections stay with the parent, where the client goes on working. Closing it in
+    Threads and connections stay with the parent, where the client continues to work. Closing it in
     the child does nothing.
     """
 
@@ -180,7 +180,7 @@ class WrongLoopError(ClientError):
 
 
 class ConnectError(ClientError):
-    """No connection to ``address``; ``reason`` says why in words."""
+    """No connection to ``address``; ``reason`` says why."""
 
     retriable = True
 
@@ -195,8 +195,8 @@ class ConnectError(ClientError):
 class TlsError(ConnectError):
     """TLS on one side only, or one side does not accept the other's certificate.
 
-    ``reason`` says which, and how to mend it. It is ``retriable`` where a broker that restarts
-    would look the same: when the handshake was cut off.
+    ``reason`` says which, and how to fix it. It is ``retriable`` if the handshake was cut off,
+    because a restarting broker does that too.
     """
 
     def __init__(self, address: str, reason: str, *, retriable: bool = False) -> None:
@@ -205,7 +205,7 @@ class TlsError(ConnectError):
 
 
 class ConnectionLostError(ClientError):
-    """The connection to ``address`` ended while an answer was due; its request may have worked."""
+    """The connection to ``address`` ended before the answer; the request may have been executed."""
 
     retriable = True
 
@@ -218,9 +218,9 @@ class ConnectionLostError(ClientError):
 
 
 class RequestTimeoutError(ClientError):
-    """``address`` did not answer request ``code`` within ``seconds``; it may have worked.
+    """``address`` did not answer request ``code`` in ``seconds``; it may have been executed.
 
-    ``silent`` is true when nothing at all has come on that connection.
+    ``silent`` is true if nothing at all was received on that connection.
     """
 
     retriable = True
@@ -237,9 +237,9 @@ class RequestTimeoutError(ClientError):
 
 
 class SendTimeoutError(RequestTimeoutError):
-    """No attempt to send was answered in time; the message may be stored all the same.
+    """No attempt to send was answered in time; the message may be stored nevertheless.
 
-    The last attempt's own error is the ``__cause__``.
+    The error of the last attempt is the ``__cause__``.
     """
 
     def __init__(self, address: str, code: int, seconds: float, attempts: int) -> None:
@@ -255,7 +255,7 @@ class SendTimeoutError(RequestTimeoutError):
 class BadAnswerError(ClientError):
     """``address`` answered with something the protocol does not allow.
 
-    Often another server listens there: for HTTP, TLS or a database.
+    Often another kind of server listens there, such as HTTP, TLS or a database.
     """
 
     def __init__(self, address: str, reason: str) -> None:
@@ -267,7 +267,7 @@ class BadAnswerError(ClientError):
 
 
 class RouteNotFoundError(ClientError):
-    """No broker serves ``topic``, and none would create it on a first send."""
+    """No broker serves ``topic``, and none creates it on a first send."""
 
     def __init__(self, topic: str) -> None:
         super().__init__(topic)
@@ -290,9 +290,9 @@ class BrokerRefusedError(ClientError):
 
 
 class AccessDeniedError(BrokerRefusedError):
-    """Who signed the request may not do that; the same request will not be served.
+    """The signer of the request lacks the permission, so a retry does not help.
 
-    An official broker does not name all of the three: what it leaves out is empty.
+    An official broker does not report all three attributes; a missing one is empty.
     """
 
     def __init__(
@@ -302,18 +302,18 @@ class AccessDeniedError(BrokerRefusedError):
         self.args = (code, remark, subject, action, resource)
         self.retriable = False
         self.subject = subject
-        """Who asked: ``User:NAME``, or ``accessKey:KEY`` under plain ACL."""
+        """The signer: ``User:NAME``, or ``accessKey:KEY`` with plain ACL."""
         self.action = action
-        """``Pub``; where one of several would have been enough, ``Sub or Get``."""
+        """The missing permission: ``Pub``; or ``Sub or Get``, if one of several is enough."""
         self.resource = resource
         """``Topic:orders``, ``Group:billing``, ``Cluster:DefaultCluster``."""
 
 
 class AuthenticationError(AccessDeniedError):
-    """The request is not signed, or not by somebody the server knows, or with another secret.
+    """The request is not signed, its access key is unknown, or the secret is wrong.
 
     Give the client an ``access_key`` and ``secret_key``, or ``credentials``. ``subject`` is empty
-    where the request was not signed; ``action`` and ``resource`` always are.
+    if the request was not signed; ``action`` and ``resource`` are always empty.
     """
 
     def __init__(self, code: int, remark: str, subject: str = "") -> None:
@@ -322,11 +322,11 @@ class AuthenticationError(AccessDeniedError):
 
 
 class DecisionConflictError(BrokerRefusedError):
-    """The transaction had been decided the other way before; that decision stands.
+    """The transaction already has the opposite decision, which stands.
 
-    When ``wanted`` is COMMIT, a checker of the group answered ROLLBACK while the local transaction
-    was still running: the row is there and the message will not be delivered. Send it again. With
-    a ``TransactionLedger`` the local transaction fails instead.
+    If ``wanted`` is COMMIT, a checker of the group answered ROLLBACK while the local transaction
+    was still running: the row exists and the message will not be delivered. Send it again. With a
+    ``TransactionLedger`` the local transaction fails instead.
     """
 
     def __init__(self, code: int, remark: str, transaction_id: str, wanted: str) -> None:
@@ -341,9 +341,9 @@ class DecisionConflictError(BrokerRefusedError):
 class UnequalSubscriptionsError(BrokerRefusedError):
     """The broker refuses this consumer: another member of its group subscribes differently.
 
-    A broker does so with ``refuseUnequalSubscriptions=true``. Give the group one subscription, or
-    wait until ``other_client_id`` has left. A filter is None where its client does not subscribe
-    to ``topic``.
+    The broker has ``refuseUnequalSubscriptions=true``. Give all members the same subscription, or
+    wait until ``other_client_id`` has left. A filter is None if its client does not subscribe to
+    ``topic``.
     """
 
     def __init__(
@@ -362,10 +362,10 @@ class UnequalSubscriptionsError(BrokerRefusedError):
 
 
 class UnsupportedRequestError(ClientError):
-    """The broker at ``address`` does not serve request ``code``.
+    """The broker at ``address`` does not support request ``code``.
 
-    It is one of halfmq's own and the broker is not halfmq's, or it is about users and the broker
-    keeps none.
+    It is a halfmq request and the broker is not halfmq's, or it is about users and the broker keeps
+    none.
     """
 
     def __init__(self, address: str, code: int) -> None:
@@ -381,7 +381,7 @@ class UnsupportedRequestError(ClientError):
 
 
 class TransactionNotFoundError(ClientError):
-    """No broker knows a transaction with this id; ``reason`` says what was looked at."""
+    """No broker knows a transaction with this id; ``reason`` says which ids were searched."""
 
     def __init__(self, transaction_id: str, reason: str) -> None:
         super().__init__(transaction_id, reason)
@@ -392,10 +392,10 @@ class TransactionNotFoundError(ClientError):
 
 
 class AutocommitError(ClientError):
-    """The ledger was given a connection in autocommit mode, and no transaction is open on it.
+    """The ledger got a connection in autocommit mode without an open transaction.
 
-    The ledger's row would be committed at once, whatever becomes of the rest of the work. It was
-    not inserted.
+    The ledger's row would be committed at once, independently of the rest of the local transaction.
+    It was not inserted.
     """
 
     def __init__(self, transaction_id: str) -> None:
@@ -411,10 +411,10 @@ class AutocommitError(ClientError):
 
 
 class TransactionFencedError(ClientError):
-    """The ledger has an entry of this transaction already: roll the local transaction back.
+    """The ledger already has an entry of this transaction: roll the local transaction back.
 
     A check was answered ROLLBACK while the local transaction was running, so its message will not
-    be delivered; or it was recorded twice.
+    be delivered; or the transaction was recorded twice.
     """
 
     def __init__(self, transaction_id: str) -> None:
@@ -429,11 +429,11 @@ class TransactionFencedError(ClientError):
 
 
 class TransactionNotRecordedError(ClientError):
-    """The block of a ledger's producer was left normally, and the ledger has no row of it.
+    """The block of a ledger's producer ended normally, but the ledger has no row of it.
 
-    Its message was not committed. ``decision`` names what became of it instead: ROLLBACK, after
-    which the row can no longer be inserted, or UNKNOWN, where the ledger could not tell, so that
-    the broker will ask.
+    Its message was not committed. ``decision`` says what happened instead: ROLLBACK, after which
+    the row can no longer be inserted, or UNKNOWN, if the ledger could not decide and the broker
+    will check.
     """
 
     def __init__(self, transaction_id: str, decision: str) -> None:
@@ -449,7 +449,7 @@ class TransactionNotRecordedError(ClientError):
 
 
 class HalfNotDurableError(ClientError):
-    """The half message may not survive a power cut, so the local transaction did not run."""
+    """The half message may not survive a power failure, so the local transaction did not run."""
 
     retriable = True
 
@@ -462,7 +462,7 @@ class HalfNotDurableError(ClientError):
 
 
 class UnreadableBodyError(ClientError):
-    """The body of a received message cannot be unpacked; its other fields can be read."""
+    """The body of a received message cannot be decompressed; its other fields can be read."""
 
     def __init__(self, message_id: str, reason: str) -> None:
         super().__init__(message_id, reason)
@@ -473,7 +473,7 @@ class UnreadableBodyError(ClientError):
 
 
 def code_name(code: int, kind: type[IntEnum] = ResponseCode) -> str:
-    """``17`` as ``TOPIC_NOT_EXIST (17)``; a number nobody knows stays a number."""
+    """Format ``17`` as ``TOPIC_NOT_EXIST (17)``, and an unknown code as ``code 17``."""
     try:
         return f"{kind(code).name} ({code})"
     except ValueError:

@@ -1,7 +1,7 @@
-"""What a consumer tells its program beside messages: conditions under which messages stay away.
+"""Events of a consumer: conditions under which messages are not delivered.
 
-Each event is a warning in the log and a call of the consumer's ``on_event``; ``str(event)`` is a
-sentence for people.
+Each event is logged as a warning and passed to the consumer's ``on_event``; ``str(event)`` is a
+readable sentence.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class TopicMissing:
-    """No broker has ``topic``. It is consumed as soon as it is created; reported once per topic."""
+    """No broker has ``topic``. It is consumed once it is created. Reported once per topic."""
 
     name: ClassVar[str] = "topic_missing"
 
@@ -28,10 +28,10 @@ class TopicMissing:
 
 @dataclass(frozen=True, slots=True)
 class UnequalSubscriptions:
-    """Another member of the group wants other messages of ``topic``; not all of them arrive.
+    """Another member of the group has a different filter for ``topic``, so messages are lost.
 
-    Told once a minute while it lasts, as during a deployment that changes a subscription. A filter
-    is None where its client does not subscribe to the topic.
+    Reported once a minute while it lasts, as during a deployment that changes a subscription. A
+    filter is None if its client does not subscribe to the topic.
     """
 
     name: ClassVar[str] = "unequal_subscriptions"

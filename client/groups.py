@@ -1,4 +1,4 @@
-"""Consumer groups as brokers see them: who consumes, and whether all subscribe to the same."""
+"""Consumer groups with their connected members, and whether all subscribe to the same."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from halfmq.remoting.consumer_bodies import ConsumerInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMember:
-    """One consumer of a group that is connected."""
+    """One connected consumer of a group."""
 
     client_id: str
     address: str
@@ -18,12 +18,12 @@ class GroupMember:
     refused: bool
     """Whether a broker refuses it, because it subscribes differently from its group."""
     filters: Mapping[str, str]
-    """Topic to filter, tags in order."""
+    """Topic to filter expression, with sorted tags."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerGroup:
-    """A consumer group of which at least one consumer is connected."""
+    """A consumer group with at least one connected consumer."""
 
     name: str
     message_model: str
@@ -32,9 +32,9 @@ class ConsumerGroup:
 
     @property
     def unequal_topics(self) -> tuple[str, ...]:
-        """Topics of which the members want different messages; not all of them arrive.
+        """Topics for which members have different filters, so that messages are lost.
 
-        Members that are refused get no messages and do not count.
+        Members that are refused get no messages and are left out.
         """
         filters = [member.filters for member in self.members if not member.refused]
         topics = sorted({topic for one in filters for topic in one})
@@ -42,21 +42,21 @@ class ConsumerGroup:
 
 
 class GroupCollector:
-    """Puts the groups together from the entries of all brokers."""
+    """Collects groups from the entries of all brokers."""
 
     def __init__(self) -> None:
         self._models: dict[str, str] = {}
         self._members: dict[str, dict[str, dict[str, ConsumerInfo]]] = {}
 
     def add(self, info: ConsumerInfo) -> None:
-        """Take one entry; of a member that several brokers know a refusal counts."""
+        """Add one entry; for a member known to several brokers, a refusal takes precedence."""
         self._models[info.group] = info.message_model
         topics = self._members.setdefault(info.group, {}).setdefault(info.client_id, {})
         if info.topic not in topics or info.refused:
             topics[info.topic] = info
 
     def groups(self) -> list[ConsumerGroup]:
-        """The groups by name, their members by client id."""
+        """Return the groups sorted by name, their members by client id."""
         return [
             ConsumerGroup(
                 name=name,

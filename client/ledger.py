@@ -1,36 +1,36 @@
-"""TransactionLedger: one row per local transaction, by which checks answer themselves.
+"""TransactionLedger: one row per local transaction, which answers checks reliably.
 
-A broker that has heard no decision asks what became of a local transaction. To a checker of one's
-own "no row" is a trap: it may mean "rolled back" or "still running", and whoever says ROLLBACK of a
-transaction that commits a moment later has lost its message. The ledger closes that: the local
-transaction inserts a row under the transaction's id; a check inserts a *tombstone* under the same
-id. The primary key lets one of them in.
+If a broker has received no decision, it checks the outcome of the local transaction. For a checker
+without a ledger, a missing row is ambiguous: it may mean "rolled back" or "still running", and if
+the checker answers ROLLBACK and the transaction commits a moment later, the message is lost. The
+ledger prevents this: the local transaction inserts a row with the transaction's id; a check inserts
+a *tombstone* with the same id. The primary key lets only one of them succeed.
 
-* The row is there: the local transaction has committed, so COMMIT.
-* The tombstone is committed: ROLLBACK, and the local transaction, should it still run, fails when
-  it inserts its row.
-* Somebody holds a lock on that row or has inserted it and not yet committed: UNKNOWN, the broker
-  asks again.
+* The row exists: the local transaction has committed, so the answer is COMMIT.
+* The tombstone is committed: the answer is ROLLBACK, and the local transaction, if it still runs,
+  fails when it inserts its row.
+* Another transaction holds a lock on the row, or has inserted it and not yet committed: the answer
+  is UNKNOWN, and the broker checks again.
 
-The check inserts before it reads. Read first, it could see a row that is not committed, where the
-database is set so; the insert waits for whoever holds the key.
+The check inserts before it reads. If it read first, it could see an uncommitted row at some
+isolation levels; the insert waits for the transaction that holds the key.
 
-Old rows are pruned, and the same transaction moves a *horizon*, which is a row of the table too.
-A transaction prepared before the horizon may have had a row, so its check says UNKNOWN instead of
-ROLLBACK. A check reads the horizon in a new transaction, after the one that committed the
-tombstone. This is right at every isolation level, also in autocommit mode:
+Old rows are pruned, and the same transaction moves a *horizon*, which is also a row of the table.
+A transaction prepared before the horizon may have had a row, so its check answers UNKNOWN instead
+of ROLLBACK. A check reads the horizon in a new transaction, after the one that committed the
+tombstone. This is correct at every isolation level, also in autocommit mode:
 
-* If the row was pruned, the tombstone can be inserted only once that prune has committed: until
-  then the key is taken, or locked, and the insert waits. (In autocommit mode a prune commits the
+* If the row was pruned, the tombstone can be inserted only after that prune has committed: until
+  then the key exists, or is locked, and the insert waits. (In autocommit mode a prune commits the
   horizon before it deletes.)
-* A transaction sees all that was committed before it began, at every level. So this check, and
-  every later one that finds the tombstone, sees the horizon of that prune or a later one; it never
-  moves back.
-* Tombstones are not removed, except by a prune when they are old: another check may have answered
+* A transaction sees everything that was committed before it began, at every level. So this check,
+  and every later one that finds the tombstone, sees the horizon of that prune or a later one; the
+  horizon never moves back.
+* Tombstones are only removed by a prune, once they are old: another check may have answered
   ROLLBACK because of them.
 
-Any DB-API driver, asyncpg and SQLAlchemy will do, as long as the database keeps what it has
-committed, and ``connect`` leads to where the rows are written, not to a replica.
+Any DB-API driver, asyncpg and SQLAlchemy can be used, if the database does not lose committed
+transactions and ``connect`` opens the primary database, not a replica.
 """
 
 from __future__ import annotations
@@ -52,34 +52,34 @@ from .transactional.databases import (
     PARAMSTYLES,
     POSTGRESQL,
     SQLITE,
-    Connection,
     Cursor,
     Database,
+    DbapiConnection,
     Statement,
     check_blocking,
-    complete,
     is_database_error,
     is_duplicate,
+    managed_connection,
     open_database,
-    opened,
-    written,
+    render,
+    run_blocking,
 )
-from .transactional.recording import checks_table, note_recorded
+from .transactional.recorded_transactions import mark_recorded, tag_checker
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 LOCK_SECONDS: Final = 2.0
-"""How long a check waits for a row that somebody is writing; the broker asks again anyway."""
+"""How long a check waits for a locked row; then it is UNKNOWN, and the broker checks again."""
 KEPT_MIN: Final = timedelta(days=1)
-"""No row may be pruned before: a local transaction that runs longer would find no tombstone."""
+"""The minimum age of pruned rows: a local transaction that runs longer would find no tombstone."""
 CLOCKS_APART_MAX: Final = timedelta(days=1)
-"""How much the clocks of brokers and programs may differ."""
+"""The largest tolerated difference between the clocks of brokers and programs."""
 
 COMMITTED: Final = "committed"
 TOMBSTONE: Final = "fenced"
-_HORIZON: Final = "horizon"  # id and state of the row that says how far the ledger was pruned
+_HORIZON: Final = "horizon"  # id and state of the row with the time up to which rows were pruned
 _CLOCKS_APART_MS: Final = CLOCKS_APART_MAX // timedelta(milliseconds=1)
 
 _INSERT: Final = "insert into TABLE (id, state, recorded_at) values ({}, {}, {})"
@@ -87,15 +87,15 @@ _INSERT_WITHIN: Final = (
     "insert into TABLE (id, state, recorded_at) "
     "select {}, {}, {} from set_config('lock_timeout', {}, true)"
 )
-"""PostgreSQL's, with a limit in milliseconds that ends with its transaction, also if the statement
-is one by itself in autocommit mode."""
+"""The insert for PostgreSQL, with a lock timeout in milliseconds for its transaction. In autocommit
+mode the statement is a transaction by itself."""
 
-Target: TypeAlias = Cursor | Connection
+Target: TypeAlias = Cursor | DbapiConnection
 """A cursor or connection of a driver, or SQLAlchemy's ``Session`` or ``Connection``."""
 
 
 class TransactionLedger:
-    """A table that tells which local transactions have committed.
+    """A database table with the local transactions that have committed.
 
     ::
 
@@ -107,11 +107,11 @@ class TransactionLedger:
                 database.execute("insert into orders values ('o-2')")
                 ledger.record(database, tx.id)
 
-    With SQLAlchemy give :meth:`record` the ``Session`` or ``Connection``, with Django
+    With SQLAlchemy pass :meth:`record` the ``Session`` or ``Connection``, with Django
     ``connection.cursor()``. With an asynchronous driver or session await :meth:`record_async`, and
     use :meth:`async_checker`.
 
-    One may be used by any number of threads and producers.
+    Any number of threads and producers may share a ledger.
     """
 
     def __init__(
@@ -121,16 +121,16 @@ class TransactionLedger:
         paramstyle: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Choose the table.
+        """Create a ledger for a table; nothing is executed yet.
 
         Args:
-            table: Its name, with a schema if need be.
-            paramstyle: The DB-API's name for how the driver writes parameters, for cursors of
-                drivers and wrappers that do not tell.
-            clock: Seconds since 1970, for the age of rows.
+            table: Its name, with a schema if necessary.
+            paramstyle: The driver's DB-API paramstyle, for drivers and wrappers that do not declare
+                one.
+            clock: Returns seconds since 1970, for the age of rows.
 
         Raises:
-            ConfigurationError: The name needs quoting, or nobody knows this parameter style.
+            ConfigurationError: The name needs quoting, or the paramstyle is unknown.
         """
         check_text("table", table, "a name that needs no quotes")
         check_optional_text("paramstyle", paramstyle)
@@ -152,18 +152,17 @@ class TransactionLedger:
         await self._awaited(connection, self._create_table)
 
     def record(self, target: Target, transaction_id: str) -> None:
-        """Insert the row that says "committed" when the user's own transaction is.
+        """Insert the row that is committed together with the local transaction.
 
         ``target`` is the cursor, connection or session whose transaction does the rest of the work.
-        Called early, it makes a check wait for the outcome; called late, a check may come first,
-        and the work is in vain.
+        If called early in the transaction, a concurrent check waits for the outcome; if called
+        late, a check may come first and make this call fail.
 
         Raises:
-            AutocommitError: No transaction would be open, so the row would be committed by itself.
-                It was not inserted.
+            AutocommitError: No transaction is open, so the row would be committed by itself. It was
+                not inserted.
             TransactionFencedError: A check has been answered ROLLBACK; roll back.
-            ConfigurationError: It is asynchronous, or its driver does not say how it writes
-                parameters.
+            ConfigurationError: ``target`` is asynchronous, or its paramstyle is unknown.
         """
         check_text("transaction_id", transaction_id)
 
@@ -175,8 +174,8 @@ class TransactionLedger:
     async def record_async(self, target: object, transaction_id: str) -> None:
         """As :meth:`record`, for asynchronous sessions, connections and cursors.
 
-        SQLAlchemy's ``AsyncSession`` and ``AsyncConnection``, connections of asyncpg, connections
-        and cursors of psycopg, aiosqlite, aiomysql and asyncmy.
+        Supported are SQLAlchemy's ``AsyncSession`` and ``AsyncConnection``, connections of asyncpg,
+        and connections and cursors of psycopg, aiosqlite, aiomysql and asyncmy.
         """
         check_text("transaction_id", transaction_id)
 
@@ -186,31 +185,31 @@ class TransactionLedger:
         await self._awaited(target, insert)
 
     def statement(self, transaction_id: str, paramstyle: str) -> Statement:
-        """What :meth:`record` executes, for drivers that it does not know.
+        """Return the statement of :meth:`record`, for drivers that it does not support.
 
-        There the driver's own error for a duplicate key says that a check came first, and nobody
-        tells whether a transaction is open.
+        The driver's own error for a duplicate key means that a check came first. Whether a
+        transaction is open is not checked.
         """
         check_text("transaction_id", transaction_id)
         if paramstyle not in PARAMSTYLES:
             raise ConfigurationError("paramstyle", paramstyle, ", ".join(PARAMSTYLES))
-        note_recorded(self._table, transaction_id)
+        mark_recorded(self._table, transaction_id)
         values = (transaction_id, COMMITTED, self._now_ms())
-        return written(self._sql(_INSERT), values, paramstyle)
+        return render(self._sql(_INSERT), values, paramstyle)
 
     def checker(
         self, connect: Callable[[], Target | AbstractContextManager[Target]]
     ) -> Callable[[MessageView], Decision]:
-        """A checker for :class:`TransactionProducer`, which runs it in a worker thread.
+        """Return a checker for :class:`TransactionProducer`, which runs it in a worker thread.
 
-        Each check calls ``connect``, for a connection that it closes or a context manager that it
-        leaves: ``lambda: sqlite3.connect(path)``, SQLAlchemy's ``engine.connect``, psycopg's
+        Each check calls ``connect`` for a connection, which it closes, or a context manager:
+        ``lambda: sqlite3.connect(path)``, SQLAlchemy's ``engine.connect``, psycopg's
         ``pool.connection``. On SQLite, PostgreSQL, MySQL and MariaDB it waits two seconds for a
-        lock, and the connection has its own setting again afterwards.
+        lock, and then restores the connection's own setting.
         """
 
         def check(message: MessageView) -> Decision:
-            transaction_id, prepared_ms = _asked_about(message)
+            transaction_id, prepared_ms = _transaction_of(message)
 
             async def decide(database: Database) -> Decision:
                 return await self._decide(database, transaction_id, prepared_ms)
@@ -221,10 +220,10 @@ class TransactionLedger:
                 closes = hasattr(opening, "close")
                 with contextlib.closing(opening) if closes else opening as connection:
                     return self._blocking(connection, decide, "`ledger.async_checker(connect)`")
-            except Exception as error:  # noqa: BLE001 -- raised again if it is not the database's
-                return _undecided(transaction_id, error)
+            except Exception as error:  # noqa: BLE001 -- raised again unless from the database
+                return _unknown_on_database_error(transaction_id, error)
 
-        return checks_table(check, self._table)
+        return tag_checker(check, self._table)
 
     def async_checker(
         self,
@@ -232,35 +231,36 @@ class TransactionLedger:
     ) -> Callable[[MessageView], Coroutine[Any, Any, Decision]]:
         """As :meth:`checker`, for an asynchronous connection.
 
-        ``connect`` returns what is entered with ``async with`` or awaited and then closed:
-        SQLAlchemy's ``engine.connect``, asyncpg's ``pool.acquire``, psycopg's ``pool.connection``,
-        ``lambda: aiosqlite.connect(path)``. It is called on the event loop of the producer; with
-        the blocking client that is a loop of its own, where pools of another loop do not work.
+        ``connect`` returns an async context manager, or an awaitable connection that is closed
+        after use: SQLAlchemy's ``engine.connect``, asyncpg's ``pool.acquire``, psycopg's
+        ``pool.connection``, ``lambda: aiosqlite.connect(path)``. It is called on the event loop of
+        the producer; the blocking client has a loop of its own, where pools of another loop do not
+        work.
         """
 
         async def check(message: MessageView) -> Decision:
-            transaction_id, prepared_ms = _asked_about(message)
+            transaction_id, prepared_ms = _transaction_of(message)
 
             async def decide(database: Database) -> Decision:
                 return await self._decide(database, transaction_id, prepared_ms)
 
             try:
-                async with opened(connect()) as connection:
+                async with managed_connection(connect()) as connection:
                     return await self._awaited(connection, decide)
             except Exception as error:  # noqa: BLE001 -- raised again if it is not the database's
-                return _undecided(transaction_id, error)
+                return _unknown_on_database_error(transaction_id, error)
 
-        return checks_table(check, self._table)
+        return tag_checker(check, self._table)
 
     def prune(self, connection: Target, older_than: timedelta = timedelta(days=30)) -> int:
-        """Delete rows of this age, commit, and return how many they were.
+        """Delete rows older than ``older_than``, commit, and return how many were deleted.
 
-        A check of a transaction from before that time gets no answer any more, because nobody can
-        tell; an operator decides it in the end. ``producer.pending()`` shows whether there is any.
-        What a tombstone says of such a transaction means nothing.
+        Checks of transactions from before that time are answered UNKNOWN, because their rows may
+        have been deleted; in the end an operator decides them. ``producer.pending()`` shows whether
+        there are any. A tombstone of such a transaction has no meaning.
 
         Raises:
-            ConfigurationError: Less than a day.
+            ConfigurationError: ``older_than`` is less than a day.
         """
         until_ms = self._until_ms(older_than)
 
@@ -290,7 +290,7 @@ class TransactionLedger:
         async def run() -> T:
             return await work(await open_database(target, self._paramstyle))
 
-        return complete(run())
+        return run_blocking(run())
 
     async def _awaited(self, target: Any, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
         target = getattr(target, "registry", lambda: target)()  # of async_scoped_session
@@ -320,7 +320,7 @@ class TransactionLedger:
             if is_duplicate(error):
                 raise TransactionFencedError(transaction_id) from error
             raise
-        note_recorded(self._table, transaction_id)
+        mark_recorded(self._table, transaction_id)
 
     async def _prune(self, database: Database, until_ms: int) -> int:
         try:
@@ -337,9 +337,9 @@ class TransactionLedger:
         return pruned
 
     async def _decide(self, database: Database, transaction_id: str, prepared_ms: int) -> Decision:
-        own_limit = await _limit_waiting(database)
+        own_limit = await _limit_lock_wait(database)
 
-        async def leave() -> None:
+        async def restore() -> None:
             await database.rollback()
             if own_limit is not None:
                 await database.execute(own_limit)
@@ -347,10 +347,10 @@ class TransactionLedger:
         try:
             decision = await self._fence(database, transaction_id, prepared_ms)
         except BaseException:
-            with contextlib.suppress(Exception):  # cancellation breaks connections of some drivers
-                await leave()
+            with contextlib.suppress(Exception):  # with some drivers cancellation breaks it
+                await restore()
             raise
-        await leave()
+        await restore()
         return decision
 
     async def _fence(self, database: Database, transaction_id: str, prepared_ms: int) -> Decision:
@@ -359,13 +359,13 @@ class TransactionLedger:
         except Exception as error:
             if not is_duplicate(error):
                 raise
-            await database.rollback()  # PostgreSQL reads nothing more in this transaction
+            await database.rollback()  # PostgreSQL executes nothing more in this transaction
             state = await self._state(database, transaction_id)
             if state is None:
-                return Decision.UNKNOWN  # it is gone again
+                return Decision.UNKNOWN  # its transaction was rolled back meanwhile
             if state == COMMITTED:
                 return Decision.COMMIT
-            await database.rollback()  # the horizon is read in a transaction of its own
+            await database.rollback()  # the horizon must be read in a new transaction
         else:
             await database.commit()
         horizon_ms = await self._horizon_ms(database)
@@ -405,24 +405,24 @@ class TransactionLedger:
         return int(self._clock() * 1000)
 
 
-def _asked_about(message: MessageView) -> tuple[str, int]:
-    """The id of the transaction, and when the broker stored its half message."""
-    assert message.transaction_id is not None, "what is checked is a transactional message"
+def _transaction_of(message: MessageView) -> tuple[str, int]:
+    """Return the transaction id, and when the broker stored the half message (ms since 1970)."""
+    assert message.transaction_id is not None, "a checked message is transactional"
     return message.transaction_id, message.record.store_timestamp
 
 
-def _undecided(transaction_id: str, error: Exception) -> Decision:
-    """UNKNOWN if the database is at fault; raise what is a mistake in the program."""
+def _unknown_on_database_error(transaction_id: str, error: Exception) -> Decision:
+    """Return UNKNOWN for an error of the database; raise any other error again."""
     if not is_database_error(error):
         raise error
     logger.warning("event=ledger_undecided transaction=%s reason=%r", transaction_id, error)
     return Decision.UNKNOWN
 
 
-async def _limit_waiting(database: Database) -> str | None:
-    """Have a check wait LOCK_SECONDS for a lock; return the statement that undoes it.
+async def _limit_lock_wait(database: Database) -> str | None:
+    """Limit lock waits to LOCK_SECONDS; return the statement that restores the setting, if any.
 
-    On PostgreSQL the statement that waits has the limit in it.
+    On PostgreSQL the limit is part of the insert statement.
     """
     if database.kind == SQLITE:
         ((own_ms,),) = await database.fetch("pragma busy_timeout")

@@ -1,8 +1,8 @@
-"""What a user builds, sends and receives: Message, SendResult, MessageView and their parts.
+"""Messages to send and received messages: Message, SendResult, MessageView and their parts.
 
-A :class:`Message` is checked when it is built, so that a mistake shows in the line that made it
-and not in a broker's refusal. What a consumer receives is a view over the stored record: its
-fields are decoded when they are first asked for, since most consumers read three of them.
+A :class:`Message` is validated by its constructor, so that a mistake shows in the line that made it
+and not in an error from the broker. A received message is a view of the stored record: fields are
+decoded on first access, because most consumers read only three of them.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ BODY_REMEDIES: Final = {
     "memoryview": "bytes() makes bytes of it",
 }
 DELIVER_AFTER_MAX: Final = timedelta(days=40)
-"""The longest delay that a broker takes: it looks at a delayed message at least so often."""
+"""The longest delay that a broker accepts: it moves delayed messages forward at least so often."""
 INFLATED_SIZE_MAX: Final = 64 << 20
 """Bytes a compressed body may grow to; 16 times the largest body a broker takes by default."""
 
-# Names whose values brokers and clients act on; to set one by hand is refused by the official
-# client too. CHECK_IMMUNITY_TIME_IN_SECONDS and the sharding key are the user's own to set.
+# Property names that brokers and clients interpret; the official client rejects them too.
+# CHECK_IMMUNITY_TIME_IN_SECONDS and the sharding key are for users to set.
 # Source: MessageConst.STRING_HASH_SET.
 RESERVED_NAMES: Final = frozenset(
     {
@@ -100,7 +100,7 @@ RESERVED_NAMES: Final = frozenset(
 
 
 class MessageQueue(NamedTuple):
-    """One queue of a topic on one broker; sorts as the rebalance strategies need it."""
+    """One queue of a topic on one broker; its sort order is the one of rebalancing."""
 
     topic: str
     broker_name: str
@@ -111,16 +111,16 @@ class MessageQueue(NamedTuple):
 
 
 class Decision(IntEnum):
-    """How a local transaction ended; the value is the one on the wire."""
+    """The outcome of a local transaction, with its value on the wire."""
 
     UNKNOWN = 0x0
-    """Not known yet: the broker asks again later."""
+    """Not known yet: the broker checks again later."""
     COMMIT = 0x8
     ROLLBACK = 0xC
 
 
 class SendStatus(IntEnum):
-    """How safe a stored message is; the value is the broker's response code."""
+    """The durability of a stored message; the value is the broker's response code."""
 
     SEND_OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -132,12 +132,12 @@ class SendResult(NamedTuple):
     """Where a message was stored."""
 
     message_id: str
-    """UNIQ_KEY, made by this client; of a batch, the ids joined by ``,``."""
+    """UNIQ_KEY, created by this client; for a batch, all ids joined by ``,``."""
     queue: MessageQueue
     queue_offset: int
-    """Of a batch: the first message's. Of a half message: its offset in the half topic."""
+    """For a batch, of its first message; for a half message, its offset in the half topic."""
     offset_message_id: str
-    """Store address and commit-log offset; finds the record without an index."""
+    """Store address and commit-log offset, which locate the record without an index."""
     status: SendStatus = SendStatus.SEND_OK
     transaction_id: str | None = None
     region_id: str | None = None
@@ -147,8 +147,8 @@ class SendResult(NamedTuple):
 class Message:
     """One message to send: ``Message("orders", b"hello", tags="created", keys="o-1")``.
 
-    It is checked when it is built, so build another one instead of changing it. (Not frozen: that
-    would triple the time to build one, which is a good part of a send.)
+    The constructor validates it, so build another one instead of changing it. (It is not frozen:
+    that would triple the construction time, a considerable part of a send.)
 
     Raises:
         InvalidMessageError: A rule of the format is broken; says which.
@@ -159,19 +159,19 @@ class Message:
     tags: str | None = field(default=None, kw_only=True)
     """One tag, by which consumers may filter: no blanks, no quotes, none of ``|&!<>=(),;*?``."""
     keys: str | Sequence[str] | None = field(default=None, kw_only=True)
-    """Business keys, by which the message can be found; a string holds them blank-separated."""
+    """Business keys to find the message by; a string has them separated by blanks."""
     properties: Mapping[str, str] | None = field(default=None, kw_only=True)
-    """The application's own names and values; names of RocketMQ's are reserved."""
+    """The application's own names and values; RocketMQ's names are reserved."""
     delay_level: int = field(default=0, kw_only=True)
     """1 to 18: delivered after 1s 5s 10s 30s 1m … 10m 20m 30m 1h 2h; 0: at once."""
     deliver_after: timedelta | None = field(default=None, kw_only=True)
-    """In a transaction on a halfmq broker: delivered so long after the commit."""
+    """Only in a transaction on a halfmq broker: the delay from commit to delivery."""
     deliver_at: datetime | None = field(default=None, kw_only=True)
-    """In a transaction on a halfmq broker: delivered at this time, at the earliest on commit."""
+    """Only in a transaction on a halfmq broker: the time of delivery, if it is after the commit."""
     wait_durable: bool = field(default=True, kw_only=True)
     """False: the broker may answer before the message is on disk."""
     flag: int = field(default=0, kw_only=True)
-    """Carried untouched for the application."""
+    """A number for the application, delivered unchanged."""
 
     def __post_init__(self) -> None:
         if not is_topic(self.topic):
@@ -203,12 +203,12 @@ def _body_error(body: object) -> str:
 
 
 def is_topic(name: object) -> bool:
-    """Whether a topic can have this name."""
+    """Return whether this is a valid name of a topic."""
     return isinstance(name, str) and topic_fault(name) is None
 
 
 def topic_error(topic: object) -> str:
-    """Say what is wrong with the name of a topic, and what would do."""
+    """Return what is wrong with the name of a topic, with a valid example."""
     reason = text_fault(topic)
     if reason is not None or not isinstance(topic, str):
         return f"topic is {topic!r:.200}, expected text: {reason}"
@@ -237,11 +237,11 @@ def _check_number(what: str, value: object, allowed: range) -> None:
 
 
 topic_fault: Callable[[str], str | None] = lru_cache(maxsize=1024)(validate_topic)
-"""Why a topic cannot be named so, or None; cached, because senders repeat their topics."""
+"""Return why a topic name is not valid, or None; cached, because senders repeat their topics."""
 
 
 def check_delivery(message: Message) -> None:
-    """Raise InvalidMessageError unless ``deliver_after`` or ``deliver_at`` says when."""
+    """Raise InvalidMessageError unless ``deliver_after`` or ``deliver_at`` is valid."""
     after, at = message.deliver_after, message.deliver_at
     if message.delay_level or (after is not None and at is not None):
         raise InvalidMessageError("one of delay_level, deliver_after and deliver_at, not two")
@@ -265,7 +265,7 @@ def check_tag(tag: str) -> None:
 
 
 def join_keys(keys: str | Sequence[str]) -> str:
-    """The KEYS property for these keys.
+    """Return the KEYS property for these keys.
 
     Raises:
         InvalidMessageError: A key of a list is empty or contains a blank, which separates keys.
@@ -292,7 +292,7 @@ def _key_remedy(key: object) -> str:
 
 
 def check_properties(properties: Mapping[str, str]) -> None:
-    """Raise InvalidMessageError for a reserved name, or text that could not be read back."""
+    """Raise InvalidMessageError for a reserved name, or text that cannot be decoded again."""
     if not isinstance(properties, Mapping):
         raise InvalidMessageError(
             f"properties is {properties!r:.200}, expected a mapping of names to text"
@@ -326,15 +326,15 @@ def _check_value(what: str, value: str) -> None:
 
 
 class ReceivedMessage:
-    """A stored message as its reader sees it; the blocking and the async view share this."""
+    """A stored message, the base of the async and the blocking ``MessageView``."""
 
     __slots__ = ("_body", "_properties", "_record", "delivery_attempt", "queue", "topic")
 
     topic: str
-    """The topic it was sent to, also when it comes from a retry topic."""
+    """The topic to which it was sent, also if it comes from a retry topic."""
     queue: MessageQueue
     delivery_attempt: int
-    """1 at the first delivery; counts deliveries after a failed or missing ack."""
+    """1 for the first delivery; each redelivery adds one."""
 
     def __init__(self, record: Record, broker_name: str) -> None:
         self._record = record
@@ -351,7 +351,7 @@ class ReceivedMessage:
         """The bytes that were sent, decompressed.
 
         Raises:
-            UnreadableBodyError: It is compressed in a way that cannot be undone here.
+            UnreadableBodyError: It cannot be decompressed.
         """
         if self._body is None:
             self._body = self._unpacked()
@@ -359,29 +359,29 @@ class ReceivedMessage:
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """All properties, the sender's own and those that clients and brokers added."""
+        """All properties: the sender's own, and those that clients and brokers have added."""
         if self._properties is None:
             self._properties = MappingProxyType(decode_properties(self._record.properties))
         return self._properties
 
     @property
     def tags(self) -> str:
-        """The tag; ``""`` without one (the wire cannot carry an empty tag)."""
+        """The tag; ``""`` if it has none (the wire format has no empty tags)."""
         return self.properties.get(names.PROPERTY_TAGS, "")
 
     @property
     def keys(self) -> str:
-        """The keys as the sender gave them, blank-separated; ``""`` without any."""
+        """The sender's keys, separated by blanks; ``""`` if it has none."""
         return self.properties.get(names.PROPERTY_KEYS, "")
 
     @property
     def message_id(self) -> str:
-        """The sender's id (UNIQ_KEY): the same in every redelivery, so it tells duplicates."""
+        """The sender's id (UNIQ_KEY), the same in every redelivery: use it for deduplication."""
         return self.properties.get(names.PROPERTY_UNIQ_KEY) or self._record.msg_id
 
     @property
     def offset_message_id(self) -> str:
-        """Where this copy is stored: broker address and commit-log offset."""
+        """The location of this copy: broker address and commit-log offset."""
         return self._record.msg_id
 
     @property
@@ -393,30 +393,31 @@ class ReceivedMessage:
 
     @property
     def half_message_id(self) -> str | None:
-        """Where the half of a committed message lies; None for an ordinary message.
+        """The location of the half of a committed message; None for an ordinary message.
 
-        The same in every redelivery, whatever becomes of offsets and however often a producer
-        sent: no two committed messages share it. So it is the key for a consumer's table of what
-        it has dealt with. Its producer knows it as ``transaction.results[n].offset_message_id``.
+        It is the same in every redelivery, independent of offset resets and of a producer's
+        retries, and unique among committed messages. So it is the deduplication key for a
+        consumer's table of processed messages. The producer has it as
+        ``transaction.results[n].offset_message_id``.
 
-        Only the broker says it: None for a message that was sent with somebody else's id among its
-        properties, and for a retry that Apache RocketMQ stored.
+        Only the broker sets it: it is None for a message that was sent with another message's id in
+        its properties, and for a retry that Apache RocketMQ stored.
         """
         return half_message_id(self._record)
 
     @property
     def queue_offset(self) -> int:
-        """Its place in the queue."""
+        """The offset of the message in its queue."""
         return self._record.queue_offset
 
     @property
     def record(self) -> Record:
-        """The stored record, for what has no property here."""
+        """The stored record, for fields that have no property here."""
         return self._record
 
     @property
     def flag(self) -> int:
-        """What the sender set as ``flag``."""
+        """The ``flag`` that the sender set."""
         return self._record.flag
 
     @property
@@ -440,17 +441,17 @@ class ReceivedMessage:
 
 
 class Deliverer(Protocol):
-    """One delivery in the hands of a consumer, as far as its message needs it."""
+    """Acknowledges or redelivers one message of a consumer."""
 
     def acknowledge(self) -> bool:
-        """Count the message as dealt with; False when it came too late."""
+        """Acknowledge the message; return False if it is too late."""
 
-    async def give_back(self, delay_level: int) -> None:
-        """Have the message delivered again later."""
+    async def redeliver(self, delay_level: int) -> None:
+        """Redeliver the message after a delay."""
 
 
 class MessageView(ReceivedMessage):
-    """A message handed to an async consumer or to a transaction checker."""
+    """A message for an async consumer or a transaction checker."""
 
     __slots__ = ("_deliverer",)
 
@@ -467,26 +468,26 @@ class MessageView(ReceivedMessage):
         self.delivery_attempt += earlier_attempts
 
     async def ack(self) -> bool:
-        """Say that the message is dealt with and need not come again.
+        """Acknowledge the message: it was processed and need not be redelivered.
 
-        The group's offset moves past it once all messages before it in the queue are acked too,
-        and is written to the broker every few seconds and at close: after a crash of this process
-        some acked messages are delivered again.
+        The group's offset moves past it once all messages before it in the queue are acknowledged
+        too, and is committed to the broker every few seconds and at close. So after a crash of this
+        process some acknowledged messages are redelivered.
 
         Returns:
-            False when it came too late: the queue has moved to another consumer of the group, or
-            the message was already given back, so that it will be delivered once more.
+            False if it is too late: the queue has moved to another consumer of the group, or the
+            message was already sent back, so that it will be redelivered.
         """
         return self._given_by().acknowledge()
 
     async def retry(self, delay_level: int = 0) -> None:
-        """Say that the message could not be dealt with, and have it delivered again later.
+        """Report that processing failed, and have the message redelivered after a delay.
 
-        Level 0 leaves the delay to the broker: 10 s at first, growing with each attempt. When the
-        broker does not take it back, it is delivered again by this consumer.
+        With level 0 the broker chooses the delay: 10 s at first, growing with each attempt. If the
+        broker does not accept it back, this consumer redelivers it.
         """
         check_count("delay_level", delay_level, DELAY_LEVELS)
-        await self._given_by().give_back(delay_level)
+        await self._given_by().redeliver(delay_level)
 
     def _given_by(self) -> Deliverer:
         if self._deliverer is None:
@@ -495,10 +496,10 @@ class MessageView(ReceivedMessage):
 
 
 def unpack_body(body: bytes, sys_flag: int) -> bytes:
-    """The body as it was before compression.
+    """Return the body, decompressed if necessary.
 
     Raises:
-        ValueError: The compression is none we can undo, the data is damaged or grows too large.
+        ValueError: The compression is not supported, or the data is damaged or grows too large.
     """
     kind = compression_type(sys_flag)
     if kind is None:

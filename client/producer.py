@@ -1,15 +1,15 @@
-"""Producer: sends messages, one by one or in batches, and tells when they are stored.
+"""Producer: send messages, one by one or in batches.
 
-A send goes to one queue and is answered when the broker has stored the message; on a halfmq broker
-that means on disk. When an attempt fails in a way that another may mend (the broker cannot be
-reached, hangs up, is busy), the same message, with the same id, is sent again after a short pause,
-to another broker if there is one, until ``send_timeout`` is over. So a broker's restart costs
-latency and no error. A message may be stored twice when an answer was lost; consumers can tell by
-its ``message_id``. ``ClientConfig(send_attempts_max=1)`` never sends twice.
+A send goes to one queue and returns once the broker has stored the message; on a halfmq broker that
+means on disk. If an attempt fails with a retriable error (the broker is unreachable, closes the
+connection, is busy), the same message is retried with the same id after a short delay, on another
+broker if there is one, until ``send_timeout`` has passed. So a broker's restart costs latency and
+raises no error. If an answer was lost, a message may be stored twice; consumers deduplicate by
+``message_id``. ``ClientConfig(send_attempts_max=1)`` never sends twice.
 
-Order: messages sent one after the other with the same ``order_key`` go to the same queue and are
-stored in that order. An ordered message never moves to another queue, and is not sent again when
-the first attempt may have worked, since the copy could land behind its successor.
+Order: messages that are sent one after the other with the same ``order_key`` go to the same queue
+and are stored in that order. An ordered message is never sent to another queue, and is not retried
+if the failed attempt may have stored it: the copy could be stored after its successor.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from .errors import (
     InvalidMessageError,
 )
 from .message import Message, MessageQueue, SendResult, SendStatus
+from .net.base_client import BaseClient
 from .net.connection import ServerRequestHandler
-from .net.encoding import Draft, draft_batch, draft_message
-from .net.lifecycle import Client
-from .net.refusals import refusal
-from .net.retry import ROUTE_IS_OLD, final_error, may_try_again
+from .net.message_encoding import EncodedMessage, encode_message, encode_message_batch
+from .net.response_errors import error_from_response
+from .net.retry import STALE_ROUTE_CODES, final_error, wait_before_retry
 from .net.routes import Route
 from .net.session import Session, typed, wall_clock_ms
 
 logger = logging.getLogger(__name__)
 
 STATUSES: Final = {int(status): status for status in SendStatus}
-"""By response code: the message is stored."""
+"""Response codes with which the message is stored."""
 
 
-class Producer(Client):
+class Producer(BaseClient):
     """Sends messages for a producer group.
 
     ::
@@ -57,7 +57,7 @@ class Producer(Client):
         async with Producer("orders-producer") as producer:
             result = await producer.send(Message("orders", b"hello", tags="created"))
 
-    One producer serves any number of tasks of one event loop.
+    Any number of tasks of one event loop may share a producer.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class Producer(Client):
         tls: bool | ssl.SSLContext | None = None,
         config: ClientConfig | None = None,
     ) -> None:
-        """Take part in a producer group; brokers know producers by its name.
+        """Create a member of a producer group.
 
         Args:
-            group: One name for all producers of one purpose, as ``orders-producer``.
-            namesrv: ``host:port``, several with ``;`` or ``,``; wins over the one in ``config``.
-            access_key: Signs every request; wins over ``config``, as do the next three.
+            group: One name for all producers with the same purpose, such as ``orders-producer``.
+            namesrv: ``host:port``, several with ``;`` or ``,``; overrides ``config``.
+            access_key: Signs every request; overrides ``config``, as do the next three.
             secret_key: The secret of ``access_key``.
-            credentials: A function that gives both, asked again when they are refused.
-            tls: Whether connections are encrypted; an ``ssl.SSLContext`` says whom to trust.
-            config: Everything else.
+            credentials: A function that returns both, called again if a broker rejects them.
+            tls: Whether connections are encrypted; or an ``ssl.SSLContext``.
+            config: All other settings.
 
         Raises:
             ConfigurationError: An argument cannot be used; says which.
@@ -96,29 +96,29 @@ class Producer(Client):
         )
 
     async def send(self, message: Message, *, order_key: str | None = None) -> SendResult:
-        """Store a message and say where.
+        """Send a message and return where it was stored.
 
         Raises:
             MessageTooLargeError: Body or properties are above their limit.
-            RouteNotFoundError: Nobody serves the topic, and nobody would create it.
-            AccessDeniedError: This client may not send to the topic, or nobody knows its key.
-            BrokerRefusedError: The broker said no, and the last attempt did not change that.
+            RouteNotFoundError: No broker serves the topic, and none would create it.
+            AccessDeniedError: This client may not send to the topic, or its key is unknown.
+            BrokerRefusedError: The broker answered with an error code, also on the last attempt.
             ConnectError: No broker could be reached within ``send_timeout``.
-            ConnectionLostError: An answer was lost; the message may be stored all the same.
-            SendTimeoutError: No answer within ``send_timeout``; it may be stored all the same.
+            ConnectionLostError: An answer was lost; the message may be stored nevertheless.
+            SendTimeoutError: No answer within ``send_timeout``; it may be stored nevertheless.
         """
         session = self._session
         _check_message(message, order_key)
-        draft = draft_message(message, session.new_key(), self.config)
-        return await self._transmit(session, RequestCode.SEND_MESSAGE_V2, draft, order_key, [])
+        encoded = encode_message(message, session.new_key(), self.config)
+        return await self._transmit(session, RequestCode.SEND_MESSAGE_V2, encoded, order_key, [])
 
     async def send_batch(
         self, messages: Sequence[Message], *, order_key: str | None = None
     ) -> SendResult:
-        """Store messages of one topic in one queue, all or none, in one request.
+        """Send messages of one topic to one queue in one request; all are stored or none.
 
-        The result's ``message_id`` joins their ids with ``,``. A batch may hold as many bytes as a
-        single message (``message_size_max``).
+        The result's ``message_id`` has their ids joined by ``,``. A batch is limited to the size of
+        a single message (``message_size_max``).
 
         Raises:
             InvalidMessageError: The messages do not fit into one batch.
@@ -131,18 +131,18 @@ class Producer(Client):
         for message in messages:
             _check_message(message, order_key)
         keys = [session.new_key() for _ in messages]
-        draft = draft_batch(messages, keys, self.config)
-        return await self._transmit(session, RequestCode.SEND_BATCH_MESSAGE, draft, order_key, [])
+        encoded = encode_message_batch(messages, keys, self.config)
+        return await self._transmit(session, RequestCode.SEND_BATCH_MESSAGE, encoded, order_key, [])
 
     async def send_oneway(self, message: Message, *, order_key: str | None = None) -> None:
-        """Send without asking what became of it; a refusal or a crash loses it unseen.
+        """Send a message without waiting for an answer; it may be lost without an error.
 
         Raises:
-            ClientError: It could not even be sent within ``send_timeout``.
+            ClientError: It could not be sent within ``send_timeout``.
         """
         session = self._session
         _check_message(message, order_key)
-        draft = draft_message(message, session.new_key(), self.config)
+        encoded = encode_message(message, session.new_key(), self.config)
         topic, clock = message.topic, session.clock
         deadline = clock() + self.config.send_timeout
         failures: list[ClientError] = []
@@ -156,27 +156,27 @@ class Producer(Client):
                 connection = session.brokers.live(address)
                 if connection is None:
                     connection = await session.brokers.get(address, deadline - clock())
-                await connection.drained(RequestCode.SEND_MESSAGE_V2, deadline - clock())
-                header = self._header(draft, queue, batch=False)
-                connection.send_one_way(RequestCode.SEND_MESSAGE_V2, header, draft.body)
+                await connection.wait_writable(RequestCode.SEND_MESSAGE_V2, deadline - clock())
+                header = self._header(encoded, queue, batch=False)
+                connection.send_one_way(RequestCode.SEND_MESSAGE_V2, header, encoded.body)
             except ClientError as error:
                 failures.append(error)
             else:
                 return
-            if not await may_try_again(failures, self.config, clock, deadline):
+            if not await wait_before_retry(failures, self.config, clock, deadline):
                 raise failures[-1]
-            self._note_attempt(session, failures[-1], topic)
+            self._after_failure(session, failures[-1], topic)
 
     # -- for sub-classes
 
     def _new_session(self) -> Session:
-        farewell = {"producer_group": self.group}
-        return Session(self.config, self._announce, self._handlers(), farewell)
+        unregister_fields = {"producer_group": self.group}
+        return Session(self.config, self._make_heartbeat, self._handlers(), unregister_fields)
 
     def _handlers(self) -> dict[int, ServerRequestHandler]:
         return {}
 
-    def _announce(self, client_id: str) -> HeartbeatData:
+    def _make_heartbeat(self, client_id: str) -> HeartbeatData:
         groups = (ProducerData(group_name=self.group),)
         return HeartbeatData(client_id=client_id, producer_data_set=groups)
 
@@ -184,17 +184,17 @@ class Producer(Client):
         self,
         session: Session,
         code: int,
-        draft: Draft,
+        encoded: EncodedMessage,
         order_key: str | None,
         failures: list[ClientError],
     ) -> SendResult:
-        """Send a draft until it is stored, time runs out, or trying is pointless.
+        """Send a message until it is stored, the timeout passes, or a retry cannot help.
 
-        ``failures`` is filled with what went wrong on the way, also when it ends well.
+        ``failures`` collects the errors of all attempts, also if the last one succeeds.
         """
         clock = session.clock
         deadline = clock() + self.config.send_timeout
-        topic = draft.message.topic
+        topic = encoded.message.topic
         broker_name: str | None = None
         while True:
             try:
@@ -207,28 +207,28 @@ class Producer(Client):
                 connection = session.brokers.live(address)
                 if connection is None:
                     connection = await session.brokers.get(address, deadline - clock())
-                header = self._header(draft, queue, batch=code == RequestCode.SEND_BATCH_MESSAGE)
+                header = self._header(encoded, queue, batch=code == RequestCode.SEND_BATCH_MESSAGE)
                 answer = await connection.request(
-                    code, header, draft.body, seconds=deadline - clock()
+                    code, header, encoded.body, seconds=deadline - clock()
                 )
                 status = STATUSES.get(answer.code)
                 if status is None:
-                    raise refusal(answer)
-                return send_result(answer, status, draft.unique_key, queue, address)
+                    raise error_from_response(answer)
+                return send_result(answer, status, encoded.unique_key, queue, address)
             except ClientError as error:
                 failures.append(error)
             ordered = order_key is not None
-            if not await may_try_again(failures, self.config, clock, deadline, ordered=ordered):
+            if not await wait_before_retry(failures, self.config, clock, deadline, ordered=ordered):
                 raise final_error(failures, code, self.config.send_timeout)
-            self._note_attempt(session, failures[-1], topic)
+            self._after_failure(session, failures[-1], topic)
 
-    def _note_attempt(self, session: Session, failure: ClientError, topic: str) -> None:
+    def _after_failure(self, session: Session, failure: ClientError, topic: str) -> None:
         logger.info("event=send_again topic=%s reason=%s", topic, failure)
-        if isinstance(failure, BrokerRefusedError) and failure.code in ROUTE_IS_OLD:
+        if isinstance(failure, BrokerRefusedError) and failure.code in STALE_ROUTE_CODES:
             session.routes.forget(topic)
 
     def _header(
-        self, draft: Draft, queue: MessageQueue, *, batch: bool
+        self, encoded: EncodedMessage, queue: MessageQueue, *, batch: bool
     ) -> SendMessageRequestHeaderV2:
         return SendMessageRequestHeaderV2(
             producer_group=self.group,
@@ -236,10 +236,10 @@ class Producer(Client):
             default_topic=DEFAULT_TOPIC,
             default_topic_queue_nums=self.config.default_topic_queues,
             queue_id=queue.queue_id,
-            sys_flag=draft.sys_flag,
+            sys_flag=encoded.sys_flag,
             born_timestamp=wall_clock_ms(),
-            flag=draft.message.flag,
-            properties=draft.properties,
+            flag=encoded.message.flag,
+            properties=encoded.properties,
             batch=batch,
             broker_name=queue.broker_name,
         )
@@ -255,10 +255,10 @@ def _check_message(message: object, order_key: object) -> None:
 def choose_queue(
     route: Route, order_key: str | None, avoid_broker: str | None = None
 ) -> MessageQueue:
-    """The queue of an order key, or the next in turn on another broker than ``avoid_broker``.
+    """Return the queue of an order key, or the next one round-robin, avoiding ``avoid_broker``.
 
-    The key's queue is the one that RocketMQ's ``SelectMessageQueueByHash`` takes, so that Java and
-    Python producers of one topic agree. It changes when the topic's number of queues does.
+    The key's queue is the one of RocketMQ's ``SelectMessageQueueByHash``, so that Java and Python
+    producers of one topic agree. It changes with the topic's number of queues.
     """
     if order_key is None:
         return route.next_queue(avoid_broker)
@@ -268,7 +268,7 @@ def choose_queue(
 def send_result(
     answer: RemotingCommand, status: SendStatus, unique_key: str, queue: MessageQueue, address: str
 ) -> SendResult:
-    """The answer to a stored message as users see it.
+    """Convert the answer to a stored message to a ``SendResult``.
 
     Raises:
         BadAnswerError: Fields are missing.

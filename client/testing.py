@@ -1,4 +1,4 @@
-"""Starts a real broker for tests, on a free port and in a directory of its own.
+"""Start a real broker for tests, on a free port and in its own directory.
 
 ::
 
@@ -6,8 +6,8 @@
         with Producer("tests", namesrv=broker.address) as producer:
             producer.send(Message("orders", b"hello"))
 
-The broker is another process, as in production, so that a test may also kill it and start it again.
-It must be installed beside the client (``python -m halfmq.broker`` must work).
+The broker runs in a separate process, as in production, so a test can also kill and restart it.
+It must be installed together with the client (``python -m halfmq.broker`` must work).
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ READY_SECONDS: Final = 60.0
 """How long a start may take, recovery of a large store included."""
 STOP_SECONDS: Final = 30.0
 LOG_FILE_SIZE: Final = 64 << 20
-"""Bytes of a log file, which are reserved on disk at once: a test wants no whole gibibyte."""
+"""Bytes of a log file, which are allocated at once: a test does not need a whole gibibyte."""
 PORTS: Final = range(20_000, 32_000)
-"""Below the ports that systems give to outgoing connections (Linux: from 32 768). From those, a
-port could be taken by anybody between a stop and the next start, even by a client that tries to
-reach the stopped broker."""
+"""Below the ephemeral ports of outgoing connections (Linux: from 32 768). Any process could take
+one of those between a stop and the next start, even a client that connects to the stopped
+broker."""
 _START_ATTEMPTS: Final = 10
 _ADDRESS_TAKEN: Final = 5
-"""The broker's exit code when somebody else has the port."""
+"""The broker's exit code if the port is in use."""
 _LOG_TAIL: Final = 4000
-"""Characters of the broker's log shown when it does not start."""
+"""Characters of the broker's log shown if it does not start."""
 
 
 class BrokerStartError(RuntimeError):
-    """The broker did not come up; the message ends with what it logged."""
+    """The broker did not start; the message ends with the end of its log."""
 
     def __init__(self, exit_code: int, log: str) -> None:
         super().__init__(exit_code, log)
@@ -56,11 +56,11 @@ class BrokerStartError(RuntimeError):
 
 
 class BrokerProcess:
-    """A broker of its own process; made by :func:`broker_process`."""
+    """A broker in a separate process, created by :func:`broker_process`."""
 
     def __init__(self, directory: Path, settings: Mapping[str, str]) -> None:
         self.directory = directory
-        """What the broker writes: ``store`` and ``broker.log``."""
+        """The broker's directory, with ``store`` and ``broker.log``."""
         self.ready: dict[str, str] = {}
         """The fields of the ready line: listen, namesrv, store, flush, recovery_ms, start_ms."""
         self._settings = dict(settings)
@@ -69,12 +69,12 @@ class BrokerProcess:
 
     @property
     def address(self) -> str:
-        """``host:port`` for a client's ``namesrv``; stays the same over restarts."""
+        """``host:port`` for a client's ``namesrv``; the same after a restart."""
         return self.ready["namesrv"]
 
     @property
     def pid(self) -> int:
-        """The process id, of the last one started."""
+        """The process id of the last start."""
         assert self._process is not None
         return self._process.pid
 
@@ -85,15 +85,15 @@ class BrokerProcess:
 
     @property
     def log(self) -> str:
-        """What the broker has logged, over all its starts."""
+        """The broker's log, of all starts."""
         path = self.directory / "broker.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def start(self, **settings: object) -> None:
-        """Start it and return when it answers requests; ``settings`` last for further starts.
+        """Start the broker and wait until it answers; ``settings`` also apply to later starts.
 
         Raises:
-            BrokerStartError: It ended, or did not get ready within a minute.
+            BrokerStartError: It ended, or was not ready within a minute.
         """
         assert not self.running, "the broker runs already"
         self._settings.update(_texts(settings))
@@ -108,7 +108,7 @@ class BrokerProcess:
                 return
 
     def _port(self) -> str:
-        """The port of the last start, so that clients find it again; at first any free one."""
+        """Return the port of the previous start, so that clients can reconnect; or a free one."""
         return self.ready["listen"].rpartition(":")[2] if self.ready else str(_free_port())
 
     def _start_on(self, port: str) -> None:
@@ -122,19 +122,19 @@ class BrokerProcess:
         self.ready = self._wait_until_ready(self._process)
 
     def stop(self) -> int:
-        """Stop it in order and return its exit code; where signals exist, by SIGTERM."""
+        """Shut the broker down (by SIGTERM, except on Windows) and return its exit code."""
         assert self._process is not None
         self._process.terminate()
         return self._ended()
 
     def kill(self) -> None:
-        """End it at once, as a crash would."""
+        """Kill the broker, as a crash would."""
         assert self._process is not None
         self._process.kill()
         self._ended()
 
     def restart(self, **settings: object) -> None:
-        """Stop it in order if it still runs, and start it on the same directory and ports."""
+        """Stop the broker if it runs, and start it with the same directory and ports."""
         if self.running:
             self.stop()
         self.start(**settings)
@@ -170,10 +170,10 @@ class BrokerProcess:
 def broker_process(
     directory: str | os.PathLike[str] | None = None, **settings: object
 ) -> Iterator[BrokerProcess]:
-    """A running broker for the length of the block.
+    """Run a broker for the duration of the block.
 
     Args:
-        directory: Where it keeps its files, such as pytest's ``tmp_path``; None: a temporary
+        directory: For the broker's files, such as pytest's ``tmp_path``; None: a temporary
             directory that is removed at the end.
         settings: Keys of ``broker.conf``, such as ``transactionTimeOut=1000``.
     """
@@ -199,7 +199,7 @@ def broker_process(
 
 
 def _free_port() -> int:
-    """A port on which, and on whose neighbour two below, nobody listens.
+    """Return a port that is free, together with the one two below it.
 
     A broker serves old clients two ports below its own.
     """
@@ -218,7 +218,7 @@ def _is_free(port: int) -> bool:
 
 
 def _texts(settings: Mapping[str, object]) -> dict[str, str]:
-    """Values as ``broker.conf`` writes them."""
+    """Format values as in ``broker.conf``."""
     return {
         key: str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in settings.items()
@@ -226,7 +226,7 @@ def _texts(settings: Mapping[str, object]) -> dict[str, str]:
 
 
 def _read(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
-    """Pass lines on until the stream ends; goes on reading, lest the broker blocks on a pipe."""
+    """Forward lines until the stream ends; keep reading, so that the broker's pipe never fills."""
     with stream:
         for line in stream:
             if line.strip():

@@ -1,25 +1,25 @@
-"""TransactionProducer: a local transaction and its messages, all or none.
+"""TransactionProducer: commit a local transaction and its messages together, or neither.
 
-The half messages are stored first and shown to nobody. Then the local transaction runs, and the
-decision follows: COMMIT delivers the messages, ROLLBACK drops them. The ``checker`` is asked what
-became of a local transaction wherever that is not known: by the broker, when no decision arrives
-because a process died or the network broke, and by the producer itself, when an exception or a
-cancellation leaves the block. It is that of a ``TransactionLedger``, or a function that finds the
-row by ``message.keys`` or ``message.transaction_id``. Of a transaction with several messages it is
-shown the first.
+The half messages are stored first; consumers do not see them. Then the local transaction runs, and
+the decision follows: COMMIT delivers the messages, ROLLBACK drops them. If the outcome of the local
+transaction is unknown, the ``checker`` is called: for the broker, if no decision arrives because a
+process died or the network failed, and for the producer itself, if an exception or a cancellation
+ends the block. The checker is that of a ``TransactionLedger``, or a function that finds the row by
+``message.keys`` or ``message.transaction_id``. For a transaction with several messages it gets the
+first one.
 
-What that means for a checker of one's own:
+Rules for a checker without a ledger:
 
-* It is asked about transactions of any producer of the group, also of one that is dead, so it may
-  look only at what survives a crash: the database.
-* No row may mean "rolled back" or "still running". A producer does not ask its checker while the
-  block of a transaction runs in itself. But another producer of the group cannot know that; and
-  when a block has been left by an exception, a worker thread or the database server may still be
-  at work. So a checker may say ROLLBACK only if the row can no longer come. A ledger makes sure of
-  that by a row of its own; without one, answer UNKNOWN as long as the local transaction may run
-  (``message.store_timestamp`` tells the age of the half message).
+* It is called for transactions of any producer of the group, also of one that has died, so it may
+  only use what survives a crash: the database.
+* A missing row may mean "rolled back" or "still running". A producer does not call its own checker
+  while the block of the transaction runs. But another producer of the group does not know that;
+  and after an exception has ended the block, a worker thread or the database server may still be
+  working. So a checker may answer ROLLBACK only if the row can no longer appear. A ledger ensures
+  this with a row of its own; without one, answer UNKNOWN while the local transaction may still run
+  (``message.store_timestamp`` is the time of the half message).
 
-How decisions travel stands in ``decisions``, how checks are answered in ``check_back``.
+``decisions`` describes how decisions are sent, ``check_back`` how checks are answered.
 """
 
 from __future__ import annotations
@@ -60,84 +60,89 @@ from .message import (
     topic_error,
 )
 from .net.connection import ServerRequestHandler
-from .net.encoding import Draft, draft_half
-from .net.retry import leaves_doubt
+from .net.message_encoding import EncodedMessage, encode_half_message
+from .net.retry import outcome_unknown
 from .net.session import Session, wall_clock_ms
 from .producer import Producer
-from .transactional.check_back import CheckBack, Checker, Memory, as_checked, ask
-from .transactional.decisions import Decisions, Ending, Settled
-from .transactional.recording import take_unrecorded
-from .transactional.several_messages import check_messages, check_supported, prepare_several
+from .transactional.check_back import (
+    CheckBack,
+    Checker,
+    UnsettledTransactions,
+    call_user_function,
+    checked_view,
+)
+from .transactional.decisions import DecisionSender, Ending, OnSettled
+from .transactional.multi_message_prepare import check_messages, check_supported, prepare_messages
+from .transactional.recorded_transactions import lacks_ledger_row
 
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS: Final = 5.0
-"""How long closing waits for decisions and checks under way; what is cut off, the check settles."""
+"""How long closing waits for decisions and checks in progress; a later check settles the rest."""
 
 T = TypeVar("T")
 
 
 class TransactionListener(ABC):
-    """Local transaction and check in one object, as RocketMQ's TransactionListener.
+    """The local transaction and its check in one object, like RocketMQ's TransactionListener.
 
-    Either method may be ``async``; a plain one runs in a worker thread, so that it may block.
+    Either method may be ``async``; a plain one runs in a worker thread, so it may block.
     """
 
     @abstractmethod
     def execute_local_transaction(
         self, transaction: Transaction, arg: object
     ) -> Decision | Awaitable[Decision]:
-        """Run the local transaction for ``transaction.message``; its id is ``transaction.id``."""
+        """Run the local transaction for ``transaction.message``, with the id ``transaction.id``."""
 
     @abstractmethod
     def check_local_transaction(self, message: MessageView) -> Decision | Awaitable[Decision]:
-        """Say what became of the local transaction of this message."""
+        """Return the outcome of the local transaction of this message."""
 
 
 class Transaction:
     """One local transaction: its half messages and its decision.
 
-    Made by :meth:`TransactionProducer.transaction`.
+    Created by :meth:`TransactionProducer.transaction`.
 
-    ``async with`` stores the half messages and runs the block. Left normally, it commits. Left by
-    an exception or a cancellation, it does not know whether the row was committed, so it asks the
-    producer's checker, sends what that says, and the exception goes on; if the checker cannot tell
-    within ``config.check_timeout``, or a second cancellation arrives meanwhile, the broker asks
-    later. So the local transaction has to end inside the block: a check of one that is still open
-    waits for its lock. :meth:`rollback` and :meth:`decide` overrule all that, for a block that
-    knows.
+    ``async with`` stores the half messages and runs the block. If the block ends normally, the
+    transaction is committed. After an exception or a cancellation it is unknown whether the row was
+    committed, so the producer's checker is called, its decision is sent, and the exception
+    propagates. If the checker cannot decide within ``config.check_timeout``, or a second
+    cancellation arrives meanwhile, the broker checks later. The local transaction must end inside
+    the block: a check of one that is still open waits for its lock. :meth:`rollback` and
+    :meth:`decide` override all this, for a block that knows the outcome.
 
-    When a COMMIT cannot be delivered, leaving the block raises nothing, because the local
-    transaction has committed: ``decided`` is then False, a warning is logged, and the broker
-    will ask the checker.
+    If a COMMIT cannot be delivered, leaving the block raises nothing, because the local transaction
+    has committed: ``decided`` is False, a warning is logged, and the broker will check.
 
-    Leaving the block normally raises :class:`TransactionNotRecordedError` if the checker is that of
-    a :class:`TransactionLedger` that has no row of this transaction, and
+    A normal end of the block raises :class:`TransactionNotRecordedError` if the checker is that of
+    a :class:`TransactionLedger` without a row of this transaction, and
     :class:`DecisionConflictError` if the transaction was rolled back before.
     """
 
     def __init__(
         self, producer: TransactionProducer, messages: Message | Sequence[Message]
     ) -> None:
-        """Prepare; what can be wrong with the messages by themselves shows here.
+        """Create a transaction; nothing is sent before it is entered.
 
         Raises:
-            InvalidMessageError: No message, or more than one transaction can have.
+            InvalidMessageError: No message, or too many for one transaction.
         """
         self.messages = check_messages(messages)
-        """What a commit delivers, all or none; the first one leads and is what checkers see."""
+        """The messages that a commit delivers; the first one is the leader, which checkers see."""
         self.decision: Decision | None = None
-        """What the broker was told, or would have been; None while the block runs, and while the
-        checker is asked."""
+        """The decision, whether it could be sent or not; None while the block or the checker
+        runs."""
         self.decided = False
         """Whether the broker confirmed the decision."""
         self.final_message_id: str | None = None
-        """The offset id of the message that consumers get, of several the first one's; None unless
-        the broker confirmed a COMMIT and, as a halfmq broker does, said where it lies."""
+        """The offset id of the (first) message that consumers get; None unless the broker confirmed
+        a COMMIT and returned the id, as a halfmq broker does."""
         self.running = True
-        """Whether the block may still run; until then nobody asks the checker."""
+        """Whether the block may still run; meanwhile the checker is not called."""
         self._producer = producer
-        self._draft: Draft | None = None
+        self._encoded: EncodedMessage | None = None
         self._results: Sequence[SendResult] = ()
         self._half_offset = -1
         self._born_ms = self._stored_ms = 0
@@ -147,23 +152,23 @@ class Transaction:
     @property
     def id(self) -> str:
         """The transaction id, which checkers see as ``message.transaction_id``."""
-        assert self._draft is not None, "a transaction has an id once its block has been entered"
-        return self._draft.unique_key
+        assert self._encoded is not None, "the id exists once the block has been entered"
+        return self._encoded.unique_key
 
     @property
     def message(self) -> Message:
-        """The message, of several the first one."""
+        """The message; with several messages, the first one."""
         return self.messages[0]
 
     @property
     def results(self) -> Sequence[SendResult]:
-        """How the half messages were stored, in the order of ``messages``."""
+        """Where the half messages were stored, in the order of ``messages``."""
         assert self._results, "the half messages are stored when the block is entered"
         return self._results
 
     @property
     def result(self) -> SendResult:
-        """How the half message was stored, of several the first one."""
+        """Where the (first) half message was stored."""
         return self.results[0]
 
     @property
@@ -171,27 +176,29 @@ class Transaction:
         """The offset id of the half message: what consumers see as ``half_message_id``."""
         return self.result.offset_message_id
 
-    def stored(self, draft: Draft, born_ms: int, results: Sequence[SendResult]) -> None:
-        """The half messages are stored, the first of them from ``draft``; called by the producer.
+    def stored(self, draft: EncodedMessage, born_ms: int, results: Sequence[SendResult]) -> None:
+        """Set where the half messages are stored; called by the producer.
+
+        ``draft`` is the first of them.
 
         Raises:
-            BadAnswerError: The broker does not say where, so that it could not be told either.
+            BadAnswerError: The broker's answer has no offset, which a decision needs.
         """
         try:
             half = parse_offset_message_id(results[0].offset_message_id)
         except ValueError as error:
             raise BadAnswerError(results[0].queue.broker_name, str(error)) from error
-        self._draft, self._results, self._half_offset = draft, results, half.physical_offset
+        self._encoded, self._results, self._half_offset = draft, results, half.physical_offset
         self._born_ms, self._stored_ms = born_ms, wall_clock_ms()
 
     def as_checked(self) -> MessageView:
-        """The message as a checker sees it; called by the producer."""
-        assert self._draft is not None, "only what is stored is asked about"
+        """Return the message in the form that checkers get; called by the producer."""
+        assert self._encoded is not None, "only a stored transaction is checked"
         halves = len(self.messages)
-        return as_checked(self._draft, self.result, halves, self._born_ms, self._stored_ms)
+        return checked_view(self._encoded, self.result, halves, self._born_ms, self._stored_ms)
 
-    def ending(self, decision: Decision, on_settled: Settled) -> Ending:
-        """The decision as it is delivered; called by the producer."""
+    def ending(self, decision: Decision, on_settled: OnSettled) -> Ending:
+        """Return the decision in the form that is sent; called by the producer."""
         result = self.result
         return Ending(
             self.id,
@@ -204,25 +211,25 @@ class Transaction:
         )
 
     def decide(self, decision: Decision) -> None:
-        """Fix the decision, however the block is left. UNKNOWN leaves it to the broker's check.
+        """Set the decision, however the block ends. UNKNOWN leaves it to the broker's check.
 
         Raises:
-            ConfigurationError: It is no Decision.
+            ConfigurationError: ``decision`` is not a Decision.
         """
         check_kind("decision", decision, Decision)
         self._explicit = decision
 
     def rollback(self) -> None:
-        """Fix ROLLBACK, however the block is left, and ask nobody.
+        """Set the decision to ROLLBACK, however the block ends, without calling the checker.
 
-        For a block that knows that its row was not committed and never will be: roll back your own
-        database first.
+        For a block that knows that its row was not committed and never will be: roll back the
+        database transaction first.
         """
         self.decide(Decision.ROLLBACK)
 
     async def abandon(self) -> None:
-        """Roll back half messages whose block will never run; called by the blocking form."""
-        if self._draft is not None and self.decision is None:
+        """Roll back half messages whose block will never run; called by the blocking client."""
+        if self._encoded is not None and self.decision is None:
             await self._producer.finish(self, Decision.ROLLBACK)
 
     async def __aenter__(self) -> Self:
@@ -240,7 +247,7 @@ class Transaction:
     ) -> None:
         self.running = False
         if isinstance(error, GeneratorExit):
-            # A coroutine that is being closed may not wait for anything: the broker will ask.
+            # A coroutine that is being closed must not await anything: the broker will check.
             self.decision = Decision.UNKNOWN
             return
         unrecorded = self._producer.take_unrecorded(self)
@@ -254,11 +261,11 @@ class Transaction:
                 raise
             logger.exception("event=decision_refused transaction=%s", self.id)
         if decision is None and error is None and self.decision is not Decision.COMMIT:
-            assert self.decision is not None, "it is finished"
+            assert self.decision is not None, "finish() has set it"
             raise TransactionNotRecordedError(self.id, self.decision.name)
 
     def __repr__(self) -> str:
-        identity = self._draft and self._draft.unique_key
+        identity = self._encoded and self._encoded.unique_key
         return f"<Transaction {identity} decision={self.decision} decided={self.decided}>"
 
 
@@ -271,8 +278,8 @@ class TransactionProducer(Producer):
             async with producer.transaction(Message("orders", b"o-2", keys="o-2")) as tx:
                 await save_order(tx.id)
 
-    From its start on it is known to all brokers of the cluster, so that one started after a crash
-    is asked about what the crashed one left undecided.
+    At its start it registers with all brokers of the cluster. So a producer that is started after a
+    crash gets the checks of transactions that the crashed one left undecided.
     """
 
     def __init__(
@@ -288,21 +295,20 @@ class TransactionProducer(Producer):
         tls: bool | ssl.SSLContext | None = None,
         config: ClientConfig | None = None,
     ) -> None:
-        """Take part in a producer group, whose members answer for each other.
+        """Create a member of a producer group, whose members answer checks for each other.
 
         Args:
             group: The same name for all producers that share a database, also after a restart.
-            checker: Asked what became of a local transaction. It may be left out when every
-                transaction goes through :meth:`send_in_transaction`; checks then go to the
-                listener used last.
-            topics: Brokers of these are greeted at start too, in clusters that tell clients
-                nothing else.
-            namesrv: ``host:port``, several with ``;`` or ``,``; wins over the one in ``config``.
-            access_key: Signs every request; wins over ``config``, as do the next three.
+            checker: Returns the outcome of a local transaction. It may be omitted if every
+                transaction uses :meth:`send_in_transaction`; the last listener then answers checks.
+            topics: The brokers of these topics are also registered with at the start, for clusters
+                whose name server does not list all brokers.
+            namesrv: ``host:port``, several with ``;`` or ``,``; overrides ``config``.
+            access_key: Signs every request; overrides ``config``, as do the next three.
             secret_key: The secret of ``access_key``.
-            credentials: A function that gives both, asked again when they are refused.
-            tls: Whether connections are encrypted; an ``ssl.SSLContext`` says whom to trust.
-            config: Everything else.
+            credentials: A function that returns both, called again if a broker rejects them.
+            tls: Whether connections are encrypted; or an ``ssl.SSLContext``.
+            config: All other settings.
 
         Raises:
             ConfigurationError: An argument cannot be used; says which.
@@ -325,13 +331,13 @@ class TransactionProducer(Producer):
             if not is_topic(topic):
                 raise ConfigurationError("topics", topic, f"a topic: {topic_error(topic)}")
         self._topics = tuple(topics)
-        # Weak: one whose block was interrupted before it could be left has nobody who decides about
-        # it, and must not be taken for running once nobody has it any more.
+        # Weak: a transaction whose block was interrupted by a signal may never be finished, and
+        # must not count as running after it was garbage-collected.
         self._open: WeakValueDictionary[str, Transaction] = WeakValueDictionary()
-        self._memory = Memory()
+        self._unsettled = UnsettledTransactions()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._starting: Session | None = None
-        self._decisions = Decisions(group, self.config, self._reachable, self._spawn)
+        self._decisions = DecisionSender(group, self.config, self._current_session, self._spawn)
         self._check_back = CheckBack(
             group, self.config, self._decisions, self._known_decision, self._spawn
         )
@@ -341,17 +347,17 @@ class TransactionProducer(Producer):
         )
 
     def transaction(self, messages: Message | Sequence[Message]) -> Transaction:
-        """The context of one local transaction; see :class:`Transaction`.
+        """Return the context manager of one local transaction; see :class:`Transaction`.
 
-        Several messages, to several topics if need be, are delivered all or none. They must go to
-        one halfmq broker, there can be 64 of them, and together they must fit into 16 MiB.
+        Several messages, also to several topics, are all delivered or none. They must go to one
+        halfmq broker; the limits are 64 messages and 16 MiB together.
 
-        Entering raises what :meth:`send` raises, and :class:`HalfNotDurableError` when the broker
-        cannot vouch for the half message: then the block has not run, and nothing is delivered.
+        Entering raises what :meth:`send` raises, and :class:`HalfNotDurableError` if the half
+        message may not be on disk: then the block has not run, and nothing is delivered.
 
         Raises:
-            ConfigurationError: The producer has no checker, and somebody has to know. When
-                entered: the broker is not halfmq's, and cannot do what was asked for.
+            ConfigurationError: The producer has no checker. When entered: the broker is not
+                halfmq's, and does not support these messages.
             InvalidMessageError: No message, or too many.
         """
         if self._check_back.checker is None:
@@ -364,27 +370,27 @@ class TransactionProducer(Producer):
         listener: TransactionListener | None = None,
         arg: object = None,
     ) -> Transaction:
-        """RocketMQ's form: store the half message or messages, let the listener run and decide.
+        """Store the half messages and let the listener run and decide, as in RocketMQ.
 
-        An exception or anything but a Decision from the listener is logged and counts as UNKNOWN.
-        The transaction returned is over; its ``decision`` and ``decided`` say how.
+        If the listener raises, or returns anything but a Decision, this is logged and counts as
+        UNKNOWN. The returned transaction is finished; see its ``decision`` and ``decided``.
 
         Raises:
             ClientError: The half message could not be stored; the listener did not run.
         """
         listener = self.use_listener(listener)
         async with Transaction(self, messages) as transaction:
-            # Cancelled in mid-call, its worker thread runs on: only the checker can tell then.
+            # If cancelled, the listener's worker thread continues: only a check can decide then.
             transaction.decide(Decision.UNKNOWN)
-            outcome = await ask(listener.execute_local_transaction, transaction, arg)
+            outcome = await call_user_function(listener.execute_local_transaction, transaction, arg)
             transaction.decide(outcome)
         return transaction
 
     def use_listener(self, listener: TransactionListener | None) -> TransactionListener:
-        """The listener given, or the one used last; it gets the checks unless there is a checker.
+        """Return the given listener or the last one; it answers checks unless there is a checker.
 
         Raises:
-            ConfigurationError: There is none.
+            ConfigurationError: There is no listener.
         """
         listener = listener or self._listener
         if not isinstance(listener, TransactionListener):
@@ -395,9 +401,9 @@ class TransactionProducer(Producer):
         return listener
 
     async def pending(self) -> list[PendingTransaction]:
-        """What nobody has decided yet of this group's transactions, on all brokers.
+        """Return the undecided transactions of this group on all brokers.
 
-        By broker, the oldest first; whichever producer prepared them, this one or another.
+        Sorted by broker, the oldest first; those of other producers of the group are included.
 
         Raises:
             UnsupportedRequestError: A broker is not halfmq's.
@@ -407,7 +413,7 @@ class TransactionProducer(Producer):
         return [transaction async for page in pages for transaction in page]
 
     async def close(self) -> None:
-        """Wait a little for decisions and checks under way, then close; safe to call twice."""
+        """Wait up to 5 s for decisions and checks in progress, then close; safe to call twice."""
         if self._is_the_parents():
             return
         self._check_back.closing = True
@@ -424,47 +430,54 @@ class TransactionProducer(Producer):
     # -- half message and decision
 
     async def prepare(self, transaction: Transaction) -> None:
-        """Store the half messages; called by :class:`Transaction`."""
+        """Store the half messages of a transaction; called by :class:`Transaction`."""
         session = self._session
         check_supported(transaction.messages, halfmq=session.routes.halfmq)
-        drafts = [
-            draft_half(message, session.new_key(), self.group, self.config)
+        encoded_messages = [
+            encode_half_message(message, session.new_key(), self.group, self.config)
             for message in transaction.messages
         ]
-        transaction_id, born_ms = drafts[0].unique_key, wall_clock_ms()
+        transaction_id, born_ms = encoded_messages[0].unique_key, wall_clock_ms()
         failures: list[ClientError] = []
-        sending = self._spawn(self._store(session, drafts, failures))
+        sending = self._spawn(self._store(session, encoded_messages, failures))
         self._open[transaction_id] = transaction
-        # What asyncio.wait does, at a third of its cost: the caller may be cancelled, the task not.
+        # Like asyncio.wait, at a third of its cost: the caller may be cancelled, the task not.
         stored = asyncio.get_running_loop().create_future()
         sending.add_done_callback(partial(_wake, stored))
         try:
             await stored
         except asyncio.CancelledError:
-            self._spawn(self._abandon(transaction, drafts[0], born_ms, sending))
+            self._spawn(self._abandon(transaction, encoded_messages[0], born_ms, sending))
             raise
         try:
             results = self._results_of(sending)
-            transaction.stored(drafts[0], born_ms, results)
+            transaction.stored(encoded_messages[0], born_ms, results)
         except BaseException:
             del self._open[transaction_id]
-            if any(map(leaves_doubt, failures)):  # it may be stored, and its block will never run
-                self._memory.note_undelivered(transaction_id, Decision.ROLLBACK)
+            if any(
+                map(outcome_unknown, failures)
+            ):  # it may be stored, and its block will never run
+                self._unsettled.record_undelivered(transaction_id, Decision.ROLLBACK)
             raise
-        if any(map(leaves_doubt, failures)):
-            self._memory.note_doubt(transaction_id, transaction.message_id)
+        if any(map(outcome_unknown, failures)):
+            self._unsettled.record_uncertain_prepare(transaction_id, transaction.message_id)
         status = results[0].status
         if status is not SendStatus.SEND_OK:
             await self.finish(transaction, Decision.ROLLBACK)
             raise HalfNotDurableError(transaction_id, status.name)
 
     async def _store(
-        self, session: Session, drafts: Sequence[Draft], failures: list[ClientError]
+        self,
+        session: Session,
+        encoded_messages: Sequence[EncodedMessage],
+        failures: list[ClientError],
     ) -> Sequence[SendResult]:
-        if len(drafts) > 1:
-            return await prepare_several(session, self.config, self.group, drafts, failures)
+        if len(encoded_messages) > 1:
+            return await prepare_messages(
+                session, self.config, self.group, encoded_messages, failures
+            )
         code = RequestCode.SEND_MESSAGE_V2
-        return [await self._transmit(session, code, drafts[0], None, failures)]
+        return [await self._transmit(session, code, encoded_messages[0], None, failures)]
 
     def _results_of(self, sending: asyncio.Task[Sequence[SendResult]]) -> Sequence[SendResult]:
         if sending.cancelled():  # by close()
@@ -472,40 +485,40 @@ class TransactionProducer(Producer):
         return sending.result()
 
     def take_unrecorded(self, transaction: Transaction) -> bool:
-        """Whether the checker is a ledger's that lacks this transaction; called once, at its end.
+        """Return whether this process has recorded no row of the transaction in the ledger.
 
-        So far as this process knows: another may have recorded it.
+        False without a ledger. Called once per transaction, at its end.
         """
-        return take_unrecorded(self._check_back.checker, transaction.id)
+        return lacks_ledger_row(self._check_back.checker, transaction.id)
 
     async def finish(self, transaction: Transaction, decision: Decision | None) -> None:
-        """Deliver the decision, also when the caller is cancelled meanwhile.
+        """Send the decision, also if the caller is cancelled meanwhile.
 
-        None has the checker asked for it. When the caller is cancelled before that has answered,
+        None calls the checker for it. If the caller is cancelled before the checker has answered,
         the decision is UNKNOWN.
 
         Raises:
-            DecisionConflictError: The broker has decided otherwise before.
+            DecisionConflictError: The transaction already has the opposite decision.
         """
         if decision is None:
-            await self._ask_and_finish(transaction)
+            await self._check_and_finish(transaction)
             return
         transaction.decision = decision
-        if decision is Decision.UNKNOWN:  # which a broker learns when it asks
+        if decision is Decision.UNKNOWN:  # nothing is sent; the broker will check
             self._open.pop(transaction.id, None)
             return
-        ending = transaction.ending(decision, partial(self._settled, transaction))
+        ending = transaction.ending(decision, partial(self._on_settled, transaction))
         waiter = ending.waiter = asyncio.get_running_loop().create_future()
         try:
-            self._decisions.tell(ending)
+            self._decisions.send(ending)
         except ClientClosedError as error:
-            self._settled(transaction, ending, None, error)
+            self._on_settled(transaction, ending, None, error)
         await waiter
 
-    async def _ask_and_finish(self, transaction: Transaction) -> None:
-        # In a task of its own, which close() waits for and which is not the caller's, who has been
-        # cancelled once and may be again.
-        asking = self._spawn(self._ask(transaction))
+    async def _check_and_finish(self, transaction: Transaction) -> None:
+        # In a separate task, which close() waits for: the caller has been cancelled and may be
+        # cancelled again.
+        asking = self._spawn(self._check_own(transaction))
         try:
             await asyncio.wait([asking])
         finally:
@@ -517,43 +530,43 @@ class TransactionProducer(Producer):
         if not asking.cancelled():
             asking.result()
 
-    async def _ask(self, transaction: Transaction) -> None:
-        decision = await self._check_back.ask_about_own(transaction.as_checked())
+    async def _check_own(self, transaction: Transaction) -> None:
+        decision = await self._check_back.check_own(transaction.as_checked())
         await self.finish(transaction, decision)
 
     async def _abandon(
         self,
         transaction: Transaction,
-        draft: Draft,
+        encoded: EncodedMessage,
         born_ms: int,
         sending: asyncio.Task[Sequence[SendResult]],
     ) -> None:
         """Roll back a half message whose sender was cancelled before it was stored."""
         try:
-            transaction.stored(draft, born_ms, await sending)
+            transaction.stored(encoded, born_ms, await sending)
             await self.finish(transaction, Decision.ROLLBACK)
         except ClientError as error:
             logger.info(
-                "event=half_message_abandoned transaction=%s reason=%s", draft.unique_key, error
+                "event=half_message_abandoned transaction=%s reason=%s", encoded.unique_key, error
             )
-            self._open.pop(draft.unique_key, None)
-            self._memory.note_undelivered(draft.unique_key, Decision.ROLLBACK)
+            self._open.pop(encoded.unique_key, None)
+            self._unsettled.record_undelivered(encoded.unique_key, Decision.ROLLBACK)
 
-    def _settled(
+    def _on_settled(
         self,
         transaction: Transaction,
         ending: Ending,
         final: str | None,
         error: BaseException | None,
     ) -> None:
-        """A decision is confirmed, refused, or could not be delivered."""
+        """Update the transaction after its decision was confirmed, rejected, or not delivered."""
         self._open.pop(ending.transaction_id, None)
-        told: BaseException | None = None
+        reported: BaseException | None = None
         if error is None:
             transaction.decided = True
             transaction.final_message_id = final
         elif isinstance(error, ClientError) and not isinstance(error, DecisionConflictError):
-            self._memory.note_undelivered(ending.transaction_id, ending.decision)
+            self._unsettled.record_undelivered(ending.transaction_id, ending.decision)
             logger.warning(
                 "event=decision_not_delivered transaction=%s decision=%s reason=%s",
                 ending.transaction_id,
@@ -561,30 +574,30 @@ class TransactionProducer(Producer):
                 error,
             )
         else:
-            told = error
+            reported = error
         if ending.waiter is None or ending.waiter.done():
             return  # its caller was cancelled
-        if told is None:
+        if reported is None:
             ending.waiter.set_result(None)
         else:
-            ending.waiter.set_exception(told)
+            ending.waiter.set_exception(reported)
 
     def _known_decision(self, transaction_id: str, message: MessageView) -> Decision | None:
-        """What this producer knows without asking its checker."""
-        session = self._reachable()
-        if session.routes.halfmq and self._memory.is_stray(transaction_id, message):
+        """Return the decision if this producer knows it without its checker, else None."""
+        session = self._current_session()
+        if session.routes.halfmq and self._unsettled.is_duplicate_half(transaction_id, message):
             return Decision.ROLLBACK
         transaction = self._open.get(transaction_id)
         if transaction is not None and transaction.running:
-            return Decision.UNKNOWN  # its row may be written but not yet visible
+            return Decision.UNKNOWN  # its row may exist but not be visible yet
         if transaction is not None and transaction.decision:
             return transaction.decision
-        return self._memory.undelivered(transaction_id)
+        return self._unsettled.undelivered_decision(transaction_id)
 
     # -- wiring
 
     def _handlers(self) -> dict[int, ServerRequestHandler]:
-        return {RequestCode.CHECK_TRANSACTION_STATE: self._check_back.requested}
+        return {RequestCode.CHECK_TRANSACTION_STATE: self._check_back.on_check_request}
 
     async def _start_session(self, session: Session) -> None:
         self._starting = session
@@ -593,8 +606,8 @@ class TransactionProducer(Producer):
         finally:
             self._starting = None
 
-    def _reachable(self) -> Session:
-        """The session, also while it starts: a broker asks as soon as it has been greeted."""
+    def _current_session(self) -> Session:
+        """The session, also while it starts: a broker sends checks right after the handshake."""
         return self._starting or self._session
 
     def _spawn(self, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
@@ -606,7 +619,7 @@ class TransactionProducer(Producer):
     def _task_done(self, task: asyncio.Task[T]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # a caller that was cancelled would leave it unread
+            task.exception()  # if the caller was cancelled, nobody has retrieved it
 
 
 def _wake(waiter: asyncio.Future[None], _task: asyncio.Task[Any]) -> None:

@@ -1,1 +1,1 @@
-"""What a consumer is made of: pulls, windows of messages in flight, offsets, rebalance, filters."""
+"""Internals of the consumer: pulling, messages in flight, offsets, rebalance, filters."""

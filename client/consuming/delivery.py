@@ -1,13 +1,13 @@
-"""Between the pulls and the user's loop: what is ready, what is out, and what comes again.
+"""The delivery buffer between pulling and the user's loop: delivery, acknowledgement, redelivery.
 
-A pulled message is *ready* until the loop takes it, then *out* until it is acked or given back.
-Taking happens in one step without a pause, so a cancelled loop never loses a message: it was
-either handed over or is still ready. A message that stays out longer than the ack timeout counts
-as given back. Whoever gives back tries the broker first, which delivers the message to the group
-again after a delay; if the broker does not take it, it becomes ready here again.
+A pulled message is *ready* until the loop takes it, then *unacknowledged* until it is acknowledged
+or redelivered. Taking a message never awaits, so a cancelled loop loses none: the message was
+delivered or is still ready. A message that exceeds the ack timeout is redelivered. Redelivery
+sends the message back to the broker, which delivers it to the group again after a delay; if the
+broker does not accept it, it becomes ready in this buffer again.
 
-All memory is bounded: pulls pause while a queue has too many unfinished messages, spans too many
-offsets, or all queues together hold too many bytes.
+Backpressure bounds memory: pulling pauses while a queue has too many unacknowledged messages, or
+they span too many offsets, or all queues together hold too many bytes.
 """
 
 from __future__ import annotations
@@ -23,51 +23,52 @@ from halfmq.store.format.record import Record
 from ..config import ClientConfig
 from ..message import MessageView
 from ..net.loop_binding import LoopBinding
-from .window import QueueWindow
+from .in_flight import InFlightWindow
 
 logger = logging.getLogger(__name__)
 
-# The broker's delay levels, for messages that it does not take back.
+# The broker's delay levels, for messages that it does not accept back.
 # Source: RocketMQ MessageStoreConfig.messageDelayLevel.
 DELAY_SECONDS: Final = (
     1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
 )  # fmt: skip
-GIVE_BACKS_MAX: Final = 32
-"""Overdue messages given back to brokers at one time."""
+REDELIVERIES_MAX: Final = 32
+"""Overdue messages that are sent back to brokers at one time."""
 
 
 class Delivery:
-    """One pulled message, through all its deliveries by this consumer."""
+    """One pulled message, with all its deliveries by this consumer."""
 
     __slots__ = ("_buffer", "attempts", "record", "window")
 
-    def __init__(self, buffer: DeliveryBuffer, window: QueueWindow, record: Record) -> None:
+    def __init__(self, buffer: DeliveryBuffer, window: InFlightWindow, record: Record) -> None:
         self._buffer = buffer
         self.window = window
         self.record = record
         self.attempts = 0
-        """How often this consumer has handed it out."""
+        """How often this consumer has delivered it."""
 
     @property
     def pending(self) -> bool:
-        """Whether it still waits for an ack that counts."""
+        """Whether it is still in the in-flight window, waiting for an acknowledgement."""
         return self.window.active and self.record.queue_offset in self.window
 
     def acknowledge(self) -> bool:
-        """Count the message as dealt with; False when it came too late."""
+        """Acknowledge the message; return False if it is too late."""
         self._buffer.binding.check()
-        return self._buffer.finish(self)
+        return self._buffer.acknowledge(self)
 
-    async def give_back(self, delay_level: int) -> None:
-        """Have the message delivered again later."""
+    async def redeliver(self, delay_level: int) -> None:
+        """Redeliver the message after the delay."""
         self._buffer.binding.check()
-        await self._buffer.give_back(self, delay_level)
+        await self._buffer.redeliver(self, delay_level)
 
 
 class DeliveryBuffer:
-    """Holds what a consumer has pulled; see the module's text.
+    """The pulled messages of a consumer; see the module's docstring.
 
-    ``send_back`` asks the broker to deliver a message again and tells whether it will.
+    ``send_back`` sends a message back to the broker and returns whether the broker will redeliver
+    it.
     """
 
     def __init__(
@@ -82,88 +83,88 @@ class DeliveryBuffer:
         self._loop = asyncio.get_running_loop()
         self.binding = LoopBinding("the consumer")
         self._ready: deque[Delivery] = deque()
-        self._takers: deque[asyncio.Future[None]] = deque()
-        self._out: OrderedDict[Delivery, float] = OrderedDict()  # deadlines, the earliest first
+        self._receivers: deque[asyncio.Future[None]] = deque()
+        self._unacked: OrderedDict[Delivery, float] = OrderedDict()  # deadlines, the earliest first
         self._timer: asyncio.TimerHandle | None = None
-        self._again: set[asyncio.TimerHandle] = set()
-        self._giving_back: set[asyncio.Task[None]] = set()
-        self._turns = asyncio.Semaphore(GIVE_BACKS_MAX)
+        self._redelivery_timers: set[asyncio.TimerHandle] = set()
+        self._redeliveries: set[asyncio.Task[None]] = set()
+        self._redelivery_slots = asyncio.Semaphore(REDELIVERIES_MAX)
         self._bytes = 0
-        self._room = asyncio.Event()
+        self._capacity = asyncio.Event()
         self._closed = False
-        self._failure: Exception | None = None
+        self._error: Exception | None = None
 
     # -- the pulling side
 
-    async def wait_for_room(self, window: QueueWindow) -> None:
-        """Return when this queue may be pulled."""
-        while not self._has_room(window):
-            self._room.clear()
-            await self._room.wait()
+    async def wait_for_capacity(self, window: InFlightWindow) -> None:
+        """Wait until this queue may be pulled."""
+        while not self._has_capacity(window):
+            self._capacity.clear()
+            await self._capacity.wait()
 
-    def offer(self, window: QueueWindow, record: Record) -> None:
-        """Take in a pulled message; one that the window has seen already is ignored."""
+    def add(self, window: InFlightWindow, record: Record) -> None:
+        """Add a pulled message; ignore one that the window has already seen."""
         if window.active and window.add(record.queue_offset, record.total_size):
             self._bytes += record.total_size
             self._make_ready(Delivery(self, window, record))
 
-    def drop(self, window: QueueWindow) -> None:
-        """Forget the messages of a queue that is no longer ours."""
+    def drop(self, window: InFlightWindow) -> None:
+        """Remove the messages of a revoked queue."""
         self._bytes -= window.drop()
         self._ready = deque(delivery for delivery in self._ready if delivery.pending)
-        for delivery in [delivery for delivery in self._out if not delivery.pending]:
-            del self._out[delivery]
-        self._room.set()
+        for delivery in [delivery for delivery in self._unacked if not delivery.pending]:
+            del self._unacked[delivery]
+        self._capacity.set()
 
     # -- the user's side
 
     async def take(self) -> MessageView | None:
-        """The next message, waited for; None once the buffer is closed.
+        """Wait for the next message and return it; None once the buffer is closed.
 
-        Raises what ``fail`` was given last.
+        Raises the error set by ``set_error``, if any.
         """
         while True:
             if self._closed:
                 return None
-            if self._failure is not None:
-                raise self._failure.with_traceback(None)  # it may be raised many times
+            if self._error is not None:
+                raise self._error.with_traceback(None)  # it may be raised many times
             message = self._take_ready()
             if message is not None:
                 return message
             turn = self._loop.create_future()
-            self._takers.append(turn)
+            self._receivers.append(turn)
             try:
                 await turn
             except asyncio.CancelledError:
-                if turn in self._takers:
-                    self._takers.remove(turn)
+                if turn in self._receivers:
+                    self._receivers.remove(turn)
                 elif self._ready:
-                    self._wake_taker()  # the turn was ours; pass it on
+                    self._wake_receiver()  # this one had been woken; wake the next one instead
                 raise
 
-    def finish(self, delivery: Delivery) -> bool:
-        """The message is dealt with, or in the broker's hands again."""
-        self._out.pop(delivery, None)
-        size = delivery.window.finish(delivery.record.queue_offset)
+    def acknowledge(self, delivery: Delivery) -> bool:
+        """Remove a message that was acknowledged, or that the broker will redeliver."""
+        self._unacked.pop(delivery, None)
+        size = delivery.window.acknowledge(delivery.record.queue_offset)
         if size is None:
             return False
         self._bytes -= size
-        if not self._room.is_set():
-            self._room.set()
+        if not self._capacity.is_set():
+            self._capacity.set()
         return True
 
-    async def give_back(self, delivery: Delivery, delay_level: int) -> None:
-        """Have the message delivered again after the delay, by the broker or else by us."""
-        self._out.pop(delivery, None)  # no second time because of the ack timeout
+    async def redeliver(self, delivery: Delivery, delay_level: int) -> None:
+        """Redeliver the message after the delay, by the broker or else from this buffer."""
+        self._unacked.pop(delivery, None)  # the ack timeout must not redeliver it as well
         if not delivery.pending:
             return
         try:
             taken = await self._send_back(delivery, delay_level)
-        except BaseException:  # cancelled: the broker may have it or not; better twice than never
+        except BaseException:  # cancelled: whether the broker has it is unknown; deliver it again
             self._make_ready_later(delivery, self._config.retry_delay)
             raise
         if taken:
-            self.finish(delivery)
+            self.acknowledge(delivery)
             return
         seconds = (
             DELAY_SECONDS[min(delay_level, len(DELAY_SECONDS)) - 1]
@@ -172,30 +173,30 @@ class DeliveryBuffer:
         )
         self._make_ready_later(delivery, seconds)
 
-    def fail(self, failure: Exception | None) -> None:
-        """Have ``take`` raise this from now on, also where it waits; None: no longer."""
-        self._failure = failure
-        if failure is not None:
-            while self._takers:
-                self._wake_taker()
+    def set_error(self, error: Exception | None) -> None:
+        """Make ``take`` raise this error, also in calls that wait; None clears it."""
+        self._error = error
+        if error is not None:
+            while self._receivers:
+                self._wake_receiver()
 
     async def close(self) -> None:
-        """End all waiting; what is not acked stays unfinished in its window."""
+        """End all waiting calls; unacknowledged messages stay in their windows."""
         self._closed = True
-        for handle in (self._timer, *self._again):
+        for handle in (self._timer, *self._redelivery_timers):
             if handle is not None:
                 handle.cancel()
-        for task in self._giving_back:
+        for task in self._redeliveries:
             task.cancel()
-        while self._takers:
-            self._wake_taker()
-        self._room.set()
-        if self._giving_back:
-            await asyncio.wait(self._giving_back)
+        while self._receivers:
+            self._wake_receiver()
+        self._capacity.set()
+        if self._redeliveries:
+            await asyncio.wait(self._redeliveries)
 
     # -- inside
 
-    def _has_room(self, window: QueueWindow) -> bool:
+    def _has_capacity(self, window: InFlightWindow) -> bool:
         config = self._config
         return (
             len(window) < config.cached_messages_max
@@ -205,24 +206,24 @@ class DeliveryBuffer:
 
     def _make_ready(self, delivery: Delivery) -> None:
         self._ready.append(delivery)
-        if self._takers:
-            self._wake_taker()
+        if self._receivers:
+            self._wake_receiver()
 
     def _make_ready_later(self, delivery: Delivery, seconds: float) -> None:
         if self._closed:
             return
 
         def ready() -> None:
-            self._again.discard(handle)
+            self._redelivery_timers.discard(handle)
             if delivery.pending:
                 self._make_ready(delivery)
 
         handle = self._loop.call_later(seconds, ready)
-        self._again.add(handle)
+        self._redelivery_timers.add(handle)
 
-    def _wake_taker(self) -> None:
-        while self._takers:
-            turn = self._takers.popleft()
+    def _wake_receiver(self) -> None:
+        while self._receivers:
+            turn = self._receivers.popleft()
             if not turn.done():
                 turn.set_result(None)
                 return
@@ -230,36 +231,36 @@ class DeliveryBuffer:
     def _take_ready(self) -> MessageView | None:
         while self._ready:
             delivery = self._ready.popleft()
-            if delivery.pending:  # else acked late, after an earlier delivery
-                return self._hand_out(delivery)
+            if delivery.pending:  # otherwise acknowledged late, after an earlier delivery
+                return self._deliver(delivery)
         return None
 
-    def _hand_out(self, delivery: Delivery) -> MessageView:
+    def _deliver(self, delivery: Delivery) -> MessageView:
         if self._ack_timeout is not None:
-            self._out[delivery] = self._loop.time() + self._ack_timeout
+            self._unacked[delivery] = self._loop.time() + self._ack_timeout
             if self._timer is None:
-                self._timer = self._loop.call_later(self._ack_timeout, self._end_overdue)
+                self._timer = self._loop.call_later(self._ack_timeout, self._redeliver_overdue)
         broker_name = delivery.window.queue.broker_name
         earlier = delivery.attempts
         delivery.attempts += 1
         return MessageView(delivery.record, broker_name, delivery, earlier_attempts=earlier)
 
-    def _end_overdue(self) -> None:
-        """Give back what has been out too long, and look again when the next one is due."""
+    def _redeliver_overdue(self) -> None:
+        """Redeliver messages past their ack timeout, and schedule the next check."""
         self._timer = None
         now = self._loop.time()
-        while self._out:
-            delivery, deadline = next(iter(self._out.items()))
+        while self._unacked:
+            delivery, deadline = next(iter(self._unacked.items()))
             if deadline > now:
-                self._timer = self._loop.call_at(deadline, self._end_overdue)
+                self._timer = self._loop.call_at(deadline, self._redeliver_overdue)
                 return
-            del self._out[delivery]
-            task = self._loop.create_task(self._give_back_overdue(delivery))
-            self._giving_back.add(task)
-            task.add_done_callback(self._giving_back.discard)
+            del self._unacked[delivery]
+            task = self._loop.create_task(self._redeliver_one_overdue(delivery))
+            self._redeliveries.add(task)
+            task.add_done_callback(self._redeliveries.discard)
 
-    async def _give_back_overdue(self, delivery: Delivery) -> None:
-        async with self._turns:
+    async def _redeliver_one_overdue(self, delivery: Delivery) -> None:
+        async with self._redelivery_slots:
             logger.warning(
                 "event=ack_overdue queue=%s offset=%d seconds=%s",
                 delivery.window.queue,
@@ -269,6 +270,6 @@ class DeliveryBuffer:
             if not delivery.pending:
                 return
             if await self._send_back(delivery, 0):
-                self.finish(delivery)
+                self.acknowledge(delivery)
             elif delivery.pending:
                 self._make_ready(delivery)  # it has waited long enough

@@ -1,9 +1,9 @@
-"""Filter expressions: which messages of a topic a consumer wants, by their tag.
+"""Filter expressions: select messages of a topic by their tag.
 
 An expression is ``*`` (all messages), or tags separated by ``||``. A message has at most one tag
-and passes when it is one of them. Brokers take any text for a tag, so ``a > 5`` or ``a,b`` would
-subscribe to a tag that no message has, and nothing would ever be delivered. This client refuses
-such text on both sides: when a consumer subscribes, and when a message is given a tag.
+and matches if it is one of them. Brokers accept any text as a tag, so ``a > 5`` or ``a,b`` would
+subscribe to a tag that no message has, and nothing would ever be delivered. This client rejects
+such text on both sides: in the subscription of a consumer and in the tag of a message.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MISTAKE: Final = re.compile(rf"(?![{_BLANKS}])[\s{NOT_IN_TAGS}]|(?<=[{_BLANKS}]
 
 
 def normalised_filter(topic: str, expression: str) -> str:
-    """The expression as brokers get it: ``*``, or each tag once, separated by `` || ``.
+    """Return the normal form of an expression: ``*``, or each tag once, separated by `` || ``.
 
     Raises:
         FilterError: It is neither; says at which character, and what is expected.

@@ -1,7 +1,7 @@
-"""Where a consumer starts in a queue, and where it keeps how far it got.
+"""Consumer offsets: where a consumer starts in a queue, and where its progress is stored.
 
-A clustering group keeps its offsets at the broker, one per queue. A broadcasting consumer is alone
-with its offsets: it keeps them in a file of its own, or forgets them.
+A clustering group stores its offsets at the broker, one per queue. A broadcasting consumer stores
+its own offsets in a local file, or only in memory.
 """
 
 from __future__ import annotations
@@ -39,40 +39,52 @@ StartFrom: TypeAlias = Literal["last", "first"] | datetime
 
 
 class Start(NamedTuple):
-    """Where to begin in a queue."""
+    """Where to start in a queue."""
 
     offset: int
     stored: int | None
-    """The offset that the group has stored; None when ``offset`` follows from ``StartFrom``."""
+    """The offset that the group has stored; None if ``offset`` follows from ``StartFrom``."""
 
 
 class OffsetStore(Protocol):
-    """Keeps one offset per queue for a consumer."""
+    """Stores one offset per queue for a consumer."""
 
-    async def start_of(self, session: Session, queue: MessageQueue, otherwise: StartFrom) -> Start:
-        """Where to begin, ``otherwise`` without a stored offset; raises ClientError."""
+    async def start_offset(
+        self, session: Session, queue: MessageQueue, default: StartFrom
+    ) -> Start:
+        """Return where to start: at the stored offset, or else by ``default``.
+
+        Raises:
+            ClientError: The broker does not answer, or refuses.
+        """
 
     async def commit(self, session: Session, queue: MessageQueue, offset: int) -> None:
-        """Keep that everything below ``offset`` is consumed; raises ClientError."""
+        """Store that everything below ``offset`` is consumed.
+
+        Raises:
+            ClientError: The broker does not answer, or refuses.
+        """
 
     async def flush(self) -> None:
-        """Make what was committed survive a crash."""
+        """Make committed offsets durable."""
 
 
 class BrokerOffsets:
-    """The offsets of a clustering group."""
+    """The offsets of a clustering group, stored at the brokers."""
 
     def __init__(self, group: str) -> None:
         self._group = group
 
-    async def start_of(self, session: Session, queue: MessageQueue, otherwise: StartFrom) -> Start:
-        by_time = isinstance(otherwise, datetime)
+    async def start_offset(
+        self, session: Session, queue: MessageQueue, default: StartFrom
+    ) -> Start:
+        by_time = isinstance(default, datetime)
         header = QueryConsumerOffsetRequestHeader(
             consumer_group=self._group,
             topic=queue.topic,
             queue_id=queue.queue_id,
-            # A broker answers 0 for a group without an offset while the queue's first message
-            # is young. That suits "last" (a new topic is read whole) but not a given time.
+            # For a group without an offset, a broker answers 0 while the queue's first message is
+            # young. That is right for "last" (a new topic is read whole) but not for a given time.
             set_zero_if_not_found=False if by_time else None,
         )
         address = broker_address(session, queue)
@@ -82,7 +94,7 @@ class BrokerOffsets:
             stored = typed(answer, QueryConsumerOffsetResponseHeader, address).offset
             if stored >= 0:
                 return Start(stored, stored)
-        return Start(await first_offset(session, queue, otherwise), None)
+        return Start(await initial_offset(session, queue, default), None)
 
     async def commit(self, session: Session, queue: MessageQueue, offset: int) -> None:
         header = UpdateConsumerOffsetRequestHeader(
@@ -95,7 +107,7 @@ class BrokerOffsets:
         expect_success(await session.call(address, RequestCode.UPDATE_CONSUMER_OFFSET, header))
 
     async def flush(self) -> None:
-        """The broker keeps them."""
+        """Do nothing: the broker makes offsets durable."""
 
 
 class LocalOffsets:
@@ -109,11 +121,13 @@ class LocalOffsets:
         self._offsets = _load(path)
         self._dirty = False
 
-    async def start_of(self, session: Session, queue: MessageQueue, otherwise: StartFrom) -> Start:
+    async def start_offset(
+        self, session: Session, queue: MessageQueue, default: StartFrom
+    ) -> Start:
         stored = self._offsets.get(str(queue))
         if stored is not None:
             return Start(stored, stored)
-        return Start(await first_offset(session, queue, otherwise), None)
+        return Start(await initial_offset(session, queue, default), None)
 
     async def commit(self, _session: Session, queue: MessageQueue, offset: int) -> None:
         self._offsets[str(queue)] = offset
@@ -126,11 +140,11 @@ class LocalOffsets:
             await asyncio.to_thread(_replace, self._path, text)
 
 
-async def first_offset(session: Session, queue: MessageQueue, start_from: StartFrom) -> int:
-    """Where a group without an offset begins; always at the beginning of a retry topic.
+async def initial_offset(session: Session, queue: MessageQueue, start_from: StartFrom) -> int:
+    """Return where a group without a stored offset starts; a retry topic always at the beginning.
 
     Raises:
-        ClientError: The broker does not say.
+        ClientError: The broker does not answer, or refuses.
     """
     address = broker_address(session, queue)
     topic, queue_id = queue.topic, queue.queue_id
@@ -149,10 +163,10 @@ async def first_offset(session: Session, queue: MessageQueue, start_from: StartF
 
 
 def broker_address(session: Session, queue: MessageQueue) -> str:
-    """Where the queue's broker is.
+    """Return the address of the queue's broker.
 
     Raises:
-        ConnectError: No name server knows it any more.
+        ConnectError: No route names this broker any more.
     """
     address = session.routes.address_of(queue.broker_name)
     if address is None:
@@ -171,7 +185,7 @@ def _load(path: Path | None) -> dict[str, int]:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write the file so that a crash leaves the old one or the new one."""
+    """Replace the file atomically: a crash leaves the old content or the new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(path.name + ".new")
     with new.open("w") as file:

@@ -1,6 +1,6 @@
-"""Pulls one queue, over and over: at most one pull is under way, held by the broker while empty.
+"""Pull messages of one queue by long polling, with at most one pull in flight.
 
-The broker filters by a hash of the tag, which two tags may share, so the text is compared here.
+The broker filters by a hash of the tag, which two tags may share, so the tag is compared here.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from halfmq.store.format.record import Record, decode_record
 
 from ..config import ClientConfig
 from ..errors import AccessDeniedError, BrokerRefusedError, ClientError
-from ..net.refusals import refusal
+from ..net.response_errors import error_from_response
 from ..net.session import Session, typed
 from .delivery import DeliveryBuffer
+from .in_flight import InFlightWindow
 from .offsets import broker_address
-from .window import QueueWindow
 
 logger = logging.getLogger(__name__)
 
 SUSPEND_FLAG: Final = 2
 """The broker may hold the pull until there is a message. Source: RocketMQ PullSysFlag."""
 PULL_BYTES_MAX: Final = 262_144
-"""What a broker reads from memory for one pull; official ones ignore the wish."""
+"""Requested size limit of a pull's answer, as brokers read from memory; official ones ignore it."""
 ANSWER_GRACE: Final = 15.0
-"""Seconds a held pull may be late: brokers look every 5 s, and the official client waits 15."""
+"""Seconds a held pull may be late: brokers check every 5 s, and the official client waits 15."""
 RETRY_SECONDS: Final = 1.0
 """Pause after a failed pull, as in the official client."""
 FLOW_CONTROL_SECONDS: Final = 0.02
-STANDSTILL_SECONDS: Final = 0.1
-"""Pause after an answer that came at once and brought nothing: the broker does not hold pulls."""
+EMPTY_PULL_SECONDS: Final = 0.1
+"""Pause after an immediate empty answer, from a broker that does not hold pulls."""
 
 _WITH_OFFSETS: Final = frozenset(
     {
@@ -53,46 +53,50 @@ _SUBSCRIPTION_UNKNOWN: Final = frozenset(
 
 
 class QueuePuller:
-    """Fills the buffer from one queue until its task is cancelled."""
+    """Pulls one queue into the buffer until its task is cancelled."""
 
     def __init__(
         self,
         session: Session,
         group: str,
         subscription: SubscriptionData,
-        window: QueueWindow,
+        window: InFlightWindow,
         buffer: DeliveryBuffer,
-        on_access: Callable[[AccessDeniedError | None], None],
+        on_access_change: Callable[[AccessDeniedError | None], None],
     ) -> None:
-        """Prepare; ``on_access`` hears why pulls are refused, and None when they no longer are."""
+        """Create a puller; ``run`` starts it.
+
+        ``on_access_change`` is called with the error if pulls are denied, and with None once they
+        are allowed again.
+        """
         self.window = window
-        """Replaced by a new one when the broker moves the offset."""
+        """Replaced by a new one if the broker resets the offset."""
         self._session = session
         self._config: ClientConfig = session.config
         self._group = group
         self._subscription = subscription
         self._buffer = buffer
-        self._complaint = ""
-        self._on_access = on_access
+        self._last_error = ""
+        self._on_access_change = on_access_change
         self._denied = False
 
     async def run(self) -> None:
-        """Pull until cancelled; failures are logged and tried again."""
+        """Pull until cancelled; log failures and retry."""
         clock = asyncio.get_running_loop().time
         while True:
-            await self._buffer.wait_for_room(self.window)
+            await self._buffer.wait_for_capacity(self.window)
             before, asked_at = self.window.next_offset, clock()
             try:
                 await self._pull()
             except ClientError as error:
-                await self._recover(error)
+                await self._after_failure(error)
             else:
-                self._complaint = ""
+                self._last_error = ""
                 if self._denied:
                     self._denied = False
-                    self._on_access(None)
-                if self.window.next_offset == before and clock() - asked_at < STANDSTILL_SECONDS:
-                    await asyncio.sleep(STANDSTILL_SECONDS)
+                    self._on_access_change(None)
+                if self.window.next_offset == before and clock() - asked_at < EMPTY_PULL_SECONDS:
+                    await asyncio.sleep(EMPTY_PULL_SECONDS)
 
     async def _pull(self) -> None:
         window = self.window
@@ -117,24 +121,28 @@ class QueuePuller:
             address, RequestCode.PULL_MESSAGE, header, seconds=seconds
         )
         if answer.code not in _WITH_OFFSETS:
-            raise refusal(answer)
+            raise error_from_response(answer)
         next_offset = typed(answer, PullMessageResponseHeader, address).next_begin_offset
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
-            self._move(next_offset, answer.remark or "")
-        elif self._take(answer.body):
+            self._reset_offset(next_offset, answer.remark or "")
+        elif self._buffer_records(answer.body):
             window.skip_to(next_offset)
 
-    def _take(self, body: bytes) -> bool:
-        """Offer the records of an answer; False when the next pull should start behind them."""
+    def _buffer_records(self, body: bytes) -> bool:
+        """Add the records of an answer to the buffer.
+
+        Return False if the next pull must not skip to the offset in the answer, because a bad
+        record was met and the records before it were added: it is pulled again, as the first one.
+        """
         window, before = self.window, self.window.next_offset
         try:
             for record in _records(body):
                 if self._passes(record):
-                    self._buffer.offer(window, record)
+                    self._buffer.add(window, record)
                 else:
                     window.skip_to(record.queue_offset + 1)
         except CorruptRecordError as error:
-            skipped = window.next_offset == before  # else ask for it again, as the first one
+            skipped = window.next_offset == before  # nothing before it was added: skip it
             logger.exception(
                 "event=bad_record queue=%s skipped=%s at=%d", window.queue, skipped, error.offset
             )
@@ -148,8 +156,8 @@ class QueuePuller:
         tag = get_property(record.properties, b"TAGS")
         return tag is not None and tag.decode(errors="replace") in tags
 
-    def _move(self, next_offset: int, remark: str) -> None:
-        """The offset asked for does not exist (any more): go on where the broker says."""
+    def _reset_offset(self, next_offset: int, remark: str) -> None:
+        """Continue at the broker's offset, because the requested one does not exist (any more)."""
         old = self.window
         logger.warning(
             "event=offset_moved queue=%s from=%d to=%d remark=%s",
@@ -159,23 +167,23 @@ class QueuePuller:
             remark,
         )
         self._buffer.drop(old)
-        self.window = QueueWindow(old.queue, next_offset, old.committed)
+        self.window = InFlightWindow(old.queue, next_offset, old.committed)
 
-    async def _recover(self, error: ClientError) -> None:
+    async def _after_failure(self, error: ClientError) -> None:
         if isinstance(error, BrokerRefusedError) and error.code == ResponseCode.FLOW_CONTROL:
             await asyncio.sleep(FLOW_CONTROL_SECONDS)
             return
-        level = logging.DEBUG if str(error) == self._complaint else logging.WARNING
-        self._complaint = str(error)
+        level = logging.DEBUG if str(error) == self._last_error else logging.WARNING
+        self._last_error = str(error)
         logger.log(level, "event=pull_failed queue=%s reason=%s", self.window.queue, error)
         if isinstance(error, AccessDeniedError):
             self._denied = True
-            self._on_access(error)
+            self._on_access_change(error)
         if isinstance(error, BrokerRefusedError) and error.code in _SUBSCRIPTION_UNKNOWN:
-            await self._introduce_again()
+            await self._send_heartbeat()
         await asyncio.sleep(RETRY_SECONDS)
 
-    async def _introduce_again(self) -> None:
+    async def _send_heartbeat(self) -> None:
         try:
             await self._session.heartbeat(broker_address(self._session, self.window.queue))
         except ClientError as error:
@@ -183,10 +191,10 @@ class QueuePuller:
 
 
 def _records(body: bytes) -> Iterator[Record]:
-    """The records of a pull's answer. Their CRC is not checked, as in the official clients.
+    """Decode the records of a pull's answer. As in official clients, the CRC is not checked.
 
     Raises:
-        CorruptRecordError: The rest is no record.
+        CorruptRecordError: The remaining bytes are not a record.
     """
     position = 0
     while position < len(body):

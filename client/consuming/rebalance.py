@@ -1,9 +1,9 @@
-"""Who of a group consumes which queue: the average strategy, as every official client computes it.
+"""Rebalance: assign the queues of a topic to the members of a consumer group.
 
-Nobody assigns queues. Each member asks the broker for the group's client ids, sorts ids and
-queues, and takes its own share; since all members compute the same, the shares fit together. So
-the formula is part of the protocol: a member that rounds differently would leave queues unread or
-read them twice. Source: RocketMQ ``AllocateMessageQueueAveragely``.
+There is no coordinator. Each member requests the group's client ids from the broker, sorts ids and
+queues, and computes its own assignment. All members compute the same, so every queue has exactly
+one consumer. The formula is therefore part of the protocol: a member that rounds differently would
+leave queues unread or read them twice. Source: RocketMQ ``AllocateMessageQueueAveragely``.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Q = TypeVar("Q")
 
 
 def average_share(queues: Sequence[Q], clients: Iterable[str], own_id: str) -> list[Q]:
-    """The run of ``queues`` (sorted by the caller) that ``own_id`` consumes.
+    """Return the range of ``queues`` (sorted by the caller) that is assigned to ``own_id``.
 
-    The first ``len(queues) % len(clients)`` clients take one queue more than the others. An id
+    The first ``len(queues) % len(clients)`` clients get one queue more than the others. An id
     that is not among ``clients`` gets nothing: the broker does not know this member yet.
     """
     members = sorted(set(clients))

@@ -1,1 +1,1 @@
-"""What the client's names stand on: connections, routes, sessions and TLS."""
+"""The network layer of the client: connections, routes, sessions, retries and TLS."""

@@ -1,4 +1,4 @@
-"""Requests about users and policies to one broker. They are RocketMQ's, so 5.3 takes them too."""
+"""Requests about users and policies to one broker, as RocketMQ 5.3 defines them."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.ext_fields import Header
 
-from ..access import Acl, AclEntry, User, sent_acl, sent_user, shown_acl, shown_user
+from ..access import Acl, AclEntry, User, acl_from_info, acl_to_info, user_from_info, user_to_info
 from ..errors import BadAnswerError, UnsupportedRequestError
 from .session import Session, expect_success
 
 
 class AccessRequests:
-    """What can be asked of the broker at one address, and changed there.
+    """Reads and changes the users and policies of the broker at one address.
 
-    Every method raises ClientError where the broker does not answer or refuses, and
-    UnsupportedRequestError where it keeps no users (``authenticationEnabled=false``).
+    Every method raises ClientError if the broker does not answer or refuses, and
+    UnsupportedRequestError if it keeps no users (``authenticationEnabled=false``).
     """
 
     def __init__(self, session: Session, address: str) -> None:
@@ -42,19 +42,19 @@ class AccessRequests:
         header = ListUsersRequestHeader(filter=name_contains or None)
         body = await self._ask(RequestCode.AUTH_LIST_USER, header)
         try:
-            return [shown_user(info) for info in decode_users(body)]
+            return [user_from_info(info) for info in decode_users(body)]
         except ProtocolError as error:
             raise BadAnswerError(self._address, str(error)) from error
 
     async def user(self, name: str) -> User | None:
         body = await self._ask(RequestCode.AUTH_GET_USER, UserRequestHeader(username=name))
         try:
-            return shown_user(decode_user(body)) if body else None
+            return user_from_info(decode_user(body)) if body else None
         except ProtocolError as error:
             raise BadAnswerError(self._address, str(error)) from error
 
     async def create_user(self, user: User) -> None:
-        info = sent_user(user.name, user.password, is_super=user.is_super, enabled=user.enabled)
+        info = user_to_info(user.name, user.password, is_super=user.is_super, enabled=user.enabled)
         await self._change(RequestCode.AUTH_CREATE_USER, info)
 
     async def update_user(self, info: UserInfo) -> None:
@@ -69,22 +69,22 @@ class AccessRequests:
         )
         body = await self._ask(RequestCode.AUTH_LIST_ACL, header)
         try:
-            return [shown_acl(info) for info in decode_acls(body)]
+            return [acl_from_info(info) for info in decode_acls(body)]
         except ProtocolError as error:
             raise BadAnswerError(self._address, str(error)) from error
 
     async def acl(self, subject: str) -> Acl | None:
         body = await self._ask(RequestCode.AUTH_GET_ACL, AclRequestHeader(subject=subject))
         try:
-            return shown_acl(decode_acl(body)) if body else None
+            return acl_from_info(decode_acl(body)) if body else None
         except ProtocolError as error:
             raise BadAnswerError(self._address, str(error)) from error
 
     async def create_acl(self, subject: str, entries: Sequence[AclEntry]) -> None:
-        await self._put(RequestCode.AUTH_CREATE_ACL, sent_acl(subject, entries))
+        await self._put(RequestCode.AUTH_CREATE_ACL, acl_to_info(subject, entries))
 
     async def update_acl(self, subject: str, entries: Sequence[AclEntry]) -> None:
-        await self._put(RequestCode.AUTH_UPDATE_ACL, sent_acl(subject, entries))
+        await self._put(RequestCode.AUTH_UPDATE_ACL, acl_to_info(subject, entries))
 
     async def delete_acl(self, subject: str, resource: str | None, policy_type: str | None) -> None:
         header = DeleteAclRequestHeader(subject=subject, policy_type=policy_type, resource=resource)

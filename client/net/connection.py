@@ -1,15 +1,15 @@
-"""One TCP connection to a broker or name server, and the pool that keeps them.
+"""TCP connections to brokers and name servers, and the connection pool.
 
-Requests of many tasks share a connection. A request gets a number (opaque) and a future; frames
-of one pass of the event loop are joined into one write; the answer completes the future. There is
-no task, queue or timer per request: one sweep per connection ends what took too long.
+Requests of many tasks share a connection. Each request gets a request id (opaque) and a future;
+frames of one event-loop iteration are joined into one write; the response completes the future.
+There is no task, queue or timer per request: one periodic sweep per connection expires requests.
 
-A connection is given up when the peer breaks the protocol, or when a request times out and the
-peer has sent nothing at all since it left: then it is dead, not slow. Requests that were under way
-end with :class:`ConnectionLostError`, and the next request opens a new connection. A failed connect
-is repeated no sooner than a growing delay allows, however many callers wait for it.
+A connection is closed if the peer breaks the protocol, or if a request times out and the peer has
+sent nothing at all since: then it is dead, not slow. Requests in flight fail with
+:class:`ConnectionLostError`, and the next request opens a new connection. Failed connection
+attempts back off exponentially, however many callers wait.
 
-All requests leave through here, so here they are signed.
+Requests are signed here, because all of them pass through this module.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from ..errors import (
     RequestTimeoutError,
     TlsError,
 )
-from .loop_binding import forget_socket, note_socket
-from .refusals import REFUSAL_CODES, refusal
-from .retry import Chance, pause
+from .loop_binding import track_socket, untrack_socket
+from .response_errors import ACCESS_ERROR_CODES, error_from_response
+from .retry import RandomFraction, backoff_seconds
 from .security import (
+    NO_ANSWER_PLAIN,
+    NO_ANSWER_TLS,
     ONLY_TLS,
     TLS_ALERT,
-    UNHEARD_PLAIN,
-    UNHEARD_TLS,
     Security,
     alert_reason,
     tls_error,
@@ -60,30 +60,30 @@ from .security import (
 logger = logging.getLogger(__name__)
 
 SWEEP_INTERVAL: Final = 0.05
-"""Seconds between looks for overdue requests: how late a timeout may be noticed."""
-FOREIGN_SHOWN: Final = 24
-"""Bytes of what another server sent, in the error: an HTTP server is known by its first line."""
+"""Seconds between checks for expired requests: how late a timeout may be noticed."""
+UNKNOWN_BYTES_SHOWN: Final = 24
+"""Bytes of an unknown protocol shown in the error: the first line identifies an HTTP server."""
 CLOSE_SECONDS: Final = 1.0
-"""How long closing waits for a peer to take what was written."""
+"""How long closing waits for the peer to receive buffered data."""
 
 
 HeaderFields: TypeAlias = Header | Mapping[str, str] | None
 
 
-# A request that has left: its answer, its code, when it was sent, and for how many seconds it may
-# wait. A plain tuple, for there is one per message sent.
-_Waiting: TypeAlias = tuple[asyncio.Future[RemotingCommand], int, float, float]
+# A request in flight: the future of its response, its code, when it was sent, and its timeout in
+# seconds. A plain tuple, because there is one per sent message.
+_InFlight: TypeAlias = tuple[asyncio.Future[RemotingCommand], int, float, float]
 
 
 class Connection(asyncio.Protocol):
-    """Sends requests, matches answers, and hands the peer's own requests to ``handlers``."""
+    """Sends requests, matches responses, and dispatches the peer's own requests to ``handlers``."""
 
     def __init__(
         self,
         address: str,
         config: ClientConfig,
         handlers: Mapping[int, ServerRequestHandler],
-        on_gone: Callable[[Connection], None],
+        on_unusable: Callable[[Connection], None],
         security: Security,
     ) -> None:
         self.address = address
@@ -91,25 +91,25 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._config = config
         self._handlers = handlers
-        self._on_gone = on_gone
+        self._on_unusable = on_unusable
         self._security = security
         self._decoder = FrameDecoder(responses_first=True)
-        self._waiting: Correlation[_Waiting] = Correlation(in_flight_max=config.in_flight_max)
-        self._room_wanted: deque[asyncio.Future[None]] = deque()
+        self._in_flight: Correlation[_InFlight] = Correlation(in_flight_max=config.in_flight_max)
+        self._capacity_waiters: deque[asyncio.Future[None]] = deque()
         self._transport: asyncio.Transport | None = None
-        self._outgoing: list[bytes] = []  # frames of this pass of the loop
+        self._outgoing: list[bytes] = []  # frames of this event-loop iteration
         self._outgoing_size = 0
         self._paused = False
         self._sweep: asyncio.TimerHandle | None = None
-        self._heard_at = self._loop.time()
-        self._heard = False
+        self._received_at = self._loop.time()
+        self._received_valid = False
         self._end_reason: str | None = None
         self._ended_by_tls = False
         self._retired = False
         self._closed = self._loop.create_future()
         self._fd = -1
-        self._answered = False  # something whole has come from the peer
-        self._foreign = False  # what came first was no frame
+        self._answered = False  # the peer has sent at least one whole frame
+        self._not_rocketmq = False  # the first bytes from the peer were not a frame
 
     @property
     def usable(self) -> bool:
@@ -123,17 +123,16 @@ class Connection(asyncio.Protocol):
 
     @property
     def local_address(self) -> str:
-        """This machine's address as the connection uses it."""
+        """The local IP address of the connection."""
         assert self._transport is not None
         return str(self._transport.get_extra_info("sockname")[0])
 
     async def request(
         self, code: int, header: HeaderFields = None, body: bytes = b"", *, seconds: float
     ) -> RemotingCommand:
-        """Send a request and return its answer, whatever code that carries.
+        """Send a request and return its response, whatever its code.
 
-        It is sent once more if it was refused because of its signature, and there are other
-        credentials by now.
+        If the peer rejects the signature and new credentials are available, retry once.
 
         Raises:
             ConnectionLostError: The connection ended first.
@@ -142,13 +141,13 @@ class Connection(asyncio.Protocol):
         """
         renewed = False
         while True:
-            if self._choked or len(self._waiting) >= self._config.in_flight_max:
-                await self._room(code, seconds)
+            if self._write_blocked or len(self._in_flight) >= self._config.in_flight_max:
+                await self._wait_for_capacity(code, seconds)
             if self._end_reason is not None:
-                raise self.loss(self._end_reason)
+                raise self.loss_error(self._end_reason)
             now = self._loop.time()
             future: asyncio.Future[RemotingCommand] = self._loop.create_future()
-            opaque = self._waiting.register((future, code, now, seconds), now + seconds)
+            opaque = self._in_flight.register((future, code, now, seconds), now + seconds)
             identity = self._security.identity
             self._write(
                 encode_request(
@@ -161,11 +160,11 @@ class Connection(asyncio.Protocol):
                 )
             )
             if self._sweep is None:
-                self._sweep = self._loop.call_later(SWEEP_INTERVAL, self._end_overdue)
+                self._sweep = self._loop.call_later(SWEEP_INTERVAL, self._expire_requests)
             answer = await future
-            if answer.code not in REFUSAL_CODES or renewed or identity is None:
+            if answer.code not in ACCESS_ERROR_CODES or renewed or identity is None:
                 return answer
-            renewed = await self._renewed(answer, identity, now + seconds)
+            renewed = await self._renew_credentials(answer, identity, now + seconds)
             if not renewed:
                 return answer
             seconds -= self._loop.time() - now
@@ -177,11 +176,11 @@ class Connection(asyncio.Protocol):
             ConnectionLostError: The connection has ended.
         """
         if self._end_reason is not None:
-            raise self.loss(self._end_reason)
+            raise self.loss_error(self._end_reason)
         self._write(
             encode_request(
                 code,
-                opaque=0,  # nobody answers, so nothing is matched by it
+                opaque=0,  # no response comes, so nothing is matched by it
                 header=header,
                 body=body,
                 one_way=True,
@@ -196,29 +195,29 @@ class Connection(asyncio.Protocol):
         code: int = ResponseCode.SUCCESS,
         remark: str | None = None,
     ) -> None:
-        """Answer a request of the peer; nothing happens when the connection has ended."""
+        """Answer a request of the peer; do nothing if the connection has ended."""
         if self._end_reason is None:
             self._write(encode_reply(request, code, remark=remark))
 
-    async def drained(self, code: int, seconds: float) -> None:
-        """Wait until the peer takes more bytes; for senders of one-way requests.
+    async def wait_writable(self, code: int, seconds: float) -> None:
+        """Wait until the write buffer has room, for senders of one-way requests.
 
         Raises:
             RequestTimeoutError: ``seconds`` passed first.
         """
-        if self._choked:
-            await self._room(code, seconds)
+        if self._write_blocked:
+            await self._wait_for_capacity(code, seconds)
 
     def retire(self) -> None:
-        """Take no new requests, and close once those under way are answered."""
+        """Accept no new requests, and close once those in flight are answered."""
         if not self._retired:
             self._retired = True
-            self._on_gone(self)
-            if not self._waiting:
+            self._on_unusable(self)
+            if not self._in_flight:
                 self.end("retired")
 
     def end(self, reason: str) -> None:
-        """Close: what was written still leaves, what waits for an answer fails."""
+        """Close after buffered data was sent; requests in flight fail."""
         if self._end_reason is None:
             self._flush()
             self._end_reason = reason
@@ -226,12 +225,12 @@ class Connection(asyncio.Protocol):
                 self._transport.close()
 
     def abort(self) -> None:
-        """Close at once; what was written may not leave."""
+        """Close at once; buffered data may be lost."""
         if self._transport is not None:
             self._transport.abort()
 
     async def wait_closed(self) -> None:
-        """Return when the socket is closed."""
+        """Wait until the socket is closed."""
         await asyncio.shield(self._closed)
 
     # -- called by the event loop
@@ -242,75 +241,77 @@ class Connection(asyncio.Protocol):
         connected = transport.get_extra_info("socket")
         if connected is not None:  # None in simulations
             self._fd = connected.fileno()
-            note_socket(self._fd)
+            track_socket(self._fd)
 
     def data_received(self, data: bytes) -> None:
-        self._heard_at = self._loop.time()
+        self._received_at = self._loop.time()
         try:
             commands = self._decoder.receive_data(data)
         except ProtocolError as error:
-            self._take(error.commands)
-            if not self._heard and data.startswith(TLS_ALERT):
+            self._dispatch(error.commands)
+            if not self._received_valid and data.startswith(TLS_ALERT):
                 self._ended_by_tls = True
-                self._give_up(ONLY_TLS)
+                self._fail(ONLY_TLS)
                 return
             logger.warning("event=protocol_error peer=%s reason=%s", self.address, error)
-            self._foreign = not self._answered
-            if self._foreign:
-                self._give_up(f"{error}, and its first bytes are {data[:FOREIGN_SHOWN]!r}")
+            self._not_rocketmq = not self._answered
+            if self._not_rocketmq:
+                self._fail(f"{error}, and its first bytes are {data[:UNKNOWN_BYTES_SHOWN]!r}")
             else:
-                self._give_up(f"it broke the protocol: {error}")
+                self._fail(f"it broke the protocol: {error}")
         else:
-            self._heard = True
-            self._take(commands)
+            self._received_valid = True
+            self._dispatch(commands)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        forget_socket(self._fd)
+        untrack_socket(self._fd)
         if self._end_reason is None:
-            self._end_reason = self._reason_of(exc)
+            self._end_reason = self._end_reason_of(exc)
         if self._sweep is not None:
             self._sweep.cancel()
-        for future, *_ in self._waiting.fail_all():
+        for future, *_ in self._in_flight.fail_all():
             if not future.done():
-                future.set_exception(self.loss(self._end_reason))
-        while self._room_wanted:
-            self._grant_room()
+                future.set_exception(self.loss_error(self._end_reason))
+        while self._capacity_waiters:
+            self._wake_capacity_waiters()
         if not self._closed.done():
             self._closed.set_result(None)
-        self._on_gone(self)
+        self._on_unusable(self)
 
     def pause_writing(self) -> None:
         self._paused = True
 
     def resume_writing(self) -> None:
         self._paused = False
-        self._grant_room()
+        self._wake_capacity_waiters()
 
     # -- inside
 
-    def loss(self, reason: str) -> ClientError:
-        """The error for those whose answer will not come any more, for want of a better reason."""
+    def loss_error(self, reason: str) -> ClientError:
+        """Return the error for requests that will not be answered; the actual reason wins."""
         if self._ended_by_tls:
             return TlsError(self.address, self._end_reason or reason)
-        if self._foreign:
+        if self._not_rocketmq:
             return BadAnswerError(self.address, self._end_reason or reason)
-        explained = self._answered or reason in (UNHEARD_PLAIN, UNHEARD_TLS)
+        explained = self._answered or reason in (NO_ANSWER_PLAIN, NO_ANSWER_TLS)
         hint = "" if explained else f", before any answer; {PEER_EXPECTED}"
         return ConnectionLostError(self.address, f"{reason}{hint}")
 
-    def _reason_of(self, exc: Exception | None) -> str:
-        """Say in words why the connection has ended, other than by us."""
+    def _end_reason_of(self, exc: Exception | None) -> str:
+        """Return why the connection has ended, if this client did not close it."""
         alert = alert_reason(exc)
         if alert is not None:
             self._ended_by_tls = True
             return alert
-        if not self._heard and self._waiting:
-            return UNHEARD_PLAIN if self._security.tls is None else UNHEARD_TLS
+        if not self._received_valid and self._in_flight:
+            return NO_ANSWER_PLAIN if self._security.tls is None else NO_ANSWER_TLS
         return str(exc) if exc else "closed by the peer"
 
-    async def _renewed(self, answer: RemotingCommand, identity: Identity, deadline: float) -> bool:
-        """Whether the answer refuses its request's signature, and there are other credentials."""
-        if not isinstance(refusal(answer), AuthenticationError):
+    async def _renew_credentials(
+        self, answer: RemotingCommand, identity: Identity, deadline: float
+    ) -> bool:
+        """Fetch credentials again if the signature was rejected; return whether they differ."""
+        if not isinstance(error_from_response(answer), AuthenticationError):
             return False
         try:
             async with asyncio.timeout_at(deadline):
@@ -318,12 +319,12 @@ class Connection(asyncio.Protocol):
         except TimeoutError:
             return False
 
-    def _take(self, commands: list[RemotingCommand]) -> None:
+    def _dispatch(self, commands: list[RemotingCommand]) -> None:
         self._answered = self._answered or bool(commands)
-        match = self._waiting.match
+        match = self._in_flight.match
         for command in commands:
             if not command.flag & FLAG_RESPONSE:
-                self._serve(command)
+                self._handle_request(command)
                 continue
             waiting = match(command.opaque)
             if waiting is None:
@@ -332,12 +333,12 @@ class Connection(asyncio.Protocol):
                 waiting[0].set_result(command)
             if command.code == ResponseCode.GO_AWAY:
                 self.retire()
-        if self._room_wanted:
-            self._grant_room()
-        if self._retired and not self._waiting:
+        if self._capacity_waiters:
+            self._wake_capacity_waiters()
+        if self._retired and not self._in_flight:
             self.end("retired")
 
-    def _serve(self, command: RemotingCommand) -> None:
+    def _handle_request(self, command: RemotingCommand) -> None:
         handler = self._handlers.get(command.code)
         if handler is not None:
             handler(command, self)
@@ -346,8 +347,8 @@ class Connection(asyncio.Protocol):
             self.reply(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, unknown)
 
     @property
-    def _choked(self) -> bool:
-        """Whether writers should wait: the peer is slow, or this pass has written enough."""
+    def _write_blocked(self) -> bool:
+        """Whether backpressure applies: the peer is slow, or this iteration has written enough."""
         return self._paused or self._outgoing_size >= self._config.write_buffer_max
 
     def _write(self, frame: bytes) -> None:
@@ -361,84 +362,84 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"".join(self._outgoing))
         self._outgoing.clear()
         self._outgoing_size = 0
-        if self._room_wanted and not self._paused:
-            self._grant_room()
+        if self._capacity_waiters and not self._paused:
+            self._wake_capacity_waiters()
 
-    def _end_overdue(self) -> None:
+    def _expire_requests(self) -> None:
         self._sweep = None
         now = self._loop.time()
         dead = False
-        for future, code, sent_at, seconds in self._waiting.expire(now):
-            dead = dead or self._heard_at < sent_at
+        for future, code, sent_at, seconds in self._in_flight.expire(now):
+            dead = dead or self._received_at < sent_at
             if not future.done():
                 silent = not self._answered
                 future.set_exception(
                     RequestTimeoutError(self.address, code, seconds, silent=silent)
                 )
         if dead:
-            self._give_up("it has fallen silent")
+            self._fail("it has fallen silent")
             return
-        if self._room_wanted:
-            self._grant_room()
-        if self._waiting:
-            self._sweep = self._loop.call_later(SWEEP_INTERVAL, self._end_overdue)
+        if self._capacity_waiters:
+            self._wake_capacity_waiters()
+        if self._in_flight:
+            self._sweep = self._loop.call_later(SWEEP_INTERVAL, self._expire_requests)
         elif self._retired:
             self.end("retired")
 
-    def _give_up(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         if self._end_reason is None:
             self._end_reason = reason
         self.abort()
 
-    async def _room(self, code: int, seconds: float) -> None:
-        """Wait until one more request fits."""
+    async def _wait_for_capacity(self, code: int, seconds: float) -> None:
+        """Wait until one more request may be sent."""
         try:
             async with asyncio.timeout(seconds):
                 while self._end_reason is None and (
-                    self._choked or len(self._waiting) >= self._config.in_flight_max
+                    self._write_blocked or len(self._in_flight) >= self._config.in_flight_max
                 ):
-                    await self._wait_for_room()
+                    await self._wait_turn()
         except TimeoutError as error:
             raise RequestTimeoutError(self.address, code, seconds) from error
 
-    async def _wait_for_room(self) -> None:
+    async def _wait_turn(self) -> None:
         turn = self._loop.create_future()
-        self._room_wanted.append(turn)
+        self._capacity_waiters.append(turn)
         try:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._grant_room()  # the turn was ours; pass it on
+                self._wake_capacity_waiters()  # this task had been woken; wake the next one instead
             raise
 
-    def _grant_room(self) -> None:
-        """Let waiting requests look again, as many as fit."""
-        room = max(1, self._config.in_flight_max - len(self._waiting))
-        while room and self._room_wanted:
-            turn = self._room_wanted.popleft()
+    def _wake_capacity_waiters(self) -> None:
+        """Wake as many waiting requests as may be sent now."""
+        room = max(1, self._config.in_flight_max - len(self._in_flight))
+        while room and self._capacity_waiters:
+            turn = self._capacity_waiters.popleft()
             if not turn.done():
                 turn.set_result(None)
                 room -= 1
 
 
 ServerRequestHandler: TypeAlias = Callable[[RemotingCommand, Connection], None]
-"""Takes a request that the broker made to this client; answers it or not, and never waits."""
+"""Handles a request from the broker to this client; may answer it, and must not block."""
 
 
 class _Failure(NamedTuple):
-    """The last failed connect to an address."""
+    """The failed connection attempts to an address."""
 
     times: int
     again_at: float
-    """When the next one may be made."""
+    """When the next attempt may be made, on the loop's clock."""
     reason: str
 
 
 class ConnectionPool:
-    """At most one usable connection per address, opened when it is first needed.
+    """At most one usable connection per address, opened on first use.
 
-    ``greet`` runs on each new connection before anybody else may use it: a broker must know who
-    is there before the first pull.
+    ``handshake`` runs on each new connection before any other request: a broker must know the
+    client before its first pull.
     """
 
     def __init__(
@@ -446,17 +447,17 @@ class ConnectionPool:
         config: ClientConfig,
         handlers: Mapping[int, ServerRequestHandler],
         *,
-        greet: Callable[[Connection], Awaitable[None]] | None = None,
+        handshake: Callable[[Connection], Awaitable[None]] | None = None,
         on_lost: Callable[[str], None] | None = None,
         security: Security | None = None,
-        chance: Chance = random.random,
+        random_fraction: RandomFraction = random.random,
     ) -> None:
         self._config = config
         self._security = security or Security(config)
         self._handlers = handlers
-        self._greet = greet
+        self._handshake = handshake
         self._on_lost = on_lost
-        self._chance = chance
+        self._random_fraction = random_fraction
         self._connections: dict[str, Connection] = {}
         self._open_sockets: set[Connection] = set()
         self._attempts: dict[str, asyncio.Task[Connection]] = {}
@@ -464,20 +465,20 @@ class ConnectionPool:
         self._header_types: dict[str, HeaderType] = {}
         self._closed = False
 
-    def speak(self, address: str, header_type: HeaderType) -> None:
-        """Use this header type for requests to the address, now and on later connections."""
+    def set_header_type(self, address: str, header_type: HeaderType) -> None:
+        """Use this header type for requests to the address, on current and later connections."""
         self._header_types[address] = header_type
         connection = self._connections.get(address)
         if connection is not None:
             connection.header_type = header_type
 
     def live(self, address: str) -> Connection | None:
-        """The connection if one is open."""
+        """Return the connection to the address if one is open."""
         connection = self._connections.get(address)
         return connection if connection is not None and connection.usable else None
 
     async def get(self, address: str, seconds: float) -> Connection:
-        """The connection, opened if need be.
+        """Return the connection to the address; open it if necessary.
 
         Raises:
             ConnectError: It cannot be opened, or not within ``seconds``.
@@ -493,7 +494,7 @@ class ConnectionPool:
             attempt = asyncio.create_task(self._open(address), name=f"connect {address}")
             self._attempts[address] = attempt
             attempt.add_done_callback(lambda done: self._attempt_done(address, done))
-        # Others may wait for it too. When close() cancels it, its waiters are not cancelled.
+        # Other tasks may wait for it too. If close() cancels it, they are not cancelled.
         await asyncio.wait([attempt], timeout=seconds)
         if attempt.cancelled():
             raise ClientClosedError("the client")
@@ -505,8 +506,8 @@ class ConnectionPool:
         )
 
     async def close(self) -> None:
-        """Close every connection after what was written has left."""
-        self._take_no_more()
+        """Close every connection after its buffered data was sent."""
+        self._refuse_new()
         connections = list(self._open_sockets)
         for connection in connections:
             connection.end("the client was closed")
@@ -518,12 +519,12 @@ class ConnectionPool:
             await asyncio.wait(closing)
 
     def abort(self) -> None:
-        """Close every connection at once; what was written may not leave."""
-        self._take_no_more()
+        """Close every connection at once; buffered data may be lost."""
+        self._refuse_new()
         for connection in list(self._open_sockets):
             connection.abort()
 
-    def _take_no_more(self) -> None:
+    def _refuse_new(self) -> None:
         self._closed = True
         for attempt in list(self._attempts.values()):
             attempt.cancel()
@@ -534,34 +535,34 @@ class ConnectionPool:
             loop = asyncio.get_running_loop()
             await asyncio.sleep(failure.again_at - loop.time())
         try:
-            connection = await self._dial(address)
-            await self._introduce(connection)
-            if not connection.usable:  # or a dead connection would stay in the table for good
-                raise connection.loss("closed by the peer at once")
+            connection = await self._connect(address)
+            await self._run_handshake(connection)
+            if not connection.usable:  # otherwise a dead connection would stay in the table
+                raise connection.loss_error("closed by the peer at once")
         except ConnectError as error:
-            self._note_failure(address, error.reason)
+            self._record_failure(address, error.reason)
             raise
         except (ConnectionLostError, RequestTimeoutError) as error:
-            self._note_failure(address, str(error))
+            self._record_failure(address, str(error))
             raise ConnectError(address, str(error)) from error
         except BadAnswerError as error:
-            self._note_failure(address, str(error))
+            self._record_failure(address, str(error))
             raise
         self._failures.pop(address, None)
         self._connections[address] = connection
         return connection
 
-    async def _introduce(self, connection: Connection) -> None:
-        if self._greet is None:
+    async def _run_handshake(self, connection: Connection) -> None:
+        if self._handshake is None:
             return
         try:
-            await self._greet(connection)
+            await self._handshake(connection)
         except BaseException:
             connection.end("not used")
             raise
 
-    async def _dial(self, address: str) -> Connection:
-        """A TCP connection to the first of the host's addresses that takes one."""
+    async def _connect(self, address: str) -> Connection:
+        """Connect to the first of the host's addresses that accepts a connection."""
         loop = asyncio.get_running_loop()
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
@@ -596,19 +597,21 @@ class ConnectionPool:
         except (ValueError, OverflowError) as wrong:  # a label of a host name, or a port
             raise ConnectError(address, f"this is no address ({wrong})") from wrong
 
-    def _note_failure(self, address: str, reason: str) -> None:
+    def _record_failure(self, address: str, reason: str) -> None:
         before = self._failures.get(address)
         times = before.times + 1 if before else 1
-        again_at = asyncio.get_running_loop().time() + pause(times, self._config, self._chance)
+        again_at = asyncio.get_running_loop().time() + backoff_seconds(
+            times, self._config, self._random_fraction
+        )
         self._failures[address] = _Failure(times, again_at, reason)
 
     def _attempt_done(self, address: str, attempt: asyncio.Task[Connection]) -> None:
         del self._attempts[address]
         if not attempt.cancelled():
-            attempt.exception()  # callers that went away would leave it unread
+            attempt.exception()  # if all waiters were cancelled, nobody has retrieved it
 
     def _forget(self, connection: Connection) -> None:
-        """A connection ended, or takes no more requests."""
+        """Remove a connection that has ended or accepts no more requests."""
         if connection.closed:
             self._open_sockets.discard(connection)
         if self._connections.get(connection.address) is connection:
@@ -618,7 +621,7 @@ class ConnectionPool:
 
 
 async def _resolve(host: str, port: int) -> list[str]:
-    """The numeric addresses of a host, in the order the system prefers them."""
+    """Return the numeric addresses of a host, in the order the system prefers."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

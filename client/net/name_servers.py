@@ -1,4 +1,4 @@
-"""The name servers of a cluster as one: a question goes to the one that answered last."""
+"""Requests to the name servers of a cluster, with failover: the last one that answered is first."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _Unanswered = (BadAnswerError, ConnectError, ConnectionLostError, RequestTimeout
 
 
 class NameServers:
-    """Asks one name server after the other until one answers."""
+    """Sends a request to one name server after the other until one answers."""
 
     def __init__(self, config: ClientConfig, security: Security | None = None) -> None:
         self._config = config
-        self._addresses = config.namesrv_addresses  # the one that answered last comes first
+        self._addresses = config.namesrv_addresses  # the last one that answered comes first
         self._pool = ConnectionPool(config, {}, security=security)
 
     @property
     def address(self) -> str:
-        """The name server that answered last, or will be asked next."""
+        """The name server that answered last, or is tried next."""
         return self._addresses[0]
 
     @property
@@ -34,13 +34,13 @@ class NameServers:
         return None if connection is None else connection.local_address
 
     async def ask(self, code: int, fields: Mapping[str, str] | None = None) -> RemotingCommand:
-        """Return the answer, whatever code it carries; each name server is tried once.
+        """Send a request and return the answer, whatever its code; try each name server once.
 
         Raises:
-            ConnectError: None can be reached, or none of several answers.
-            ConnectionLostError: The only one ended the connection instead.
-            RequestTimeoutError: The only one did not answer in time.
-            BadAnswerError: The only one is no RocketMQ server.
+            ConnectError: No name server can be reached, or none of several answers.
+            ConnectionLostError: The only name server closed the connection.
+            RequestTimeoutError: The only name server did not answer in time.
+            BadAnswerError: The only name server does not speak RocketMQ's protocol.
         """
         failures: list[
             BadAnswerError | ConnectError | ConnectionLostError | RequestTimeoutError
@@ -51,7 +51,7 @@ class NameServers:
                 return await connection.request(code, fields, seconds=self._config.request_timeout)
             except _Unanswered as error:
                 failures.append(error)
-                self._ask_later(address)
+                self._move_to_end(address)
         if len(failures) == 1:
             raise failures[0]
         raise ConnectError(
@@ -60,13 +60,13 @@ class NameServers:
         )
 
     async def close(self) -> None:
-        """Close the connections; questions under way fail."""
+        """Close the connections; requests in flight fail."""
         await self._pool.close()
 
     def abort(self) -> None:
         """Close the connections at once."""
         self._pool.abort()
 
-    def _ask_later(self, address: str) -> None:
+    def _move_to_end(self, address: str) -> None:
         if self._addresses[0] == address:
             self._addresses.append(self._addresses.pop(0))

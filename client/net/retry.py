@@ -1,9 +1,9 @@
-"""When a call that failed is made again: after growing pauses, until its time is up.
+"""Retries with exponential backoff and jitter, until a deadline.
 
-A broker that restarts refuses connections for a moment, and a busy one refuses requests. Such a
-moment must cost latency and no error, so a send or a start goes on until ``send_timeout`` is over.
-Pauses double from ``reconnect_delay_min`` to ``reconnect_delay_max``. Each is shortened by up to
-half at random, or all clients of a broker would come back in the same moment.
+A restarting broker refuses connections for a moment, and a busy one rejects requests. This should
+cost latency and raise no error, so a send or a start is retried until ``send_timeout`` has passed.
+The delay doubles from ``reconnect_delay_min`` to ``reconnect_delay_max``. Each delay is shortened
+by up to half at random; otherwise all clients of a broker would reconnect in the same moment.
 """
 
 from __future__ import annotations
@@ -24,66 +24,70 @@ from ..errors import (
     SendTimeoutError,
 )
 
-ROUTE_IS_OLD: Final = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION})
-"""The broker that answers so has lost the topic, or takes no messages for it any more."""
-ROUTES_TRIED_MAX: Final = 3
-"""Attempts that end so, the official client's number: a fresh route mends it, or time does not."""
+STALE_ROUTE_CODES: Final = frozenset({ResponseCode.TOPIC_NOT_EXIST, ResponseCode.NO_PERMISSION})
+"""Response codes of a broker that no longer has the topic, or no longer accepts messages for it."""
+STALE_ROUTE_ATTEMPTS_MAX: Final = 3
+"""Attempts that end with a stale route, as in the official client: a fresh route helps or waiting
+does not."""
 
-Chance = Callable[[], float]
-"""Gives numbers from 0 up to, but not including, 1."""
+RandomFraction = Callable[[], float]
+"""Returns a random number from 0 up to, but not including, 1."""
 
 
-def pause(failures: int, config: ClientConfig, chance: Chance = random.random) -> float:
-    """Seconds to wait after so many failures in a row, 1 or more."""
+def backoff_seconds(
+    failures: int, config: ClientConfig, random_fraction: RandomFraction = random.random
+) -> float:
+    """Return the delay before the next attempt; ``failures`` in a row is 1 or more."""
     doubled = config.reconnect_delay_min * 2.0 ** min(failures - 1, 30)
-    return min(doubled, config.reconnect_delay_max) * (1 - chance() / 2)
+    return min(doubled, config.reconnect_delay_max) * (1 - random_fraction() / 2)
 
 
-async def may_try_again(
+async def wait_before_retry(
     failures: Sequence[ClientError],
     config: ClientConfig,
     clock: Callable[[], float],
     deadline: float,
     *,
     ordered: bool = False,
-    chance: Chance = random.random,
+    random_fraction: RandomFraction = random.random,
 ) -> bool:
-    """Wait for the next attempt and return True; or return False at once if there is none.
+    """Wait for the next attempt and return True, or return False at once if there is to be none.
 
-    ``failures`` are the errors of all attempts, the last of which was just made. After an
-    ``ordered`` one that may have worked there is none: the copy could land after its successor.
+    ``failures`` has the errors of all attempts so far. An ``ordered`` message that may have been
+    stored is not retried: the copy could be stored after its successor.
     """
     last = failures[-1]
-    if not last.retriable or (ordered and leaves_doubt(last)):
+    if not last.retriable or (ordered and outcome_unknown(last)):
         return False
     attempts_max = config.send_attempts_max
     if attempts_max is not None and len(failures) >= attempts_max:
         return False
-    if _route_is_old(last) and sum(map(_route_is_old, failures)) >= ROUTES_TRIED_MAX:
+    if _is_stale_route(last) and sum(map(_is_stale_route, failures)) >= STALE_ROUTE_ATTEMPTS_MAX:
         return False
-    seconds = pause(len(failures), config, chance)
+    seconds = backoff_seconds(len(failures), config, random_fraction)
     if clock() + seconds >= deadline:
         return False
     await asyncio.sleep(seconds)
     return True
 
 
-def _route_is_old(error: ClientError) -> bool:
-    return isinstance(error, BrokerRefusedError) and error.code in ROUTE_IS_OLD
+def _is_stale_route(error: ClientError) -> bool:
+    return isinstance(error, BrokerRefusedError) and error.code in STALE_ROUTE_CODES
 
 
-def leaves_doubt(error: ClientError) -> bool:
-    """Whether the attempt may have worked although it failed here."""
+def outcome_unknown(error: ClientError) -> bool:
+    """Return whether the failed attempt may have been executed by the broker."""
     return isinstance(error, ConnectionLostError | RequestTimeoutError)
 
 
 def final_error(failures: Sequence[ClientError], code: int, seconds: float) -> ClientError:
-    """Return the caller's error after these attempts: the last that left a doubt, if any did.
+    """Return the error for the caller after these attempts.
 
-    "Connection refused" alone would say that nothing was stored.
+    It is the last one with an unknown outcome, if there is one: "Connection refused" alone would
+    mean that nothing was stored.
     """
     last = failures[-1]
-    chosen = next((error for error in reversed(failures) if leaves_doubt(error)), last)
+    chosen = next((error for error in reversed(failures) if outcome_unknown(error)), last)
     if isinstance(chosen, RequestTimeoutError):
         error = SendTimeoutError(chosen.address, code, seconds, len(failures))
         error.__cause__ = last

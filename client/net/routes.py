@@ -1,13 +1,13 @@
-"""Which brokers serve a topic, and by which queues: asked from a name server and kept fresh.
+"""Topic routes: which brokers serve a topic with which queues.
 
-A name server knows the topics of all brokers; a halfmq broker is its own. Routes are fetched when
-a topic is first used and again every ``route_refresh_interval``. An unknown topic has no route;
-producers then take the route of ``TBW102``, a topic that stands for "every broker which creates
-topics on a first send", and their send creates the topic.
+A name server knows the topics of all brokers; a halfmq broker is its own name server. Routes are
+fetched on first use of a topic and again every ``route_refresh_interval``. An unknown topic has no
+route; producers then use the route of ``TBW102``, a topic that lists the brokers which create
+topics on a first send, and their send creates the topic.
 
-The first question also finds out whom we talk to: it carries the ext field ``halfmq``, which an
-official name server ignores and a halfmq broker returns. Brokers in such an answer are spoken to
-with MSGPACK headers, unless the configuration says otherwise, and can do what only ours can.
+Route requests also detect halfmq: they carry the ext field ``halfmq``, which an official name
+server ignores and a halfmq broker returns. Brokers in such an answer get MSGPACK headers, unless
+the configuration says otherwise, and support halfmq's own requests.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from ..errors import BadAnswerError, ClientClosedError, ClientError, RouteNotFou
 from ..message import MessageQueue
 from .connection import ConnectionPool
 from .name_servers import NameServers
-from .refusals import refusal
+from .response_errors import error_from_response
 
 logger = logging.getLogger(__name__)
 
 RECOGNITION_FIELD: Final = "halfmq"
-"""Ext field of a route request and its answer by which halfmq peers know each other."""
+"""Ext field of a route request and its answer by which halfmq peers recognise each other."""
 
 PERM_READ: Final = 4  # Source: RocketMQ PermName.java
 PERM_WRITE: Final = 2
@@ -55,34 +55,34 @@ MASTER_ID: Final = 0
 
 NEAREST_MAX: Final = 3
 COMPARED_MAX: Final = 20_000
-"""Topic names that one is compared with: a quarter of a second, on a thread."""
+"""Topic names to compare with: takes a quarter of a second, on a thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where one topic is served."""
+    """The brokers and queues that serve one topic."""
 
     topic: str
     publish_queues: tuple[MessageQueue, ...]
-    """What a producer may send to, sorted."""
+    """The queues that a producer may send to, sorted."""
     consume_queues: tuple[MessageQueue, ...]
-    """What a group shares out among its members, sorted."""
+    """The queues that are assigned to the members of a group, sorted."""
     addresses: Mapping[str, str]
     """Broker name to the address of its master."""
-    _turn: Iterator[int] = field(default_factory=itertools.count, compare=False, repr=False)
+    _round_robin: Iterator[int] = field(default_factory=itertools.count, compare=False, repr=False)
 
     def next_queue(self, avoid_broker: str | None = None) -> MessageQueue:
-        """The queues in turn; one of another broker than ``avoid_broker`` if there is any."""
+        """Return the queues round-robin; avoid those of ``avoid_broker`` if there are others."""
         queues = self.publish_queues
         for _ in queues:
-            queue = queues[next(self._turn) % len(queues)]
+            queue = queues[next(self._round_robin) % len(queues)]
             if queue.broker_name != avoid_broker:
                 return queue
-        return queues[next(self._turn) % len(queues)]
+        return queues[next(self._round_robin) % len(queues)]
 
 
-def build_route(topic: str, answer: TopicRouteData, *, first_turn: int = 0) -> Route:
-    """A name server's answer as clients use it."""
+def build_route(topic: str, answer: TopicRouteData, *, first_queue: int = 0) -> Route:
+    """Convert a name server's answer to a route."""
     addresses = {
         broker.broker_name: broker.broker_addrs[MASTER_ID]
         for broker in answer.broker_datas
@@ -96,23 +96,25 @@ def build_route(topic: str, answer: TopicRouteData, *, first_turn: int = 0) -> R
             publish += [MessageQueue(topic, name, n) for n in range(data.write_queue_nums)]
         if name in addresses and data.perm & PERM_READ:
             consume += [MessageQueue(topic, name, n) for n in range(data.read_queue_nums)]
-    turn = itertools.count(first_turn)
-    return Route(topic, tuple(sorted(publish)), tuple(sorted(consume)), addresses, _turn=turn)
+    turn = itertools.count(first_queue)
+    return Route(
+        topic, tuple(sorted(publish)), tuple(sorted(consume)), addresses, _round_robin=turn
+    )
 
 
-def assumed_route(topic: str, template: Route, queues_max: int, *, first_turn: int = 0) -> Route:
-    """The route that a topic will have once a send has created it like ``template``."""
+def assumed_route(topic: str, template: Route, queues_max: int, *, first_queue: int = 0) -> Route:
+    """Return the route that a topic will have once a send has created it like ``template``."""
     queues = tuple(
         MessageQueue(topic, broker_name, queue_id)
         for _, broker_name, queue_id in template.publish_queues
         if queue_id < queues_max
     )
-    turn = itertools.count(first_turn)
-    return Route(topic, queues, queues, template.addresses, _turn=turn)
+    turn = itertools.count(first_queue)
+    return Route(topic, queues, queues, template.addresses, _round_robin=turn)
 
 
 def nearest_topics(topic: str, names: Iterable[str]) -> tuple[str, ...]:
-    """The names most like ``topic``, whatever their case, of topics that hold users' messages."""
+    """Return the names of users' topics that are most similar to ``topic``, ignoring case."""
     by_lower_case = {
         name.lower(): name
         for name in islice(names, COMPARED_MAX)
@@ -126,14 +128,14 @@ class RouteTable:
     """The routes of all topics in use, and the addresses of all brokers in them."""
 
     def __init__(
-        self, config: ClientConfig, servers: NameServers, brokers: ConnectionPool, first_turn: int
+        self, config: ClientConfig, servers: NameServers, brokers: ConnectionPool, first_queue: int
     ) -> None:
         self._config = config
         self._servers = servers
         self._brokers = brokers
-        # The producers of a program should not all start at queue 0.
-        self._first_turn = first_turn
-        self._turn = itertools.count(first_turn)
+        # Producers should not all start at queue 0.
+        self._first_queue = first_queue
+        self._round_robin = itertools.count(first_queue)
         self._routes: dict[str, Route] = {}
         self._template: Route | None = None
         self._cluster: dict[str, str] = {}
@@ -143,7 +145,7 @@ class RouteTable:
 
     @property
     def addresses(self) -> set[str]:
-        """Every broker this client knows of."""
+        """The master addresses of all known brokers."""
         found = set(self._cluster.values())
         for route in self._all_routes():
             found.update(route.addresses.values())
@@ -151,29 +153,29 @@ class RouteTable:
 
     @property
     def brokers(self) -> dict[str, str]:
-        """The name of every broker this client knows of, and the address of its master."""
+        """The names of all known brokers, each with the address of its master."""
         found = dict(self._cluster)
         for route in self._all_routes():
             found.update(route.addresses)
         return found
 
     def known(self, topic: str) -> Route | None:
-        """The route of an existing topic if it has been fetched."""
+        """Return the cached route of a topic, if any."""
         return self._routes.get(topic)
 
     def forget(self, topic: str) -> None:
-        """Ask again when the topic is used next: what we know is old."""
+        """Drop a stale route, so that the next use of the topic fetches it again."""
         self._routes.pop(topic, None)
 
     def address_of(self, broker_name: str) -> str | None:
-        """The master of a broker, by any route."""
+        """Return the address of a broker's master, from any route."""
         for route in self._all_routes():
             if broker_name in route.addresses:
                 return route.addresses[broker_name]
         return self._cluster.get(broker_name)
 
     async def existing(self, topic: str) -> Route | None:
-        """The route of a topic, fetched if need be; None when the topic does not exist.
+        """Return the route of a topic, fetched if necessary; None if the topic does not exist.
 
         Raises:
             ClientError: No name server answers.
@@ -181,7 +183,7 @@ class RouteTable:
         return self._routes.get(topic) or await self.fetch(topic)
 
     async def for_sending(self, topic: str) -> Route:
-        """A route with at least one queue to send to, perhaps of a topic that is to be created.
+        """Return a route with at least one queue to send to; the send may create the topic.
 
         Raises:
             RouteNotFoundError: The topic does not exist and no broker would create it.
@@ -189,7 +191,7 @@ class RouteTable:
         """
         route = await self.existing(topic)
         if route is None:
-            # Not kept: once the send has created the topic, the true route may be another.
+            # Not cached: once the send has created the topic, the real route may differ.
             template = await self.fetch(DEFAULT_TOPIC)
             if template is None:
                 raise RouteNotFoundError(topic)
@@ -197,30 +199,30 @@ class RouteTable:
                 topic,
                 template,
                 self._config.default_topic_queues,
-                first_turn=next(self._turn),
+                first_queue=next(self._round_robin),
             )
         if not route.publish_queues:
             raise RouteNotFoundError(topic)
         return route
 
     async def fetch(self, topic: str) -> Route | None:
-        """Ask a name server; tasks that want the same topic at the same time share one question.
+        """Fetch a route from a name server; concurrent calls for one topic share the request.
 
         Raises:
-            ClientError: No name server answers, or none that we understand.
+            ClientError: No name server answers, or none with a valid answer.
         """
         task = self._fetches.get(topic)
         if task is None:
             task = asyncio.create_task(self._fetch(topic), name=f"route {topic}")
             self._fetches[topic] = task
             task.add_done_callback(lambda done: self._fetch_done(topic, done))
-        await asyncio.wait([task])  # when close() cancels it, those who wait are not cancelled
+        await asyncio.wait([task])  # if close() cancels it, the waiters are not cancelled
         if task.cancelled():
             raise ClientClosedError("the client")
         return task.result()
 
     async def refresh(self) -> None:
-        """Ask again for all topics in use; keeps what it has when nobody answers."""
+        """Fetch the routes of all topics in use again; keep the old ones if no server answers."""
         topics = [DEFAULT_TOPIC] if self._template is not None else []
         for topic in [*topics, *self._routes]:
             try:
@@ -229,12 +231,12 @@ class RouteTable:
                 logger.warning("event=route_not_refreshed topic=%s reason=%s", topic, error)
                 return
 
-    async def learn_cluster(self) -> None:
-        """Learn the addresses of all brokers there are, also of those that create no topics."""
+    async def load_cluster(self) -> None:
+        """Load the addresses of all brokers of the cluster, also of those that create no topics."""
         try:
             answer = await self._servers.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
             if answer.code != ResponseCode.SUCCESS:
-                raise refusal(answer)
+                raise error_from_response(answer)
             cluster = decode_cluster_info(answer.body)
         except (ClientError, ProtocolError) as error:
             logger.info("event=cluster_unknown reason=%s", error)
@@ -248,18 +250,18 @@ class RouteTable:
             self._choose_header_type(address)
 
     async def topic_names(self) -> list[str]:
-        """The names of all topics, those of the system included; empty when nobody tells them."""
+        """Return the names of all topics, system topics included; empty if no server answers."""
         try:
             answer = await self._servers.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
             if answer.code != ResponseCode.SUCCESS:
-                raise refusal(answer)
+                raise error_from_response(answer)
             return decode_topic_list(answer.body)
         except (ClientError, ProtocolError) as error:
             logger.info("event=topics_unknown reason=%s", error)
             return []
 
     def close(self) -> None:
-        """Give up the questions under way."""
+        """Cancel the requests in flight."""
         for task in list(self._fetches.values()):
             task.cancel()
 
@@ -271,7 +273,7 @@ class RouteTable:
     def _fetch_done(self, topic: str, task: asyncio.Task[Route | None]) -> None:
         del self._fetches[topic]
         if not task.cancelled():
-            task.exception()  # callers that went away would leave it unread
+            task.exception()  # if all waiters were cancelled, nobody has retrieved it
 
     async def _fetch(self, topic: str) -> Route | None:
         answer = await self._ask(topic)
@@ -280,7 +282,7 @@ class RouteTable:
             if topic == DEFAULT_TOPIC:
                 self._template = None
             return None
-        route = build_route(topic, answer, first_turn=self._first_turn)
+        route = build_route(topic, answer, first_queue=self._first_queue)
         for address in route.addresses.values():
             self._choose_header_type(address)
         if topic == DEFAULT_TOPIC:
@@ -301,7 +303,7 @@ class RouteTable:
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
         if answer.code != ResponseCode.SUCCESS:
-            raise refusal(answer)
+            raise error_from_response(answer)
         try:
             return decode_route(answer.body)
         except ProtocolError as error:
@@ -310,4 +312,4 @@ class RouteTable:
     def _choose_header_type(self, address: str) -> None:
         choice = self._config.header_type
         msgpack = choice == "msgpack" or (choice == "auto" and self.halfmq)
-        self._brokers.speak(address, HeaderType.MSGPACK if msgpack else HeaderType.JSON)
+        self._brokers.set_header_type(address, HeaderType.MSGPACK if msgpack else HeaderType.JSON)

@@ -1,11 +1,11 @@
-"""What every producer and consumer stands on: identity, routes, connections and heartbeats.
+"""Session: client id, routes, connections and heartbeats of one producer, consumer or ``Admin``.
 
-A session is known to brokers by its client id and by what it announces in heartbeats: producer
-groups, or a consumer group with its subscriptions. A broker binds these to the connection on which
-the heartbeat came, and sends its own requests there (transaction checks, changes in a group). So a
-heartbeat is the first thing on every new connection, one goes to every known broker each
-``heartbeat_interval``, and a connection that breaks is opened again at once, not when it is next
-needed: a transaction producer that has nothing to send must still be found.
+A heartbeat registers a client with a broker: its client id and its producer groups, or its consumer
+group with subscriptions. The broker binds them to the connection on which the heartbeat came, and
+sends its own requests there (transaction checks, changes in a group). So every new connection
+starts with a heartbeat, every known broker gets one each ``heartbeat_interval``, and a lost
+connection is opened again at once and not on the next request: a broker must reach a transaction
+producer that has nothing to send.
 """
 
 from __future__ import annotations
@@ -46,76 +46,81 @@ from ..errors import (
 )
 from .connection import Connection, ConnectionPool, ServerRequestHandler
 from .name_servers import NameServers
-from .refusals import refusal
-from .retry import may_try_again
+from .response_errors import error_from_response
+from .retry import wait_before_retry
 from .routes import Route, RouteTable
 from .security import Security
 
 logger = logging.getLogger(__name__)
 
-FAREWELL_SECONDS: Final = 1.0
-"""How long closing waits for a broker to take note; it finds out by the closed socket anyway."""
+UNREGISTER_SECONDS: Final = 1.0
+"""How long closing waits for a broker to unregister the client. The closed socket has the same
+effect."""
 
 _session_numbers: Final = itertools.count()
 
 
 def wall_clock_ms() -> int:
-    """Milliseconds since 1970, as messages carry them."""
+    """Return the milliseconds since 1970, as in message timestamps."""
     return time.time_ns() // 1_000_000
 
 
 class Session:
-    """One client as the brokers see it."""
+    """One client, registered with all brokers it knows."""
 
     def __init__(
         self,
         config: ClientConfig,
-        announce: Callable[[str], HeartbeatData],
+        make_heartbeat: Callable[[str], HeartbeatData],
         handlers: Mapping[int, ServerRequestHandler],
-        farewell: Mapping[str, str],
-        heard: Callable[[str, RemotingCommand], None] | None = None,
+        unregister_fields: Mapping[str, str],
+        on_heartbeat_answer: Callable[[str, RemotingCommand], None] | None = None,
     ) -> None:
-        """Prepare; nothing is connected before ``start``.
+        """Create a session; ``start`` connects it.
 
-        ``announce`` makes the heartbeat for a client id; ``farewell`` names the group to leave, by
-        the attributes of ``UnregisterClientRequestHeader``; ``heard`` gets each broker's address
-        and answer to a heartbeat.
+        Args:
+            config: Addresses and limits.
+            make_heartbeat: Returns the heartbeat for a client id.
+            handlers: Handlers of requests from brokers, by request code.
+            unregister_fields: The group to leave on close, as attributes of
+                ``UnregisterClientRequestHeader``.
+            on_heartbeat_answer: Called with a broker's address and its answer to a heartbeat.
         """
-        self._heard = heard
+        self._on_heartbeat_answer = on_heartbeat_answer
         self.config = config
         self.client_id = ""
-        # Kept, because to ask for the running loop costs a system call up to Python 3.11.
+        # Cached, because get_running_loop() costs a system call up to Python 3.11.
         self.clock = asyncio.get_running_loop().time
-        self._announce = announce
-        self._farewell = farewell
+        self._make_heartbeat = make_heartbeat
+        self._unregister_fields = unregister_fields
         self._lost = asyncio.Event()
         self._security = Security(config)
         self._servers = NameServers(config, self._security)
         self.brokers = ConnectionPool(
             config,
             handlers,
-            greet=self._greet,
+            handshake=self._send_heartbeat,
             on_lost=lambda _address: self._lost.set(),
             security=self._security,
         )
-        first_turn = random.SystemRandom().randrange(1 << 16)
-        self.routes = RouteTable(config, self._servers, self.brokers, first_turn)
-        self._keeper: asyncio.Task[None] | None = None
+        first_queue = random.SystemRandom().randrange(1 << 16)
+        self.routes = RouteTable(config, self._servers, self.brokers, first_queue)
+        self._maintenance: asyncio.Task[None] | None = None
         self._unreachable: set[str] = set()
         self._denied: dict[str, AccessDeniedError] = {}  # by broker, how it refused the heartbeat
         self._keys: UniqueKeyFactory | None = None
 
     async def start(self, *, whole_cluster: bool = False, topics: tuple[str, ...] = ()) -> None:
-        """Reach a name server and announce this client to every broker it tells of.
+        """Connect to a name server and register this client with every broker that it lists.
 
         Raises:
             ConnectError: No name server could be reached within ``send_timeout``.
-            AccessDeniedError: A name server or a broker does not accept who signed.
-            ClientError: None answers as it should.
+            AccessDeniedError: A name server or a broker does not accept the credentials.
+            ClientError: No name server gives a valid answer.
         """
         await self._security.start()
         deadline = self.clock() + self.config.send_timeout
-        await self._patiently(partial(self.routes.fetch, DEFAULT_TOPIC), deadline)
+        await self._retry_until(partial(self.routes.fetch, DEFAULT_TOPIC), deadline)
         address = self._servers.local_address or "127.0.0.1"
         instance = self.config.instance_name or f"{os.getpid()}#{next(_session_numbers)}"
         self.client_id = f"{address}@{instance}"
@@ -126,34 +131,36 @@ class Session:
             now_ms=wall_clock_ms,
         )
         if whole_cluster:
-            await self.routes.learn_cluster()
+            await self.routes.load_cluster()
         for topic in topics:
-            await self._patiently(partial(self.routes.existing, topic), deadline)
-        await self._reach(self.routes.addresses)
+            await self._retry_until(partial(self.routes.existing, topic), deadline)
+        await self._send_heartbeats(self.routes.addresses)
         for error in self._denied.values():
             raise error
-        self._keeper = asyncio.create_task(self._keep_in_touch(), name=f"keep {self.client_id}")
+        self._maintenance = asyncio.create_task(
+            self._maintain_connections(), name=f"keep {self.client_id}"
+        )
 
-    async def _patiently(self, ask: Callable[[], Awaitable[object]], deadline: float) -> None:
-        """Ask until there is an answer: who is asked may be restarting, or start with us."""
+    async def _retry_until(self, call: Callable[[], Awaitable[object]], deadline: float) -> None:
+        """Retry until there is an answer: the server may be restarting, or start with us."""
         failures: list[ClientError] = []
         while True:
             try:
-                await ask()
+                await call()
             except ClientError as error:
                 failures.append(error)
             else:
                 return
-            if not await may_try_again(failures, self.config, self.clock, deadline):
+            if not await wait_before_retry(failures, self.config, self.clock, deadline):
                 raise failures[-1]
             logger.info("event=name_server_again reason=%s", failures[-1])
 
     async def route(self, topic: str, deadline: float, failures: Sequence[ClientError]) -> Route:
-        """A route to send by, asked for until ``deadline`` by the session's clock.
+        """Return a route for sending; wait for it until ``deadline`` by the session's clock.
 
         Raises:
-            ConnectError: No name server has answered by then: nothing was sent. If there were
-                ``failures`` before, the last of them, which tells more.
+            ConnectError: No name server has answered by then, so nothing was sent. If there were
+                ``failures`` before, the last of them is raised instead, which says more.
             ClientError: As :meth:`RouteTable.for_sending`.
         """
         try:
@@ -168,35 +175,35 @@ class Session:
             raise ConnectError(address, f"no route of {topic} in time") from error
 
     async def close(self) -> None:
-        """Take leave of the brokers and close all connections; cancelled, close them at once."""
+        """Unregister from the brokers and close all connections; at once if cancelled."""
         self._security.close()
         try:
-            if self._keeper is not None:
-                self._keeper.cancel()
-                await asyncio.wait([self._keeper])
-            await asyncio.gather(*(self._leave(address) for address in self.routes.addresses))
+            if self._maintenance is not None:
+                self._maintenance.cancel()
+                await asyncio.wait([self._maintenance])
+            await asyncio.gather(*(self._unregister(address) for address in self.routes.addresses))
             self.routes.close()
             await self.brokers.close()
             await self._servers.close()
-        except BaseException:  # nobody can close them later
+        except BaseException:  # there is no later chance to close them
             self.routes.close()
             self.brokers.abort()
             self._servers.abort()
             raise
 
     def new_key(self) -> str:
-        """An id no other message has."""
+        """Return a new unique message id."""
         assert self._keys is not None
         return self._keys.create()
 
     async def heartbeat(self, address: str) -> None:
-        """Announce this client to one broker now.
+        """Send a heartbeat to one broker now.
 
         Raises:
-            ClientError: It cannot be reached.
+            ClientError: The broker cannot be reached.
         """
         connection = await self.brokers.get(address, self.config.connect_timeout)
-        await self._greet(connection)
+        await self._send_heartbeat(connection)
 
     async def call(
         self,
@@ -207,7 +214,7 @@ class Session:
         *,
         seconds: float | None = None,
     ) -> RemotingCommand:
-        """Ask a broker and return its answer, whatever code it carries.
+        """Send a request to a broker and return its answer, whatever its code.
 
         Raises:
             ConnectError, ConnectionLostError, RequestTimeoutError: There is no answer.
@@ -216,18 +223,18 @@ class Session:
         connection = self.brokers.live(address) or await self.brokers.get(address, seconds)
         return await connection.request(code, header, body, seconds=seconds)
 
-    async def _greet(self, connection: Connection) -> None:
+    async def _send_heartbeat(self, connection: Connection) -> None:
         answer = await connection.request(
             RequestCode.HEART_BEAT,
             HeartbeatRequestHeader(),
-            encode_heartbeat(self._announce(self.client_id)),
+            encode_heartbeat(self._make_heartbeat(self.client_id)),
             seconds=self.config.request_timeout,
         )
-        if self._heard is not None:
-            self._heard(connection.address, answer)
+        if self._on_heartbeat_answer is not None:
+            self._on_heartbeat_answer(connection.address, answer)
         self._denied.pop(connection.address, None)
         if answer.code != ResponseCode.SUCCESS:
-            error = refusal(answer)
+            error = error_from_response(answer)
             if isinstance(error, AccessDeniedError):
                 self._denied[connection.address] = error
             logger.warning(
@@ -237,32 +244,33 @@ class Session:
                 answer.remark,
             )
 
-    async def _keep_in_touch(self) -> None:
+    async def _maintain_connections(self) -> None:
         loop = asyncio.get_running_loop()
         due = loop.time() + self.config.heartbeat_interval
         while True:
             self._lost.clear()
             if loop.time() >= due:
                 await self.routes.refresh()
-                await self._reach(self.routes.addresses)
+                await self._send_heartbeats(self.routes.addresses)
                 due = loop.time() + self.config.heartbeat_interval
             missing = {a for a in self.routes.addresses if self.brokers.live(a) is None}
             if missing:
-                await self._reach(missing)  # the pool spaces the attempts
+                await self._send_heartbeats(missing)  # the pool adds the backoff
                 await asyncio.sleep(self.config.reconnect_delay_min)
                 continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(due):
                     await self._lost.wait()
 
-    async def _reach(self, addresses: set[str]) -> None:
-        """Heartbeat to each; who cannot be reached is logged once and tried again later."""
-        await asyncio.gather(*(self._reach_one(address) for address in addresses))
+    async def _send_heartbeats(self, addresses: set[str]) -> None:
+        """Send a heartbeat to each address; log an unreachable broker once and retry it later."""
+        await asyncio.gather(*(self._send_heartbeat_to(address) for address in addresses))
 
-    async def _reach_one(self, address: str) -> None:
+    async def _send_heartbeat_to(self, address: str) -> None:
         try:
             if self.brokers.live(address) is None:
-                await self.brokers.get(address, 2 * self.config.connect_timeout)  # greets
+                # The handshake of a new connection is a heartbeat.
+                await self.brokers.get(address, 2 * self.config.connect_timeout)
             else:
                 await self.heartbeat(address)
         except ClientError as error:
@@ -274,35 +282,35 @@ class Session:
                 logger.info("event=broker_reached_again address=%s", address)
                 self._unreachable.discard(address)
 
-    async def _leave(self, address: str) -> None:
+    async def _unregister(self, address: str) -> None:
         connection = self.brokers.live(address)
         if connection is None:
             return
-        header = UnregisterClientRequestHeader(client_id=self.client_id, **self._farewell)
+        header = UnregisterClientRequestHeader(client_id=self.client_id, **self._unregister_fields)
         try:
             await connection.request(
-                RequestCode.UNREGISTER_CLIENT, header, seconds=FAREWELL_SECONDS
+                RequestCode.UNREGISTER_CLIENT, header, seconds=UNREGISTER_SECONDS
             )
         except ClientError as error:
             logger.debug("event=no_farewell address=%s reason=%s", address, error)
 
 
 def expect_success(answer: RemotingCommand) -> RemotingCommand:
-    """The answer if its code is 0.
+    """Return the answer if its code is SUCCESS.
 
     Raises:
-        BrokerRefusedError: It is not.
+        BrokerRefusedError: It has another code.
     """
     if answer.code != ResponseCode.SUCCESS:
-        raise refusal(answer)
+        raise error_from_response(answer)
     return answer
 
 
 def typed(answer: RemotingCommand, kind: type[H], address: str) -> H:
-    """The fields of an answer.
+    """Decode the ext fields of an answer.
 
     Raises:
-        BadAnswerError: They are not what the protocol promises.
+        BadAnswerError: They do not follow the protocol.
     """
     try:
         return response_header(answer, kind)

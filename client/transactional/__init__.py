@@ -1,1 +1,1 @@
-"""What transactions are made of: check-back, decisions, several messages, databases."""
+"""Internals of transactions: check-back, decisions, prepare of several messages, databases."""

@@ -1,10 +1,10 @@
-"""Answering checks: a broker asks what became of a local transaction, and the checker knows.
+"""Check-back: answer a broker's checks of undecided transactions by calling the checker.
 
-A halfmq broker asks by a request and wants to know at once whether its question has arrived: it is
-told "I will answer" before anybody is asked, or why not, and then asks another member of the group.
-The answer follows as a decision like any other, repeated until it is confirmed, by whatever
-connection there is by then. An official broker asks one-way and is answered one-way, on the
-connection it asked by.
+A halfmq broker sends a check as a request. It is acknowledged at once, before the checker is
+called, or rejected with a reason, and the broker then checks with another member of the group. The
+answer follows as a decision like any other, resent until it is confirmed, on the connection that is
+open by then. An official broker sends a check one-way and gets a one-way answer on the same
+connection.
 """
 
 from __future__ import annotations
@@ -33,56 +33,56 @@ from ..config import ClientConfig
 from ..errors import AccessDeniedError, ClientClosedError, ClientError
 from ..message import Decision, MessageView, SendResult
 from ..net.connection import Connection
-from ..net.encoding import Draft
-from .checker_calls import CheckerCalls, InThread
-from .decisions import Decisions, Ending, Settled
+from ..net.message_encoding import EncodedMessage
+from .checker_pool import CheckerPool, RunInThread
+from .decisions import DecisionSender, Ending, OnSettled
 
 logger = logging.getLogger(__name__)
 
 REMEMBERED_MAX: Final = 10_000
-"""Unsettled transactions remembered for the case that the broker asks, about 200 bytes each."""
+"""Unsettled transactions kept for later checks, about 200 bytes each."""
 
 T = TypeVar("T")
 
 Checker: TypeAlias = Callable[[MessageView], Decision | Awaitable[Decision]]
-"""Says what became of a local transaction. A plain function runs in a worker thread."""
+"""Returns the outcome of a local transaction. A plain function runs in a worker thread."""
 
 
 class CheckBack:
-    """Takes the checks of one producer, asks its checker and answers."""
+    """Answers the checks of one producer by calling its checker."""
 
     def __init__(
         self,
         group: str,
         config: ClientConfig,
-        decisions: Decisions,
+        decisions: DecisionSender,
         known_decision: Callable[[str, MessageView], Decision | None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        """Prepare; ``known_decision`` says what the producer knows without its checker."""
+        """Create it; ``known_decision`` returns what the producer knows without its checker."""
         self.checker: Checker | None = None
         self.closing = False
-        """While the producer waits for what is under way, another member is asked at once."""
+        """While the producer closes, checks are rejected so that another member is asked."""
         self._group = group
         self._config = config
         self._decisions = decisions
         self._known_decision = known_decision
         self._spawn = spawn
-        self._under_check: set[str] = set()
-        self._calls = CheckerCalls(config.check_concurrency, config.check_timeout)
+        self._in_progress: set[str] = set()
+        self._pool = CheckerPool(config.check_concurrency, config.check_timeout)
 
-    def requested(self, command: RemotingCommand, connection: Connection) -> None:
-        """Take a check, and acknowledge it if it is a request that wants to be answered."""
-        refusal = self._take(command, connection)
+    def on_check_request(self, command: RemotingCommand, connection: Connection) -> None:
+        """Accept or reject a check; acknowledge it unless it is one-way."""
+        reason = self._accept(command, connection)
         if command.is_one_way:
             return
-        if refusal is None:
+        if reason is None:
             connection.reply(command)
         else:
-            connection.reply(command, ResponseCode.SYSTEM_ERROR, refusal)
+            connection.reply(command, ResponseCode.SYSTEM_ERROR, reason)
 
-    def _take(self, command: RemotingCommand, connection: Connection) -> str | None:
-        """Have a check answered in a task; or return why it will not be."""
+    def _accept(self, command: RemotingCommand, connection: Connection) -> str | None:
+        """Start a task that answers the check; if it is rejected, return the reason."""
         header = command.header
         if not isinstance(header, CheckTransactionStateRequestHeader):
             return _not_understood(connection, command.header_error or "it has no fields")
@@ -97,27 +97,27 @@ class CheckBack:
                 "event=check_for_another_group group=%s transaction=%s", group, check.identity
             )
             return f"this is a producer of group {self._group}, not of {group}"
-        if check.identity in self._under_check:
+        if check.identity in self._in_progress:
             logger.debug("event=check_repeated transaction=%s", check.identity)
             return None
-        if len(self._under_check) >= self._config.check_queue_max:
+        if len(self._in_progress) >= self._config.check_queue_max:
             logger.warning("event=check_dropped transaction=%s", check.identity)
-            return f"{len(self._under_check)} checks are waiting here"
+            return f"{len(self._in_progress)} checks are waiting here"
         if self.closing and check.acknowledged:
             return "this producer is being closed"
         try:
             known = self._known_decision(check.identity, message)
         except ClientClosedError as error:
-            # A broker asks until it has heard that a producer has closed.
+            # Until a broker notices that the producer has closed, it sends checks.
             return f"it is not running: {error}"
         if known is None and self.checker is None:
             logger.warning("event=check_without_checker transaction=%s", check.identity)
             if check.acknowledged:
                 return "this producer has no checker"
             known = Decision.UNKNOWN
-        if known is None and self._calls.hangs and check.acknowledged:
+        if known is None and self._pool.exhausted and check.acknowledged:
             return f"all {self._config.check_concurrency} calls of its checker hang"
-        self._under_check.add(check.identity)
+        self._in_progress.add(check.identity)
         self._spawn(self._answer(check, known))
         return None
 
@@ -127,8 +127,8 @@ class CheckBack:
             if decision is None:
                 decision = await self._ask_checker(check.message)
             if check.acknowledged:
-                self._decisions.tell(check.ending(decision, self._settled))
-                handed_over = True  # it stays under check until that is over
+                self._decisions.send(check.ending(decision, self._on_settled))
+                handed_over = True  # it stays in progress until the decision is settled
                 return
             answer = check.one_way_answer(self._group, decision)
             check.connection.send_one_way(RequestCode.END_TRANSACTION, answer)
@@ -139,10 +139,10 @@ class CheckBack:
             logger.info("event=check_not_answered transaction=%s reason=%s", check.identity, error)
         finally:
             if not handed_over:
-                self._under_check.discard(check.identity)
+                self._in_progress.discard(check.identity)
 
-    def _settled(self, ending: Ending, _final: str | None, error: BaseException | None) -> None:
-        self._under_check.discard(ending.transaction_id)
+    def _on_settled(self, ending: Ending, _final: str | None, error: BaseException | None) -> None:
+        self._in_progress.discard(ending.transaction_id)
         if error is None:
             logger.info(
                 "event=check_answered transaction=%s decision=%s",
@@ -150,8 +150,8 @@ class CheckBack:
                 ending.decision.name,
             )
         else:
-            # Not remembered: the broker asks again, and the checker may know better by then. But
-            # what this client may not answer it never may.
+            # Not kept: the broker checks again, and the checker may know more by then. A denied
+            # decision stays denied, so it is a warning.
             level = logging.WARNING if isinstance(error, AccessDeniedError) else logging.INFO
             logger.log(
                 level,
@@ -161,25 +161,25 @@ class CheckBack:
                 error,
             )
 
-    async def ask_about_own(self, message: MessageView) -> Decision:
-        """What the checker says of a transaction of this producer; UNKNOWN if it cannot tell.
+    async def check_own(self, message: MessageView) -> Decision:
+        """Call the checker for a transaction of this producer; UNKNOWN if it cannot decide.
 
-        It takes at most ``config.check_timeout`` seconds, the wait for other calls included.
+        It takes at most ``config.check_timeout`` seconds, the wait for a slot included.
         """
         if self.checker is None:
             return Decision.UNKNOWN
         try:
             async with asyncio.timeout(self._config.check_timeout):
                 return await self._ask_checker(message)
-        except TimeoutError:  # it had no turn in that time
+        except TimeoutError:  # there was no free slot in that time
             return Decision.UNKNOWN
 
     async def _ask_checker(self, message: MessageView) -> Decision:
         assert self.checker is not None, "a check without a checker is not taken"
         try:
-            return await self._calls.run(partial(_ask_on, self.checker, message))
+            return await self._pool.run(partial(_call_checker, self.checker, message))
         except TimeoutError:
-            logger.error(  # noqa: TRY400 -- where it hangs is the user's to know
+            logger.error(  # noqa: TRY400 -- the stack of the hanging call is not known
                 "event=check_timed_out transaction=%s seconds=%g counts_as=UNKNOWN",
                 message.transaction_id,
                 self._config.check_timeout,
@@ -193,7 +193,7 @@ def _not_understood(connection: Connection, reason: str) -> str:
 
 
 class _Check:
-    """One question of a broker."""
+    """One check from a broker."""
 
     __slots__ = ("_header", "acknowledged", "connection", "identity", "message")
 
@@ -211,8 +211,8 @@ class _Check:
         self.acknowledged = acknowledged
         self.identity = header.transaction_id or message.message_id
 
-    def ending(self, decision: Decision, on_settled: Settled) -> Ending:
-        """The answer as a request that is confirmed."""
+    def ending(self, decision: Decision, on_settled: OnSettled) -> Ending:
+        """Return the answer as a decision that is resent until confirmed."""
         return Ending(
             self.identity,
             decision,
@@ -226,15 +226,15 @@ class _Check:
         )
 
     def one_way_answer(self, group: str, decision: Decision) -> EndTransactionRequestHeader:
-        """The answer as official clients give it."""
+        """Return the answer as official clients send it."""
         return EndTransactionRequestHeader(
             producer_group=group,
             tran_state_table_offset=self._header.tran_state_table_offset,
             commit_log_offset=self._header.commit_log_offset,
             commit_or_rollback=decision,
             msg_id=self._header.msg_id or self.identity,
-            # The real topic, not the half topic that the official client sends back: under
-            # access control a producer has no rights on that, and would never be heard.
+            # The real topic, not the half topic that the official client sends back: with access
+            # control a producer has no permission for that, and the answer would be rejected.
             topic=self.message.topic,
             from_transaction_check=True,
             transaction_id=self.identity,
@@ -242,28 +242,28 @@ class _Check:
         )
 
 
-def as_checked(
-    draft: Draft, result: SendResult, halves: int, born_ms: int, stored_ms: int
+def checked_view(
+    encoded: EncodedMessage, result: SendResult, halves: int, born_ms: int, stored_ms: int
 ) -> MessageView:
-    """A half message as the broker's first check of it would show it.
+    """Build the message view that the broker's first check of a half message would contain.
 
-    Only what the broker alone knows is missing: the properties by which it tells of itself
-    (MSG_REGION, CLUSTER, TRACE_ON) and ``born_host``. ``stored_ms`` is this process's clock.
+    Only what the broker alone knows is missing: the properties that describe the broker
+    (MSG_REGION, CLUSTER, TRACE_ON) and ``born_host``. ``stored_ms`` is from this process's clock.
 
     Args:
-        draft: As it was sent; of several, the first.
+        encoded: The half message as sent; with several messages, the leader.
         result: Where it was stored.
         halves: How many messages the transaction has.
         born_ms: When it was sent, in ms since 1970.
-        stored_ms: When the broker's answer came.
+        stored_ms: When the broker's answer came, in ms since 1970.
 
     Source: ``half_draft`` and ``check_body`` of the broker, TransactionalMessageBridge.java.
     """
     half = parse_offset_message_id(result.offset_message_id)
-    key, queue = draft.unique_key, result.queue
+    key, queue = encoded.unique_key, result.queue
     group = f"{names.PROPERTY_TRANSACTION_GROUP}\x01{key},0,{halves}\x02" if halves > 1 else ""
     properties = (
-        f"{group}{draft.properties}{names.PROPERTY_REAL_TOPIC}\x01{queue.topic}\x02"
+        f"{group}{encoded.properties}{names.PROPERTY_REAL_TOPIC}\x01{queue.topic}\x02"
         f"{names.PROPERTY_REAL_QID}\x01{queue.queue_id}\x02"
         f"{names.PROPERTY_TRANSACTION_ID}\x01{key}\x02"
         f"{names.PROPERTY_TRANSACTION_CHECK_TIMES}\x011\x02"
@@ -271,7 +271,7 @@ def as_checked(
     record = new_record(
         topic=queue.topic,
         queue_id=queue.queue_id,
-        body=draft.body,
+        body=encoded.body,
         properties=properties.encode(),
         born_timestamp=born_ms,
         born_host=pack_host("0.0.0.0", 0),  # noqa: S104 -- nothing listens there
@@ -279,34 +279,34 @@ def as_checked(
         store_host=half.store_host,
         queue_offset=result.queue_offset,
         physical_offset=half.physical_offset,
-        flag=draft.message.flag,
-        sys_flag=draft.sys_flag & ~TRANSACTION_MASK,
+        flag=encoded.message.flag,
+        sys_flag=encoded.sys_flag & ~TRANSACTION_MASK,
     )
     return MessageView(record, queue.broker_name)
 
 
-class Memory:
-    """What a producer remembers of transactions that are over; bounded, the oldest go first."""
+class UnsettledTransactions:
+    """Finished transactions whose outcome the broker may not know; the oldest are evicted first."""
 
     def __init__(self) -> None:
-        self._doubts: OrderedDict[str, str] = OrderedDict()
+        self._uncertain: OrderedDict[str, str] = OrderedDict()
         self._undelivered: OrderedDict[str, Decision] = OrderedDict()
 
-    def note_doubt(self, transaction_id: str, message_id: str) -> None:
-        """An attempt before the successful one may have stored the half message too."""
-        _remember(self._doubts, transaction_id, message_id)
+    def record_uncertain_prepare(self, transaction_id: str, message_id: str) -> None:
+        """Note that an attempt before the successful one may also have stored the half message."""
+        _remember(self._uncertain, transaction_id, message_id)
 
-    def is_stray(self, transaction_id: str, message: MessageView) -> bool:
-        """Whether this half message is not the one that the decision was about."""
-        used = self._doubts.get(transaction_id)
+    def is_duplicate_half(self, transaction_id: str, message: MessageView) -> bool:
+        """Return whether this half is a duplicate of the one that the decision was about."""
+        used = self._uncertain.get(transaction_id)
         return used is not None and used != message.offset_message_id
 
-    def note_undelivered(self, transaction_id: str, decision: Decision) -> None:
-        """The broker was not told, or has not confirmed it."""
+    def record_undelivered(self, transaction_id: str, decision: Decision) -> None:
+        """Note a decision that was not sent to the broker, or not confirmed by it."""
         _remember(self._undelivered, transaction_id, decision)
 
-    def undelivered(self, transaction_id: str) -> Decision | None:
-        """The decision that the broker may not know."""
+    def undelivered_decision(self, transaction_id: str) -> Decision | None:
+        """Return the decision that the broker may not know, if any."""
         return self._undelivered.get(transaction_id)
 
 
@@ -316,18 +316,19 @@ def _remember(memory: OrderedDict[str, T], transaction_id: str, value: T) -> Non
         memory.popitem(last=False)
 
 
-async def _ask_on(checker: Checker, message: MessageView, in_thread: InThread) -> Decision:
-    return await ask(checker, message, in_thread=in_thread)
+async def _call_checker(checker: Checker, message: MessageView, in_thread: RunInThread) -> Decision:
+    return await call_user_function(checker, message, in_thread=in_thread)
 
 
-async def ask(
+async def call_user_function(
     function: Callable[..., Decision | Awaitable[Decision]],
     *args: object,
-    in_thread: InThread = asyncio.to_thread,
+    in_thread: RunInThread = asyncio.to_thread,
 ) -> Decision:
-    """A user function's decision; a plain function runs in a worker thread, for it may block.
+    """Call a user's function and return its decision.
 
-    An exception, or anything that is no Decision, is logged and counts as UNKNOWN.
+    A plain function runs in a worker thread, because it may block. An exception, or a value that is
+    not a Decision, is logged and counts as UNKNOWN.
     """
     try:
         if inspect.iscoroutinefunction(function):
@@ -343,7 +344,7 @@ async def ask(
 
 
 def as_decision(answer: object, function: object) -> Decision:
-    """What a user function returned; anything that is no Decision is logged and is UNKNOWN."""
+    """Return a user function's result; log anything that is not a Decision and return UNKNOWN."""
     if isinstance(answer, Decision):
         return answer
     logger.error("event=no_decision function=%s returned=%r counts_as=UNKNOWN", function, answer)

@@ -1,8 +1,8 @@
-"""How the ledger talks to a database, whatever the driver: DB-API, asyncpg or SQLAlchemy.
+"""Database drivers for the ledger: DB-API, asyncpg and SQLAlchemy behind one interface.
 
-A :class:`Database` executes the statements of one connection. Its methods are coroutines for every
-driver, so that each sequence of statements is written once. With a blocking driver no ``await`` in
-it ever suspends, and :func:`complete` runs it to its end without an event loop.
+A :class:`Database` executes statements on one connection. Its methods are coroutines for every
+driver, so that each sequence of statements is written once. With a blocking driver no ``await``
+ever suspends, and :func:`run_blocking` runs the coroutine to its end without an event loop.
 
 Statements are templates in which ``{}`` stands for a value.
 """
@@ -38,10 +38,10 @@ _DRIVERS: Final[Mapping[str, str]] = {
     "aiomysql": MYSQL,
     "asyncmy": MYSQL,
 }
-"""The top-level package of a driver's classes, and the database it leads to."""
+"""The top-level package of a driver's classes, and its database."""
 
 _AWAITED: Final = frozenset({"aiosqlite", "asyncpg", "aiomysql", "asyncmy"})
-"""Drivers that are asynchronous only; psycopg and SQLAlchemy have both kinds of classes."""
+"""Drivers that are only asynchronous; psycopg and SQLAlchemy have both kinds of classes."""
 
 _PLACEHOLDERS: Final[Mapping[str, str]] = {
     "qmark": "?",
@@ -51,19 +51,19 @@ _PLACEHOLDERS: Final[Mapping[str, str]] = {
     "named": ":p{number}",
     "pyformat": "%(p{number})s",
 }
-"""How a parameter is written. Source: PEP 249; ``numeric_dollar`` is PostgreSQL's own."""
+"""The placeholder of each paramstyle. Source: PEP 249; ``numeric_dollar`` is PostgreSQL's own."""
 
 PARAMSTYLES: Final = tuple(_PLACEHOLDERS)
 
 _STYLES: Final[Mapping[str, str]] = {"django": "format", "aiomysql": "pyformat"}
-"""Of packages that have no ``paramstyle``; Django's cursors take ``%s`` for every database."""
+"""Paramstyles of packages that do not declare one; Django's cursors always take ``%s``."""
 
 _UNIQUE_VIOLATION: Final = "23505"  # Source: PostgreSQL, errcodes.txt
 _NO_TRANSACTION: Final = frozenset({"25P01", 1305})
-"""The savepoint is not there. Source: errcodes.txt; MySQL's ER_SP_DOES_NOT_EXIST."""
+"""The savepoint does not exist. Source: errcodes.txt; MySQL's ER_SP_DOES_NOT_EXIST."""
 _LEGACY_TRANSACTION_CONTROL: Final = -1  # Source: sqlite3, Python 3.12
 _ERRORS: Final = frozenset({"Error", "SQLAlchemyError", "PostgresError", "InterfaceError"})
-"""Names of the classes from which errors of drivers derive: DB-API, SQLAlchemy, asyncpg."""
+"""Names of the base classes of driver errors: DB-API, SQLAlchemy, asyncpg."""
 
 Statement: TypeAlias = tuple[str, tuple[object, ...] | dict[str, object]]
 """SQL and its parameters: ``cursor.execute(*statement)``."""
@@ -76,7 +76,7 @@ class Cursor(Protocol):
     def execute(self) -> Callable[..., Any]: ...
 
 
-class Connection(Protocol):
+class DbapiConnection(Protocol):
     """A DB-API connection, blocking or asynchronous."""
 
     @property
@@ -93,10 +93,10 @@ class Connection(Protocol):
 
 
 class Database(Protocol):
-    """One connection."""
+    """One open connection, independent of its driver."""
 
     kind: str | None
-    """Which database this is, if it is known; None: only standard SQL will do."""
+    """The kind of database; None: unknown, so only standard SQL may be used."""
 
     async def execute(self, sql: str, *values: object) -> int:
         """Execute a statement and return how many rows it changed."""
@@ -111,10 +111,10 @@ class Database(Protocol):
         """End the transaction, if one is open."""
 
     async def autocommits(self) -> bool:
-        """Whether the next statement commits by itself; False also if nobody can tell."""
+        """Return whether the next statement would commit by itself; False also if unknown."""
 
 
-def complete(work: Coroutine[Any, Any, T]) -> T:
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that uses a blocking driver, which never suspends it."""
     try:
         work.send(None)
@@ -126,7 +126,7 @@ def complete(work: Coroutine[Any, Any, T]) -> T:
 
 
 def check_blocking(target: object, remedy: str) -> None:
-    """Refuse what has to be awaited.
+    """Reject connections and cursors whose methods must be awaited.
 
     Raises:
         ConfigurationError: ``target`` belongs to an asynchronous driver; ``remedy`` says what to
@@ -143,59 +143,59 @@ def check_blocking(target: object, remedy: str) -> None:
 
 
 async def open_database(target: Any, paramstyle: str | None) -> Database:
-    """The connection to which a cursor, connection or session belongs.
+    """Wrap a cursor, connection or session as a ``Database``.
 
     Raises:
-        ConfigurationError: Nobody knows how its driver writes parameters.
+        ConfigurationError: The paramstyle of its driver is unknown.
     """
     if _driver_of(target) == "asyncpg":
         return _Asyncpg(target)
     if hasattr(target, "fetchall"):
-        # pg8000 warns of everyone who asks a cursor for its connection in the documented way.
+        # pg8000 emits a warning for the documented attribute, cursor.connection.
         connection = getattr(target, "_c", None) or getattr(target, "connection", None)
         return _Dbapi(connection, target, paramstyle or paramstyle_of(target))
     if hasattr(target, "cursor"):
-        cursor = await _result(target.cursor())
+        cursor = await _await_if_needed(target.cursor())
         return _Dbapi(target, cursor, paramstyle or paramstyle_of(cursor))
     return _SqlAlchemy(target)
 
 
 @asynccontextmanager
-async def opened(opening: Any) -> AsyncIterator[Any]:
-    """The connection that a user's ``connect`` gives, closed or given back in the end."""
+async def managed_connection(opening: Any) -> AsyncIterator[Any]:
+    """Enter or await what a user's ``connect`` returned, and close the connection at the end."""
     if hasattr(opening, "__aenter__"):
         async with opening as target:
             yield target
         return
-    target = await _result(opening)
+    target = await _await_if_needed(opening)
     try:
         yield target
     finally:
-        await _result(target.close())
+        await _await_if_needed(target.close())
 
 
 class _Dbapi:
-    """A cursor of PEP 249, or one like it whose methods are awaited."""
+    """A cursor of PEP 249, or an asynchronous one with the same methods."""
 
     def __init__(self, connection: Any, cursor: Any, style: str) -> None:
         self._connection, self._cursor, self._style = connection, cursor, style
         self.kind = _DRIVERS.get(_driver_of(cursor))
 
     async def execute(self, sql: str, *values: object) -> int:
-        await _result(self._cursor.execute(*written(sql, values, self._style)))
+        await _await_if_needed(self._cursor.execute(*render(sql, values, self._style)))
         changed: int = self._cursor.rowcount
         return changed
 
     async def fetch(self, sql: str, *values: object) -> Sequence[Any]:
         await self.execute(sql, *values)
-        rows: Sequence[Any] = await _result(self._cursor.fetchall())
+        rows: Sequence[Any] = await _await_if_needed(self._cursor.fetchall())
         return rows
 
     async def commit(self) -> None:
-        await _result(self._connection.commit())
+        await _await_if_needed(self._connection.commit())
 
     async def rollback(self) -> None:
-        await _result(self._connection.rollback())
+        await _await_if_needed(self._connection.rollback())
 
     async def autocommits(self) -> bool:
         return await _autocommits(self, self._connection)
@@ -218,7 +218,7 @@ class _Asyncpg:
         return rows
 
     def _written(self, sql: str, values: tuple[object, ...]) -> tuple[object, ...]:
-        text, parameters = written(sql, values, "numeric_dollar")
+        text, parameters = render(sql, values, "numeric_dollar")
         return text, *parameters
 
     async def commit(self) -> None:
@@ -234,7 +234,7 @@ class _Asyncpg:
 
 
 class _SqlAlchemy:
-    """SQLAlchemy's ``Session`` or ``Connection``, of async ones what ``run_sync`` gives."""
+    """SQLAlchemy's ``Session`` or ``Connection``; for async ones, the one ``run_sync`` passes."""
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -248,7 +248,7 @@ class _SqlAlchemy:
     def _execute(self, sql: str, values: tuple[object, ...]) -> Any:
         from sqlalchemy import text  # noqa: PLC0415 -- only where SQLAlchemy is in use
 
-        sql, parameters = written(sql, values, "named")
+        sql, parameters = render(sql, values, "named")
         return self._target.execute(text(sql), parameters)
 
     async def execute(self, sql: str, *values: object) -> int:
@@ -278,7 +278,7 @@ class _SqlAlchemy:
 
 
 async def _autocommits(database: Database, connection: Any) -> bool:
-    """Whether a driver's connection is in autocommit mode, and outside any transaction."""
+    """Return whether a driver's connection is in autocommit mode and in no transaction."""
     if database.kind == SQLITE:
         return _sqlite_autocommits(connection)
     if database.kind == POSTGRESQL:
@@ -301,7 +301,7 @@ def _sqlite_autocommits(connection: Any) -> bool:
 
 
 async def _is_idle(database: Database) -> bool:
-    """Whether no transaction is open: a savepoint does not last outside of one."""
+    """Return whether no transaction is open: a savepoint does not persist outside of one."""
     try:
         await database.execute("savepoint halfmq_ledger")
         await database.execute("release savepoint halfmq_ledger")
@@ -316,10 +316,10 @@ async def _is_idle(database: Database) -> bool:
 
 
 def paramstyle_of(cursor: object) -> str:
-    """How the driver of a cursor writes parameters.
+    """Return the DB-API paramstyle of a cursor's driver.
 
     Raises:
-        ConfigurationError: Its module does not say, as for a cursor wrapped by a framework.
+        ConfigurationError: Its module does not declare one, as for a cursor wrapped by a framework.
     """
     for kind in type(cursor).__mro__:
         parts = kind.__module__.split(".")
@@ -338,8 +338,8 @@ def paramstyle_of(cursor: object) -> str:
     )
 
 
-def written(sql: str, values: tuple[object, ...], style: str) -> Statement:
-    """A statement in a driver's parameter style."""
+def render(sql: str, values: tuple[object, ...], style: str) -> Statement:
+    """Render a statement template in a driver's paramstyle."""
     placeholder = _PLACEHOLDERS[style]
     marks = [placeholder.replace("{number}", str(n)) for n in range(1, len(values) + 1)]
     text = sql.format(*marks)
@@ -352,7 +352,7 @@ def written(sql: str, values: tuple[object, ...], style: str) -> Statement:
 
 
 def _driver_of(target: object) -> str:
-    """The package that a connection or cursor comes from, seen through wrappers and subclasses."""
+    """Return the package of a connection's or cursor's driver, through wrappers and subclasses."""
     packages = [kind.__module__.partition(".")[0] for kind in type(target).__mro__]
     for package in packages:
         if package in _DRIVERS:
@@ -363,27 +363,27 @@ def _driver_of(target: object) -> str:
     return _driver_of(inner)
 
 
-async def _result(value: Any) -> Any:
-    """What a method returned, awaited if the driver is asynchronous."""
+async def _await_if_needed(value: Any) -> Any:
+    """Return a method's result, awaited if the driver is asynchronous."""
     return await value if inspect.isawaitable(value) else value
 
 
 def is_database_error(error: BaseException) -> bool:
-    """Whether the database or the way to it is at fault: locked, away, without the table."""
+    """Return whether the database or the connection to it failed: locked, down, table missing."""
     return isinstance(error, OSError) or any(
         kind.__name__ in _ERRORS for kind in type(error).__mro__
     )
 
 
 def is_duplicate(error: BaseException) -> bool:
-    """Whether the key was there before."""
+    """Return whether a statement failed because the key already exists."""
     return _UNIQUE_VIOLATION in _codes(error) or any(
         kind.__name__ == "IntegrityError" for kind in type(error).__mro__
     )
 
 
 def _codes(error: BaseException) -> Iterator[object]:
-    """PostgreSQL's SQLSTATE and MySQL's number, also of a driver's error within a framework's."""
+    """Yield PostgreSQL's SQLSTATE or MySQL's error number, also from a wrapped driver error."""
     for each in (error, getattr(error, "orig", None), error.__cause__):
         yield getattr(each, "sqlstate", None)
         yield getattr(each, "pgcode", None)

@@ -1,12 +1,13 @@
-"""Decisions on their way: the broker is told until it confirms, of many at once in one request.
+"""DecisionSender: send decisions to brokers, in batches, until they are confirmed.
 
-What is decided in one pass of the event loop, for half messages of one halfmq broker, leaves as one
-END_TRANSACTIONS; a decision that is alone as END_TRANSACTION, and so does each for an official
-broker, which knows nothing else. Answers to checks go the same way as a producer's own decisions.
+The decisions of one event-loop iteration about half messages of one halfmq broker are sent as one
+END_TRANSACTIONS request. A single decision is sent as END_TRANSACTION, and so are all decisions for
+an official broker, which supports nothing else. Answers to checks are sent in the same way as a
+producer's own decisions.
 
-A halfmq broker takes the same decision twice as one, so there whatever gets no answer is told
-again. An official broker would deliver a message again for each COMMIT it gets: a COMMIT whose
-answer was lost is not repeated there, and its check settles it.
+On a halfmq broker decisions are idempotent, so every unanswered decision is resent. An official
+broker would deliver the message again for each COMMIT, so a COMMIT whose answer was lost is not
+resent there; the broker's check settles it.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from ..errors import (
     DecisionConflictError,
 )
 from ..message import Decision
-from ..net.refusals import refusal, refusal_of
-from ..net.retry import leaves_doubt
+from ..net.response_errors import error_from_code, error_from_response
+from ..net.retry import outcome_unknown
 from ..net.session import Session, typed
 
 logger = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
 
 @dataclass(slots=True, eq=False)
 class Ending:
-    """One decision about one half message, until it is confirmed or given up."""
+    """One decision about one half message, to be sent with END_TRANSACTION or END_TRANSACTIONS."""
 
     transaction_id: str
     decision: Decision
@@ -66,50 +67,50 @@ class Ending:
     queue_offset: int
     """Of the half, in the half topic."""
     topic: str
-    """The real one: by it an official broker under access control tells who may decide."""
-    on_settled: Settled
+    """The real topic: an official broker with access control checks the permission for it."""
+    on_settled: OnSettled
     from_check: bool = False
     address: str | None = None
-    """Where to go when no route names the broker."""
+    """The broker's address, used if no route names the broker."""
     waiter: asyncio.Future[None] | None = field(default=None, repr=False)
-    """For whoever waits for it; ``on_settled`` completes it."""
+    """For a caller that waits for the outcome; ``on_settled`` completes it."""
 
 
-Settled: TypeAlias = Callable[[Ending, str | None, BaseException | None], None]
-"""Told of an ending once: the final message's id, or why there is no confirmation."""
+OnSettled: TypeAlias = Callable[[Ending, str | None, BaseException | None], None]
+"""Called once per ending, with the final message's id or the reason for a missing confirmation."""
 
 
-class Decisions:
-    """Delivers the decisions of one producer."""
+class DecisionSender:
+    """Sends the decisions of one producer."""
 
     def __init__(
         self, group: str, config: ClientConfig, session: Callable[[], Session], spawn: Spawn
     ) -> None:
-        """Prepare; ``spawn`` starts a task whose end the producer waits for when it closes."""
+        """Create a sender; ``spawn`` starts a task that the producer awaits when it closes."""
         self._group = group
         self._config = config
         self._session = session
         self._spawn = spawn
-        self._gathering: dict[str, list[Ending]] = {}
-        self._one_by_one: set[str] = set()  # halfmq brokers too old for END_TRANSACTIONS
+        self._open_batches: dict[str, list[Ending]] = {}
+        self._no_batch_brokers: set[str] = set()  # halfmq brokers too old for END_TRANSACTIONS
 
-    def tell(self, ending: Ending) -> None:
-        """Deliver it, together with what else is decided in this pass of the loop.
+    def send(self, ending: Ending) -> None:
+        """Send a decision, in one request with others of this event-loop iteration.
 
-        It is over by ``config.send_timeout`` seconds from now, one way or the other.
+        Its ``on_settled`` is called within ``config.send_timeout`` seconds.
 
         Raises:
             ClientClosedError: The producer is not running.
         """
         name = ending.broker_name
-        if name in self._one_by_one or not self._session().routes.halfmq:
+        if name in self._no_batch_brokers or not self._session().routes.halfmq:
             self._start(name, [ending])
             return
-        batch = self._gathering.get(name)
+        batch = self._open_batches.get(name)
         if batch is not None and len(batch) < ENDS_MAX:
             batch.append(ending)
         else:
-            batch = self._gathering[name] = [ending]
+            batch = self._open_batches[name] = [ending]
             self._start(name, batch)  # which takes its first step in the next pass of the loop
 
     def _start(self, broker_name: str, batch: list[Ending]) -> None:
@@ -117,7 +118,7 @@ class Decisions:
         task.add_done_callback(partial(self._ended, broker_name, batch))
 
     async def _deliver(self, broker_name: str, batch: list[Ending]) -> None:
-        """Tell the broker until every decision of the batch is settled; those are taken off it."""
+        """Send the batch until every decision is settled, and remove the settled ones from it."""
         self._close_batch(broker_name, batch)
         session = self._session()
         clock = session.clock
@@ -125,17 +126,17 @@ class Decisions:
         while True:
             outcomes: Sequence[str | ClientError | None]
             try:
-                outcomes = await self._tell_once(
+                outcomes = await self._send_once(
                     session, broker_name, batch, max(deadline - clock(), RETRY_PAUSE)
                 )
             except ClientError as error:
                 outcomes = [error] * len(batch)
             last = clock() + RETRY_PAUSE >= deadline
-            told, batch[:] = list(batch), []
-            for ending, outcome in zip(told, outcomes, strict=True):
+            attempted, batch[:] = list(batch), []
+            for ending, outcome in zip(attempted, outcomes, strict=True):
                 if not isinstance(outcome, ClientError):
                     ending.on_settled(ending, outcome, None)
-                elif last or not _may_repeat(outcome, ending.decision, session):
+                elif last or not _may_resend(outcome, ending.decision, session):
                     ending.on_settled(ending, None, outcome)
                 else:
                     reason = outcome
@@ -152,34 +153,34 @@ class Decisions:
             await asyncio.sleep(RETRY_PAUSE)
 
     def _close_batch(self, broker_name: str, batch: list[Ending]) -> None:
-        if self._gathering.get(broker_name) is batch:
-            del self._gathering[broker_name]
+        if self._open_batches.get(broker_name) is batch:
+            del self._open_batches[broker_name]
 
     def _ended(self, broker_name: str, batch: list[Ending], task: asyncio.Task[None]) -> None:
-        """Settle what a task has left; close() may have cancelled it before its first step."""
+        """Settle what a task has left; close() may have cancelled it before it started."""
         self._close_batch(broker_name, batch)
         if batch:
             error = None if task.cancelled() else task.exception()
             for ending in batch:
                 ending.on_settled(ending, None, error or ClientClosedError("the producer"))
 
-    async def _tell_once(
+    async def _send_once(
         self, session: Session, broker_name: str, batch: list[Ending], seconds: float
     ) -> Sequence[str | ClientError | None]:
-        """Return for each decision the final message's id, or why it is not confirmed.
+        """Return, for each decision, the final message's id or the error.
 
         Raises:
-            ClientError: There is no answer to any of them.
+            ClientError: The request as a whole failed.
         """
         address = session.routes.address_of(broker_name) or batch[0].address
         if address is None:
             raise ConnectError(broker_name, "no name server knows this broker any more")
         seconds = min(seconds, self._config.request_timeout)
         if len(batch) == 1:
-            return [await self._tell_one(session, address, batch[0], seconds)]
-        return await self._tell_many(session, address, batch, seconds)
+            return [await self._send_single(session, address, batch[0], seconds)]
+        return await self._send_batch(session, address, batch, seconds)
 
-    async def _tell_one(
+    async def _send_single(
         self, session: Session, address: str, ending: Ending, seconds: float
     ) -> str | None:
         header = EndTransactionRequestHeader(
@@ -195,12 +196,14 @@ class Decisions:
         )
         answer = await session.call(address, RequestCode.END_TRANSACTION, header, seconds=seconds)
         if answer.code != ResponseCode.SUCCESS:
-            raise _refused(refusal(answer), ending, conflicts=session.routes.halfmq)
+            raise _decision_error(
+                error_from_response(answer), ending, conflicts=session.routes.halfmq
+            )
         if answer.header is None:
             return None
         return typed(answer, EndTransactionResponseHeader, address).msg_id
 
-    async def _tell_many(
+    async def _send_batch(
         self, session: Session, address: str, batch: list[Ending], seconds: float
     ) -> Sequence[str | ClientError | None]:
         broker_name = batch[0].broker_name
@@ -223,13 +226,13 @@ class Decisions:
             address, RequestCode.END_TRANSACTIONS, header, body, seconds=seconds
         )
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            self._one_by_one.add(broker_name)
+            self._no_batch_brokers.add(broker_name)
             for ending in batch:
                 self._start(broker_name, [ending])
             batch.clear()
             return []
         if answer.code != ResponseCode.SUCCESS:
-            raise refusal(answer)
+            raise error_from_response(answer)
         try:
             results = decode_end_results(answer.body)
         except ProtocolError as error:
@@ -239,19 +242,21 @@ class Decisions:
         return [
             result.message_id
             if result.code == ResponseCode.SUCCESS
-            else _refused(refusal_of(result.code, result.remark or ""), ending, conflicts=True)
+            else _decision_error(
+                error_from_code(result.code, result.remark or ""), ending, conflicts=True
+            )
             for ending, result in zip(batch, results, strict=True)
         ]
 
 
-def _may_repeat(error: ClientError, decision: Decision, session: Session) -> bool:
-    """Whether to tell it again may help, and does no harm."""
+def _may_resend(error: ClientError, decision: Decision, session: Session) -> bool:
+    """Return whether resending may help and cannot deliver a message twice."""
     harmless = decision is not Decision.COMMIT or session.routes.halfmq
-    return error.retriable and (harmless or not leaves_doubt(error))
+    return error.retriable and (harmless or not outcome_unknown(error))
 
 
-def _refused(error: BrokerRefusedError, ending: Ending, *, conflicts: bool) -> ClientError:
-    """The error for a broker's no; official brokers mean something else by ILLEGAL_OPERATION."""
+def _decision_error(error: BrokerRefusedError, ending: Ending, *, conflicts: bool) -> ClientError:
+    """Return the error for a rejected decision; only halfmq's ILLEGAL_OPERATION is a conflict."""
     if conflicts and error.code == ResponseCode.ILLEGAL_OPERATION:
         wanted = ending.decision.name
         return DecisionConflictError(error.code, error.remark, ending.transaction_id, wanted)

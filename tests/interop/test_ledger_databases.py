@@ -27,7 +27,7 @@ from halfmq.client import (
     TransactionLedger,
     ledger,
 )
-from halfmq.client.transactional.databases import Database, is_database_error, opened
+from halfmq.client.transactional.databases import Database, is_database_error, managed_connection
 from tests.support import database_servers
 from tests.support.client_transactions import COMMIT, ROLLBACK, new_producer, undecided
 from tests.support.fake_broker import fake_broker, until
@@ -69,7 +69,7 @@ class Books:
 
     @asynccontextmanager
     async def connected(self, *, autocommit: bool = False) -> AsyncIterator[Any]:
-        async with opened(self.driver.connect(self.place, autocommit)) as connection:
+        async with managed_connection(self.driver.connect(self.place, autocommit)) as connection:
             yield connection
 
     async def create(self) -> None:

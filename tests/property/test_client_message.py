@@ -8,7 +8,7 @@ from hypothesis import given
 from halfmq.client import ClientConfig, Message
 from halfmq.client.arguments import is_tag
 from halfmq.client.message import RESERVED_NAMES, unpack_body
-from halfmq.client.net.encoding import draft_batch, draft_message
+from halfmq.client.net.message_encoding import encode_message, encode_message_batch
 from halfmq.store.format.batch import decode_batch
 from halfmq.store.format.properties import decode_properties
 
@@ -30,7 +30,7 @@ messages = st.builds(
 @given(messages)
 def test_a_reader_gets_back_what_was_given(message: Message) -> None:
     """Whatever the text, the broker's and Java's parser read the same values out of it."""
-    draft = draft_message(message, "ID", CONFIG)
+    draft = encode_message(message, "ID", CONFIG)
 
     expected = {"UNIQ_KEY": "ID", **(message.properties or {})}
     if message.tags:
@@ -42,7 +42,7 @@ def test_a_reader_gets_back_what_was_given(message: Message) -> None:
 @given(st.lists(messages, min_size=1, max_size=5))
 def test_a_batch_holds_every_message_unchanged(batch: list[Message]) -> None:
     """Order, bodies and properties."""
-    draft = draft_batch(batch, [str(n) for n in range(len(batch))], CONFIG)
+    draft = encode_message_batch(batch, [str(n) for n in range(len(batch))], CONFIG)
 
     units = decode_batch(draft.body)
     assert [unit.body for unit in units] == [message.body for message in batch]

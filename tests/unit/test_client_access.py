@@ -28,7 +28,7 @@ from halfmq.client import (
     TransactionProducer,
     blocking,
 )
-from halfmq.client.net.refusals import refusal_of
+from halfmq.client.net.response_errors import error_from_code
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.ext_fields import texts_of
 from halfmq.remoting.framing import FrameDecoder
@@ -583,7 +583,7 @@ def test_remarks_of_official_brokers_are_understood(
     code: int, remark: str, expected: tuple[str, ...] | None
 ) -> None:
     """They give no fields; what can be read is filled in, and other errors stay what they are."""
-    error = refusal_of(code, remark)
+    error = error_from_code(code, remark)
 
     assert (error.code, error.remark) == (code, remark)
     if expected is None:

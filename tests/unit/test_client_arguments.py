@@ -298,13 +298,13 @@ async def test_another_server_is_told_from_rocketmq(peer: str, *, greets: bool) 
             assert isinstance(transport, asyncio.Transport) or hasattr(transport, "write")
             self.transport: Any = transport
             if greets:
-                self.speak()
+                self.set_header_type()
 
         def data_received(self, data: bytes) -> None:
             if not greets:
-                self.speak()
+                self.set_header_type()
 
-        def speak(self) -> None:
+        def set_header_type(self) -> None:
             if spoken is None:
                 return
             self.transport.write(spoken)

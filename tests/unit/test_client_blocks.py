@@ -30,7 +30,7 @@ from halfmq.client import (
     TransactionProducer,
     blocking,
 )
-from halfmq.client.transactional import recording
+from halfmq.client.transactional import recorded_transactions
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from tests.support.broker_thread import BrokerThread
@@ -290,17 +290,17 @@ async def test_what_was_recorded_is_remembered_until_the_end_and_bounded(
     broker: FakeBroker, book: OrderBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a transaction that was forgotten for lack of room, the ledger is asked and knows."""
-    monkeypatch.setattr(recording, "RECORDED_MAX", 5)
-    recording._recorded.clear()
+    monkeypatch.setattr(recorded_transactions, "RECORDED_MAX", 5)
+    recorded_transactions._recorded.clear()
     async with producer_of(broker, book.check) as producer:
         async with producer.transaction(MESSAGE) as tx:
             book.save(tx.id)
-        assert not recording._recorded
+        assert not recorded_transactions._recorded
         async with producer.transaction(MESSAGE) as tx:
             book.save(tx.id)
             for number in range(20):
                 book.ledger.statement(f"never ends {number}", "qmark")
-        assert len(recording._recorded) == 5
+        assert len(recorded_transactions._recorded) == 5
 
     assert broker.half_of(tx.id).decisions == [COMMIT]
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from halfmq.client import Decision, MessageView
-from halfmq.client.transactional.checker_calls import CheckerCalls, InThread
+from halfmq.client.transactional.checker_pool import CheckerPool, RunInThread
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from tests.support.client_loops import in_steady_time, on_both_loops
@@ -62,7 +62,7 @@ async def test_an_answer_is_repeated_until_confirmed(broker: FakeBroker) -> None
         broker.fail(END, Cut(), Refuse(ResponseCode.SYSTEM_BUSY), Cut(after_doing=True))
         broker.check(broker.half_of(identity))
         await until(lambda: len(broker.requests_of(END)) == 4)
-        await until(lambda: not producer._check_back._under_check)
+        await until(lambda: not producer._check_back._in_progress)
 
     assert broker.half_of(identity).decisions == [COMMIT, COMMIT]
     assert len(broker.messages("orders")) == 1
@@ -223,7 +223,7 @@ async def test_a_conflicting_answer_is_logged_and_over(caplog: pytest.LogCapture
         broker.half_of(identity).decisions.append(12)
         broker.check(broker.half_of(identity))
         await until(lambda: "event=check_not_answered" in caplog.text)
-        assert not producer._check_back._under_check
+        assert not producer._check_back._in_progress
 
     assert broker.messages("orders") == []
 
@@ -385,7 +385,7 @@ async def test_checkers_that_hang_on_threads_hang_nothing_else() -> None:
         assert len(asked) == 3
 
         release.set()
-        await until(lambda: not producer._check_back._calls.hangs)
+        await until(lambda: not producer._check_back._pool.exhausted)
         for identity in identities:
             broker.check(broker.half_of(identity))
         await until(lambda: len(broker.messages("orders")) == 5)
@@ -394,17 +394,17 @@ async def test_checkers_that_hang_on_threads_hang_nothing_else() -> None:
 async def test_a_call_that_was_given_up_ends_without_a_trace() -> None:
     """Its thread may end long after the loop: nobody is told, and nothing fails."""
     release = threading.Event()
-    calls = CheckerCalls(1, seconds=0.01)
+    calls = CheckerPool(1, seconds=0.01)
 
-    async def call(in_thread: InThread) -> object:
+    async def call(in_thread: RunInThread) -> object:
         return await in_thread(release.wait)
 
     with pytest.raises(TimeoutError):
         await calls.run(call)
-    assert calls.hangs
+    assert calls.exhausted
     with pytest.raises(TimeoutError):
         await calls.run(call)
-    cancelled = CheckerCalls(1, seconds=60.0)
+    cancelled = CheckerPool(1, seconds=60.0)
     first = asyncio.create_task(cancelled.run(call))
     waiting = [asyncio.create_task(cancelled.run(call)) for _ in range(2)]
     await asyncio.sleep(0)
@@ -412,7 +412,7 @@ async def test_a_call_that_was_given_up_ends_without_a_trace() -> None:
     release.set()
     assert await first is True
     assert await waiting[1] is True
-    await until(lambda: not calls.hangs)
+    await until(lambda: not calls.exhausted)
     assert (calls._running, cancelled._running) == (0, 0)
 
 

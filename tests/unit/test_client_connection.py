@@ -332,14 +332,14 @@ async def test_reconnecting_is_spaced_however_many_wait() -> None:
                 await pool.get(address, PATIENCE_S)
         clock = asyncio.get_running_loop().time
         failed_at = clock()
-        dial = pool._dial
+        dial = pool._connect
         dialled_at: list[float] = []
 
         async def dialled(address: str) -> Connection:
             dialled_at.append(clock())
             return await dial(address)
 
-        pool._dial = dialled  # type: ignore[method-assign]
+        pool._connect = dialled  # type: ignore[method-assign]
         results = await asyncio.gather(
             *(pool.get(address, PATIENCE_S) for _ in range(50)), return_exceptions=True
         )
@@ -404,7 +404,7 @@ async def test_a_close_that_is_cancelled_leaves_nothing_open(
     broker: FakeBroker, kind: type[Any], silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An impatient program must not leak what nobody can close any more."""
-    monkeypatch.setattr(session, "FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr(session, "UNREGISTER_SECONDS", 0.1)
     arguments = [{"orders": "*"}] if kind is Consumer else []
     for steps in range(1, 7):
         client = kind("g", *arguments, namesrv=broker.address, config=QUICK)

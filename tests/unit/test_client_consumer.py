@@ -28,7 +28,7 @@ from halfmq.client import (
     UnequalSubscriptionsError,
 )
 from halfmq.client import consumer as consumer_module
-from halfmq.client.consumer import REMINDER_INTERVAL, look_interval
+from halfmq.client.consumer import REMINDER_INTERVAL, missing_topic_interval
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import (
@@ -335,7 +335,7 @@ async def test_a_member_that_dies_is_replaced(broker: FakeBroker) -> None:
         # The first one vanishes without a word: its connections break and stay broken.
         for task in first._tasks:
             task.cancel()
-        keeper = first._session._keeper
+        keeper = first._session._maintenance
         assert keeper is not None
         keeper.cancel()
         for peer in list(broker.peers):
@@ -492,7 +492,7 @@ async def test_other_topics_are_consumed_while_one_is_missing(
 @pytest.mark.parametrize(("missing", "seconds"), [(1, 0.5), (10, 0.5), (40, 2.0), (1000, 50.0)])
 def test_many_missing_topics_are_looked_for_more_rarely(missing: int, seconds: float) -> None:
     """A consumer asks for one twice a second, and for all together 20 times."""
-    assert look_interval(missing) == seconds
+    assert missing_topic_interval(missing) == seconds
 
 
 @on_both_loops

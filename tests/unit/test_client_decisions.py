@@ -1,4 +1,4 @@
-"""Decisions on their way: many in one request, each with its own result."""
+"""Delivery of decisions: many in one request, each with its own result."""
 
 from __future__ import annotations
 
@@ -183,10 +183,10 @@ async def test_a_batch_cancelled_before_its_first_step_is_settled() -> None:
             for transaction in transactions
         ]
         await asyncio.sleep(0)  # its callers have decided, and the request has not left
-        assert producer._decisions._gathering
+        assert producer._decisions._open_batches
         for task in list(producer._tasks):
             task.cancel()
 
         assert await asyncio.gather(*finishing) == [None, None]
         assert broker.requests_of(ENDS) == []
-        assert not producer._decisions._gathering
+        assert not producer._decisions._open_batches

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from halfmq.client import ClientConfig, MessageQueue
 from halfmq.client.consuming.delivery import Delivery, DeliveryBuffer
-from halfmq.client.consuming.window import QueueWindow
+from halfmq.client.consuming.in_flight import InFlightWindow
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.record import Record, new_record
 from tests.support.patience import PATIENCE_S
@@ -31,13 +31,13 @@ def record(offset: int, body: bytes = b"x") -> Record:
 
 def new_buffer(
     *, send_back: Callable[[Delivery, int], Awaitable[bool]] | None = None, **limits: int
-) -> tuple[DeliveryBuffer, QueueWindow]:
+) -> tuple[DeliveryBuffer, InFlightWindow]:
     async def refuse(_delivery: Delivery, _level: int) -> bool:
         return False
 
     config = ClientConfig(retry_delay=0.01, **limits)  # type: ignore[arg-type]
     buffer = DeliveryBuffer(config, 60.0, send_back or refuse)
-    return buffer, QueueWindow(MessageQueue("orders", "broker-a", 0), 0, None)
+    return buffer, InFlightWindow(MessageQueue("orders", "broker-a", 0), 0, None)
 
 
 async def test_a_woken_taker_that_is_cancelled_passes_its_turn_on() -> None:
@@ -46,7 +46,7 @@ async def test_a_woken_taker_that_is_cancelled_passes_its_turn_on() -> None:
     first, second = (asyncio.ensure_future(buffer.take()) for _ in range(2))
     await asyncio.sleep(0)
 
-    buffer.offer(window, record(0))
+    buffer.add(window, record(0))
     first.cancel()
     message = await asyncio.wait_for(second, PATIENCE_S)
 
@@ -65,7 +65,7 @@ async def test_takers_that_gave_up_leave_nothing_behind() -> None:
         taker.cancel()
         await asyncio.wait([taker])
 
-    assert len(buffer._takers) == 0
+    assert len(buffer._receivers) == 0
     await buffer.close()
 
 
@@ -73,7 +73,7 @@ async def test_a_message_pulled_twice_is_delivered_once() -> None:
     """A pull repeated after a lost answer brings the same records."""
     buffer, window = new_buffer()
     for offset in (0, 1, 0, 1, 2):
-        buffer.offer(window, record(offset))
+        buffer.add(window, record(offset))
 
     taken = [await buffer.take() for _ in range(3)]
 
@@ -85,10 +85,10 @@ async def test_a_message_pulled_twice_is_delivered_once() -> None:
 async def test_a_lost_queue_takes_its_messages_along() -> None:
     """They belong to another consumer now; those of other queues stay."""
     buffer, lost = new_buffer()
-    kept = QueueWindow(MessageQueue("orders", "broker-a", 1), 0, None)
+    kept = InFlightWindow(MessageQueue("orders", "broker-a", 1), 0, None)
     for offset in range(3):
-        buffer.offer(lost, record(offset))
-        buffer.offer(kept, record(offset))
+        buffer.add(lost, record(offset))
+        buffer.add(kept, record(offset))
     held = await buffer.take()
     assert held is not None
 
@@ -108,8 +108,8 @@ async def test_memory_is_given_back_by_acks_and_by_lost_queues() -> None:
     size = record(0).total_size
     buffer, window = new_buffer(cached_bytes_max=2 * size)
     for offset in range(2):
-        buffer.offer(window, record(offset))
-    pulling = asyncio.ensure_future(buffer.wait_for_room(window))
+        buffer.add(window, record(offset))
+    pulling = asyncio.ensure_future(buffer.wait_for_capacity(window))
     await asyncio.sleep(0)
     assert not pulling.done()
 
@@ -133,7 +133,7 @@ async def test_giving_back_twice_is_giving_back_once() -> None:
         return True
 
     buffer, window = new_buffer(send_back=accept)
-    buffer.offer(window, record(0))
+    buffer.add(window, record(0))
     message = await buffer.take()
     assert message is not None
 
@@ -150,7 +150,7 @@ async def test_closing_leaves_no_timer_and_no_task() -> None:
     """A loop that ends must end clean."""
     buffer, window = new_buffer()
     for offset in range(3):
-        buffer.offer(window, record(offset))
+        buffer.add(window, record(offset))
     message = await buffer.take()
     assert message is not None
     await message.retry(delay_level=18)
@@ -171,7 +171,7 @@ async def test_giving_back_that_is_cancelled_delivers_the_message_again() -> Non
         return True
 
     buffer, window = new_buffer(send_back=hang)
-    buffer.offer(window, record(0))
+    buffer.add(window, record(0))
     message = await buffer.take()
     assert message is not None
     giving_back = asyncio.ensure_future(message.retry())
@@ -190,11 +190,11 @@ async def test_giving_back_that_is_cancelled_delivers_the_message_again() -> Non
 async def test_giving_back_after_the_end_leaves_no_timer() -> None:
     """The program goes on, and the consumer is gone."""
     buffer, window = new_buffer()
-    buffer.offer(window, record(0))
+    buffer.add(window, record(0))
     message = await buffer.take()
     assert message is not None
     await buffer.close()
 
     await message.retry(delay_level=18)
 
-    assert not buffer._again
+    assert not buffer._redelivery_timers

@@ -19,7 +19,11 @@ from halfmq.client import (
     UnreadableBodyError,
 )
 from halfmq.client.message import INFLATED_SIZE_MAX
-from halfmq.client.net.encoding import draft_batch, draft_half, draft_message
+from halfmq.client.net.message_encoding import (
+    encode_half_message,
+    encode_message,
+    encode_message_batch,
+)
 from halfmq.store.format.batch import decode_batch
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import decode_properties
@@ -82,7 +86,7 @@ def test_properties_carry_tag_keys_and_id() -> None:
     """What consumers and the key index read."""
     message = Message("orders", b"x", tags="created", keys=["o-1", "o-2"], properties={"a": "b"})
 
-    draft = draft_message(message, "ID", CONFIG)
+    draft = encode_message(message, "ID", CONFIG)
 
     assert decode_properties(draft.properties) == {
         "UNIQ_KEY": "ID",
@@ -96,14 +100,14 @@ def test_delay_and_wait_travel_only_when_set() -> None:
     """Absent means: at once, and wait for the disk."""
     message = Message("orders", b"x", delay_level=3, wait_durable=False)
 
-    properties = decode_properties(draft_message(message, "ID", CONFIG).properties)
+    properties = decode_properties(encode_message(message, "ID", CONFIG).properties)
 
     assert properties == {"UNIQ_KEY": "ID", "DELAY": "3", "WAIT": "false"}
 
 
 def test_a_half_message_is_marked_by_properties_and_flag() -> None:
     """The broker goes by TRAN_MSG; PGROUP says whom to ask."""
-    draft = draft_half(Message("orders", b"x"), "ID", "orders-tx", CONFIG)
+    draft = encode_half_message(Message("orders", b"x"), "ID", "orders-tx", CONFIG)
 
     assert draft.sys_flag == 0x4
     assert decode_properties(draft.properties) == {
@@ -116,16 +120,16 @@ def test_a_half_message_is_marked_by_properties_and_flag() -> None:
 def test_a_half_message_cannot_be_delayed() -> None:
     """RocketMQ drops the delay in silence; the user should know."""
     with pytest.raises(InvalidMessageError, match="delay"):
-        draft_half(Message("orders", b"x", delay_level=1), "ID", "g", CONFIG)
+        encode_half_message(Message("orders", b"x", delay_level=1), "ID", "g", CONFIG)
 
 
 def test_long_bodies_are_compressed_if_that_helps() -> None:
     """From 4096 bytes on, as the official clients do; noise stays as it is."""
-    compressible = draft_message(Message("orders", b"a" * 4096), "ID", CONFIG)
-    short = draft_message(Message("orders", b"a" * 4095), "ID", CONFIG)
+    compressible = encode_message(Message("orders", b"a" * 4096), "ID", CONFIG)
+    short = encode_message(Message("orders", b"a" * 4095), "ID", CONFIG)
     noise = bytes(zlib.crc32(bytes([n % 256, n // 256])) % 256 for n in range(5000))
-    incompressible = draft_message(Message("orders", zlib.compress(noise) * 2), "ID", CONFIG)
-    never = draft_message(Message("orders", b"a" * 9000), "ID", ClientConfig(compress_over=None))
+    incompressible = encode_message(Message("orders", zlib.compress(noise) * 2), "ID", CONFIG)
+    never = encode_message(Message("orders", b"a" * 9000), "ID", ClientConfig(compress_over=None))
 
     assert compressible.sys_flag == 1
     assert zlib.decompress(compressible.body) == b"a" * 4096
@@ -136,14 +140,14 @@ def test_long_bodies_are_compressed_if_that_helps() -> None:
 def test_limits_are_exact() -> None:
     """A broker takes exactly 4 MiB and 32 767 bytes of properties."""
     config = ClientConfig(message_size_max=100, compress_over=None)
-    draft_message(Message("orders", b"x" * 100), "ID", config)
+    encode_message(Message("orders", b"x" * 100), "ID", config)
     fits = 32_767 - len("UNIQ_KEY1ID1" + "a11")
-    draft_message(Message("orders", b"x", properties={"a": "v" * fits}), "ID", CONFIG)
+    encode_message(Message("orders", b"x", properties={"a": "v" * fits}), "ID", CONFIG)
 
     with pytest.raises(MessageTooLargeError) as body:
-        draft_message(Message("orders", b"x" * 101), "ID", config)
+        encode_message(Message("orders", b"x" * 101), "ID", config)
     with pytest.raises(MessageTooLargeError) as properties:
-        draft_message(Message("orders", b"x", properties={"a": "v" * (fits + 1)}), "ID", CONFIG)
+        encode_message(Message("orders", b"x", properties={"a": "v" * (fits + 1)}), "ID", CONFIG)
 
     assert (body.value.what, body.value.size, body.value.size_max) == ("body", 101, 100)
     assert properties.value.size == 32_768
@@ -151,7 +155,9 @@ def test_limits_are_exact() -> None:
 
 def test_a_batch_gives_each_message_its_own_id() -> None:
     """An id in the request's header would become the id of them all."""
-    draft = draft_batch([Message("t", b"1"), Message("t", b"2", tags="a")], ["A", "B"], CONFIG)
+    draft = encode_message_batch(
+        [Message("t", b"1"), Message("t", b"2", tags="a")], ["A", "B"], CONFIG
+    )
 
     units = decode_batch(draft.body)
     assert [decode_properties(unit.properties)["UNIQ_KEY"] for unit in units] == ["A", "B"]
@@ -173,7 +179,7 @@ def test_what_no_batch_can_hold_is_refused(messages: list[Message]) -> None:
     """The broker would refuse the whole of it."""
     config = ClientConfig(message_size_max=120)
     with pytest.raises(InvalidMessageError):
-        draft_batch(messages, ["K"] * len(messages), config)
+        encode_message_batch(messages, ["K"] * len(messages), config)
 
 
 def test_a_received_message_shows_what_was_sent() -> None:

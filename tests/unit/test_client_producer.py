@@ -27,7 +27,7 @@ from halfmq.client import (
     TransactionProducer,
 )
 from halfmq.client.message import MessageQueue
-from halfmq.client.net.retry import pause
+from halfmq.client.net.retry import backoff_seconds
 from halfmq.client.net.routes import Route
 from halfmq.client.producer import choose_queue
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -221,12 +221,12 @@ async def test_a_server_that_hangs_up_at_once_is_not_asked_in_a_tight_loop() -> 
 def test_pauses_grow_to_their_maximum_and_differ() -> None:
     """Twice as long each time; less up to a half, so that clients do not come back together."""
     config = ClientConfig(reconnect_delay_min=0.1, reconnect_delay_max=0.5)
-    longest = [pause(n, config, lambda: 0.0) for n in range(1, 6)]
-    shortest = [pause(n, config, lambda: 0.5) for n in range(1, 6)]
+    longest = [backoff_seconds(n, config, lambda: 0.0) for n in range(1, 6)]
+    shortest = [backoff_seconds(n, config, lambda: 0.5) for n in range(1, 6)]
 
     assert longest == [0.1, 0.2, 0.4, 0.5, 0.5]
     assert shortest == [seconds * 0.75 for seconds in longest]
-    assert pause(10_000, config, lambda: 0.0) == 0.5
+    assert backoff_seconds(10_000, config, lambda: 0.0) == 0.5
 
 
 def _commit(_message: MessageView) -> Decision:

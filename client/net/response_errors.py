@@ -1,9 +1,9 @@
-"""From a server's no to the error that says what it means.
+"""Map error responses to exceptions: ``BrokerRefusedError`` and its subclasses.
 
-Refusals of access name subject, action and resource in the ext fields of a halfmq broker's answer.
-Official brokers, and the results of single decisions, have a remark alone; what can be read there
-is taken from it. Source: RocketMQ 5.3 ``DefaultAuthenticationHandler``,
-``AclAuthorizationHandler``; 4.9.8 ``PlainPermissionManager``.
+If access is denied, a halfmq broker names subject, action and resource in the ext fields of its
+answer. Official brokers, and the results of single decisions, only have a remark, which is parsed.
+Source: RocketMQ 5.3 ``DefaultAuthenticationHandler``, ``AclAuthorizationHandler``; 4.9.8
+``PlainPermissionManager``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from halfmq.remoting.serialization import ext_fields
 
 from ..errors import AccessDeniedError, AuthenticationError, BrokerRefusedError
 
-REFUSAL_CODES: Final = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.NO_PERMISSION})
-"""Codes of a refusal of access: that of plain ACL, and that of users. Both mean other things too,
-and are worth another try then."""
+ACCESS_ERROR_CODES: Final = frozenset({ResponseCode.SYSTEM_ERROR, ResponseCode.NO_PERMISSION})
+"""Response codes of denied access, with plain ACL and with users. Both also have other meanings,
+which are retriable."""
 
 _UNAUTHENTICATED: Final = re.compile(
     r"(?P<user>(?:User|accessKey):.+?) (?:is )?(?:not found|disabled)\."
@@ -38,25 +38,25 @@ _DENIED: Final = re.compile(
     r"|(?:\S+AclException: )?(?:No default permission for (?P<kind>topic|group):(?P<name>[^\s,]+)"
     r"|Need admin permission for request code=\d+, but accessKey=(?P<key>\S+) is not)"
 )
-_ANY_ACTION: Final = "access"  # what official remarks say for every action
+_ANY_ACTION: Final = "access"  # in official remarks, whatever the action
 
 
-def refusal(answer: RemotingCommand) -> BrokerRefusedError:
-    """Return the error for an answer whose code says no."""
-    if answer.code not in REFUSAL_CODES:
+def error_from_response(answer: RemotingCommand) -> BrokerRefusedError:
+    """Return the exception for an error response."""
+    if answer.code not in ACCESS_ERROR_CODES:
         return BrokerRefusedError(answer.code, answer.remark or "")
     try:
         fields = ext_fields(answer)
     except ProtocolError:  # the remark still says why
         fields = {}
-    return refusal_of(answer.code, answer.remark or "", fields)
+    return error_from_code(answer.code, answer.remark or "", fields)
 
 
-def refusal_of(
+def error_from_code(
     code: int, remark: str, fields: Mapping[str, str] | None = None
 ) -> BrokerRefusedError:
-    """Return the error for a code, its remark and the ext fields of the answer, if it had any."""
-    if code not in REFUSAL_CODES:
+    """Return the exception for a response code, its remark and the ext fields, if any."""
+    if code not in ACCESS_ERROR_CODES:
         return BrokerRefusedError(code, remark)
     fields = fields or {}
     subject, action = fields.get("subject", ""), fields.get("action", "")

@@ -1,4 +1,4 @@
-"""What starts and stops: the part that producers and consumers have in common."""
+"""BaseClient: start and stop, shared by producers, consumers and ``Admin``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ..errors import ClientClosedError, ConfigurationError
 from .loop_binding import LoopBinding
 from .session import Session
 
-# Taken by clients that were given no group; the official client refuses them too.
+# Official clients use these if no group is given, and reject them as explicit names.
 RESERVED_GROUPS: Final = frozenset({"DEFAULT_PRODUCER", "DEFAULT_CONSUMER"})
 
 
-class Client:
-    """Runs on one session, once: from ``start`` to ``close``."""
+class BaseClient:
+    """Base of all clients. Has one session and runs once, from ``start`` to ``close``."""
 
     def __init__(
         self,
@@ -58,21 +58,22 @@ class Client:
 
     @property
     def client_id(self) -> str:
-        """Under which the brokers know this client; empty before the start."""
+        """The id by which brokers identify this client; empty before the start."""
         return self._client_id
 
     async def start(self) -> None:
-        """Connect and be ready; ``async with`` does it.
+        """Connect to the brokers; ``async with`` calls this.
 
         Raises:
             ConnectError: No name server can be reached; says which address, and why.
-            RequestTimeoutError: The only name server is silent.
-            ConnectionLostError: The only name server hangs up.
+            RequestTimeoutError: The only name server does not answer.
+            ConnectionLostError: The only name server closes the connection.
             BadAnswerError: The only name server speaks another protocol.
             TlsError: TLS on one side only, or a certificate is not accepted.
             AccessDeniedError: The credentials are not accepted, or a consumer may not consume.
-            ClientClosedError: It was started before; make a new one.
-            UnequalSubscriptionsError: A broker refuses this consumer: others of its group differ.
+            ClientClosedError: The client was started before; create a new one.
+            UnequalSubscriptionsError: A broker refuses this consumer, because other members of its
+                group subscribe differently.
         """
         if self._used:
             raise ClientClosedError(self._name)
@@ -87,10 +88,12 @@ class Client:
         self._running, self._client_id = session, session.client_id
 
     async def close(self) -> None:
-        """Take leave of the brokers; safe to call twice. In a forked child it does nothing.
+        """Unregister from the brokers and disconnect; safe to call twice.
+
+        In a forked child it does nothing.
 
         Raises:
-            WrongLoopError: It runs on another event loop.
+            WrongLoopError: The client runs on another event loop.
         """
         if self._is_the_parents():
             return
@@ -106,15 +109,15 @@ class Client:
         return self._running
 
     def _check_binding(self) -> None:
-        """Raise ForkedError or WrongLoopError unless this is where the client was started."""
+        """Raise ForkedError or WrongLoopError if the client was started elsewhere."""
         if self._binding is not None:
             self._binding.check()
 
     def _is_the_parents(self) -> bool:
-        """Whether to leave it alone: it runs in the process of which this is a forked child.
+        """Return whether this is a forked child and the client runs in the parent.
 
         Raises:
-            WrongLoopError: It runs on another event loop.
+            WrongLoopError: The client runs on another event loop.
         """
         if self._running is None or self._binding is None:
             return False
@@ -125,7 +128,7 @@ class Client:
 
     @property
     def _name(self) -> str:
-        """How errors call this client."""
+        """The name of this client in errors."""
         return f"{type(self).__name__} {self.group}"
 
     def _new_session(self) -> Session:

@@ -23,7 +23,7 @@ from halfmq.client import (
 from halfmq.client.config import HeaderChoice
 from halfmq.client.message import MessageQueue
 from halfmq.client.net.routes import Route
-from halfmq.client.transactional.several_messages import choose_queues
+from halfmq.client.transactional.multi_message_prepare import choose_queues
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from tests.support.client_loops import in_steady_time, on_both_loops
 from tests.support.client_transactions import (

@@ -1,4 +1,4 @@
-"""From a user's message to what a send request carries: properties, flags and packed body."""
+"""Encode a user's message for a send request: properties, flags and compressed body."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Draft(NamedTuple):
-    """What every attempt of one send has in common."""
+class EncodedMessage(NamedTuple):
+    """A message, encoded once for all attempts to send it."""
 
     message: Message
     unique_key: str
@@ -32,11 +32,11 @@ class Draft(NamedTuple):
     body: bytes
 
 
-def draft_message(message: Message, unique_key: str, config: ClientConfig) -> Draft:
-    """Prepare one ordinary message.
+def encode_message(message: Message, unique_key: str, config: ClientConfig) -> EncodedMessage:
+    """Encode one ordinary message.
 
     Raises:
-        ConfigurationError: It has a time of delivery, which only a transaction can keep.
+        ConfigurationError: It has a delivery time, which is supported only in a transaction.
         MessageTooLargeError: Body or properties are above their limit.
     """
     if message.deliver_after is not None or message.deliver_at is not None:
@@ -44,14 +44,16 @@ def draft_message(message: Message, unique_key: str, config: ClientConfig) -> Dr
     properties = _property_text(message, unique_key)
     _check_sizes(message.body, properties, config)
     body, sys_flag = _packed(message.body, config.compress_over)
-    return Draft(message, unique_key, properties, sys_flag, body)
+    return EncodedMessage(message, unique_key, properties, sys_flag, body)
 
 
-def draft_half(message: Message, unique_key: str, group: str, config: ClientConfig) -> Draft:
-    """Prepare a half message of the producer group.
+def encode_half_message(
+    message: Message, unique_key: str, group: str, config: ClientConfig
+) -> EncodedMessage:
+    """Encode a half message of the producer group.
 
-    The broker goes by the property TRAN_MSG; the flag alone would store a message that no
-    consumer ever sees.
+    The broker recognises it by the property TRAN_MSG; the flag alone would store a message that no
+    consumer ever gets.
 
     Raises:
         InvalidMessageError: It has a delay level, which would delay the half and not the message.
@@ -68,11 +70,13 @@ def draft_half(message: Message, unique_key: str, group: str, config: ClientConf
     )
     _check_sizes(message.body, properties, config)
     body, sys_flag = _packed(message.body, config.compress_over)
-    return Draft(message, unique_key, properties, sys_flag | TransactionType.PREPARED, body)
+    return EncodedMessage(
+        message, unique_key, properties, sys_flag | TransactionType.PREPARED, body
+    )
 
 
 def _delivery_text(message: Message) -> str:
-    """The property that says when a committed message is delivered, if not at once."""
+    """Return the property with the delivery time of a committed message; empty without one."""
     if message.deliver_after is not None:
         ms = -(-message.deliver_after // _MILLISECOND)  # never early
         return f"{names.PROPERTY_TRANSACTION_DELAY_MS}\x01{ms}\x02"
@@ -91,14 +95,14 @@ def _not_in_a_transaction(message: Message) -> ConfigurationError:
     )
 
 
-def draft_batch(
+def encode_message_batch(
     messages: Sequence[Message], unique_keys: Sequence[str], config: ClientConfig
-) -> Draft:
-    """Prepare messages of one topic as one batch; it is never compressed.
+) -> EncodedMessage:
+    """Encode messages of one topic as one batch, without compression.
 
     Raises:
-        InvalidMessageError: None at all, several topics, mixed ``wait_durable`` or a delay level.
-        ConfigurationError: One has a time of delivery, which only a transaction can keep.
+        InvalidMessageError: No message, several topics, mixed ``wait_durable`` or a delay level.
+        ConfigurationError: One has a delivery time, which is supported only in a transaction.
         MessageTooLargeError: The batch, or the properties of a message, are above their limit.
     """
     first = _check_batch(messages)
@@ -113,7 +117,7 @@ def draft_batch(
     # No UNIQ_KEY in the request's own properties: an official broker would add it to every unit
     # and so give all of them one id.
     properties = f"{names.PROPERTY_WAIT}\x01{'true' if first.wait_durable else 'false'}\x02"
-    return Draft(first, ",".join(unique_keys), properties, 0, body)
+    return EncodedMessage(first, ",".join(unique_keys), properties, 0, body)
 
 
 def _check_batch(messages: Sequence[Message]) -> Message:
@@ -135,7 +139,7 @@ def _check_batch(messages: Sequence[Message]) -> Message:
 
 
 def _property_text(message: Message, unique_key: str) -> str:
-    """The message's properties and id; names and values were checked when it was built."""
+    """Return the message's properties and id; its constructor has checked names and values."""
     parts = [f"{names.PROPERTY_UNIQ_KEY}\x01{unique_key}\x02"]
     if message.tags:
         parts.append(f"{names.PROPERTY_TAGS}\x01{message.tags}\x02")
@@ -160,9 +164,9 @@ def _check_sizes(body: bytes, properties: str, config: ClientConfig) -> None:
 
 
 def _packed(body: bytes, compress_over: int | None) -> tuple[bytes, int]:
-    """Body and flags; compressed when it is long enough and gets shorter by it."""
+    """Return body and flags; compress a body that is long enough and gets shorter by it."""
     if compress_over is None or len(body) < compress_over:
         return body, 0
     packed = zlib.compress(body, COMPRESSION_LEVEL)
-    # Compression bits 0 say zlib to every client there is; the newer explicit 0x300 does not.
+    # Every client reads compression bits 0 as zlib; older ones do not know the explicit 0x300.
     return (packed, COMPRESSED) if len(packed) < len(body) else (body, 0)

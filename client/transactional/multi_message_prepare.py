@@ -1,7 +1,8 @@
-"""Several messages in one transaction: their halves are stored by one request, all or none.
+"""Prepare a transaction with several messages: one request stores all half messages or none.
 
-The first one leads: by it the transaction is named, checked and decided. Only a halfmq broker can
-do this, and one broker has to hold all of them, since no decision can span two logs.
+The first message is the leader: it identifies the transaction in checks and decisions. Only a
+halfmq broker supports this, and one broker must store all messages, because a decision cannot span
+two logs.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ from ..errors import (
     MessageTooLargeError,
 )
 from ..message import Message, MessageQueue, SendResult
-from ..net.encoding import Draft
-from ..net.refusals import refusal
-from ..net.retry import ROUTE_IS_OLD, final_error, may_try_again
+from ..net.message_encoding import EncodedMessage
+from ..net.response_errors import error_from_response
+from ..net.retry import STALE_ROUTE_CODES, final_error, wait_before_retry
 from ..net.routes import Route
 from ..net.session import Session, wall_clock_ms
 
 logger = logging.getLogger(__name__)
 
 BODY_SIZE_MAX: Final = FRAME_SIZE_MAX - 4096
-"""Bytes of all messages of a transaction, with properties: a frame less room for its header."""
+"""Bytes of all messages of a transaction, with properties: a frame minus room for its header."""
 
 
 def check_messages(messages: Message | Sequence[Message]) -> tuple[Message, ...]:
-    """The messages of one transaction.
+    """Return the messages of one transaction as a tuple.
 
     Raises:
-        InvalidMessageError: None at all, too many, or something else.
+        InvalidMessageError: No message, too many, or a value of another type.
     """
     if isinstance(messages, Message):
         return (messages,)
-    given: object = messages  # whatever a program without types has handed over
+    given: object = messages  # a program without type checks may pass anything
     if not isinstance(given, Sequence) or not all(isinstance(one, Message) for one in given):
         raise InvalidMessageError(f"{given!r:.80} is neither a Message nor a list of them")
     if not 1 <= len(messages) <= GROUP_MESSAGES_MAX:
@@ -63,7 +64,7 @@ def check_messages(messages: Message | Sequence[Message]) -> tuple[Message, ...]
 
 
 def check_supported(messages: Sequence[Message], *, halfmq: bool) -> None:
-    """Raise ConfigurationError for what an official broker cannot do."""
+    """Raise ConfigurationError if the messages need a halfmq broker and this is an official one."""
     if halfmq:
         return
     if len(messages) > 1:
@@ -81,24 +82,24 @@ def check_supported(messages: Sequence[Message], *, halfmq: bool) -> None:
             )
 
 
-async def prepare_several(
+async def prepare_messages(
     session: Session,
     config: ClientConfig,
     group: str,
-    drafts: Sequence[Draft],
+    encoded_messages: Sequence[EncodedMessage],
     failures: list[ClientError],
 ) -> list[SendResult]:
-    """Store the half messages, the leader's first, and say where each is.
+    """Store the half messages, the leader's first, and return where each is stored.
 
-    Tried again under the same ids like any send, which a halfmq broker recognises. ``failures`` is
-    filled with what went wrong on the way, also when it ends well.
+    Retried with the same ids like any send; a halfmq broker deduplicates them. ``failures``
+    collects the errors of all attempts, also if the last one succeeds.
 
     Raises:
         ConfigurationError: No single broker serves all the topics.
         MessageTooLargeError: Together they do not fit into one request.
         ClientError: As :meth:`Producer.send`.
     """
-    topics = [draft.message.topic for draft in drafts]
+    topics = [encoded.message.topic for encoded in encoded_messages]
     deadline = session.clock() + config.send_timeout
     code = RequestCode.PREPARE_TRANSACTION
     broker_name: str | None = None
@@ -107,17 +108,17 @@ async def prepare_several(
             queues, address = await _choose(session, topics, deadline, failures, broker_name)
             broker_name = queues[0].broker_name
             header = PrepareTransactionRequestHeader(producer_group=group, broker_name=broker_name)
-            body = _encoded(drafts, queues)
+            body = _encoded(encoded_messages, queues)
             seconds = deadline - session.clock()
             answer = await session.call(address, code, header, body, seconds=seconds)
-            return _results(answer, drafts, queues, address)
+            return _results(answer, encoded_messages, queues, address)
         except ClientError as error:
             failures.append(error)
-        if not await may_try_again(failures, config, session.clock, deadline):
+        if not await wait_before_retry(failures, config, session.clock, deadline):
             raise final_error(failures, code, config.send_timeout)
         failure = failures[-1]
         logger.info("event=send_again topics=%s reason=%s", ",".join(topics), failure)
-        if isinstance(failure, BrokerRefusedError) and failure.code in ROUTE_IS_OLD:
+        if isinstance(failure, BrokerRefusedError) and failure.code in STALE_ROUTE_CODES:
             for topic in topics:
                 session.routes.forget(topic)
 
@@ -129,7 +130,7 @@ async def _choose(
     failures: Sequence[ClientError],
     avoid_broker: str | None,
 ) -> tuple[list[MessageQueue], str]:
-    """A queue for each message, all on one broker, and that broker's address."""
+    """Choose a queue for each message, all on one broker; return them and its address."""
     known = session.routes.known
     routes = [known(topic) or await session.route(topic, deadline, failures) for topic in topics]
     queues = choose_queues(routes, avoid_broker)
@@ -137,7 +138,7 @@ async def _choose(
 
 
 def choose_queues(routes: Sequence[Route], avoid_broker: str | None = None) -> list[MessageQueue]:
-    """The next queue of each route, all on one broker: another than ``avoid_broker`` if possible.
+    """Choose the next queue of each route, all on one broker, if possible not ``avoid_broker``.
 
     Raises:
         ConfigurationError: No single broker serves all the topics.
@@ -156,25 +157,25 @@ def choose_queues(routes: Sequence[Route], avoid_broker: str | None = None) -> l
 
 def _next_queue(route: Route, broker_names: Container[str]) -> MessageQueue:
     queue = route.next_queue()
-    while queue.broker_name not in broker_names:  # they come in turn, and some of them fit
+    while queue.broker_name not in broker_names:  # round-robin reaches one of these brokers
         queue = route.next_queue()
     return queue
 
 
-def _encoded(drafts: Sequence[Draft], queues: Sequence[MessageQueue]) -> bytes:
+def _encoded(encoded_messages: Sequence[EncodedMessage], queues: Sequence[MessageQueue]) -> bytes:
     born_timestamp = wall_clock_ms()
     body = encode_entries(
         [
             PreparedMessage(
                 queue.topic,
                 queue.queue_id,
-                draft.message.flag,
-                draft.sys_flag,
+                encoded.message.flag,
+                encoded.sys_flag,
                 born_timestamp,
-                draft.properties,
-                draft.body,
+                encoded.properties,
+                encoded.body,
             )
-            for draft, queue in zip(drafts, queues, strict=True)
+            for encoded, queue in zip(encoded_messages, queues, strict=True)
         ]
     )
     if len(body) > BODY_SIZE_MAX:
@@ -184,25 +185,25 @@ def _encoded(drafts: Sequence[Draft], queues: Sequence[MessageQueue]) -> bytes:
 
 def _results(
     answer: RemotingCommand,
-    drafts: Sequence[Draft],
+    encoded_messages: Sequence[EncodedMessage],
     queues: Sequence[MessageQueue],
     address: str,
 ) -> list[SendResult]:
     if answer.code != ResponseCode.SUCCESS:
-        raise refusal(answer)
+        raise error_from_response(answer)
     try:
         stored = decode_prepared_results(answer.body)
     except ProtocolError as error:
         raise BadAnswerError(address, str(error)) from error
-    if len(stored) != len(drafts):
-        raise BadAnswerError(address, f"{len(stored)} places for {len(drafts)} messages")
+    if len(stored) != len(encoded_messages):
+        raise BadAnswerError(address, f"{len(stored)} results for {len(encoded_messages)} messages")
     return [
         SendResult(
-            draft.unique_key,
+            encoded.unique_key,
             queue._replace(queue_id=one.queue_id),
             one.queue_offset,
             one.message_id,
-            transaction_id=drafts[0].unique_key,
+            transaction_id=encoded_messages[0].unique_key,
         )
-        for draft, queue, one in zip(drafts, queues, stored, strict=True)
+        for encoded, queue, one in zip(encoded_messages, queues, stored, strict=True)
     ]

@@ -1,0 +1,80 @@
+"""The in-flight window of a queue: messages pulled but not yet acknowledged.
+
+Messages are pulled in queue order but may be acknowledged in any order. The broker keeps one offset
+per group and queue: everything below it counts as consumed. So the offset to commit is that of the
+first unacknowledged message, and after a crash the acknowledged messages above it are redelivered.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from ..message import MessageQueue
+
+
+class InFlightWindow:
+    """The unacknowledged messages of one assigned queue, in queue order."""
+
+    __slots__ = ("_unacked", "active", "bytes", "committed", "next_offset", "queue")
+
+    def __init__(self, queue: MessageQueue, start: int, committed: int | None) -> None:
+        self.queue = queue
+        self.next_offset = start
+        """The queue offset of the next pull."""
+        self.committed = committed
+        """The last offset known to be committed for the group; None if there is none."""
+        self.active = True
+        """False once the queue is revoked: acknowledgements no longer count."""
+        self.bytes = 0
+        """Size of all unacknowledged records."""
+        # An ordered dict finds its first key at once; a plain dict scans over deleted entries.
+        self._unacked: OrderedDict[int, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._unacked)
+
+    def __contains__(self, queue_offset: int) -> bool:
+        return queue_offset in self._unacked
+
+    @property
+    def commit_offset(self) -> int:
+        """The offset of the first unacknowledged message, where another consumer would resume."""
+        return next(iter(self._unacked)) if self._unacked else self.next_offset
+
+    @property
+    def span(self) -> int:
+        """Offsets from the first unacknowledged message to the next pull."""
+        return self.next_offset - self.commit_offset
+
+    def add(self, queue_offset: int, size: int) -> bool:
+        """Add a pulled message; return False if it is older than the requested offset."""
+        if queue_offset < self.next_offset:
+            return False
+        self._unacked[queue_offset] = size
+        self.next_offset = queue_offset + 1
+        self.bytes += size
+        return True
+
+    def skip_to(self, next_offset: int) -> None:
+        """Continue at ``next_offset``; the messages before it are filtered out or deleted."""
+        self.next_offset = max(self.next_offset, next_offset)
+
+    def acknowledge(self, queue_offset: int) -> int | None:
+        """Remove a message and return its size; None if it is not in the window any more."""
+        size = self._unacked.pop(queue_offset, None) if self.active else None
+        if size is not None:
+            self.bytes -= size
+        return size
+
+    def drop(self) -> int:
+        """Deactivate the window after the queue was revoked; return the number of freed bytes.
+
+        The commit offset stays.
+        """
+        commit_offset = self.commit_offset
+        freed = self.bytes
+        self.active = False
+        self._unacked.clear()
+        self.bytes = 0
+        self.next_offset = commit_offset
+        return freed
