@@ -1,10 +1,6 @@
-"""The nouns ``tx``, ``group`` and ``broker`` of the command ``halfmq``: about a running broker.
+"""The nouns ``tx``, ``group`` and ``broker`` of the command ``halfmq``, for a running broker.
 
-``halfmq tx list``, ``halfmq group show NAME``, ``halfmq broker metrics``. Tables are for people;
-with ``--json`` the same is for programs, and its keys stay. ``halfmq.command`` puts all nouns
-together.
-
-Exit codes: 0 done · 1 refused, not found or not reached · 2 usage.
+Examples are ``halfmq tx list``, ``halfmq group show NAME`` and ``halfmq broker metrics``.
 """
 
 from __future__ import annotations
@@ -23,14 +19,22 @@ from halfmq.client.admin import Admin, PendingTransaction
 from halfmq.client.errors import ClientError, ConfigurationError, TlsError
 from halfmq.client.groups import ConsumerGroup
 
-from .credentials import add_options, config_of
-
-DONE: Final = 0
-FAILED: Final = 1
-USAGE: Final = 2
+from .connection_options import add_options, client_config
+from .output import (
+    DONE,
+    FAILED,
+    USAGE,
+    format_duration,
+    print_error,
+    print_line,
+    print_pairs,
+    print_table,
+    printable,
+    report_done,
+)
 
 LIST_LIMIT: Final = 1_000
-"""Transactions listed unless told otherwise: more than anybody reads, and an answer at once."""
+"""Transactions listed by default: more than anybody reads, and still fast."""
 
 KEYS_SHOWN: Final = 24  # characters of the keys in a table
 
@@ -43,7 +47,7 @@ Verb: TypeAlias = Callable[[Admin, argparse.Namespace], Awaitable[int]]
 
 
 def add_nouns(nouns: Any) -> None:
-    """Add the nouns to the command's parser; the options parsed then have a ``run``."""
+    """Add the nouns to the command's parser; parsed options have a ``run`` function."""
     transactions = nouns.add_parser("tx", help="transactions that nobody has decided")
     _add_transaction_verbs(transactions.add_subparsers(metavar="VERB", required=True))
     groups = nouns.add_parser("group", help="consumer groups that are connected")
@@ -62,7 +66,7 @@ def add_nouns(nouns: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what the options say and return the exit code."""
+    """Run the verb in the parsed options and return the exit code."""
     logging.basicConfig(level=logging.ERROR, format="halfmq: %(message)s")
     try:
         if options.prepare is not None:
@@ -71,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     except ConfigurationError as error:
         return _failed(error, USAGE)
     except TlsError as error:
-        complain(f"{error}; of this command: --tls, or --ca FILE")
+        print_error(f"{error}; of this command: --tls, or --ca FILE")
         return FAILED
     except ClientError as error:
         return _failed(error, FAILED)
@@ -79,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 
 async def _run(options: argparse.Namespace) -> int:
     verb: Verb = options.verb
-    async with Admin(config=config_of(options, os.environ)) as admin:
+    async with Admin(config=client_config(options, os.environ)) as admin:
         return await verb(admin, options)
 
 
@@ -110,7 +114,7 @@ def _add_transaction_verbs(verbs: Any) -> None:
 
 
 def add_verb(verbs: Any, name: str, verb: Verb, text: str) -> argparse.ArgumentParser:
-    """Add a verb; what it is given as ``prepare`` runs before there is a connection."""
+    """Add a verb; if its parser gets a default ``prepare``, that runs before the connection."""
     parser: argparse.ArgumentParser = verbs.add_parser(
         name, help=text, description=f"{text[0].upper()}{text[1:]}."
     )
@@ -136,7 +140,7 @@ def _count(text: str) -> int:
 
 async def _list(admin: Admin, options: argparse.Namespace) -> int:
     limit: int | None = options.limit or None
-    # One more is asked for, to know whether there is one.
+    # One more is requested, to know whether the list is complete.
     found = admin.transactions(
         options.group, options.state, limit=None if limit is None else limit + 1
     )
@@ -144,7 +148,7 @@ async def _list(admin: Admin, options: argparse.Namespace) -> int:
     count = 0
     async for transaction in found:
         if count == limit:
-            complain(f"only the first {limit} are listed; --limit 0 lists all")
+            print_error(f"only the first {limit} are listed; --limit 0 lists all")
             break
         count += 1
         show.add(transaction)
@@ -155,16 +159,16 @@ async def _list(admin: Admin, options: argparse.Namespace) -> int:
 async def _show(admin: Admin, options: argparse.Namespace) -> int:
     transaction = await admin.transaction(options.id)
     if transaction is None:
-        complain(f"nothing undecided has the id {options.id}")
+        print_error(f"nothing undecided has the id {options.id}")
         return FAILED
     if options.json:
-        say(json.dumps(_fields(transaction), indent=2))
+        print_line(json.dumps(_fields(transaction), indent=2))
         return DONE
     checks = (
         f"{transaction.checks_sent} sent, {transaction.checks_delivered} delivered, "
         f"{transaction.checks_answered} answered"
     )
-    say_pairs(
+    print_pairs(
         {
             "half message id": transaction.half_message_id,
             "transaction id": transaction.transaction_id,
@@ -174,7 +178,7 @@ async def _show(admin: Admin, options: argparse.Namespace) -> int:
             "keys": transaction.keys,
             "messages": str(transaction.messages),
             "prepared": transaction.prepared_at.isoformat(timespec="milliseconds"),
-            "age": in_words(transaction.age),
+            "age": format_duration(transaction.age),
             "owner": transaction.owner or "-",
             "checks": checks,
             "next check": _next_check(transaction),
@@ -188,26 +192,30 @@ async def _show(admin: Admin, options: argparse.Namespace) -> int:
 async def _commit(admin: Admin, options: argparse.Namespace) -> int:
     message_id = await admin.commit(options.id, reason=options.reason)
     text = f"committed {options.id}; its message is {message_id}"
-    return done(options, {"id": options.id, "action": "commit", "message_id": message_id}, text)
+    return report_done(
+        options, {"id": options.id, "action": "commit", "message_id": message_id}, text
+    )
 
 
 async def _rollback(admin: Admin, options: argparse.Namespace) -> int:
     await admin.rollback(options.id, reason=options.reason)
-    return done(options, {"id": options.id, "action": "rollback"}, f"rolled back {options.id}")
+    return report_done(
+        options, {"id": options.id, "action": "rollback"}, f"rolled back {options.id}"
+    )
 
 
 async def _resume(admin: Admin, options: argparse.Namespace) -> int:
     await admin.resume(options.id, reason=options.reason)
-    return done(options, {"id": options.id, "action": "resume"}, f"resumed {options.id}")
+    return report_done(options, {"id": options.id, "action": "resume"}, f"resumed {options.id}")
 
 
 async def _list_groups(admin: Admin, options: argparse.Namespace) -> int:
     groups = await admin.groups()
     if options.json:
-        say(json.dumps([_group_fields(group) for group in groups], indent=2))
+        print_line(json.dumps([_group_fields(group) for group in groups], indent=2))
         return DONE
     if not groups:
-        say("no consumer is connected")
+        print_line("no consumer is connected")
         return DONE
     rows = [
         (
@@ -219,21 +227,21 @@ async def _list_groups(admin: Admin, options: argparse.Namespace) -> int:
         )
         for group in groups
     ]
-    say_table(("GROUP", "MODEL", "MEMBERS", "REFUSED", "SUBSCRIPTIONS"), rows)
+    print_table(("GROUP", "MODEL", "MEMBERS", "REFUSED", "SUBSCRIPTIONS"), rows)
     return DONE
 
 
 async def _show_group(admin: Admin, options: argparse.Namespace) -> int:
     groups = await admin.groups(options.name)
     if not groups:
-        complain(f"no consumer of group {options.name} is connected")
+        print_error(f"no consumer of group {options.name} is connected")
         return FAILED
     (group,) = groups
     unequal = group.unequal_topics
     if options.json:
-        say(json.dumps(_group_fields(group), indent=2))
+        print_line(json.dumps(_group_fields(group), indent=2))
         return DONE
-    say_pairs(
+    print_pairs(
         {
             "group": group.name,
             "model": group.message_model.lower(),
@@ -242,8 +250,8 @@ async def _show_group(admin: Admin, options: argparse.Namespace) -> int:
         }
     )
     if unequal:
-        say("messages that go to a member which does not want them are lost to the group")
-    say("")
+        print_line("messages that go to a member which does not want them are lost to the group")
+    print_line("")
     rows = [
         (
             member.client_id,
@@ -255,20 +263,20 @@ async def _show_group(admin: Admin, options: argparse.Namespace) -> int:
         for member in group.members
         for topic in sorted({*member.filters, *unequal})
     ]
-    say_table(("CLIENT ID", "ADDRESS", "TOPIC", "FILTER", ""), rows)
+    print_table(("CLIENT ID", "ADDRESS", "TOPIC", "FILTER", ""), rows)
     return DONE
 
 
 async def _metrics(admin: Admin, options: argparse.Namespace) -> int:
     found = await admin.metrics()
     if options.json:
-        say(json.dumps(found, indent=2, sort_keys=True))
+        print_line(json.dumps(found, indent=2, sort_keys=True))
         return DONE
     for broker_name, table in sorted(found.items()):
         ours = {key: value for key, value in table.items() if key.startswith("halfmq.")}
         shown = table if options.all or not ours else ours
-        say(broker_name)
-        say_pairs({f"  {key}": value for key, value in sorted(shown.items())})
+        print_line(broker_name)
+        print_pairs({f"  {key}": value for key, value in sorted(shown.items())})
     return DONE
 
 
@@ -276,7 +284,7 @@ async def _metrics(admin: Admin, options: argparse.Namespace) -> int:
 
 
 class _Table:
-    """Rows under titles. Columns are as wide as the first rows need, so that it can stream."""
+    """Rows under titles, streamed: the first rows determine the width of the columns."""
 
     _FIRST_ROWS: Final = 500
 
@@ -291,7 +299,7 @@ class _Table:
 
     def end(self) -> None:
         if not self._widths and len(self._rows) == 1:
-            say("no transaction is undecided")
+            print_line("no transaction is undecided")
         else:
             self._flush()
 
@@ -300,12 +308,12 @@ class _Table:
             self._widths = [max(map(len, column)) for column in zip(*self._rows, strict=True)]
         for row in self._rows:
             cells = (cell.ljust(width) for cell, width in zip(row, self._widths, strict=True))
-            say("  ".join(cells).rstrip())
+            print_line("  ".join(cells).rstrip())
         self._rows.clear()
 
 
 class _JsonList:
-    """A JSON array, an element per line as it comes."""
+    """A JSON array, streamed with one element per line."""
 
     def __init__(self) -> None:
         self._lead = "["
@@ -315,16 +323,7 @@ class _JsonList:
         self._lead = ","
 
     def end(self) -> None:
-        say("[]" if self._lead == "[" else "\n]")
-
-
-def say_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under titles."""
-    lines = [titles, *([_printable(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        say("  ".join(cells).rstrip())
+        print_line("[]" if self._lead == "[" else "\n]")
 
 
 def _group_fields(group: ConsumerGroup) -> dict[str, Any]:
@@ -340,14 +339,14 @@ def _row(transaction: PendingTransaction) -> Sequence[str]:
         transaction.group,
         transaction.topic,
         keys if len(keys) <= KEYS_SHOWN else keys[: KEYS_SHOWN - 1] + "…",
-        in_words(transaction.age),
+        format_duration(transaction.age),
         transaction.owner or "-",
         str(transaction.checks_sent),
         str(transaction.checks_delivered),
         str(transaction.checks_answered),
         _next_check(transaction),
     )
-    return [_printable(cell) for cell in cells]
+    return [printable(cell) for cell in cells]
 
 
 def _fields(transaction: PendingTransaction) -> dict[str, Any]:
@@ -362,53 +361,9 @@ def _state(transaction: PendingTransaction) -> str:
 def _next_check(transaction: PendingTransaction) -> str:
     if transaction.next_check is None:
         return "-"
-    return "now" if transaction.next_check < 1 else f"in {in_words(transaction.next_check)}"
-
-
-def in_words(seconds: float) -> str:
-    """A duration as people say it: ``42 s``, ``12 min``, ``5 h 12 min``, ``3 d 4 h``."""
-    whole = int(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    minutes = whole // 60
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours} h {minutes} min"
-    days, hours = divmod(hours, 24)
-    return f"{days} d {hours} h"
-
-
-def _printable(text: str) -> str:
-    """Keep what others chose, such as keys, from steering the terminal."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
-
-
-def done(options: argparse.Namespace, fields: dict[str, Any], text: str) -> int:
-    """Say what was done, to programs or to people."""
-    say(json.dumps(fields) if options.json else text)
-    return DONE
-
-
-def say_pairs(pairs: dict[str, str]) -> None:
-    """Print names and values, one pair a line."""
-    width = max(map(len, pairs), default=0)
-    for name, value in pairs.items():
-        say(f"{name.ljust(width)}  {_printable(value)}".rstrip())
-
-
-def say(text: str) -> None:
-    """Print a line."""
-    sys.stdout.write(text + "\n")
-
-
-def complain(text: str) -> None:
-    """Print a line on standard error."""
-    sys.stdout.flush()
-    sys.stderr.write(f"halfmq: {text}\n")
+    return "now" if transaction.next_check < 1 else f"in {format_duration(transaction.next_check)}"
 
 
 def _failed(error: ClientError, code: int) -> int:
-    complain(str(error))
+    print_error(str(error))
     return code

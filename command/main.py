@@ -1,9 +1,8 @@
-"""The command ``halfmq``: nouns, then verbs.
+"""Entry point of the command ``halfmq``: nouns, then verbs.
 
-``halfmq tx``, ``group``, ``broker``, ``user`` and ``acl`` talk to a broker and come from
-``halfmq.client``; ``halfmq store`` looks at a broker's files and comes from ``halfmq.store``.
-Neither knows of the other. Tables are for people; with ``--json`` the same is for programs, and its
-keys stay.
+``halfmq tx``, ``group``, ``broker``, ``user`` and ``acl`` connect to a broker with
+``halfmq.client``; ``halfmq store`` reads a broker's files with ``halfmq.store``. Output is text for
+people, or with ``--json`` for programs; JSON keys are stable.
 
 Exit codes: 0 done · 1 refused, not found or not reached; of ``store verify``, damage found ·
 2 usage; of ``store``, a directory that cannot be read.
@@ -18,8 +17,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from . import broker, users
+from .output import DONE
 
-DONE: Final = 0
 INTERRUPTED: Final = 130  # what a shell reports for Ctrl-C
 
 
@@ -29,8 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code: int = options.run(options)
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit complains too
+    except BrokenPipeError:  # the reader, such as `| head`, has closed the pipe
+        # Without this, Python reports the broken pipe again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     nouns = parser.add_subparsers(metavar="NOUN", required=True)
     broker.add_nouns(nouns)
     users.add_nouns(nouns)
-    if sys.platform != "win32":  # there is no broker there either, and no file lock to ask for it
+    if sys.platform != "win32":  # the broker and its file lock do not exist there
         from halfmq.store.tools import command as store_command  # noqa: PLC0415
 
         store_command.add_nouns(nouns)

@@ -1,7 +1,7 @@
-"""The nouns ``user`` and ``acl`` of the command ``halfmq``: who may use a broker, and for what.
+"""The nouns ``user`` and ``acl`` of the command ``halfmq``: manage users and their permissions.
 
-They do what mqadmin's ``createUser``, ``createAcl`` and so on do, by the same requests. Passwords
-are typed, or come from a file or standard input, and are shown only with ``--show-secrets``.
+They correspond to mqadmin's ``createUser``, ``createAcl`` and so on, with the same requests.
+Passwords are typed, or read from a file or standard input, and shown only with ``--show-secrets``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,18 @@ from typing import Any, Final
 from halfmq.client.access import Acl, AclEntry, User
 from halfmq.client.admin import Admin
 
-from .broker import DONE, FAILED, USAGE, add_verb, complain, done, say, say_pairs, say_table
-from .credentials import read_password
+from .broker import add_verb
+from .connection_options import read_password
+from .output import (
+    DONE,
+    FAILED,
+    USAGE,
+    print_error,
+    print_line,
+    print_pairs,
+    print_table,
+    report_done,
+)
 
 _POLICY_TYPES: Final = ("Custom", "Default")
 
@@ -119,7 +129,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
 
 
 def _texts(text: str) -> list[str]:
-    """Return the parts of ``a,b``."""
+    """Split ``a,b`` into its parts."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise argparse.ArgumentTypeError(f"{text!r} names nothing")
@@ -132,12 +142,12 @@ def _texts(text: str) -> list[str]:
 async def _list_users(admin: Admin, options: argparse.Namespace) -> int:
     users = await admin.users(options.filter)
     if options.json:
-        say(json.dumps([_user_fields(user, options) for user in users], indent=2))
+        print_line(json.dumps([_user_fields(user, options) for user in users], indent=2))
     elif users:
         titles = ["NAME", "TYPE", "STATUS"] + ["PASSWORD"] * options.show_secrets
-        say_table(titles, [list(_user_cells(user, options).values()) for user in users])
+        print_table(titles, [list(_user_cells(user, options).values()) for user in users])
     else:
-        say("no user has such a name" if options.filter else "there are no users")
+        print_line("no user has such a name" if options.filter else "there are no users")
     return DONE
 
 
@@ -146,9 +156,9 @@ async def _show_user(admin: Admin, options: argparse.Namespace) -> int:
     if user is None:
         return _no_user(options.name)
     if options.json:
-        say(json.dumps(_user_fields(user, options), indent=2))
+        print_line(json.dumps(_user_fields(user, options), indent=2))
     else:
-        say_pairs(_user_cells(user, options))
+        print_pairs(_user_cells(user, options))
     return DONE
 
 
@@ -159,7 +169,7 @@ async def _create_user(admin: Admin, options: argparse.Namespace) -> int:
 
 async def _update_user(admin: Admin, options: argparse.Namespace) -> int:
     if options.secret is None and options.type is None and options.status is None:
-        complain("nothing to change: name --password, --password-file, --type or --status")
+        print_error("nothing to change: name --password, --password-file, --type or --status")
         return USAGE
     if await admin.user(options.name) is None:
         return _no_user(options.name)
@@ -193,7 +203,7 @@ def _take_password(options: argparse.Namespace) -> None:
 
 
 def _no_user(name: str) -> int:
-    complain(f"there is no user {name}")
+    print_error(f"there is no user {name}")
     return FAILED
 
 
@@ -219,23 +229,25 @@ def _user_fields(user: User, options: argparse.Namespace) -> dict[str, Any]:
 async def _list_acls(admin: Admin, options: argparse.Namespace) -> int:
     acls = await admin.acls(options.subject, options.resource)
     if options.json:
-        say(json.dumps([asdict(acl) for acl in acls], indent=2))
+        print_line(json.dumps([asdict(acl) for acl in acls], indent=2))
     elif acls:
-        _say_entries(acls)
+        _print_entries(acls)
     else:
-        say("nobody has such entries" if options.subject or options.resource else "no entries")
+        print_line(
+            "nobody has such entries" if options.subject or options.resource else "no entries"
+        )
     return DONE
 
 
 async def _show_acl(admin: Admin, options: argparse.Namespace) -> int:
     acl = await admin.acl(options.subject)
     if acl is None:
-        complain(f"{options.subject} has no entries")
+        print_error(f"{options.subject} has no entries")
         return FAILED
     if options.json:
-        say(json.dumps(asdict(acl), indent=2))
+        print_line(json.dumps(asdict(acl), indent=2))
     else:
-        _say_entries([acl])
+        _print_entries([acl])
     return DONE
 
 
@@ -274,7 +286,7 @@ def _entries(options: argparse.Namespace) -> list[AclEntry]:
     ]
 
 
-def _say_entries(acls: Sequence[Acl]) -> None:
+def _print_entries(acls: Sequence[Acl]) -> None:
     rows = [
         (
             acl.subject,
@@ -287,7 +299,7 @@ def _say_entries(acls: Sequence[Acl]) -> None:
         for acl in acls
         for entry in acl.entries
     ]
-    say_table(("SUBJECT", "POLICY", "RESOURCE", "ACTIONS", "DECISION", "FROM"), rows)
+    print_table(("SUBJECT", "POLICY", "RESOURCE", "ACTIONS", "DECISION", "FROM"), rows)
 
 
 # -- output ------------------------------------------------------------------------------------
@@ -295,12 +307,12 @@ def _say_entries(acls: Sequence[Acl]) -> None:
 
 def _changed(options: argparse.Namespace, action: str, words: str) -> int:
     name = getattr(options, "name", None) or options.subject
-    return done(options, {"name": name, "action": action}, f"{words} {name}")
+    return report_done(options, {"name": name, "action": action}, f"{words} {name}")
 
 
 def _copied(options: argparse.Namespace, copied: Sequence[str], missing: Sequence[str]) -> int:
     fields = {"action": "copy", "to": options.to, "copied": list(copied)}
-    done(options, fields, f"copied to {options.to}: {', '.join(copied) or 'nothing'}")
+    report_done(options, fields, f"copied to {options.to}: {', '.join(copied) or 'nothing'}")
     for name in missing:
-        complain(f"there is nothing of {name} to copy")
+        print_error(f"there is nothing of {name} to copy")
     return FAILED if missing else DONE

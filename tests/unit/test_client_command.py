@@ -16,8 +16,8 @@ import msgspec
 import pytest
 
 from halfmq.client import ClientConfig
-from halfmq.command.broker import in_words
 from halfmq.command.main import main
+from halfmq.command.output import format_duration
 from halfmq.remoting.bodies import encode_table
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.consumer_bodies import ConsumerInfo
@@ -285,7 +285,7 @@ def test_the_installed_command_is_this_one() -> None:
 )
 def test_ages_are_words(seconds: float, words: str) -> None:
     """As exact as anybody needs, and never more than two parts."""
-    assert in_words(seconds) == words
+    assert format_duration(seconds) == words
 
 
 def test_a_cluster_without_consumers_says_so(halfmq: Shell, served: OperatedThread) -> None:

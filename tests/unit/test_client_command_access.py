@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.client import blocking
-from halfmq.command.credentials import FILE_VARIABLE, KEY_VARIABLE, SECRET_VARIABLE
+from halfmq.command.connection_options import FILE_VARIABLE, KEY_VARIABLE, SECRET_VARIABLE
 from tests.support.guarded_broker import ADMIN, PUBLISHER, Certificates, GuardedBroker, Keys
 from tests.unit.test_client_command import Outcome, Shell
 

@@ -1,8 +1,8 @@
-"""With which credentials the command ``halfmq`` signs, and whom it trusts.
+"""Options of the command ``halfmq`` for credentials and TLS, and reading of passwords.
 
 Credentials come from a file or the environment, never from the command line, which every user of
-the machine can read. The file is YAML with ``accessKey`` and ``secretKey``, as RocketMQ's
-``tools.yml`` has them.
+the machine can read. The file is YAML with ``accessKey`` and ``secretKey``, like RocketMQ's
+``tools.yml``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ KEY_VARIABLE: Final = "HALFMQ_ACCESS_KEY"
 SECRET_VARIABLE: Final = "HALFMQ_SECRET_KEY"  # noqa: S105 -- the name of a variable
 STANDARD_INPUT: Final = "-"
 FILE_SIZE_MAX: Final = 65_536
-"""Bytes read of a file with a secret; more is another file."""
+"""Bytes read from a file with a secret; a longer file is the wrong one."""
 
 _YAML_EXPECTED: Final = "YAML with the two lines accessKey: NAME and secretKey: SECRET"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options about credentials and TLS."""
+    """Add the options for credentials and TLS."""
     parser.add_argument(
         "--credentials",
         metavar="FILE",
@@ -45,8 +45,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ca", metavar="FILE", help="encrypt, and trust these certificates (PEM)")
 
 
-def config_of(options: argparse.Namespace, environment: Mapping[str, str]) -> ClientConfig:
-    """Return how to reach the broker.
+def client_config(options: argparse.Namespace, environment: Mapping[str, str]) -> ClientConfig:
+    """Return the client configuration for the parsed options and the environment.
 
     Raises:
         ConfigurationError: A file cannot be used; says which, and what was expected.
@@ -68,17 +68,17 @@ def config_of(options: argparse.Namespace, environment: Mapping[str, str]) -> Cl
 
 
 def read_password(file: str | None, *, prompt: str) -> str:
-    """Return a password from a file, from standard input (``-``), or from a prompt without echo.
+    """Read a password from a file, from standard input (``-``), or from a prompt without echo.
 
-    The line end is no part of it.
+    The line end is not part of it.
 
     Raises:
-        ConfigurationError: The file cannot be used, or there is nobody to be prompted.
+        ConfigurationError: The file cannot be used, or there is no terminal for a prompt.
     """
     if file == STANDARD_INPUT:
         text = sys.stdin.read(FILE_SIZE_MAX)
     elif file is not None:
-        text = read_private(Path(file), "--password-file")
+        text = read_private_file(Path(file), "--password-file")
     elif sys.stdin.isatty():
         text = getpass.getpass(f"{prompt}: ")
         if getpass.getpass(f"{prompt}, again: ") != text:
@@ -93,11 +93,11 @@ def read_password(file: str | None, *, prompt: str) -> str:
     return password
 
 
-def read_private(path: Path, name: str) -> str:
-    """Return the text of a file that only its owner can read.
+def read_private_file(path: Path, name: str) -> str:
+    """Read a text file that must be accessible to its owner only.
 
     Raises:
-        ConfigurationError: It cannot be read, or others can read it; ``name`` is the setting's.
+        ConfigurationError: It cannot be read, or others can access it; ``name`` is the setting's.
     """
     try:
         with path.open("rb") as file:
@@ -132,9 +132,9 @@ def _credentials(option: str | None, environment: Mapping[str, str]) -> Credenti
 def _from_yaml(path: Path, name: str) -> Credentials:
     import yaml  # noqa: PLC0415 -- most commands need none
 
-    text = read_private(path, name)
+    text = read_private_file(path, name)
     try:
-        # Every scalar is a text: 12345678 is a secret and no number.
+        # Every scalar is text: 12345678 is a secret and not a number.
         content = yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 -- it makes only texts
     except (yaml.YAMLError, RecursionError):  # which would show lines of the file
         raise ConfigurationError(name, str(path), _YAML_EXPECTED) from None
