@@ -15,7 +15,8 @@ import numpy.typing as npt
 from halfmq.store.format.crc import crc32
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.properties import encode_properties
-from halfmq.store.format.record import CRC_MASK, blank, encode_record, new_record
+from halfmq.store.format.record import BLANK_SIZE, CRC_MASK, blank, encode_record, new_record
+from halfmq.store.format.record_fields import FIELDS
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC
 
 SEGMENT_SIZE: Final = 64 << 20  # bytes; so small that also a short run has full ones
@@ -25,15 +26,6 @@ BODY_SIZE: Final = 200
 _HOST: Final = bytes([127, 0, 0, 1, 0, 0, 42, 159])
 _START: Final = 1_700_000_000_000  # ms
 _DIGITS: Final = 12
-_BLANK_SIZE_MIN: Final = 8  # bytes
-
-# Where numbers stand in a record with IPv4 hosts. Source: store/format/record.py.
-_BODY_CRC_AT: Final = 8
-_QUEUE_OFFSET_AT: Final = 20
-_PHYSICAL_OFFSET_AT: Final = 28
-_BORN_AT: Final = 40
-_STORED_AT: Final = 56
-_PREPARED_AT: Final = 76
 
 Numbers = npt.NDArray[np.int64]
 
@@ -54,7 +46,7 @@ def write_log(root: Path, records: int, body_size: int = BODY_SIZE) -> Generated
     folder = root / "commitlog"
     folder.mkdir(parents=True)
     cycle = _Cycle(body_size)
-    per_segment = (SEGMENT_SIZE - _BLANK_SIZE_MIN) // cycle.size
+    per_segment = (SEGMENT_SIZE - BLANK_SIZE) // cycle.size
     left = -(-records // RECORDS_PER_CYCLE)
     first = segments = 0
     while left:
@@ -64,7 +56,7 @@ def write_log(root: Path, records: int, body_size: int = BODY_SIZE) -> Generated
         with (folder / f"{base:020}").open("wb") as file:
             content.tofile(file)
             if count == per_segment:
-                file.write(blank(SEGMENT_SIZE - count * cycle.size)[:_BLANK_SIZE_MIN])
+                file.write(blank(SEGMENT_SIZE - count * cycle.size)[:BLANK_SIZE])
             file.truncate(SEGMENT_SIZE)
         first, left, segments = first + count, left - count, segments + 1
     return GeneratedLog(
@@ -100,11 +92,11 @@ class _Cycle:
         offset = base + np.arange(count, dtype=np.int64) * self.size
         slots = (2 * number, number, 2 * number + 1, number, number)
         for place, (start, slot) in enumerate(zip(self._starts, slots, strict=True)):
-            _put(made, start + _QUEUE_OFFSET_AT, slot)
-            _put(made, start + _PHYSICAL_OFFSET_AT, offset + start)
-            _put(made, start + _BORN_AT, _START + number)
-            _put(made, start + _STORED_AT, _START + number + place // 4)
-        _put(made, self._starts[1] + _PREPARED_AT, offset)
+            _put(made, start, "queue_offset", slot)
+            _put(made, start, "physical_offset", offset + start)
+            _put(made, start, "born_timestamp", _START + number)
+            _put(made, start, "store_timestamp", _START + number + place // 4)
+        _put(made, self._starts[1], "prepared_transaction_offset", offset)
         # The key of half and final message of one, the half of the other, the plain one.
         for start in (*self._starts[:3], self._starts[4]):
             at = int(start) + _key_end(self._content, int(start))
@@ -113,8 +105,7 @@ class _Cycle:
         _put_digits(made, self._op_body + _DIGITS + 1, slots[2])
         bodies = made[:, self._op_body : self._op_body + 2 * (_DIGITS + 1)]
         crcs = np.fromiter(map(crc32, bodies.copy()), dtype=np.int64, count=count) & CRC_MASK
-        at = int(self._starts[3]) + _BODY_CRC_AT
-        made[:, at : at + 4] = crcs.astype(">u4").view(np.uint8).reshape(-1, 4)
+        _put(made, self._starts[3], "body_crc", crcs)
         return made.reshape(-1)
 
 
@@ -155,9 +146,11 @@ def _key_end(content: npt.NDArray[np.uint8], start: int) -> int:
     return record.index(b"UNIQ_KEY\x01") + len(b"UNIQ_KEY\x01") + 32
 
 
-def _put(made: npt.NDArray[np.uint8], at: int, values: Numbers) -> None:
-    """Write a number of 64 bits into every row."""
-    made[:, at : at + 8] = values.astype(">i8").view(np.uint8).reshape(-1, 8)
+def _put(made: npt.NDArray[np.uint8], start: int, name: str, values: Numbers) -> None:
+    """Write a field of the record that begins at ``start`` into every row."""
+    field = FIELDS[name]
+    content = values.astype(field.dtype).view(np.uint8).reshape(-1, field.size)
+    made[:, start + field.position : start + field.end] = content
 
 
 def _put_digits(made: npt.NDArray[np.uint8], at: int, values: Numbers) -> None:

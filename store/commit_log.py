@@ -14,7 +14,6 @@ Source: RocketMQ ``CommitLog.java``, ``DefaultAppendMessageCallback``.
 
 import logging
 from collections.abc import Callable, Sequence
-from struct import Struct
 from threading import Lock
 from typing import Final, NoReturn
 
@@ -31,7 +30,7 @@ from .errors import (
     WriteFailedError,
 )
 from .format.crc import crc32
-from .format.flags import HOSTS_MASK, TransactionType
+from .format.flags import HOSTS_MASK, NO_QUEUE_ENTRY
 from .format.ids import HOST_V4_SIZE
 from .format.properties import PROPERTIES_SIZE_MAX
 from .format.queue_entry import ENTRY_SIZE, LAYOUT
@@ -40,7 +39,7 @@ from .format.record import (
     CRC_MASK,
     CRC_TAIL_SIZE,
     CRC_TAIL_START,
-    HEAD_BOTH_V6,
+    HEAD_SIZE_MAX,
     HEAD_V4,
     blank,
     encode_record,
@@ -49,6 +48,7 @@ from .format.record import (
     with_crc_tail,
     without_crcs,
 )
+from .format.record_fields import PROPERTIES_LENGTH, TOPIC_LENGTH_V2
 from .format.topics import SCHEDULE_TOPIC
 from .mapped_file import LogFile, create_file, zero_tail
 from .mapped_file_queue import MappedFileQueue
@@ -59,12 +59,11 @@ logger = logging.getLogger(__name__)
 READY_AHEAD: Final = 32 << 20  # bytes
 # The appender looks up, and wakes the helper, after this much; small beside READY_AHEAD.
 LOOK_UP_EVERY: Final = 4 << 20  # bytes
-# The bit that prepared (0x4) and rollback (0xC) have and none and commit have not.
-NO_QUEUE_ENTRY: Final = TransactionType.PREPARED & TransactionType.ROLLBACK
 _UNUSUAL: Final = NO_QUEUE_ENTRY | HOSTS_MASK  # flags that leave the fast path
-_LENGTH: Final = Struct(">h")  # of the properties
-# Bytes of a record without body, properties and topic, at most: two lengths lie between these.
-_BESIDE_MAX: Final = HEAD_BOTH_V6.size + 4 + CRC_TAIL_SIZE + 1
+# Bytes of a record without body, properties and topic, at most.
+_BESIDE_MAX: Final = (
+    HEAD_SIZE_MAX + TOPIC_LENGTH_V2.size + PROPERTIES_LENGTH.size + CRC_TAIL_SIZE + 1
+)
 _CHARACTER_MAX: Final = 4  # bytes of one in UTF-8
 _CRC_NAME: Final = slice(-CRC_TAIL_SIZE, len(CRC_TAIL_START) - CRC_TAIL_SIZE)  # of their end
 
@@ -158,7 +157,7 @@ class CommitLog:
         queues = self._queues
         record_max = self._record_max
         parts: list[bytes] = []
-        pack_head, pack_entry, pack_length = HEAD_V4.pack, LAYOUT.pack_into, _LENGTH.pack
+        pack_head, pack_entry, pack_length = HEAD_V4.pack, LAYOUT.pack_into, PROPERTIES_LENGTH.pack
         add = done.append
         encoded = b""
         for draft in group:

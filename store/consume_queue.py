@@ -27,7 +27,9 @@ from .format.record import (
     MAGIC_V1,
     MAGIC_V2,
     TOPIC_LENGTH_V1_MAX,
+    topic_field,
 )
+from .format.record_fields import PROPERTIES_LENGTH
 from .mapped_file import try_reserve, write_zeros, zero_tail
 from .mapped_file_queue import MappedFileQueue
 from .page_cache import CachedReads, read
@@ -40,7 +42,6 @@ RESERVE_STEP: Final = 1 << 16
 FRESH_BYTES: Final = 1 << 18
 WARMED_BYTES: Final = 1 << 18  # read at once, so that the next 13 000 entries are in memory as well
 _PAGE: Final = 4096
-_PROPERTIES_LENGTH_SIZE: Final = 2
 assert PROPERTIES_SIZE_MAX < 1 << 15  # RocketMQ writes the length as int16
 
 
@@ -143,8 +144,8 @@ class ConsumeQueue:
         self.queue_id = queue_id
         self.special = special  # its records need more than the appender's fast path does
         self.magic = MAGIC_V2 if version_2 else MAGIC_V1
-        self.topic_field = len(topic_bytes).to_bytes(2 if version_2 else 1, "big") + topic_bytes
-        self.overhead = HEAD_V4.size + len(self.topic_field) + _PROPERTIES_LENGTH_SIZE
+        self.topic_field = topic_field(topic_bytes, version_2=version_2)
+        self.overhead = HEAD_V4.size + len(self.topic_field) + PROPERTIES_LENGTH.size
 
         self.next_offset = 0  # queue offset of the next entry
         self.min_offset = 0

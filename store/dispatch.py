@@ -9,8 +9,8 @@ from typing import Final
 
 from .format.filler import FILLER_TAGS_CODE, is_filler
 from .format.properties import PROPERTY_INNER_BASE, PROPERTY_INNER_NUM, get_property, tags_code
+from .format.record import store_timestamp
 from .format.topics import SCHEDULE_TOPIC
-from .log_scan import store_timestamp
 
 _NO_LEVEL_DELAY_MS: Final = 1000  # of a level that no longer exists
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()

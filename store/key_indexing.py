@@ -19,8 +19,9 @@ from . import disk
 from .draft import Appended, Draft
 from .errors import DiskFullError, StoreError
 from .format.index import KeyedRecord
+from .format.record import store_timestamp
 from .index_file import IndexFile, IndexService
-from .log_scan import Found, LogScan, store_timestamp
+from .log_scan import Found, LogScan
 from .mapped_file_queue import MappedFileQueue
 
 logger = logging.getLogger(__name__)
@@ -260,8 +261,8 @@ class KeyIndexing:
 
 def _keyed(chunk: bytes, offset: int, record: Found, topics: dict[bytes, str]) -> KeyedRecord:
     """Return what the index needs of a record in a chunk of the log, which begins at an offset."""
-    position, size, sys_flag, _, _, topic_at, properties_at = record
-    name = chunk[topic_at : properties_at - 2]
+    position, size, sys_flag, _, _, topic_at, topic_end, properties_at = record
+    name = chunk[topic_at:topic_end]
     topic = topics.get(name)
     if topic is None:
         topic = topics[name] = name.decode(errors="replace")

@@ -10,21 +10,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import tee
 from operator import itemgetter
-from struct import Struct
 from time import monotonic
 from typing import Final
 
 from . import disk
 from .errors import CorruptRecordError
-from .format.flags import BORN_HOST_V6
 from .format.record import (
+    HEAD_SIZE_MAX,
     MAGIC_V1,
     MAGIC_V2,
     PREFIX,
-    SYS_FLAG_AT,
+    Range,
     Record,
     decode_record,
+    store_timestamp,
 )
+from .format.record_fields import struct_of
 from .log_scan import LogScan
 from .log_search import Damage
 from .mapped_file_queue import MappedFileQueue
@@ -42,12 +43,8 @@ WARY_S: Final = 1.0  # seconds; see ``_is_cold``
 GAP_MAX: Final = 16 << 10
 PARTS_MAX: Final = 256  # read by one call; with what lies between them, half of what systems take
 _MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
-_STORE_TIMESTAMP: Final = Struct(">q")
-_STORE_TIMESTAMP_AT: Final = 56  # with an IPv4 born host; 12 bytes later with an IPv6 one
-_HEAD_READ: Final = 80  # bytes that hold both the flags and the store timestamp
-_SYS_FLAG: Final = Struct(">i")
+_SYS_FLAG: Final = struct_of("sys_flag")
 
-Range = tuple[int, int]  # physical offset, length
 _length_of: Final[Callable[[Range], int]] = itemgetter(1)
 
 
@@ -227,11 +224,9 @@ class LogReader:
         """Return when the record at this offset was stored, in ms; the record is not checked."""
         position = physical_offset % self._files.file_size
         base = physical_offset - position
-        head = read(self._files.path(base), self._descriptor(base), _HEAD_READ, position)
-        (sys_flag,) = _SYS_FLAG.unpack_from(head, SYS_FLAG_AT)
-        shift = 12 if sys_flag & BORN_HOST_V6 else 0
-        (timestamp,) = _STORE_TIMESTAMP.unpack_from(head, _STORE_TIMESTAMP_AT + shift)
-        return int(timestamp)
+        head = read(self._files.path(base), self._descriptor(base), HEAD_SIZE_MAX, position)
+        (sys_flag,) = _SYS_FLAG.unpack_from(head)
+        return store_timestamp(head, 0, sys_flag)
 
     def scan(self, start: int, end: int) -> Iterator[Record]:
         """Give the whole valid records from ``start``, where one begins, to ``end``.
@@ -256,8 +251,8 @@ class LogReader:
         """
         scan = LogScan(self._files, start, end, check_crc=False)
         for chunk_offset, chunk, found in scan:
-            for position, size, sys_flag, _, _, topic_at, properties_at in found:
-                topic = chunk[topic_at : properties_at - 2].decode(errors="replace")
+            for position, size, sys_flag, _, _, topic_at, topic_end, _ in found:
+                topic = chunk[topic_at:topic_end].decode(errors="replace")
                 if is_about_transactions(topic, sys_flag):
                     try:
                         yield decode_record(chunk, position)

@@ -19,7 +19,6 @@ torn is at its end. Three things need more care than that:
 from bisect import bisect_left
 from collections.abc import Generator, Iterator
 from enum import Enum
-from struct import Struct
 from typing import Final, NamedTuple
 
 from . import disk
@@ -29,12 +28,19 @@ from .format.record import (
     CRC_MASK,
     CRC_TAIL_SIZE,
     CRC_TAIL_START,
-    HEADS,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
     PREFIX,
     crc_tail_matches,
+    store_timestamp,
+)
+from .format.record_fields import (
+    HOST_MIXES,
+    PROPERTIES_LENGTH,
+    TOPIC_LENGTH_V1,
+    TOPIC_LENGTH_V2,
+    struct_of,
 )
 from .log_search import (
     Damage,
@@ -48,20 +54,17 @@ from .mapped_file_queue import MappedFileQueue
 
 SECTOR: Final = 512  # bytes; what a disk writes as a whole, so that no less of it is missing
 SCAN_CHUNK: Final = 1 << 20  # bytes read at once; more would not stay in the processor's cache
-# Size, magic, body CRC, queue id, queue offset, physical offset, flags, body length (IPv4 hosts).
-_HEAD: Final = Struct(">iIIi4xqqi44xi")
-assert _HEAD.size == HEADS[0].size
 _CRC_TAIL_BYTE: Final = CRC_TAIL_START[0]
-_INT: Final = Struct(">i")
-_LONG: Final = Struct(">q")
-_SHORT: Final = Struct(">h")
-# Positions in a record by its host bits >> 4.
-_BODY_AT: Final = tuple(HEADS[bits].size for bits in (0x00, 0x10, 0x20, 0x30))
-_STORE_TIMESTAMP_AT: Final = (56, 68, 56, 68)
+# What a walk looks at; with IPv6 hosts the length of the body lies elsewhere.
+_HEAD: Final = struct_of(
+    "total_size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag",
+    "body_size",
+)  # fmt: skip
+_BODY_SIZE: Final = {hosts: struct_of("body_size", hosts=hosts) for hosts in HOST_MIXES}
 
-# position in the chunk, size, flags, queue id, queue offset, where topic and properties begin;
-# the topic ends two bytes before the properties
-Found = tuple[int, int, int, int, int, int, int]
+# position in the chunk, size, flags, queue id, queue offset, where the topic begins and ends, and
+# where the properties begin
+Found = tuple[int, int, int, int, int, int, int, int]
 
 
 def find_records(chunk: bytes, offset: int, *, check_crc: bool) -> list[Found]:
@@ -72,7 +75,10 @@ def find_records(chunk: bytes, offset: int, *, check_crc: bool) -> list[Found]:
     """
     found: list[Found] = []
     add = found.append
-    unpack_head, unpack_short = _HEAD.unpack_from, _SHORT.unpack_from
+    unpack_head, unpack_topic_length = _HEAD.unpack_from, TOPIC_LENGTH_V2.unpack_from
+    length_v1, length_v2 = TOPIC_LENGTH_V1.size, TOPIC_LENGTH_V2.size
+    properties_length = PROPERTIES_LENGTH.size
+    lengths_min = length_v1 + properties_length
     chunk_size = len(chunk)
     position = 0
     while position + _HEAD.size < chunk_size:
@@ -84,24 +90,25 @@ def find_records(chunk: bytes, offset: int, *, check_crc: bool) -> list[Found]:
             break
         body_at = position + _HEAD.size
         if sys_flag & HOSTS_MASK:
-            body_at = position + _BODY_AT[(sys_flag & HOSTS_MASK) >> 4]
+            head = _BODY_SIZE[sys_flag & HOSTS_MASK]  # it ends where the head ends
+            body_at = position + head.size
             if body_at > chunk_size:
                 break
-            body_size = _INT.unpack_from(chunk, body_at - 4)[0]
+            body_size = head.unpack_from(chunk, position)[0]
         topic_at = body_at + body_size
-        if not body_at <= topic_at <= end - 3:
+        if not body_at <= topic_at <= end - lengths_min:
             break
         if magic == MAGIC_V1:
-            topic_start = topic_at + 1
+            topic_start = topic_at + length_v1
             topic_end = topic_start + chunk[topic_at]
         elif magic == MAGIC_V2:
-            topic_start = topic_at + 2
-            topic_end = topic_start + unpack_short(chunk, topic_at)[0]
+            topic_start = topic_at + length_v2
+            topic_end = topic_start + unpack_topic_length(chunk, topic_at)[0]
         else:
             break
-        if not topic_start <= topic_end <= end - 2:
+        if not topic_start <= topic_end <= end - properties_length:
             break
-        properties_start = topic_end + 2
+        properties_start = topic_end + properties_length
         if properties_start + (chunk[topic_end] << 8 | chunk[topic_end + 1]) != end:
             break
         if check_crc:
@@ -114,16 +121,12 @@ def find_records(chunk: bytes, offset: int, *, check_crc: bool) -> list[Found]:
                 and not crc_tail_matches(chunk[position:end])
             ):
                 break
-        add((position, size, sys_flag, queue_id, queue_offset, topic_start, properties_start))
+        add((
+            position, size, sys_flag, queue_id, queue_offset, topic_start, topic_end,
+            properties_start,
+        ))  # fmt: skip
         position = end
     return found
-
-
-def store_timestamp(chunk: bytes, position: int, sys_flag: int) -> int:
-    """Return when the record at a position was stored, in ms."""
-    at = position + _STORE_TIMESTAMP_AT[(sys_flag & HOSTS_MASK) >> 4]
-    timestamp: int = _LONG.unpack_from(chunk, at)[0]
-    return timestamp
 
 
 class Trust(NamedTuple):
@@ -377,11 +380,10 @@ def legible(files: MappedFileQueue, start: int, end: int) -> Iterator[QueuePlace
         file = LogFile(fd, base, end - base)
         for position in candidates(file, start - base):
             candidate = candidate_at(file, position)
-            for _, _, sys_flag, queue_id, queue_offset, topic_at, properties_at in find_records(
-                candidate, base + position, check_crc=False
-            ):
+            for found in find_records(candidate, base + position, check_crc=False):
+                _, _, sys_flag, queue_id, queue_offset, topic_at, topic_end, _ = found
                 if has_queue_entry(sys_flag):
-                    topic = candidate[topic_at : properties_at - 2].decode(errors="replace")
+                    topic = candidate[topic_at:topic_end].decode(errors="replace")
                     yield QueuePlace(topic, queue_id, queue_offset)
     finally:
         disk.close(fd)

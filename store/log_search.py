@@ -11,31 +11,30 @@ files.
 """
 
 from collections.abc import Callable, Iterator
-from struct import Struct
 from typing import Final, NamedTuple
 
 from . import disk
 from .errors import CorruptRecordError
 from .format.flags import HOSTS_MASK
-from .format.record import (
-    HEADS,
-    MAGIC_V1,
-    MAGIC_V2,
-    PHYSICAL_OFFSET_AT,
-    PREFIX,
-    SYS_FLAG_AT,
-    decode_record,
+from .format.record import HEAD_SIZE_MAX, MAGIC_V1, MAGIC_V2, PREFIX, decode_record
+from .format.record_fields import (
+    FIELDS,
+    HOST_BITS_AT,
+    LAYOUTS,
+    PROPERTIES_LENGTH,
+    TOPIC_LENGTH_V1,
+    TOPIC_LENGTH_V2,
+    struct_of,
 )
 from .mapped_file import stretches_of_data
 from .mapped_file_queue import MappedFileQueue
 
 _PIECE: Final = 1 << 20  # bytes searched at once
-_MAGIC_AT: Final = 4
+_MAGIC_AT: Final = FIELDS["magic"].position
 _MAGICS: Final = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
 _MAGIC_START: Final = _MAGICS[0][:3]  # what both begin with
 assert _MAGICS[1].startswith(_MAGIC_START)
-_HEAD_READ: Final = 40  # bytes up to the flags
-_LONG: Final = Struct(">q")
+_PLACE: Final = struct_of("total_size", "magic", "physical_offset")
 _REASON_READ: Final = 8 << 20  # bytes of a damaged record that are looked at to say what is wrong
 
 
@@ -103,19 +102,26 @@ def _claimed_ends(file: LogFile, start: int) -> Iterator[int]:
     The nearer one is to be looked at first: a size that is too large may happen to lead to the end
     of a later record.
     """
-    head = file.read(start, HEADS[HOSTS_MASK].size)
+    head = file.read(start, HEAD_SIZE_MAX)
     if len(head) < PREFIX.size:
         return
     size, magic = PREFIX.unpack_from(head)
     yield start + size
-    hosts = int.from_bytes(head[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big") & HOSTS_MASK
-    body_at = HEADS[hosts].size
-    if len(head) < body_at:
+    if len(head) <= HOST_BITS_AT:
         return
-    topic_at = start + body_at + int.from_bytes(head[body_at - 4 : body_at], "big")
-    length_size = 2 if magic == MAGIC_V2 else 1
-    topic_end = topic_at + length_size + int.from_bytes(file.read(topic_at, length_size), "big")
-    yield topic_end + 2 + int.from_bytes(file.read(topic_end, 2), "big")
+    body_size = LAYOUTS[head[HOST_BITS_AT] & HOSTS_MASK]["body_size"]  # the head ends with it
+    if len(head) < body_size.end:
+        return
+    topic_at = start + body_size.end + _number(head[body_size.position : body_size.end])
+    length_size = (TOPIC_LENGTH_V2 if magic == MAGIC_V2 else TOPIC_LENGTH_V1).size
+    topic_end = topic_at + length_size + _number(file.read(topic_at, length_size))
+    length_size = PROPERTIES_LENGTH.size
+    yield topic_end + length_size + _number(file.read(topic_end, length_size))
+
+
+def _number(length: bytes) -> int:
+    """Return a length, without the sign that only a damaged one has."""
+    return int.from_bytes(length, "big")
 
 
 def candidates(file: LogFile, start: int) -> Iterator[int]:
@@ -136,12 +142,12 @@ def candidates(file: LogFile, start: int) -> Iterator[int]:
 
 def candidate_at(file: LogFile, position: int) -> bytes:
     """Return what may be a record because it says that it lies where it lies; else nothing."""
-    head = file.read(position, _HEAD_READ)
-    if len(head) < _HEAD_READ or head[_MAGIC_AT : _MAGIC_AT + 4] not in _MAGICS:
+    head = file.read(position, _PLACE.size)
+    if len(head) < _PLACE.size:
         return b""
-    if _LONG.unpack_from(head, PHYSICAL_OFFSET_AT)[0] != file.base + position:
+    size, magic, physical_offset = _PLACE.unpack(head)
+    if magic not in {MAGIC_V1, MAGIC_V2} or physical_offset != file.base + position:
         return b""
-    size, _ = PREFIX.unpack_from(head)
     return file.read(position, size) if 0 < size <= file.limit - position else b""
 
 

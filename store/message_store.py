@@ -31,7 +31,7 @@ from .durable_mark import DurableMark
 from .errors import StoreClosedError, StoreError, UnusableFileError
 from .flush import Flusher
 from .format.queue_entry import PRE_BLANK
-from .format.record import Record
+from .format.record import Range, Record
 from .format.topics import SCHEDULE_TOPIC
 from .index_file import IndexService
 from .integrity import Integrity
@@ -39,7 +39,7 @@ from .janitor import Janitor
 from .key_indexing import KeyIndexing
 from .leftovers import remove_leftovers
 from .lock import DirectoryLock
-from .log_reader import LogReader, Range
+from .log_reader import LogReader
 from .mapped_file import lacks_space, make_directory
 from .page_cache import NotInMemoryError
 from .recovery import Progress, Recovery, RecoveryReport

@@ -22,16 +22,15 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from .commit_log import NO_QUEUE_ENTRY
 from .consume_queue import ConsumeQueue, QueueTable
 from .dispatch import entry_code, inner_batch_size
 from .format.filler import FILLER_BIT
-from .format.flags import INNER_BATCH, TRANSACTION_MASK
+from .format.flags import INNER_BATCH, NO_QUEUE_ENTRY, TRANSACTION_MASK
 from .format.properties import TagsCodes
 from .format.queue_entry import LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
-from .format.record import RECORD_SIZE_MIN
+from .format.record import RECORD_SIZE_MIN, store_timestamp
 from .format.topics import SCHEDULE_TOPIC, is_text
-from .log_scan import Found, store_timestamp
+from .log_scan import Found
 from .log_search import Damage
 from .transaction_places import TRANSACTION_TOPICS, TransactionPlaces
 
@@ -186,9 +185,12 @@ class QueueRebuild:
         scans, pack, tags_code_at = self._scans, LAYOUT.pack, self._tags_codes.code_at
         note = self.transactions.note if self._notes else _note_nothing
         for record in found:
-            position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = record
+            (
+                position, size, sys_flag, queue_id, queue_offset, topic_at, topic_end,
+                properties_at,
+            ) = record  # fmt: skip
             physical_offset = chunk_offset + position
-            topic = chunk[topic_at : properties_at - 2]
+            topic = chunk[topic_at:topic_end]
             scan = scans.get((topic, queue_id))
             if sys_flag & TRANSACTION_MASK:
                 note(physical_offset, size)
@@ -212,8 +214,8 @@ class QueueRebuild:
     def _dispatch_unusual(
         self, scan: QueueScan | None, chunk_offset: int, chunk: bytes, found: Found
     ) -> None:
-        position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at = found
-        topic = chunk[topic_at : properties_at - 2]
+        position, size, sys_flag, queue_id, queue_offset, topic_at, topic_end, properties_at = found
+        topic = chunk[topic_at:topic_end]
         if sys_flag & NO_QUEUE_ENTRY and is_text(topic):
             self.left_out += 1  # such records have no queue offset
             return

@@ -37,10 +37,11 @@ from typing import Final, Protocol, TypeVar
 
 from . import disk
 from .consume_queue import ConsumeQueue, QueueTable
+from .format.record import store_timestamp
 from .index_file import IndexFile
 from .leaving import Leaving
 from .log_reader import LogReader
-from .log_scan import LogScan, store_timestamp
+from .log_scan import LogScan
 from .mapped_file_queue import MappedFileQueue
 from .worker import WorkerFactory
 

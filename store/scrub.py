@@ -191,8 +191,8 @@ def _is_true(queue: ConsumeQueue, log: MappedFileQueue, fd: int, position: int) 
     except FileNotFoundError:
         return False
     for found in find_records(content, entry.physical_offset, check_crc=False):
-        _, size, _, queue_id, _, topic_at, properties_at = found
-        place = content[topic_at : properties_at - 2], queue_id
+        _, size, _, queue_id, _, topic_at, topic_end, _ = found
+        place = content[topic_at:topic_end], queue_id
         return size == entry.size and place == (queue.topic.encode(), queue.queue_id)
     return False
 

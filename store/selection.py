@@ -7,26 +7,29 @@ that were stored together is one read. Source: RocketMQ ``DefaultMessageStore.ja
 
 from collections.abc import Sequence
 from enum import Enum
-from functools import lru_cache
 from itertools import compress
 from operator import add, ne, sub
-from struct import Struct
 from typing import Final
 
 import msgspec
 
 from .consume_queue import ConsumeQueue
 from .format.filler import FILLER_TAGS_CODE, FILLER_TAGS_CODE_LOW
-from .format.queue_entry import ENTRY_SIZE, PRE_BLANK, unpack_entry
-from .log_reader import Range
+from .format.queue_entry import (
+    ENTRY_SIZE,
+    FILTERED,
+    PHYSICAL_OFFSET,
+    PRE_BLANK,
+    offsets_of,
+    sizes_of,
+    tags_codes_of,
+    unpack_entry,
+)
+from .format.record import Range
 
 SCAN_COUNT_MAX: Final = 800  # entries looked at in one pull; RocketMQ's 16 000 bytes of them
 _FAST_COUNT_MAX: Final = 64  # entries unpacked in one step; twice what clients ask for
 
-# Physical offset, size, and the tags code as filters see it: its low 32 bits, as a Java int.
-_ENTRY: Final = Struct(">qi4xi")
-assert _ENTRY.size == ENTRY_SIZE
-_OFFSET: Final = Struct(">q")
 # Tells a filler at its place; elsewhere it may come about by chance, which only costs time.
 _FILLER_MARK: Final = FILLER_TAGS_CODE.to_bytes(8, "big")
 
@@ -61,21 +64,6 @@ class GetResult(msgspec.Struct, gc=False):
     size: int  # bytes
 
 
-@lru_cache(maxsize=_FAST_COUNT_MAX)
-def _offsets(count: int) -> Struct:
-    return Struct(">" + "q12x" * count)
-
-
-@lru_cache(maxsize=_FAST_COUNT_MAX)
-def _sizes(count: int) -> Struct:
-    return Struct(">" + "8xi8x" * count)
-
-
-@lru_cache(maxsize=_FAST_COUNT_MAX)
-def _codes(count: int) -> Struct:
-    return Struct(">" + "16xi" * count)
-
-
 def select(
     queue: ConsumeQueue | None,
     offset: int,
@@ -105,24 +93,24 @@ def select(
             found = read(offset, count)
             if found is None:
                 return GetResult(GetStatus.NOT_IN_MEMORY, offset, low, high, [], 0, 0)
-            sizes = _sizes(count).unpack(found)
+            sizes = sizes_of(count).unpack(found)
             size = sum(sizes)
-            (start,) = _OFFSET.unpack_from(found)
+            (start,) = PHYSICAL_OFFSET.unpack_from(found)
             # Where everything passes there are no cases to tell apart. An entry that is none has
             # a size above any limit, or zero. Of the rest only what is needed is unpacked, since
             # making numbers of it takes as long as all else here.
             if (
                 size <= max_bytes
                 and start >= log_start
-                and (tag_codes is None or tag_codes.issuperset(_codes(count).unpack(found)))
+                and (tag_codes is None or tag_codes.issuperset(tags_codes_of(count).unpack(found)))
                 and all(sizes)
                 and _FILLER_MARK not in found
             ):
-                (last,) = _OFFSET.unpack_from(found, (count - 1) * ENTRY_SIZE)
+                (last,) = PHYSICAL_OFFSET.unpack_from(found, (count - 1) * ENTRY_SIZE)
                 if last + sizes[-1] - start == size:
                     ranges = [(start, size)]  # they fill their span, so they are all neighbours
                 else:
-                    ranges = _merged(_offsets(count).unpack(found), sizes)
+                    ranges = _merged(offsets_of(count).unpack(found), sizes)
                 return GetResult(_FOUND, offset + count, low, high, ranges, count, size)
         entries = read(offset, min(high - offset, SCAN_COUNT_MAX))
     except FileNotFoundError:
@@ -177,7 +165,7 @@ def _walk(
     start = end = -1
     removed = 0
     looked_at = 0
-    for physical_offset, message_size, code in _ENTRY.iter_unpack(entries):
+    for physical_offset, message_size, code in FILTERED.iter_unpack(entries):
         if code == FILLER_TAGS_CODE_LOW and _is_filler(entries, looked_at):
             pass  # what was here is lost
         elif physical_offset < log_start or message_size <= 0 or message_size == PRE_BLANK.size:

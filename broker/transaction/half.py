@@ -52,14 +52,15 @@ from halfmq.store.format.properties import (
 )
 from halfmq.store.format.record import (
     CRC_MASK,
-    HEAD_BOTH_V6,
+    HEAD_SIZE_MAX,
     HEADS,
     MAGIC_V1,
-    SYS_FLAG_AT,
     encode_record,
     new_record,
+    topic_field,
     without_crc_tail,
 )
+from halfmq.store.format.record_fields import HOST_BITS_AT, PROPERTIES_LENGTH
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
 from .pending import ParkedReason
@@ -69,15 +70,12 @@ IMMUNITY_S_MAX: Final = 259_200
 ``fileReservedTime``. A later first check would find that the half has been deleted by age."""
 
 _DIGITS_MAX: Final = 18  # of a number read from a property; no cut number falls below the limit
-_HALF_TOPIC_BYTES: Final = HALF_TOPIC.encode()
-_TOPIC_FIELD: Final = bytes([len(_HALF_TOPIC_BYTES)]) + _HALF_TOPIC_BYTES
-_PROPERTIES_BEHIND_BODY: Final = len(_TOPIC_FIELD) + 2  # the topic, and the properties' length
+_TOPIC_FIELD: Final = topic_field(HALF_TOPIC.encode(), version_2=False)
+_PROPERTIES_BEHIND_BODY: Final = len(_TOPIC_FIELD) + PROPERTIES_LENGTH.size
 _TAIL_MAX: Final = 32  # bytes of the CRC property that the store may add
-_HEAD_SIZE_MAX: Final = HEAD_BOTH_V6.size  # no half is shorter: its properties name its topic
 _COMMIT: Final = int(TransactionType.COMMIT)
 _ROLLBACK: Final = int(TransactionType.ROLLBACK)
 _KEPT_FLAGS: Final = ~(TRANSACTION_MASK | HOSTS_MASK)  # the store sets the bits of the hosts
-_SYS_FLAG_LOW: Final = SYS_FLAG_AT + 3  # the byte of sys_flag that tells the head's layout
 
 # Apache RocketMQ marks its check copies with these. A producer's message that brings them (it may
 # have been consumed from such a store and sent on) must not look like a copy of another half.
@@ -214,9 +212,9 @@ def parse_half(record: bytes, offset: int) -> StoredHalf | None:
     The CRC is tested because what is built from the parts gets a new one: a body that the disk has
     changed must not be delivered as sound.
     """
-    if len(record) < _HEAD_SIZE_MAX:
+    if len(record) < HEAD_SIZE_MAX:  # no half is shorter: its properties name its topic
         return None
-    head = HEADS[record[_SYS_FLAG_LOW] & HOSTS_MASK]
+    head = HEADS[record[HOST_BITS_AT] & HOSTS_MASK]
     (
         total_size,
         magic,

@@ -117,11 +117,11 @@ def _lead_nowhere(
     left = FAULTS_PER_QUEUE_MAX
     for first, content in files.all(topic, queue):
         slots = first + np.arange(len(content))
-        named = content["at"]
+        named = content["physical_offset"]
         candidates = is_written(content) & ((slots < low) | (slots >= high))
         candidates &= (named < 0) | (named >= log.bounds.first_offset)
         for place in np.flatnonzero(candidates):
-            at, size = int(content["at"][place]), int(content["size"][place])
+            at, size = int(content["physical_offset"][place]), int(content["size"][place])
             behind = at >= log.end_offset
             if (behind and not log.was_closed) or (not behind and log.bounds.hides(at, at + size)):
                 continue

@@ -312,13 +312,14 @@ def out_of_order(
 
 
 def _wrong_entries(topic: str, queue: int, run: Slots, entries: Slots) -> Iterator[QueueFault]:
-    code = entries["tags_code"]
-    wrong = (entries["at"] != run["at"]) | (entries["size"] != run["size"])
-    wrong |= (code != run["tags_code"]) & (run["tags_code"] != NO_TAGS_CODE)
+    codes = entries["tags_code"]
+    wrong = (entries["physical_offset"] != run["at"]) | (entries["size"] != run["size"])
+    wrong |= (codes != run["tags_code"]) & (run["tags_code"] != NO_TAGS_CODE)
     wrong &= is_written(entries)
     for place in np.flatnonzero(wrong)[:FAULTS_PER_QUEUE_MAX]:
-        record, entry = run[place], entries[place]
-        told = f"offset {entry['at']}, size {entry['size']}, tags code {entry['tags_code']}"
+        record = run[place]
+        offset, size, code = entries[place].tolist()
+        told = f"offset {offset}, size {size}, tags code {code}"
         due = f"offset {record['at']}, size {record['size']}"
         if record["tags_code"] != NO_TAGS_CODE:
             due += f", tags code {record['tags_code']}"

@@ -10,6 +10,8 @@ All offsets that are given out are borders of records, so that no record is ever
 from itertools import pairwise
 from typing import Final
 
+from halfmq.store.format.record import PREFIX
+
 from ..errors import DataLossError
 from .files import is_remote, open_remote
 from .rows import Rows
@@ -24,8 +26,7 @@ from .segments import (
     find_segments,
 )
 
-_HEAD_SIZE: Final = 8  # bytes: size and magic of a record
-_UNWRITTEN: Final = bytes(_HEAD_SIZE)
+_UNWRITTEN: Final = bytes(PREFIX.size)
 
 
 class LogFollower:
@@ -71,7 +72,7 @@ class LogFollower:
         if position == segment.size or is_remote(segment.path):
             return True  # what is remote is replaced by something of another size, if at all
         with open_remote(segment.path) as file:
-            return bytes(file.read_at(_HEAD_SIZE, position)) == _UNWRITTEN
+            return bytes(file.read_at(PREFIX.size, position)) == _UNWRITTEN
 
     def _reader(self, segment: Segment, limit: int) -> SegmentReader:
         return SegmentReader(segment, limit, memory_map=self._memory_map)

@@ -17,15 +17,15 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK
+from halfmq.store.format.queue_entry import DTYPE, ENTRY_SIZE, PRE_BLANK
+from halfmq.store.format.record import RECORD_SIZE_MIN
 
 from ..errors import LogDirectoryError
 from .arrays import Ints
 from .files import child, entries, exists, is_folder, read_bytes
-from .rows import RECORD_SIZE_MIN
 
 Slots = npt.NDArray[np.void]
-ENTRIES: Final = np.dtype([("at", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+ENTRIES: Final = np.dtype(list(DTYPE))
 assert ENTRIES.itemsize == ENTRY_SIZE
 
 _ANY_NAME: Final = re.compile(r".+", re.DOTALL)
@@ -134,7 +134,7 @@ def read_entries(file: QueueFile, first: int = 0, end: int = OFFSET_END) -> Iter
 
 
 def _kinds(found: Slots) -> npt.NDArray[np.int8]:
-    at, size, code = found["at"], found["size"], found["tags_code"]
+    at, size, code = found["physical_offset"], found["size"], found["tags_code"]
     kinds = np.full(len(found), EntryKind.CORRUPT, dtype=np.int8)
     is_entry = (at >= 0) & (at < OFFSET_END) & (size >= RECORD_SIZE_MIN)
     kinds[is_entry & (size != PRE_BLANK.size)] = EntryKind.ENTRY

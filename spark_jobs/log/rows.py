@@ -6,7 +6,7 @@ varies (body, topic, properties) is cut out of the mapped file by one Arrow ``ta
 alternating offsets *start0, end0, start1, end1, …*, of which every second slice is wanted. The
 fixed head is copied by numpy and read through a record type.
 
-Source of all positions: ``halfmq.store.format.record``; of the properties' rules:
+Source of all positions: ``halfmq.store.format.record_fields``; of the properties' rules:
 ``halfmq.store.format.properties``.
 """
 
@@ -18,42 +18,38 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from halfmq.store.format.flags import (
-    BORN_HOST_V6,
-    HOSTS_MASK,
-    STORE_HOST_V6,
-    TRANSACTION_MASK,
-    TransactionType,
-)
+from halfmq.store.format.flags import HOSTS_MASK, NO_QUEUE_ENTRY
 from halfmq.store.format.properties import NAME_VALUE_SEPARATOR, PROPERTY_SEPARATOR
-from halfmq.store.format.record import HEADS, MAGIC_V2, SYS_FLAG_AT
+from halfmq.store.format.record import HEADS, MAGIC_V2, RECORD_SIZE_MIN
+from halfmq.store.format.record_fields import (
+    HOST_BITS_AT,
+    LAYOUTS,
+    PROPERTIES_LENGTH,
+    TOPIC_LENGTH_V1,
+    TOPIC_LENGTH_V2,
+)
 
 from .arrays import Bools, Bytes, Ints, from_numpy, joined
 
-RECORD_SIZE_MIN: Final = HEADS[0].size + 3  # a topic length of one byte, a properties length of 2
 NAME_END: Final = NAME_VALUE_SEPARATOR[0]
 PROPERTY_END: Final = PROPERTY_SEPARATOR[0]
 
-_FIELDS: Final = (
-    ("total_size", ">i4"),
-    ("magic", ">u4"),
-    ("body_crc", ">u4"),
-    ("queue_id", ">i4"),
-    ("flag", ">i4"),
-    ("queue_offset", ">i8"),
-    ("physical_offset", ">i8"),
-    ("sys_flag", ">i4"),
-    ("born_timestamp", ">i8"),
-    ("born_host", "V8"),
-    ("store_timestamp", ">i8"),
-    ("store_host", "V8"),
-    ("reconsume_times", ">i4"),
-    ("prepared_transaction_offset", ">i8"),
-    ("body_size", ">i4"),
-)
-_HEAD_SIZES: Final = np.zeros(HOSTS_MASK + 1, dtype=np.int64)  # by sys_flag & HOSTS_MASK
-for _hosts, _head in HEADS.items():
-    _HEAD_SIZES[_hosts] = _head.size
+_LENGTHS_MIN: Final = RECORD_SIZE_MIN - HEADS[0].size  # of topic and properties
+assert TOPIC_LENGTH_V2.size == TOPIC_LENGTH_V1.size + 1  # so `_version_2` is the difference
+
+
+def _by_hosts(name: str, *, end: bool = False) -> Ints:
+    """Return where a field begins, or ends, by ``sys_flag & HOSTS_MASK``."""
+    places = np.zeros(HOSTS_MASK + 1, dtype=np.int64)
+    for hosts, fields in LAYOUTS.items():
+        places[hosts] = fields[name].end if end else fields[name].position
+    return places
+
+
+_HEAD_SIZES: Final = _by_hosts("body_size", end=True)
+_HOST_PLACES: Final = {
+    name: (_by_hosts(name), _by_hosts(name, end=True)) for name in ("born_host", "store_host")
+}
 
 WORD: Final = 8  # bytes
 _TIME_MAX: Final = 253_402_300_799_999  # ms, the end of the year 9999
@@ -65,9 +61,8 @@ Item = TypeVar("Item", bound=np.generic)
 
 def _head_type(hosts: int) -> np.dtype[np.void]:
     """The head as a numpy type, for one of the four mixes of IPv4 and IPv6 hosts."""
-    wide = {"born_host": hosts & BORN_HOST_V6, "store_host": hosts & STORE_HOST_V6}
-    fields = [(name, "V20" if wide.get(name) else code) for name, code in _FIELDS]
-    kind: np.dtype[np.void] = np.dtype(fields)
+    fields = LAYOUTS[hosts].values()
+    kind: np.dtype[np.void] = np.dtype([(field.name, field.dtype) for field in fields])
     assert kind.itemsize == HEADS[hosts].size
     return kind
 
@@ -135,8 +130,7 @@ class Rows:
 
     def queued(self) -> "Rows":
         """Return only the records that have a place in a queue: no rollbacks, no prepared ones."""
-        kind = self.field("sys_flag") & TRANSACTION_MASK
-        return self.select((kind == TransactionType.NONE) | (kind == TransactionType.COMMIT))
+        return self.select(self.field("sys_flag") & NO_QUEUE_ENTRY == 0)
 
     def queue_numbers(self) -> npt.NDArray[np.generic]:
         """Number the queues of the records, small enough for a stable sort to be one by counting.
@@ -153,7 +147,7 @@ class Rows:
     def sound_count(self) -> int:
         """Count the records before the first whose fields contradict its size or place."""
         heads = self._head_sizes
-        fits = self.sizes >= heads + (RECORD_SIZE_MIN - HEADS[0].size)
+        fits = self.sizes >= heads + _LENGTHS_MIN
         if not fits.all():  # a head must not be read past the end of its record
             return Rows(self.segment, *self._first(int(np.argmin(fits)))).sound_count()
         sound = self.field("physical_offset") == self.segment.base + self.starts
@@ -184,8 +178,7 @@ class Rows:
 
     @cached_property
     def _hosts(self) -> npt.NDArray[np.uint8]:
-        # The bits that say how wide the hosts are stand before the hosts, in the lowest byte.
-        flags = self.segment.view[self.starts + (SYS_FLAG_AT + 3)]
+        flags = self.segment.view[self.starts + HOST_BITS_AT]
         return flags & np.uint8(HOSTS_MASK)
 
     @cached_property
@@ -209,7 +202,7 @@ class Rows:
     @cached_property
     def _body_sizes(self) -> Ints:
         # Clipped, so that a damaged length cannot lead out of the record.
-        room = self.ends - self._body_starts - (RECORD_SIZE_MIN - HEADS[0].size) - self._version_2
+        room = self.ends - self._body_starts - _LENGTHS_MIN - self._version_2
         sizes: Ints = np.clip(self.field("body_size"), 0, np.maximum(room, 0))
         return sizes
 
@@ -229,12 +222,13 @@ class Rows:
 
     @cached_property
     def _topic_starts(self) -> Ints:
-        return self._body_starts + self._body_sizes + 1 + self._version_2
+        return self._body_starts + self._body_sizes + TOPIC_LENGTH_V1.size + self._version_2
 
     @cached_property
     def properties_starts(self) -> Ints:
-        room = self.ends - self._topic_starts - 2
-        return self._topic_starts + np.clip(self._topic_sizes, 0, room) + 2
+        room = self.ends - self._topic_starts - PROPERTIES_LENGTH.size
+        sizes = np.clip(self._topic_sizes, 0, room)
+        return self._topic_starts + sizes + PROPERTIES_LENGTH.size
 
     @cached_property
     def _properties_sizes(self) -> Ints:
@@ -254,8 +248,8 @@ class Rows:
 
     def ends_written(self, index: int) -> bool:
         """Tell whether the last byte that cannot be zero is not: of properties, else of topic."""
-        end = int(self.ends[index]) - (0 if self._properties_sizes[index] else 2)
-        return bool(self.segment.view[end - 1])
+        behind = 0 if self._properties_sizes[index] else PROPERTIES_LENGTH.size
+        return bool(self.segment.view[int(self.ends[index]) - behind - 1])
 
     def bodies(self, wanted: Bools | None = None) -> pa.BinaryArray:
         """Return the stored bodies; null where not wanted."""
@@ -291,13 +285,8 @@ class Rows:
 
     def hosts(self, name: str) -> pa.BinaryArray:
         """Return ``born_host`` or ``store_host``, packed: address and port, 8 or 20 bytes."""
-        born_wide = (self._hosts & BORN_HOST_V6 != 0) * 12
-        store_wide = (self._hosts & STORE_HOST_V6 != 0) * 12
-        if name == "born_host":
-            starts = self.starts + 48
-            return self.segment.cut(starts, starts + 8 + born_wide)
-        starts = self.starts + 64 + born_wide
-        return self.segment.cut(starts, starts + 8 + store_wide)
+        begins, ends = _HOST_PLACES[name]
+        return self.segment.cut(self.starts + begins[self._hosts], self.starts + ends[self._hosts])
 
     @cached_property
     def property_block(self) -> "PropertyBlock":

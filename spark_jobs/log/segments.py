@@ -29,7 +29,6 @@ Source: RocketMQ ``CommitLog.java``; sizes and magics from ``halfmq.store.format
 """
 
 import re
-import struct
 import time
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -39,12 +38,19 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from halfmq.store.format.crc import crc32
-from halfmq.store.format.record import CRC_MASK, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PREFIX
+from halfmq.store.format.record import (
+    CRC_MASK,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    PREFIX,
+    RECORD_SIZE_MIN,
+)
 
 from ..errors import LogDirectoryError
 from .arrays import Ints
 from .files import WINDOW, child, entries, exists, is_folder, open_content, parent
-from .rows import RECORD_SIZE_MIN, Rows, SegmentBytes
+from .rows import Rows, SegmentBytes
 from .walk import LANE_BYTES, MAGIC_START, record_bounds
 
 BATCH_ROWS: Final = 65_536  # records decoded at once: enough to make numpy's fixed cost vanish
@@ -60,7 +66,6 @@ RECORD_SIZE_MAX: Final = (4 << 20) + (64 << 10)  # bytes; RocketMQ's default lim
 _SEGMENT_NAME: Final = re.compile(r"\d{20}")
 _OFFSET_END: Final = 1 << 62  # physical offsets have 64 bits, and are added to
 _BLANK: Final = MAGIC_BLANK.to_bytes(4, "big")
-_PREFIX_SIZE: Final = PREFIX.size  # total size and magic
 UNWRITTEN: Final = "unwritten space where a record should be"
 NOT_A_RECORD: Final = "bytes that are no record"
 TORN: Final = "a record that was not written completely"
@@ -275,8 +280,8 @@ class SegmentReader:
         """
         if self._is_blank(position):
             return Hole(position, self.segment.size - position, None)
-        self._content.load(position, position + _PREFIX_SIZE)
-        prefix = self._map[position : position + _PREFIX_SIZE]
+        self._content.load(position, position + PREFIX.size)
+        prefix = self._map[position : position + PREFIX.size]
         reason = NOT_A_RECORD if any(prefix) else UNWRITTEN
         following = self.next_start(position + 1)
         if self._is_start(position):
@@ -338,10 +343,10 @@ class SegmentReader:
 
     def _is_blank(self, position: int) -> bool:
         # A copy may have been trimmed behind the blank; its size still names the full segment.
-        if position + _PREFIX_SIZE > self._limit:
+        if position + PREFIX.size > self._limit:
             return False
-        self._content.load(position, position + _PREFIX_SIZE)
-        size, magic = struct.unpack_from(">iI", self._map, position)
+        self._content.load(position, position + PREFIX.size)
+        size, magic = PREFIX.unpack_from(self._map, position)
         return bool(magic == MAGIC_BLANK and position + size >= self.segment.size)
 
     def _is_record(self, position: int) -> bool:
@@ -360,9 +365,9 @@ class SegmentReader:
 
     def head(self, position: int) -> tuple[int, int]:
         """Read the size and magic at ``position``, zeros behind the end of the segment."""
-        self._content.load(position, position + _PREFIX_SIZE)
-        prefix = self._map[position : position + _PREFIX_SIZE].ljust(_PREFIX_SIZE, b"\0")
-        size, magic = struct.unpack(">iI", prefix)
+        self._content.load(position, position + PREFIX.size)
+        prefix = self._map[position : position + PREFIX.size].ljust(PREFIX.size, b"\0")
+        size, magic = PREFIX.unpack(prefix)
         return size, magic
 
 

@@ -81,7 +81,7 @@ QUEUE_COLUMNS: Final[dict[str, QueueColumn]] = {
     "topic": QueueColumn("string", pa.string(), _of_file(lambda file: file.topic, pa.string())),
     "partition": QueueColumn("int", pa.int32(), _of_file(lambda file: file.queue, pa.int32())),
     "offset": QueueColumn("bigint", pa.int64(), _slots),
-    "physicalOffset": QueueColumn("bigint", pa.int64(), _field("at", pa.int64())),
+    "physicalOffset": QueueColumn("bigint", pa.int64(), _field("physical_offset", pa.int64())),
     "size": QueueColumn("int", pa.int32(), _field("size", pa.int32())),
     "tagsCode": QueueColumn("bigint", pa.int64(), _field("tags_code", pa.int64())),
     "file": QueueColumn("string", pa.string(), _of_file(lambda file: file.path, pa.string())),

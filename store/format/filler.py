@@ -13,13 +13,13 @@ No message of any sender can be taken for one, since what tells it is not the se
 links to a half before the beginning of the log.
 """
 
-from struct import Struct
 from typing import Final
 
 from .flags import HOSTS_MASK, TransactionType
 from .ids import HOST_V4_SIZE
 from .properties import encode_properties
-from .record import HEAD_V4, TOPIC_LENGTH_V1_MAX, encode_record, new_record, record_size
+from .record import TOPIC_LENGTH_V1_MAX, encode_record, new_record, record_size
+from .record_fields import struct_of
 from .topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 # Set in the flags of every filler, so that whoever looks at those anyway need not look further
@@ -31,15 +31,13 @@ FILLER_TAGS_CODE_LOW: Final = FILLER_TAGS_CODE & 0xFFFF_FFFF  # what tag filters
 
 _NO_TOPIC: Final = "-"  # of fillers for nobody knows what
 _NO_HOST: Final = bytes(HOST_V4_SIZE)
-_LINK: Final = Struct(">q")
-_LINK_AT: Final = 76  # of the prepared transaction offset, with IPv4 hosts as fillers have them
+_LINK: Final = struct_of("prepared_transaction_offset")  # with IPv4 hosts, as fillers have them
 # RocketMQ delivers what is due in the schedule topic to its real topic, and drops what would go
 # there; without a real topic it would try for ever.
 _DROPPED: Final = encode_properties({"REAL_TOPIC": HALF_TOPIC, "REAL_QID": "0"})
 
 FILLER_SIZE_MIN: Final = record_size(0, len(_NO_TOPIC), 0)
 assert FILLER_SIZE_MIN == 92  # no record is smaller, so a filler fits wherever one was
-assert HEAD_V4.size == 88
 
 
 def filler_size(topic: str) -> int:
@@ -109,5 +107,5 @@ def is_filler(buffer: bytes, position: int, sys_flag: int) -> bool:
     """Tell whether the whole record that starts at ``position`` is a filler, given its flags."""
     if sys_flag & (FILLER_BIT | HOSTS_MASK) != FILLER_BIT:
         return False
-    link: int = _LINK.unpack_from(buffer, position + _LINK_AT)[0]
+    link: int = _LINK.unpack_from(buffer, position)[0]
     return link < 0

@@ -6,6 +6,8 @@ Source: RocketMQ ``MessageSysFlag.java``. Bits that no name below covers are kep
 from enum import IntEnum
 from typing import Final
 
+from .ids import HOST_V4_SIZE
+
 COMPRESSED: Final = 0x0001  # the body is compressed, and the CRC covers the compressed bytes
 MULTI_TAGS: Final = 0x0002  # the topic's filter type is MULTI_TAG; changes no hash
 TRANSACTION_MASK: Final = 0x000C
@@ -24,6 +26,12 @@ class TransactionType(IntEnum):
     PREPARED = 0x4  # never stored by RocketMQ: halves are rewritten to the half topic as NONE
     COMMIT = 0x8
     ROLLBACK = 0xC
+
+
+NO_QUEUE_ENTRY: Final = TransactionType.PREPARED & TransactionType.ROLLBACK
+"""The bit of ``sys_flag`` that prepared and rollback records have and others have not. They take no
+queue offset, or consumers would see a gap. Source: RocketMQ
+``CommitLogDispatcherBuildConsumeQueue``."""
 
 
 class CompressionType(IntEnum):
@@ -46,12 +54,8 @@ def with_transaction_type(sys_flag: int, kind: TransactionType) -> int:
 
 
 def has_queue_entry(sys_flag: int) -> bool:
-    """Tell whether such a record is listed in its consume queue.
-
-    A prepared or rollback record takes no queue slot, or consumers would see a gap.
-    Source: RocketMQ ``CommitLogDispatcherBuildConsumeQueue``.
-    """
-    return sys_flag & TRANSACTION_MASK in {TransactionType.NONE, TransactionType.COMMIT}
+    """Tell whether such a record is listed in its consume queue."""
+    return not sys_flag & NO_QUEUE_ENTRY
 
 
 def is_indexed(sys_flag: int) -> bool:
@@ -62,9 +66,9 @@ def is_indexed(sys_flag: int) -> bool:
 def with_host_bits(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
     """Return the flags with the IPv6 bits set as the two packed hosts need them."""
     sys_flag &= ~HOSTS_MASK
-    if len(born_host) != 8:
+    if len(born_host) != HOST_V4_SIZE:
         sys_flag |= BORN_HOST_V6
-    if len(store_host) != 8:
+    if len(store_host) != HOST_V4_SIZE:
         sys_flag |= STORE_HOST_V6
     return sys_flag
 

@@ -6,12 +6,17 @@ A queue whose first message has offset q > 0 is filled up to it with ``PRE_BLANK
 """
 
 from collections.abc import Iterator
+from functools import lru_cache
 from struct import Struct
 from typing import Final, NamedTuple
 
 LAYOUT: Final = Struct(">qiq")
 ENTRY_SIZE: Final = LAYOUT.size
 assert ENTRY_SIZE == 20  # RocketMQ's CQ_STORE_UNIT_SIZE; another size is another file format
+PHYSICAL_OFFSET: Final = Struct(">q")  # the first field alone
+# Physical offset, size, and the tags code as filters see it: its low 32 bits, as a Java int.
+FILTERED: Final = Struct(">qi4xi")
+DTYPE: Final = (("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8"))  # for numpy
 
 
 class QueueEntry(NamedTuple):
@@ -42,3 +47,21 @@ def unpack_entry(buffer: bytes | bytearray | memoryview, position: int = 0) -> Q
 def unpack_entries(buffer: bytes | bytearray | memoryview) -> Iterator[QueueEntry]:
     """Read all entries of a buffer whose size is a multiple of 20, valid or not."""
     return map(QueueEntry._make, LAYOUT.iter_unpack(buffer))
+
+
+@lru_cache
+def offsets_of(count: int) -> Struct:
+    """Return what unpacks the physical offsets of so many entries at once."""
+    return Struct(">" + "q12x" * count)
+
+
+@lru_cache
+def sizes_of(count: int) -> Struct:
+    """Return what unpacks the sizes of so many entries at once."""
+    return Struct(">" + "8xi8x" * count)
+
+
+@lru_cache
+def tags_codes_of(count: int) -> Struct:
+    """Return what unpacks the tags codes of so many entries at once, as ``FILTERED`` has them."""
+    return Struct(">" + "16xi" * count)

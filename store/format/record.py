@@ -1,10 +1,8 @@
 """Commit-log records, byte for byte as Apache RocketMQ writes them.
 
-A record is a fixed head, then body, topic and properties, each behind its own length. An IPv6
-host widens its field from 8 to 20 bytes, which shifts what follows; which hosts are IPv6 is said
-by two bits of ``sys_flag``, and ``HEADS`` has a layout for each of the four mixes. Version 2
-differs from version 1 only in the magic and in a topic length of two bytes instead of one; it is
-used when the topic has more than 127 characters.
+Where each field lies is stated by ``record_fields``. Version 2 differs from version 1 only in the
+magic and in a topic length of two bytes instead of one; it is used when the topic has more than
+127 characters.
 
 The body CRC (31 bits) covers the stored body and nothing else: a topic or properties that a
 crash cut off and left zero are not noticed. Where the setting ``enabledAppendPropCRC`` asks for
@@ -18,7 +16,6 @@ Source: RocketMQ ``MessageExtEncoder.java``, ``MessageDecoder.java``, ``CommitLo
 
 import struct
 from mmap import mmap
-from struct import Struct
 from typing import Final, NamedTuple
 
 from .crc import crc32
@@ -31,8 +28,17 @@ from .properties import (
     decode_properties,
     without_properties,
 )
+from .record_fields import (
+    FIELDS,
+    HOST_MIXES,
+    PROPERTIES_LENGTH,
+    TOPIC_LENGTH_V1,
+    TOPIC_LENGTH_V2,
+    struct_of,
+)
 
 Buffer = bytes | bytearray | memoryview | mmap
+Range = tuple[int, int]  # a part of the log: physical offset, length in bytes
 
 MAGIC_V1: Final = 0xDAA3_20A7
 MAGIC_V2: Final = 0xDAA3_20AB
@@ -40,44 +46,33 @@ MAGIC_BLANK: Final = 0xCBD4_3194
 CRC_MASK: Final = 0x7FFF_FFFF  # RocketMQ keeps CRCs non-negative in a Java int
 TOPIC_LENGTH_V1_MAX: Final = 127  # characters; beyond, RocketMQ writes version 2
 
-PREFIX: Final = Struct(">iI")  # total size, magic: enough to walk from record to record
+PREFIX: Final = struct_of("total_size", "magic")  # enough to walk from record to record
 BLANK_SIZE: Final = PREFIX.size  # the least that every file keeps free behind its last record
 
-# total size, magic, body CRC, queue id, flag, queue offset, physical offset, sys flag,
-# born timestamp, born host, store timestamp, store host, reconsume times,
-# prepared transaction offset, body length
-HEAD_V4: Final = Struct(">iIIiiqqiq8sq8siqi")
-HEAD_BORN_V6: Final = Struct(">iIIiiqqiq20sq8siqi")
-HEAD_STORE_V6: Final = Struct(">iIIiiqqiq8sq20siqi")
-HEAD_BOTH_V6: Final = Struct(">iIIiiqqiq20sq20siqi")
-HEADS: Final = {  # by sys_flag & HOSTS_MASK
-    0: HEAD_V4,
-    BORN_HOST_V6: HEAD_BORN_V6,
-    STORE_HOST_V6: HEAD_STORE_V6,
-    HOSTS_MASK: HEAD_BOTH_V6,
-}
+# All fields of the head, by sys_flag & HOSTS_MASK.
+HEADS: Final = {hosts: struct_of(*FIELDS, hosts=hosts) for hosts in HOST_MIXES}
+HEAD_V4: Final = HEADS[0]
+HEAD_SIZE_MAX: Final = HEADS[HOSTS_MASK].size  # bytes, with IPv6 hosts
 assert HEAD_V4.size == 88  # RocketMQ's calMsgLength without body, topic and properties
 assert [head.size for head in HEADS.values()] == [88, 100, 100, 112]
-
-# Positions of fields that are read or patched alone; the same in all four heads.
-QUEUE_OFFSET_AT: Final = 20
-PHYSICAL_OFFSET_AT: Final = 28
-SYS_FLAG_AT: Final = 36
-BORN_HOST_AT: Final = 48
 
 CRC_TAIL_SIZE: Final = 20  # "__CRC32#", 0x01, ten digits, 0x02
 CRC_TAIL_START: Final = b"__CRC32#\x01"
 _CRC_TAIL_BLANK: Final = CRC_TAIL_START + b"0" * 10 + b"\x02"
 assert len(_CRC_TAIL_BLANK) == CRC_TAIL_SIZE
 
-_TOPIC_LENGTH_V1: Final = Struct(">b")
-_LENGTH: Final = Struct(">h")
-_SYS_FLAG: Final = Struct(">i")
-RECORD_SIZE_MIN: Final = HEAD_V4.size + 3  # an empty V1 record: topic length 1, properties length 2
+# Bytes of an empty version 1 record.
+RECORD_SIZE_MIN: Final = HEAD_V4.size + TOPIC_LENGTH_V1.size + PROPERTIES_LENGTH.size
+
+_SYS_FLAG: Final = struct_of("sys_flag")
+_STORE_TIMESTAMP: Final = {hosts: struct_of("store_timestamp", hosts=hosts) for hosts in HOST_MIXES}
 
 
 class Record(NamedTuple):
-    """One message as the commit log holds it; field by field in the order of the file."""
+    """One message as the commit log holds it; field by field in the order of the file.
+
+    The lengths of body, topic and properties are left out.
+    """
 
     total_size: int  # bytes of the whole record
     magic: int  # MAGIC_V1 or MAGIC_V2
@@ -111,6 +106,9 @@ class Record(NamedTuple):
     def property_map(self) -> dict[str, str]:
         """The properties as a new map."""
         return decode_properties(self.properties)
+
+
+assert Record._fields == (*list(FIELDS)[:-1], "body", "topic", "properties")
 
 
 def new_record(
@@ -198,17 +196,21 @@ def encode_record(record: Record) -> bytes:
     head = HEADS[record.sys_flag & HOSTS_MASK].pack(
         total_size, record.magic, crc32(record.body) & CRC_MASK, *record[3:14], len(record.body)
     )
-    topic_length = _LENGTH if version_2 else _TOPIC_LENGTH_V1
     return b"".join(
         (
             head,
             record.body,
-            topic_length.pack(len(topic)),
-            topic,
-            _LENGTH.pack(len(record.properties)),
+            topic_field(topic, version_2=version_2),
+            PROPERTIES_LENGTH.pack(len(record.properties)),
             record.properties,
         )
     )
+
+
+def topic_field(topic: bytes, *, version_2: bool) -> bytes:
+    """Return a topic with its length before it."""
+    length = TOPIC_LENGTH_V2 if version_2 else TOPIC_LENGTH_V1
+    return length.pack(len(topic)) + topic
 
 
 def _check_encodable(record: Record, topic_size: int, *, version_2: bool) -> None:
@@ -258,7 +260,7 @@ def _decode(buffer: Buffer, position: int, *, check_crc: bool) -> Record:
     end = position + total_size
     if total_size < RECORD_SIZE_MIN or end > len(buffer):
         raise _DefectError(f"a size of {total_size} with {len(buffer) - position} bytes left")
-    (sys_flag,) = _SYS_FLAG.unpack_from(buffer, position + SYS_FLAG_AT)
+    (sys_flag,) = _SYS_FLAG.unpack_from(buffer, position)
     head = HEADS[sys_flag & HOSTS_MASK]
     *fixed, body_size = head.unpack_from(buffer, position)
 
@@ -266,14 +268,14 @@ def _decode(buffer: Buffer, position: int, *, check_crc: bool) -> Record:
     topic_length_at = body_start + body_size
     if body_size < 0 or topic_length_at >= end:
         raise _DefectError(f"a body length of {body_size} in {total_size} bytes")
-    length = _LENGTH if magic == MAGIC_V2 else _TOPIC_LENGTH_V1
+    length = TOPIC_LENGTH_V2 if magic == MAGIC_V2 else TOPIC_LENGTH_V1
     (topic_size,) = length.unpack_from(buffer, topic_length_at)
     topic_start = topic_length_at + length.size
     properties_length_at = topic_start + topic_size
-    if topic_size < 0 or properties_length_at + _LENGTH.size > end:
+    if topic_size < 0 or properties_length_at + PROPERTIES_LENGTH.size > end:
         raise _DefectError(f"a topic length of {topic_size} in {total_size} bytes")
-    (properties_size,) = _LENGTH.unpack_from(buffer, properties_length_at)
-    properties_start = properties_length_at + _LENGTH.size
+    (properties_size,) = PROPERTIES_LENGTH.unpack_from(buffer, properties_length_at)
+    properties_start = properties_length_at + PROPERTIES_LENGTH.size
     if properties_start + properties_size != end:
         raise _DefectError(f"lengths that do not add up to {total_size} bytes")
 
@@ -310,6 +312,12 @@ def decode_records(buffer: Buffer, *, check_crc: bool = True) -> list[Record]:
         records.append(record)
         position += record.total_size
     return records
+
+
+def store_timestamp(buffer: Buffer, position: int, sys_flag: int) -> int:
+    """Return when the record at a position was stored, in ms; given its flags."""
+    timestamp: int = _STORE_TIMESTAMP[sys_flag & HOSTS_MASK].unpack_from(buffer, position)[0]
+    return timestamp
 
 
 def blank(size_left: int) -> bytes:

@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 from .. import disk
 from ..errors import UnusableFileError
 from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, unpack_entries
+from ..format.record import store_timestamp
 from ..log_reader import LogReader
-from ..log_scan import store_timestamp
 from ..mapped_file_queue import MappedFileQueue
 from .findings import Findings
 from .log_walk import Chunk, Hole, LogWalk, find_log, list_files, list_queues

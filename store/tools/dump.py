@@ -127,9 +127,9 @@ def _first(files: MappedFileQueue, start: int | None) -> int | None:
 
 def _records(chunk: Chunk, topic: bytes | None, start: int, end: int | None) -> Iterator[Dumped]:
     content = chunk.content
-    for position, size, sys_flag, _, _, topic_at, properties_at in chunk.found:
+    for position, size, sys_flag, _, _, topic_at, topic_end, _ in chunk.found:
         offset = chunk.offset + position
-        if offset < start or (topic is not None and content[topic_at : properties_at - 2] != topic):
+        if offset < start or (topic is not None and content[topic_at:topic_end] != topic):
             continue
         if end is not None and offset >= end:
             return

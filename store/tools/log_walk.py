@@ -18,8 +18,17 @@ from typing import Final, NamedTuple
 
 from .. import disk
 from ..errors import CorruptRecordError, UnusableFileError
-from ..format.record import BLANK_SIZE, MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PREFIX, decode_record
-from ..log_scan import SCAN_CHUNK, Found, find_records, store_timestamp
+from ..format.record import (
+    BLANK_SIZE,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    PREFIX,
+    decode_record,
+    store_timestamp,
+)
+from ..format.record_fields import FIELDS
+from ..log_scan import SCAN_CHUNK, Found, find_records
 from ..mapped_file_queue import MappedFileQueue
 
 _NAME_DIGITS: Final = 20
@@ -27,7 +36,7 @@ _SEARCH_PIECE: Final = 1 << 20  # bytes read at once while the next record is lo
 # Most of it is the unwritten end of a file; comparing takes a twentieth of a search.
 _ZEROS: Final = bytes(_SEARCH_PIECE + PREFIX.size)
 _MAGICS: Final = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2))
-_MAGIC_AT: Final = 4  # in a record and in a blank
+_MAGIC_AT: Final = FIELDS["magic"].position  # in a record and in a blank
 SETTLE_TIME: Final = 1.0  # seconds that a broker may take to finish what it is writing
 SETTLE_PAUSE: Final = 0.02  # seconds
 
@@ -178,7 +187,7 @@ class LogWalk:
                 size, magic = PREFIX.unpack_from(content)
                 if magic == MAGIC_BLANK:
                     return bool(size == file_size - position)
-                if len(content) < size <= end - position and content[4:8] in _MAGICS:
+                if len(content) < size <= end - position and magic in {MAGIC_V1, MAGIC_V2}:
                     content = disk.pread(fd, size, position)
                 found = find_records(content, self.end_offset, check_crc=True)
                 if not found:

@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from .. import disk
-from ..commit_log import NO_QUEUE_ENTRY
 from ..config import DELAY_LEVELS_MS
 from ..dispatch import delivery_time
 from ..format.filler import FILLER_BIT, FILLER_TAGS_CODE, is_filler
+from ..format.flags import NO_QUEUE_ENTRY
 from ..format.properties import tags_code
 from ..format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
-from ..format.record import decode_record
+from ..format.record import RECORD_SIZE_MIN, decode_record, store_timestamp
 from ..format.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC
-from ..log_scan import store_timestamp
 from ..mapped_file_queue import MappedFileQueue
 from ..queue_extension import is_extension
 from .findings import Findings
@@ -34,7 +33,6 @@ from .state import State
 
 ENTRIES_HELD: Final = 1 << 16  # gathered before they are compared: about 6 MB
 _ENTRIES_READ: Final = 1 << 12  # unclaimed entries looked at at once
-_RECORD_SIZE_MIN: Final = 91  # bytes of an empty record
 _UNUSUAL: Final = NO_QUEUE_ENTRY | FILLER_BIT
 _SECOND: Final = 1000  # ms; delay levels are whole seconds
 
@@ -99,13 +97,15 @@ class QueueCheck:
         """Gather what the records of a chunk say about queues."""
         offset, content, found = chunk
         runs, pack = self._runs, LAYOUT.pack
-        for position, size, sys_flag, queue_id, queue_offset, topic_at, properties_at in found:
+        for (
+            position, size, sys_flag, queue_id, queue_offset, topic_at, topic_end, properties_at,
+        ) in found:  # fmt: skip
             lost = sys_flag & _UNUSUAL and is_filler(content, position, sys_flag)
             if lost:
                 self._tell_filler(chunk, position, size)
             if sys_flag & NO_QUEUE_ENTRY:
                 continue
-            key = (content[topic_at : properties_at - 2], queue_id)
+            key = (content[topic_at:topic_end], queue_id)
             run = runs.get(key) or self._meet(key, offset + position)
             if queue_offset != run.next_offset and (
                 run.skipped or not self._go_to(run, key, queue_offset, offset + position)
@@ -316,7 +316,7 @@ class QueueCheck:
         if entry == PRE_BLANK:
             return
         end = physical_offset + size
-        if physical_offset >= 0 and size >= _RECORD_SIZE_MIN and end <= known.log_start:
+        if physical_offset >= 0 and size >= RECORD_SIZE_MIN and end <= known.log_start:
             return  # its record was deleted by age
         if any(hole.start <= physical_offset < hole.end for hole in self._holes):
             kind, harmless = "entry_of_damaged_record", True

@@ -45,7 +45,7 @@ def read(root: Path, **how: int) -> list[EntryBatch]:
 def told(root: Path, **how: int) -> list[tuple[int, int, int]]:
     """Queue offset, physical offset and kind of each entry."""
     return [
-        (int(slot), int(content["at"]), int(kind))
+        (int(slot), int(content["physical_offset"]), int(kind))
         for batch in read(root, **how)
         for slot, content, kind in zip(batch.slots, batch.content, batch.kinds, strict=True)
     ]
@@ -109,7 +109,7 @@ def test_a_file_that_was_cut_or_is_foreign_is_corrupt(tmp_path: Path) -> None:
 
     cut, rest, foreign = read(tmp_path)
 
-    assert cut.content["at"].tolist() == [100]
+    assert cut.content["physical_offset"].tolist() == [100]
     assert (rest.error, rest.slots.tolist(), rest.kinds.tolist()) == (CUT_SHORT, [1], [CORRUPT])
     assert (foreign.error, foreign.slots.tolist()) == (NOT_A_PLACE, [])
 

@@ -8,9 +8,9 @@ import struct
 
 import pytest
 
-from halfmq.spark_jobs.log.rows import RECORD_SIZE_MIN, SegmentBytes
+from halfmq.spark_jobs.log.rows import SegmentBytes
 from halfmq.spark_jobs.log.walk import LANE_BYTES, record_bounds
-from halfmq.store.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from halfmq.store.format.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN
 from tests.support.lanes import lanes_of
 
 BASE = 5 << 30

@@ -14,7 +14,7 @@ import pytest
 from halfmq.command.main import main
 from halfmq.store.errors import UnusableFileError
 from halfmq.store.format.index import FIRST_ITEM, HEADER_SIZE, item_position, unpack_header
-from halfmq.store.format.record import QUEUE_OFFSET_AT
+from halfmq.store.format.record_fields import FIELDS
 from halfmq.store.format.transaction_snapshot import FILE_NAME, FOOTER
 from halfmq.store.json_table import save_table
 from halfmq.store.lock import DirectoryLock, is_held
@@ -205,7 +205,7 @@ def test_a_wrong_queue_offset_is_found_whichever_bit_it_is(root: Path, bit: int)
     content = path.read_bytes()
     for _ in range(20):
         position += int.from_bytes(content[position : position + 4], "big")
-    flip(path, position + QUEUE_OFFSET_AT + 7 - bit // 8, bit % 8)
+    flip(path, position + FIELDS["queue_offset"].end - 1 - bit // 8, bit % 8)
 
     report = verify(root)
 
