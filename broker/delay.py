@@ -218,16 +218,20 @@ def left_to_wait_ms(properties: bytes, *, waited_ms: int, now_ms: int) -> int:
     return min(int(delay), DELAY_MS_MAX) - waited_ms
 
 
-def is_milliseconds(value: bytes) -> bool:
+def is_milliseconds(value: str | bytes) -> bool:
     """Tell whether a property is a time or a span in ms: decimal digits, not too many."""
-    return len(value) <= _DIGITS_MAX and value.isdigit()
+    return len(value) <= _DIGITS_MAX and value.isascii() and value.isdigit()
 
 
 def delay_level(properties: bytes) -> int:
     """Return the level that the properties ask for; 0 for none or what is no number."""
-    value = get_property(properties, PROPERTY_DELAY.encode())
+    return level_of(get_property(properties, PROPERTY_DELAY.encode()))
+
+
+def level_of(delay: bytes | None) -> int:
+    """Return the level that the property DELAY names; 0 for none or what is no number."""
     try:
-        return int(value or b"0")
+        return int(delay or b"0")
     except ValueError:
         return 0
 

@@ -41,7 +41,7 @@ from ..errors import RequestRefusedError
 from ..group_append import GroupAppend
 from ..router import answer
 from ..topics import TopicConfig
-from ..transaction.admission import REFUSAL_FIELDS, fault_in_batch, without_brokers_own
+from ..transaction.admission import REFUSAL_FIELDS, Delays, fault_in_batch, without_brokers_own
 from ..transaction.twins import FirstHalf, twin_key
 from . import staged
 from .batch_units import Units, read_units
@@ -76,6 +76,8 @@ class Overload(Protocol):
 
 class Transactions(staged.Transactions, Protocol):
     """What sending needs of the transaction service."""
+
+    def refuse_delays(self, sent: Delays) -> None: ...
 
     def half_of(self, message: Draft, unique_key: str) -> Draft: ...
 
@@ -217,12 +219,13 @@ class SendHandler:
     def drafted(
         self, header: SendMessageRequestHeader, body: bytes, connection: Connection
     ) -> tuple[Draft, str]:
-        """Return what a single message is to be stored as, and its unique key.
+        """Return what a message of several to prepare is to be stored as, and its unique key.
 
         Raises:
             RequestRefusedError: It cannot be stored.
         """
         draft, sent = self._drafted(header, self._admit(header, connection), body, connection)
+        self._transactions.refuse_delays(sent)
         return draft, sent.unique_key
 
     def _drafted(
@@ -354,6 +357,7 @@ class SendHandler:
             key = self._twins.expect(group, unique_key) or twin_key(group, unique_key)
         try:
             self._transactions.refuse_prepares(group, connection.broker_address)
+            self._transactions.refuse_delays(sent)
             half = self._transactions.half_of(message, unique_key)
         except RequestRefusedError:
             self._twins.forget(key)

@@ -1,4 +1,4 @@
-"""What the properties of a sent message say, read once, by the rules of `store.format.properties`.
+"""The properties of a sent message, examined once, by the rules of `store.format.properties`.
 
 The text is searched for the few names that matter here, so a message costs the same whatever was
 sent before it, and further properties cost only their length.
@@ -13,7 +13,7 @@ import msgspec
 
 from halfmq.store.format.properties import decode_properties, tag_hash
 
-from ..delay import delay_level
+from ..delay import level_of
 from ..transaction.admission import without_brokers_own
 
 # Each between the separators that make it the whole name of a property.
@@ -28,7 +28,9 @@ _PRODUCER_GROUP: Final = "\x02PGROUP\x01"
 _DELAY: Final = "\x02DELAY\x01"
 _TIMER: Final = "\x02TIMER_"
 _TIMERS: Final = ("\x02TIMER_DELAY_SEC\x01", "\x02TIMER_DELAY_MS\x01", "\x02TIMER_DELIVER_MS\x01")
-_BROKERS_OWN: Final = "\x02TRANSACTION_"
+_TRANSACTION_PREFIX: Final = "\x02TRANSACTION_"
+_COMMIT_DELAY: Final = "\x02TRANSACTION_DELAY_MS\x01"
+_DELIVER_AT: Final = "\x02TRANSACTION_DELIVER_MS\x01"
 
 
 class SentProperties(msgspec.Struct, gc=False):
@@ -40,9 +42,17 @@ class SentProperties(msgspec.Struct, gc=False):
     waits: bool  # for the disk, unless the broker flushes by itself
     is_plain: bool  # none of what follows is asked for
     is_transactional: bool = False
-    producer_group: str | None = None  # of a transactional message
-    delay_level: int = 0
+    delay: str | None = None  # DELAY, a delay level
     timer: str | None = None  # the property that asks for a time of delivery
+    # Of a transactional message:
+    producer_group: str | None = None
+    commit_delay: str | None = None  # TRANSACTION_DELAY_MS
+    deliver_at: str | None = None  # TRANSACTION_DELIVER_MS
+
+    @property
+    def delay_level(self) -> int:
+        """The delay level; 0 for none, or if it is no number."""
+        return 0 if self.delay is None else level_of(self.delay.encode())
 
 
 def read_properties(
@@ -59,7 +69,7 @@ def read_properties(
     if text[-1] != "\x02":
         text += "\x02"
     of_transactions, delayed, timed = _OF_TRANSACTIONS in text, _DELAY in text, _TIMER in text
-    if of_transactions and _BROKERS_OWN in text:
+    if of_transactions and _TRANSACTION_PREFIX in text:
         text = "\x02" + without_brokers_own(text[1:].encode()).decode()
     unique_key = last_value(text, _UNIQUE_KEY)
     tags = last_value(text, _TAGS)
@@ -77,8 +87,11 @@ def read_properties(
     if of_transactions and (last_value(text, _TRANSACTIONAL) or "").lower() == "true":
         read.is_transactional = True
         read.producer_group = last_value(text, _PRODUCER_GROUP)
+        if _TRANSACTION_PREFIX in text:
+            read.commit_delay = last_value(text, _COMMIT_DELAY)
+            read.deliver_at = last_value(text, _DELIVER_AT)
     if delayed:
-        read.delay_level = delay_level(read.stored)
+        read.delay = last_value(text, _DELAY)
     if timed:
         read.timer = next((name[1:-1] for name in _TIMERS if last_value(text, name)), None)
     return read

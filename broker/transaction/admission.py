@@ -7,8 +7,8 @@ properties can be prepared and never committed. Each refusal says how to mend it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Mapping
+from typing import Final, Protocol
 
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.draft import Draft
@@ -68,6 +68,7 @@ _OTHER_TOPIC_SIZE: Final = max(map(len, (HALF_TOPIC, SCHEDULE_TOPIC, TRANS_CHECK
 _BESIDE_SIZE: Final = record_size(0, 0, 0, born_host_size=0, store_host_size=0, version_2=True)
 """Bytes of a record without body, properties, topic and hosts."""
 
+_SHOWN_MAX: Final = 40  # characters of a value in a refusal
 _TIMERS: Final = (PROPERTY_TIMER_DELAY_SEC, PROPERTY_TIMER_DELAY_MS, PROPERTY_TIMER_DELIVER_MS)
 _INSTEAD: Final = (
     "a transactional message is delayed from its commit on: set TRANSACTION_DELAY_MS "
@@ -104,22 +105,60 @@ def fault_in_batch(properties: bytes, where: str) -> str | None:
                 break
     if why is None:
         return None
-    value = _shown(get_property(properties, name.encode()) or b"")
+    value = (get_property(properties, name.encode()) or b"")[:_SHOWN_MAX].decode(errors="replace")
     return f"{where} has {name}={value}: {why}; send it by itself, not in a batch"
 
 
-def refuse_unfit(
-    properties: bytes, now_ms: Callable[[], int], *, reserve: int = FINAL_RESERVE
-) -> None:
-    """Return if a message with these properties may be prepared.
+class Delays(Protocol):
+    """The delays that the properties of a transactional message ask for; None for none."""
+
+    @property
+    def delay(self) -> str | None: ...
+
+    @property
+    def timer(self) -> str | None: ...
+
+    @property
+    def commit_delay(self) -> str | None: ...
+
+    @property
+    def deliver_at(self) -> str | None: ...
+
+
+def refuse_delays(sent: Delays, now_ms: int) -> None:
+    """Return if a message with these delays may be prepared.
 
     Raises:
-        RequestRefusedError: It asks for a delay that halves cannot have, or is too large.
+        RequestRefusedError: Halves cannot have one of them.
     """
-    if properties.rfind(b"DELAY\x01") >= 0 or properties.rfind(b"TIMER_") >= 0:
-        _refuse_delays(properties)
-    if properties.rfind(b"TRANSACTION_") >= 0:
-        _check_delivery(properties, now_ms())
+    # RocketMQ delays the half, and loses it. Source: HookUtils#handleScheduleMessage.
+    if sent.delay not in {None, "0"}:
+        raise refusal(f"DELAY: {_INSTEAD}")
+    if sent.timer is not None:
+        raise refusal(f"{sent.timer}: {_INSTEAD}")
+    delay, deliver = sent.commit_delay, sent.deliver_at
+    if delay is not None and deliver is not None:
+        raise refusal("TRANSACTION_DELAY_MS and TRANSACTION_DELIVER_MS: set one of them")
+    if delay is not None and not (is_milliseconds(delay) and int(delay) <= DELAY_MS_MAX):
+        raise refusal(
+            f"TRANSACTION_DELAY_MS={delay[:_SHOWN_MAX]}: expected whole milliseconds after the "
+            f"commit, at most {DELAY_MS_MAX} (40 days)"
+        )
+    if deliver is not None and not (
+        is_milliseconds(deliver) and int(deliver) <= now_ms + DELAY_MS_MAX
+    ):
+        raise refusal(
+            f"TRANSACTION_DELIVER_MS={deliver[:_SHOWN_MAX]}: expected whole milliseconds since "
+            "1970, at most 40 days from now"
+        )
+
+
+def refuse_large(properties: bytes, *, reserve: int = FINAL_RESERVE) -> None:
+    """Return if a message with so many bytes of properties may be prepared.
+
+    Raises:
+        RequestRefusedError: They leave no room for what its commit adds.
+    """
     if len(properties) > PROPERTIES_SIZE_MAX - reserve:
         raise refusal(
             f"properties of {len(properties)} bytes exceed {PROPERTIES_SIZE_MAX - reserve}, the "
@@ -194,35 +233,3 @@ def not_taken(config: TransactionConfig, halves: int, broker_address: str) -> Re
 def refusal(remark: str) -> RequestRefusedError:
     """Return the refusal of a message that must be sent otherwise."""
     return RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, remark, REFUSAL_FIELDS)
-
-
-def _refuse_delays(properties: bytes) -> None:
-    # RocketMQ delays the half, and loses it. Source: HookUtils#handleScheduleMessage.
-    if get_property(properties, b"DELAY") not in {None, b"0"}:
-        raise refusal(f"DELAY: {_INSTEAD}")
-    for name in _TIMERS:
-        if get_property(properties, name.encode()) is not None:
-            raise refusal(f"{name}: {_INSTEAD}")
-
-
-def _check_delivery(properties: bytes, now_ms: int) -> None:
-    delay = get_property(properties, b"TRANSACTION_DELAY_MS")
-    deliver = get_property(properties, b"TRANSACTION_DELIVER_MS")
-    if delay is not None and deliver is not None:
-        raise refusal("TRANSACTION_DELAY_MS and TRANSACTION_DELIVER_MS: set one of them")
-    if delay is not None and not (is_milliseconds(delay) and int(delay) <= DELAY_MS_MAX):
-        raise refusal(
-            f"TRANSACTION_DELAY_MS={_shown(delay)}: expected whole milliseconds after the commit, "
-            f"at most {DELAY_MS_MAX} (40 days)"
-        )
-    if deliver is not None and not (
-        is_milliseconds(deliver) and int(deliver) <= now_ms + DELAY_MS_MAX
-    ):
-        raise refusal(
-            f"TRANSACTION_DELIVER_MS={_shown(deliver)}: expected whole milliseconds since 1970, "
-            "at most 40 days from now"
-        )
-
-
-def _shown(value: bytes) -> str:
-    return value[:40].decode(errors="replace")

@@ -36,10 +36,12 @@ from .admission import (
     FINAL_RESERVE,
     GROUP_DECISION_RESERVE,
     GROUP_RESERVE,
+    Delays,
     group_is_full,
     leave_room,
     not_taken,
-    refuse_unfit,
+    refuse_delays,
+    refuse_large,
 )
 from .checker import RESTART_GRACE_MS, Checker, ProducerDirectory
 from .counters import Counters
@@ -260,13 +262,21 @@ class TransactionService:
             raise group_is_full(group, self._config.group_pending_max)
         raise not_taken(self._config, self._table.halves, broker_address)
 
+    def refuse_delays(self, sent: Delays) -> None:
+        """Raise if a message to be prepared asks for a delay that halves cannot have.
+
+        Raises:
+            RequestRefusedError: It does.
+        """
+        refuse_delays(sent, self._now_ms())
+
     def half_of(self, message: Draft, unique_key: str, *, reserve: int = FINAL_RESERVE) -> Draft:
         """Return what is to be appended for a transactional message.
 
         Raises:
-            RequestRefusedError: It asks for what halves cannot have, or leaves no room for more.
+            RequestRefusedError: It leaves no room for what follows from it.
         """
-        refuse_unfit(message.properties, self._now_ms, reserve=reserve)
+        refuse_large(message.properties, reserve=reserve)
         half = half_draft(message, unique_key)
         leave_room(half, message.topic, record_size_max=self._record_size_max)
         return half
@@ -313,7 +323,7 @@ class TransactionService:
             connection: By which they came.
 
         Raises:
-            RequestRefusedError: One asks for what halves cannot have, or leaves no room for more.
+            RequestRefusedError: One leaves no room for what follows from it.
             StoreError: They could not be appended; nothing has changed.
         """
         leader_key, total = messages[0][1].encode(), len(messages)

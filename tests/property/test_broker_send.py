@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from halfmq.broker import group_append
 from halfmq.broker.connection import Connection
-from halfmq.broker.delay import delay_level
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.group_append import GroupAppend
 from halfmq.broker.handlers.send import SendHandler
@@ -19,7 +18,7 @@ from halfmq.broker.handlers.sent_properties import SentProperties, read_properti
 from halfmq.broker.router import answer
 from halfmq.broker.send_refusal import SendRefusal
 from halfmq.broker.topics import TopicConfig
-from halfmq.broker.transaction.admission import without_brokers_own
+from halfmq.broker.transaction.admission import Delays, without_brokers_own
 from halfmq.broker.transaction.half import half_draft
 from halfmq.broker.transaction.twins import FirstHalf, Twins, twin_key
 from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
@@ -91,6 +90,9 @@ class Halves:
         offset = self.twins.find(twin_key(producer_group, unique_key))
         return None if offset is None else [FirstHalf(offset, 0, 1, message.store_host)]
 
+    def refuse_delays(self, sent: Delays) -> None:
+        """Every delay is taken here."""
+
     def half_of(self, message: Draft, unique_key: str) -> Draft:
         return half_draft(message, unique_key)
 
@@ -159,6 +161,7 @@ _names = st.sampled_from(
         *("UNIQ_KEY", "TAGS", "KEYS", "WAIT", "CLUSTER", "X_UNIQ_KEY", "TAGSX", "", "MSG_REGION"),
         *("TRAN_MSG", "PGROUP", "TRANSACTION_CHECK_TIMES", "TRANSACTION_HALF_ID"),
         *("DELAY", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS", "MY_TIMER_DELAY_MS"),
+        *("TRANSACTION_DELAY_MS", "TRANSACTION_DELIVER_MS"),
     ]
 )
 _values = st.one_of(
@@ -194,7 +197,9 @@ def _meaning(sent: str, new_key: str) -> SentProperties:
         is_plain=False,
         is_transactional=is_transactional,
         producer_group=found.get("PGROUP") if is_transactional else None,
-        delay_level=delay_level(raw),
+        commit_delay=found.get("TRANSACTION_DELAY_MS") if is_transactional else None,
+        deliver_at=found.get("TRANSACTION_DELIVER_MS") if is_transactional else None,
+        delay=found.get("DELAY"),
         timer=next((name for name in timers if name in found), None),
     )
 
@@ -205,6 +210,7 @@ def _meaning(sent: str, new_key: str) -> SentProperties:
 @example(sent="PGROUP\x01g\x02UNIQ_KEY\x01K\x02TRAN_MSG\x01True")
 @example(sent="UNIQ_KEY\x01a\x01b\x02WAIT\x01false\x02WAIT\x01\x02TAGS\x01\x02TAGS\x01t")
 @example(sent="PGROUP\x01g\x02DELAY\x013\x02TRAN_MSG\x01no\x02")
+@example(sent="TRANSACTION_DELAY_MS\x013\x02TRAN_MSG\x01true\x02TRANSACTION_DELIVER_MS\x01x")
 @example(sent="WAIT\x01false\x02WAIT\x01true\x02DELAY\x013\x02TIMER_DELAY_MS\x01")
 @example(sent="KEYS\x01UNIQ_KEY\x01k\x02TAGS\x02TRANSACTION_HALF_ID\x01forged\x02TAGS\x01t")
 def test_properties_are_read_by_the_rules_of_the_format(sent: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.delay import DELAY_MS_MAX
 from halfmq.broker.transaction.admission import FINAL_RESERVE
+from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.pending import Event
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.format.batch import BatchUnit, encode_batch
@@ -112,6 +113,8 @@ def test_delay_level_zero_delays_nothing(sends: Prepares) -> None:
     [
         ({"TRANSACTION_DELAY_MS": "soon"}, "whole milliseconds after the commit"),
         ({"TRANSACTION_DELAY_MS": "-1"}, "whole milliseconds after the commit"),
+        ({"TRANSACTION_DELAY_MS": "²"}, "whole milliseconds after the commit"),
+        ({"TRANSACTION_DELIVER_MS": "٣"}, "milliseconds since 1970"),
         ({"TRANSACTION_DELAY_MS": "1.5"}, "whole milliseconds after the commit"),
         ({"TRANSACTION_DELAY_MS": str(DELAY_MS_MAX + 1)}, "40 days"),
         ({"TRANSACTION_DELAY_MS": "9" * 5_000}, "40 days"),
@@ -193,7 +196,7 @@ def test_a_half_leaves_room_for_its_decision(sends: Prepares, long_path: bool) -
     assert code == ILLEGAL
     assert "send fewer" in remark
     offset = parse_offset_message_id(largest.msg_id).physical_offset
-    sends.broker.service.end(offset, largest.queue_offset, "pg", Event.COMMIT)
+    sends.broker.service.end(DecisionRequest(offset, largest.queue_offset, "pg", Event.COMMIT))
 
 
 @pytest.mark.parametrize("key_size", [32, 128, 129, 600, 5_000])
@@ -215,7 +218,9 @@ def test_a_long_key_leaves_room_for_the_decision_as_well(
             assert "send fewer" in (answer.remark or "")
 
     offset = parse_offset_message_id(largest.msg_id).physical_offset
-    ended = sends.broker.service.end(offset, largest.queue_offset, "pg", Event.COMMIT)
+    ended = sends.broker.service.end(
+        DecisionRequest(offset, largest.queue_offset, "pg", Event.COMMIT)
+    )
 
     final = sends.broker.log.record_at(ended.final_offset or 0)
     assert final is not None

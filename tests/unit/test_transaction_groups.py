@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.errors import DecidedOtherwiseError, HalfMismatchError
 from halfmq.broker.transaction.pending import Event, State
 from halfmq.store.draft import Appended
@@ -168,7 +169,9 @@ def test_a_further_half_is_verified_like_the_first(broker: Broker) -> None:
     halves = broker.prepare_group(2)
     end = broker.log.write_offset
     with pytest.raises(HalfMismatchError, match="state table offset wrong"):
-        broker.service.end(halves[1].physical_offset, halves[0].queue_offset, "pg", Event.COMMIT)
+        broker.service.end(
+            DecisionRequest(halves[1].physical_offset, halves[0].queue_offset, "pg", Event.COMMIT)
+        )
     with pytest.raises(HalfMismatchError, match="group wrong"):
         broker.end(halves[1], Event.COMMIT, group="other")
     assert broker.log.write_offset == end
@@ -187,7 +190,7 @@ def test_op_messages_mirror_every_half(broker: Broker) -> None:
 
 def test_a_refused_message_keeps_the_whole_group_out(broker: Broker) -> None:
     """All or none are stored."""
-    good, bad = message(key="a"), message(key="b", properties={"DELAY": "3"})
+    good, bad = message(key="a"), message(key="b", properties={"X": "x" * 31_000})
     with pytest.raises(RequestRefusedError):
         broker.service.prepare_group([(good, "a"), (bad, "b")], "pg", Connected())
     assert (broker.log.write_offset, broker.service.pending) == (0, 0)

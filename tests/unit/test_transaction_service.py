@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
     DecisionForgottenError,
@@ -115,19 +116,25 @@ def test_a_request_must_name_the_half_it_means(broker: Broker) -> None:
     end = broker.log.write_offset
 
     with pytest.raises(HalfNotFoundError, match=r"message failed: .* at commitLogOffset 99999999"):
-        broker.service.end(99_999_999, 0, "pg", Event.COMMIT)
+        broker.service.end(DecisionRequest(99_999_999, 0, "pg", Event.COMMIT))
     with pytest.raises(HalfNotFoundError):
-        broker.service.end(half.physical_offset + 1, half.queue_offset, "pg", Event.COMMIT)
+        broker.service.end(
+            DecisionRequest(half.physical_offset + 1, half.queue_offset, "pg", Event.COMMIT)
+        )
     with pytest.raises(HalfMismatchError, match=r"state table offset wrong: .* 0, .* says 1"):
-        broker.service.end(half.physical_offset, half.queue_offset + 1, "pg", Event.COMMIT)
+        broker.service.end(
+            DecisionRequest(half.physical_offset, half.queue_offset + 1, "pg", Event.COMMIT)
+        )
     with pytest.raises(HalfMismatchError, match=r"group wrong: .* group 'pg', .* of 'pg2'"):
         broker.end(half, Event.COMMIT, group="pg2")
     with pytest.raises(HalfMismatchError, match="not a half message"):
-        broker.service.end(final.physical_offset, final.queue_offset, "pg2", Event.COMMIT)
+        broker.service.end(
+            DecisionRequest(final.physical_offset, final.queue_offset, "pg2", Event.COMMIT)
+        )
     with pytest.raises(HalfMismatchError, match=r"group wrong: .* group 'pg2', .* of 'pg'"):
         broker.end(other, Event.COMMIT)
     with pytest.raises(HalfMismatchError, match="state table offset wrong"):
-        broker.service.end(other.physical_offset, 77, "pg2", Event.COMMIT)
+        broker.service.end(DecisionRequest(other.physical_offset, 77, "pg2", Event.COMMIT))
     assert broker.log.write_offset == end
 
 
@@ -153,14 +160,6 @@ def test_a_late_decision_is_taken_whatever_immunity_says(broker: Broker) -> None
     broker.end(half, Event.COMMIT)
 
     assert len(broker.finals_of(half)) == 1
-
-
-def test_a_delayed_half_is_refused(broker: Broker) -> None:
-    """Neither RocketMQ nor this broker can delay it; RocketMQ loses it."""
-    with pytest.raises(RequestRefusedError, match="TRANSACTION_DELAY_MS") as caught:
-        broker.prepare(DELAY="3")
-    assert caught.value.code is ResponseCode.MESSAGE_ILLEGAL
-    assert broker.log.write_offset == 0
 
 
 def test_rejection_is_a_setting(tmp_path: Path) -> None:
@@ -373,9 +372,13 @@ def test_a_store_of_rocketmq_is_carried_on(tmp_path: Path) -> None:
     original, first_copy, _ = copied["halves"]
 
     broker.service.end(
-        first_copy["commitLogOffset"], first_copy["queueOffset"], "pg_tx", Event.COMMIT
+        DecisionRequest(
+            first_copy["commitLogOffset"], first_copy["queueOffset"], "pg_tx", Event.COMMIT
+        )
     )
-    broker.service.end(original["commitLogOffset"], original["queueOffset"], "pg_tx", Event.COMMIT)
+    broker.service.end(
+        DecisionRequest(original["commitLogOffset"], original["queueOffset"], "pg_tx", Event.COMMIT)
+    )
     broker.service.drain()
 
     half = Appended(original["commitLogOffset"], 0, original["queueOffset"], 0)
