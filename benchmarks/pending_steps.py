@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.broker.config import TransactionConfig
+from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.half import half_draft
 from halfmq.broker.transaction.pending import Event, Producer
 from halfmq.broker.transaction.service import TransactionService
@@ -165,7 +166,9 @@ def snapshot(root: Path, behind: int, body_size: int) -> dict[str, float]:
     for number in range(count, count + behind):
         (half,) = service.prepare_group([message(number, body)], GROUP, Nobody())
         if number % 2:
-            service.end(half.physical_offset, half.queue_offset, GROUP, Event.ROLLBACK)
+            service.end(
+                DecisionRequest(half.physical_offset, half.queue_offset, GROUP, Event.ROLLBACK)
+            )
         bench.store.tick()
     bench.settle()
     return {

@@ -35,8 +35,9 @@ from ..errors import RequestRefusedError, UnfinishedError
 from ..group_append import GroupAppend
 from ..router import STORE_ERROR_CODES, answer
 from ..slices import Slice
-from ..transaction.deciding import PlannedDecision
+from ..transaction.deciding import DecisionRequest, PlannedDecision
 from ..transaction.errors import TransactionError
+from ..transaction.pending import Event
 from .end_rules import (
     ERROR_CODES,
     EVENTS,
@@ -178,7 +179,7 @@ class EndBatches:
 
     def _plan(self, batch: Batch) -> list[tuple[int, PlannedDecision]]:
         """Plan first decisions until there are enough for one turn, or halves have to be read."""
-        plan, group = self._transactions.plan, batch.group
+        plan = self._transactions.plan
         planned: list[tuple[int, PlannedDecision]] = []
         size, start = 0, batch.looked_at
         for number in range(start, len(batch.ends)):
@@ -188,15 +189,7 @@ class EndBatches:
             if event is None:
                 continue
             try:
-                one = plan(
-                    end.commit_log_offset,
-                    end.tran_state_table_offset,
-                    group,
-                    event,
-                    end.from_check,
-                    (end.transaction_id,),
-                    may_decide(batch.request, from_check=end.from_check),
-                )
+                one = plan(_request_of(end, event, batch))
             except NotInMemoryError as missing:
                 batch.looked_at = number
                 if number > start:
@@ -285,19 +278,11 @@ class EndBatches:
         if event is None:
             remark = wrong_decision(end.decision)
             return EndResult(code=ResponseCode.SYSTEM_ERROR, remark=remark), 0
-        group = batch.group
+        request = _request_of(end, event, batch)
         try:
-            ended = self._transactions.end(
-                end.commit_log_offset,
-                end.tran_state_table_offset,
-                group,
-                event,
-                end.from_check,
-                (end.transaction_id,),
-                may_decide(batch.request, from_check=end.from_check),
-            )
+            ended = self._transactions.end(request)
         except TransactionError as error:
-            log_refusal(end, group, batch.connection, error)
+            log_refusal(request, batch.connection, error)
             return EndResult(code=ERROR_CODES[type(error)], remark=str(error)), stands_at(error)
         except RequestRefusedError as refusal:
             refusal.answered(batch.request, batch.connection)
@@ -317,6 +302,18 @@ class EndBatches:
         assert len(results) == len(batch.ends)
         reply = encode_reply(batch.request, body=encode_entries(results))
         return self._when_durable(batch.request, batch.connection, batch.position, reply)
+
+
+def _request_of(end: TransactionEnd, event: Event, batch: Batch) -> DecisionRequest:
+    return DecisionRequest(
+        end.commit_log_offset,
+        end.tran_state_table_offset,
+        batch.group,
+        event,
+        end.from_check,
+        (end.transaction_id,),
+        may_decide(batch.request, from_check=end.from_check),
+    )
 
 
 def _refused(error: StoreError) -> EndResult:

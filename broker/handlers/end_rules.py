@@ -10,12 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from halfmq.remoting.codes import ResponseCode
-from halfmq.remoting.transaction_bodies import TransactionEnd
 from halfmq.store.draft import Appended
 from halfmq.store.format.flags import TransactionType
 
 from ..connection import Connection
-from ..transaction.deciding import Ended, MayDecide, PlannedDecision
+from ..transaction.deciding import DecisionRequest, Ended, PlannedDecision
 from ..transaction.errors import (
     DecidedOtherwiseError,
     DecisionForgottenError,
@@ -46,27 +45,9 @@ ERROR_CODES: Final[Mapping[type[TransactionError], ResponseCode]] = {
 class Transactions(Protocol):
     """What deciding needs of the transaction service."""
 
-    def end(
-        self,
-        offset: int,
-        queue_offset: int,
-        producer_group: str,
-        event: Event,
-        from_check: bool = False,
-        names: Sequence[str] = (),
-        may: MayDecide | None = None,
-    ) -> Ended: ...
+    def end(self, request: DecisionRequest) -> Ended: ...
 
-    def plan(
-        self,
-        offset: int,
-        queue_offset: int,
-        producer_group: str,
-        event: Event,
-        from_check: bool = False,
-        names: Sequence[str] = (),
-        may: MayDecide | None = None,
-    ) -> PlannedDecision | None: ...
+    def plan(self, request: DecisionRequest) -> PlannedDecision | None: ...
 
     def decided(self, planned: PlannedDecision, appended: Sequence[Appended]) -> int: ...
 
@@ -83,17 +64,15 @@ def stands_at(error: TransactionError) -> int:
     return error.position if isinstance(error, DecidedOtherwiseError) else 0
 
 
-def log_refusal(
-    end: TransactionEnd, group: str, connection: Connection, error: TransactionError
-) -> None:
-    """Say in the log what was refused and why: one-way senders learn nothing of it."""
+def log_refusal(request: DecisionRequest, connection: Connection, error: TransactionError) -> None:
+    """Log what was refused and why: one-way senders get no answer."""
     logger.warning(
         "event=decision_refused half_offset=%d decision=%s from_check=%s group=%s peer=%s "
         "reason=%r",
-        end.commit_log_offset,
-        EVENTS[end.decision].name,
-        end.from_check,
-        group,
+        request.offset,
+        request.event.name,
+        request.from_check,
+        request.producer_group,
         connection.name,
         str(error),
     )

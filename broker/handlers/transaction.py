@@ -22,7 +22,6 @@ from halfmq.remoting.codes import FLAG_ONE_WAY, HeaderType, RequestCode, Respons
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from halfmq.remoting.replies import encode_end_reply, encode_reply
-from halfmq.remoting.transaction_bodies import TransactionEnd
 from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.ids import offset_message_id
 
@@ -30,7 +29,7 @@ from ..connection import Connection, Handler
 from ..errors import RequestRefusedError
 from ..group_append import GroupAppend
 from ..router import answer
-from ..transaction.deciding import PlannedDecision
+from ..transaction.deciding import DecisionRequest, PlannedDecision
 from ..transaction.errors import TransactionError
 from ..transaction.pending import State
 from . import end_batch
@@ -174,7 +173,7 @@ class TransactionHandler:
             raise RequestRefusedError(
                 ResponseCode.SYSTEM_ERROR, wrong_decision(header.commit_or_rollback)
             )
-        planned = self._plan(
+        decision = DecisionRequest(
             header.commit_log_offset,
             header.tran_state_table_offset,
             header.producer_group,
@@ -183,11 +182,12 @@ class TransactionHandler:
             _names(header),
             may_decide(request, from_check=header.from_transaction_check),
         )
+        planned = self._plan(decision)
         if planned is not None:
             self._stage(planned, request, connection)
             return None
         self._group.append_staged()  # the first decision may be among what is staged
-        return self._end_by_every_rule(request, connection)
+        return self._end_by_every_rule(decision, request, connection)
 
     def _stage(
         self, planned: PlannedDecision, request: RemotingCommand, connection: Connection
@@ -209,28 +209,13 @@ class TransactionHandler:
         """Append a decision by itself: with others it could not be."""
         return staged.finish(self._log.append(staged.drafts))
 
-    def _end_by_every_rule(self, request: RemotingCommand, connection: Connection) -> bytes | None:
-        header = request.header
-        assert isinstance(header, EndTransactionRequestHeader)
-        event = EVENTS[header.commit_or_rollback]
+    def _end_by_every_rule(
+        self, decision: DecisionRequest, request: RemotingCommand, connection: Connection
+    ) -> bytes | None:
         try:
-            ended = self._end(
-                header.commit_log_offset,
-                header.tran_state_table_offset,
-                header.producer_group,
-                event,
-                header.from_transaction_check,
-                _names(header),
-                may_decide(request, from_check=header.from_transaction_check),
-            )
+            ended = self._end(decision)
         except TransactionError as error:
-            end = TransactionEnd(
-                commit_log_offset=header.commit_log_offset,
-                tran_state_table_offset=header.tran_state_table_offset,
-                decision=header.commit_or_rollback,
-                from_check=header.from_transaction_check,
-            )
-            log_refusal(end, header.producer_group, connection, error)
+            log_refusal(decision, connection, error)
             reply = encode_reply(request, ERROR_CODES[type(error)], remark=str(error))
             return self._when_durable(request, connection, stands_at(error), reply)
         # "Not known yet" is answered as well, unlike by RocketMQ: Go waits for every answer.

@@ -2,10 +2,10 @@
 
 So a refused append (disk full, broker stopping) leaves the transaction undecided and the client
 free to try again. A decision about several messages is one append as well: the leader's final
-message, which decides for all, and behind it those of the others.
+message, which decides for all, followed by those of the others.
 
 A handler that has more to append in the same pass of the event loop *plans* a decision: it gets the
-records, appends them with others, and tells what came of it.
+records, appends them with others, and reports the result.
 """
 
 from __future__ import annotations
@@ -110,6 +110,18 @@ MayDecide: TypeAlias = Callable[[bytes, bool], None]
 RequestRefusedError unless a subject may decide it."""
 
 
+class DecisionRequest(msgspec.Struct, gc=False):
+    """What a producer asks for."""
+
+    offset: int  # physical, of the half, or of a check copy or a further half of it
+    queue_offset: int  # of the same record in the half topic
+    producer_group: str  # must be the group that prepared it
+    event: Event  # COMMIT, ROLLBACK or UNKNOWN
+    from_check: bool = False  # whether it is the answer to a check
+    names: Sequence[str] = ()  # what it calls the transaction; if any, one must be its unique key
+    may: MayDecide | None = None  # raises unless the sender may decide; None: no access control
+
+
 class Decisions:
     """Takes decisions, and answers those that come again."""
 
@@ -152,26 +164,8 @@ class Decisions:
         self._unflushed_topics = unflushed_topics
         self._planned: set[int] = set()  # halves whose decision waits for its group
 
-    def end(
-        self,
-        offset: int,
-        queue_offset: int,
-        producer_group: str,
-        event: Event,
-        from_check: bool = False,
-        names: Sequence[str] = (),
-        may: MayDecide | None = None,
-    ) -> Ended:
+    def end(self, request: DecisionRequest) -> Ended:
         """Apply a producer's decision.
-
-        Args:
-            offset: Physical offset of the half, or of a check copy or a further half of it.
-            queue_offset: Of the same record in the half topic.
-            producer_group: Must be the group that prepared it.
-            event: COMMIT, ROLLBACK or UNKNOWN.
-            from_check: Whether it is the answer to a check.
-            names: What the request calls the transaction; if it does, one must be its unique key.
-            may: Raises unless the sender may decide; None without access control.
 
         Raises:
             TransactionError: The request is refused; the transaction is as it was.
@@ -179,16 +173,17 @@ class Decisions:
             StoreError: The decision could not be appended; the transaction is as it was.
             NotInMemoryError: Nothing has changed; as in all that reads halves.
         """
-        if may is not None:
-            self._refuse_strangers(offset, may)
+        offset = request.offset
+        if request.may is not None:
+            self._refuse_strangers(offset, request.may)
         entry = self._find(offset)
         if entry is None:
-            return self._end_other(offset, queue_offset, producer_group, event, from_check, names)
-        if entry.queue_offset != queue_offset:
-            raise _wrong_queue_offset(offset, entry.queue_offset, queue_offset)
-        if entry.group != producer_group:
-            raise _wrong_group(offset, entry.group, producer_group)
-        return self._decide(entry, event, names, from_check=from_check)
+            return self._end_other(request)
+        if entry.queue_offset != request.queue_offset:
+            raise _wrong_queue_offset(offset, entry.queue_offset, request.queue_offset)
+        if entry.group != request.producer_group:
+            raise _wrong_group(offset, entry.group, request.producer_group)
+        return self._decide(entry, request.event, request.names, from_check=request.from_check)
 
     def decide(self, offset: int, action: str) -> Ended:
         """Apply an operator's decision, "commit" or "rollback"; otherwise as `end`."""
@@ -344,38 +339,30 @@ class Decisions:
         last = appended[-1]
         return last.physical_offset + last.size if planned.waits else 0
 
-    def plan(
-        self,
-        offset: int,
-        queue_offset: int,
-        producer_group: str,
-        event: Event,
-        from_check: bool = False,
-        names: Sequence[str] = (),
-        may: MayDecide | None = None,
-    ) -> PlannedDecision | None:
+    def plan(self, request: DecisionRequest) -> PlannedDecision | None:
         """Return the records of a first decision, to be appended together with others.
 
         None when the request is anything else than the first decision about an undecided half, or
         one is planned already, or the half cannot be read: `end` knows what to do then.
         """
+        offset, may = request.offset, request.may
         entry = self._find(offset)
         if (
             entry is None
-            or entry.queue_offset != queue_offset
-            or entry.group != producer_group
+            or entry.queue_offset != request.queue_offset
+            or entry.group != request.producer_group
             or offset in self._planned
             or (may is not None and offset in self._groups)  # each of its messages is looked at
         ):
             return None
-        state, verdict = RESULTS[entry.state][event]
+        state, verdict = RESULTS[entry.state][request.event]
         if verdict is not _DECIDE:
             return None
         try:
-            planned = self._decision(entry, state, names, may)
+            planned = self._decision(entry, state, request.names, may)
         except (TransactionError, RequestRefusedError, OSError):
             return None
-        if from_check:
+        if request.from_check:
             self._answered(entry)
         self._planned.add(offset)
         return planned
@@ -397,27 +384,20 @@ class Decisions:
             )
         return half
 
-    def _end_other(
-        self,
-        offset: int,
-        queue_offset: int,
-        group: str,
-        event: Event,
-        from_check: bool,
-        names: Sequence[str],
-    ) -> Ended:
+    def _end_other(self, request: DecisionRequest) -> Ended:
         """Apply a decision about a half that is not undecided under this offset."""
+        offset, group = request.offset, request.producer_group
         half = self._existing_half(offset)
-        if half.queue_offset != queue_offset:
-            raise _wrong_queue_offset(offset, half.queue_offset, queue_offset)
+        if half.queue_offset != request.queue_offset:
+            raise _wrong_queue_offset(offset, half.queue_offset, request.queue_offset)
         prepared_by = get_property(half.properties, b"PGROUP")
         if prepared_by != group.encode():
             raise _wrong_group(offset, (prepared_by or b"").decode(errors="replace"), group)
-        _check_names(offset, half.properties, names)
+        _check_names(offset, half.properties, request.names)
         entry = self._find(self._table.first_of(offset))
         if entry is None:
-            return self._answer_decided(offset, half, event)
-        return self._decide(entry, event, from_check=from_check)
+            return self._answer_decided(offset, half, request.event)
+        return self._decide(entry, request.event, from_check=request.from_check)
 
     def _answer_decided(self, offset: int, half: StoredHalf, event: Event) -> Ended:
         """Answer a request about a transaction that is decided; nothing is appended."""
@@ -457,7 +437,7 @@ class Decisions:
             self._log.request_flush()
 
     def finish(self, halves: Sequence[int]) -> None:
-        """Append final messages that a crash has cut off behind the decision to commit them."""
+        """Append final messages that a crash has cut off after the decision to commit them."""
         finals = []
         for offset in halves:
             half = self._read_half(offset)

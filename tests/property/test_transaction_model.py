@@ -32,7 +32,7 @@ from hypothesis.stateful import (
 )
 
 from halfmq.broker.config import TransactionConfig
-from halfmq.broker.transaction.deciding import Ended, PlannedDecision
+from halfmq.broker.transaction.deciding import DecisionRequest, Ended, PlannedDecision
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
     TransactionError,
@@ -122,7 +122,9 @@ class TransactionMachine(RuleBasedStateMachine):
         half = known.halves[named % len(known.halves)]
         with self.refused_only_by_the_opposite(known, event):
             ended = self.broker.service.end(
-                half.physical_offset, half.queue_offset, known.group, event, from_check
+                DecisionRequest(
+                    half.physical_offset, half.queue_offset, known.group, event, from_check
+                )
             )
             self.note(known, event, ended)
 
@@ -168,7 +170,9 @@ class TransactionMachine(RuleBasedStateMachine):
             if known.lost:
                 continue
             half = known.halves[named % len(known.halves)]
-            planned = service.plan(half.physical_offset, half.queue_offset, known.group, event)
+            planned = service.plan(
+                DecisionRequest(half.physical_offset, half.queue_offset, known.group, event)
+            )
             plans.append((known, event, named, planned))
         drafts = [
             draft
@@ -218,10 +222,12 @@ class TransactionMachine(RuleBasedStateMachine):
         before = self.broker.log.write_offset
         try:
             self.broker.service.end(
-                known.half.physical_offset + skew[0],
-                known.half.queue_offset + skew[1],
-                known.group + skew[2],
-                Event.COMMIT,
+                DecisionRequest(
+                    known.half.physical_offset + skew[0],
+                    known.half.queue_offset + skew[1],
+                    known.group + skew[2],
+                    Event.COMMIT,
+                )
             )
         except TransactionError:
             assert self.broker.log.write_offset == before

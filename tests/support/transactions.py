@@ -10,7 +10,7 @@ from halfmq.broker.asks import OnAnswer
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.connection import Part
 from halfmq.broker.delay import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
-from halfmq.broker.transaction.deciding import Ended
+from halfmq.broker.transaction.deciding import DecisionRequest, Ended
 from halfmq.broker.transaction.pending import DECIDED_REMEMBERED, Event
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.remoting.command import RemotingCommand
@@ -477,7 +477,9 @@ class Broker:
         return self.ended(half, event, group=group).position
 
     def ended(self, half: Appended, event: Event, *, group: str = "pg") -> Ended:
-        return self.service.end(half.physical_offset, half.queue_offset, group, event)
+        return self.service.end(
+            DecisionRequest(half.physical_offset, half.queue_offset, group, event)
+        )
 
     def wait(self, milliseconds: int) -> None:
         """Let time pass and do everything that is due, however many ticks it takes."""

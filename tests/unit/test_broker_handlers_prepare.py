@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from halfmq.broker.config import TransactionConfig
+from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.pending import Event
 from halfmq.remoting.codes import HeaderType, ResponseCode
 from halfmq.remoting.transaction_bodies import GROUP_MESSAGES_MAX, PreparedMessage, PreparedResult
@@ -31,7 +32,7 @@ def sends(tmp_path: Path) -> Prepares:
 
 def _end(sends: Prepares, half: PreparedResult, event: Event, group: str = "pg") -> None:
     offset = parse_offset_message_id(half.message_id).physical_offset
-    sends.broker.service.end(offset, half.queue_offset, group, event)
+    sends.broker.service.end(DecisionRequest(offset, half.queue_offset, group, event))
     sends.broker.log.flush()
 
 
@@ -236,7 +237,7 @@ def test_beyond_the_limit_of_undecided_halves_prepares_are_refused(tmp_path: Pat
     assert sends.broker.service.metrics()["prepares_refused"] == 2
 
     offset = parse_offset_message_id(last.msg_id).physical_offset
-    sends.broker.service.end(offset, last.queue_offset, "pg", Event.COMMIT)
+    sends.broker.service.end(DecisionRequest(offset, last.queue_offset, "pg", Event.COMMIT))
     sends.prepare("M")
 
 

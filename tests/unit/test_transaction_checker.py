@@ -12,6 +12,7 @@ from halfmq.broker.config import TransactionConfig
 from halfmq.broker.slices import Slice
 from halfmq.broker.transaction import checker, group_queues
 from halfmq.broker.transaction import timetable as timetable_module
+from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.half import StoredHalf
 from halfmq.broker.transaction.pending import Event
 from halfmq.broker.transaction.timetable import BUCKET_MS, Timetable
@@ -190,7 +191,9 @@ def test_the_answer_to_a_check_ends_the_questions(broker: Broker, event: Event) 
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     ((_, header, _),) = producer.asked
 
-    broker.service.end(header.commit_log_offset, header.tran_state_table_offset, "pg", event)
+    broker.service.end(
+        DecisionRequest(header.commit_log_offset, header.tran_state_table_offset, "pg", event)
+    )
     broker.wait(20 * INTERVAL_MS)
 
     assert len(producer.asked) == 1

@@ -7,6 +7,7 @@ import pytest
 from halfmq.broker import slices
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.topics import TopicConfig
+from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
     HalfMismatchError,
@@ -56,7 +57,9 @@ def test_a_transaction_is_described_in_full(broker: Broker) -> None:
     assert 3_900 <= info.next_check_ms <= 4_100
 
     broker.wait(5_000)
-    broker.service.end(half.physical_offset, half.queue_offset, "pg", Event.UNKNOWN, True)
+    broker.service.end(
+        DecisionRequest(half.physical_offset, half.queue_offset, "pg", Event.UNKNOWN, True)
+    )
     (info,) = broker.service.page(-1, 10).infos
     assert (info.checks_sent, info.checks_delivered, info.checks_answered) == (1, 1, 1)
     producer.closed = True
@@ -205,7 +208,9 @@ def test_the_reason_of_parking_tells_whether_anybody_answered(broker: Broker) ->
         broker.wait(700_000)
         for _ in unsure.asked:
             broker.service.end(
-                half.physical_offset, half.queue_offset, "unsure", Event.UNKNOWN, True
+                DecisionRequest(
+                    half.physical_offset, half.queue_offset, "unsure", Event.UNKNOWN, True
+                )
             )
         unsure.asked.clear()
 
@@ -234,7 +239,9 @@ def test_a_check_is_answered_once_however_often_its_answer_comes(broker: Broker)
     half = broker.prepare()
     for checks in (0, 1, 2):
         for _ in range(5):
-            broker.service.end(half.physical_offset, half.queue_offset, "pg", Event.UNKNOWN, True)
+            broker.service.end(
+                DecisionRequest(half.physical_offset, half.queue_offset, "pg", Event.UNKNOWN, True)
+            )
         (info,) = broker.service.page(-1, 1).infos
         assert (info.checks_sent, info.checks_answered) == (checks, checks)
         broker.wait(50_000)
@@ -400,7 +407,12 @@ def test_a_commit_without_a_place_is_refused_and_can_be_repeated(broker: Broker)
     broker.place.error = RequestRefusedError(ResponseCode.NO_PERMISSION, "no room")
     with pytest.raises(RequestRefusedError):
         broker.end(half, Event.COMMIT)
-    assert broker.service.plan(half.physical_offset, half.queue_offset, "pg", Event.COMMIT) is None
+    assert (
+        broker.service.plan(
+            DecisionRequest(half.physical_offset, half.queue_offset, "pg", Event.COMMIT)
+        )
+        is None
+    )
     broker.place.error = None
 
     broker.end(half, Event.COMMIT)

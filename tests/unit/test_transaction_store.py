@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.config import TransactionConfig
+from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.errors import DecidedOtherwiseError
 from halfmq.broker.transaction.pending import Event
 from halfmq.broker.transaction.service import TransactionService
@@ -78,7 +79,9 @@ class StoredBroker:
         return half
 
     def end(self, half: Appended, event: Event) -> int:
-        ended = self.service.end(half.physical_offset, half.queue_offset, "pg", event)
+        ended = self.service.end(
+            DecisionRequest(half.physical_offset, half.queue_offset, "pg", event)
+        )
         self.flush()
         return ended.position
 
@@ -235,7 +238,9 @@ def test_messages_of_one_transaction_become_visible_together(
         if attempt % 2:
             broker.restart()
 
-        broker.service.end(halves[0].physical_offset, halves[0].queue_offset, "pg", Event.COMMIT)
+        broker.service.end(
+            DecisionRequest(halves[0].physical_offset, halves[0].queue_offset, "pg", Event.COMMIT)
+        )
         seen = [len(broker.consumed(f"topic{number}")) for number in range(5)]
         assert seen in ([attempt] * 5, [attempt + 1] * 5)  # the flusher may have been as fast
         broker.flush()
@@ -347,7 +352,9 @@ def test_a_store_of_rocketmq_opens_in_the_middle_of_transactions(golden: GoldenS
         end = broker.store.write_offset
 
         broker.service.end(
-            half["commitLogOffset"], half["queueOffset"], transaction["producerGroup"], event
+            DecisionRequest(
+                half["commitLogOffset"], half["queueOffset"], transaction["producerGroup"], event
+            )
         )
         broker.flush()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.transaction import service, twins
+from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.pending import Event, State
 from halfmq.broker.transaction.twins import Twins, twin_key
 from halfmq.remoting.codes import ResponseCode
@@ -25,7 +26,7 @@ def sends(tmp_path: Path) -> Prepares:
 
 def _decide(sends: Prepares, half: SendMessageResponseHeader, event: Event) -> None:
     offset = parse_offset_message_id(half.msg_id).physical_offset
-    sends.broker.service.end(offset, half.queue_offset, "pg", event)
+    sends.broker.service.end(DecisionRequest(offset, half.queue_offset, "pg", event))
     sends.broker.log.flush()
 
 
