@@ -108,7 +108,7 @@ class PendingTransaction:
     """Physical offset of the half in its broker's commit log."""
 
 
-def _pending(info: TransactionInfo, broker_name: str) -> PendingTransaction:
+def _pending_from_info(info: TransactionInfo, broker_name: str) -> PendingTransaction:
     return PendingTransaction(
         half_message_id=info.message_id,
         transaction_id=info.transaction_id,
@@ -172,7 +172,7 @@ async def pending_pages(
             infos, position = await _query(session, address, header)
             if left is not None:
                 left -= len(infos)
-            yield [_pending(info, broker_name) for info in infos]
+            yield [_pending_from_info(info, broker_name) for info in infos]
 
 
 async def pending_transactions(
@@ -279,7 +279,7 @@ class Admin(BaseClient):
             for info in infos:
                 # The same offset may belong to another transaction on another broker.
                 if wanted in {info.message_id.upper(), info.transaction_id.upper()}:
-                    return _pending(info, broker_name)
+                    return _pending_from_info(info, broker_name)
         return None
 
     async def commit(self, transaction_id: str, *, reason: str | None = None) -> str | None:

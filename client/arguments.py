@@ -24,7 +24,7 @@ is_tag = re.compile(rf"[^\s{NOT_IN_TAGS}]+").fullmatch
 
 def check_text(name: str, value: object, what: str = "text") -> None:
     """Raise ConfigurationError unless it is a ``str`` that can be encoded."""
-    reason = text_fault(value)
+    reason = invalid_text_reason(value)
     if reason is not None:
         raise ConfigurationError(name, value, f"{what}: {reason}")
 
@@ -35,7 +35,7 @@ def check_optional_text(name: str, value: object, what: str = "text") -> None:
         check_text(name, value, f"{what}, or None")
 
 
-def text_fault(value: object) -> str | None:
+def invalid_text_reason(value: object) -> str | None:
     """Return why a value cannot be used as text, and what to do; None if it can."""
     if isinstance(value, bytes | bytearray):
         return f"a str and not {type(value).__name__}, so decode it"

@@ -51,11 +51,11 @@ from halfmq.store.format.topics import RETRY_PREFIX, retry_topic
 from .arguments import INT32, check_callable, check_count, check_kind, check_seconds
 from .config import ClientConfig
 from .consuming.delivery import Delivery, DeliveryBuffer
-from .consuming.filters import normalised_filter
+from .consuming.filters import normalise_filter
 from .consuming.in_flight import InFlightWindow
 from .consuming.offsets import BrokerOffsets, LocalOffsets, OffsetStore, StartFrom, broker_address
 from .consuming.pulling import QueuePuller
-from .consuming.rebalance import average_share
+from .consuming.rebalance import allocate_averagely
 from .credentials import CredentialsSource
 from .errors import (
     FILTER_EXPECTED,
@@ -229,13 +229,13 @@ class Consumer(BaseClient):
         session = self._session
         windows = [puller.window for puller, _ in self._pullers.values()]
         try:
-            await _all(self._commit_window(session, window) for window in windows)
+            await _gather(self._commit_window(session, window) for window in windows)
         finally:
             await self._offsets.flush()
 
     async def close(self) -> None:
         """End the loops, commit the offsets, release the queues; safe to call twice."""
-        if self._is_the_parents():
+        if self._is_inherited():
             return
         try:
             if self._buffer is not None:
@@ -324,7 +324,7 @@ class Consumer(BaseClient):
         """Process the answer to a heartbeat, which reports unequal subscriptions and refusals."""
         self._denials.pop(address, None)
         was_unequal = self._unequal.pop(address, None) is not None
-        event = self._difference(client_id, address, answer)
+        event = self._subscription_difference(client_id, address, answer)
         if answer.code != ResponseCode.SUCCESS and event is None:
             error = error_from_response(answer)
             if isinstance(error, AccessDeniedError):
@@ -356,7 +356,7 @@ class Consumer(BaseClient):
         if self._buffer is not None:
             self._buffer.set_error(next(iter(self._denials.values()), None))
 
-    def _difference(
+    def _subscription_difference(
         self, client_id: str, address: str, answer: RemotingCommand
     ) -> UnequalSubscriptions | None:
         try:
@@ -419,7 +419,7 @@ class Consumer(BaseClient):
             self._missing_topics.discard(topic)
             self._known_topics.add(topic)
             await self._revoke(session, sorted(held.difference(assigned)))
-            await _all(self._assign(session, queue) for queue in assigned if queue not in held)
+            await _gather(self._assign(session, queue) for queue in assigned if queue not in held)
         except ClientError as error:
             level = logging.DEBUG if str(error) == self._last_error else logging.WARNING
             self._last_error = str(error)
@@ -463,7 +463,7 @@ class Consumer(BaseClient):
             members = decode_consumer_list(expect_success(answer).body)
         except ProtocolError as error:
             raise BadAnswerError(address, str(error)) from error
-        return average_share(route.consume_queues, members, session.client_id)
+        return allocate_averagely(route.consume_queues, members, session.client_id)
 
     async def _assign(self, session: Session, queue: MessageQueue) -> None:
         """Start to pull a queue from the group's offset."""
@@ -559,12 +559,12 @@ def _subscribe(subscriptions: Mapping[str, str]) -> dict[str, SubscriptionData]:
             raise ConfigurationError("subscriptions", topic, f"a topic: {topic_error(topic)}")
         if not isinstance(expression, str):
             raise ConfigurationError("subscriptions", expression, f"text, {FILTER_EXPECTED}")
-        wanted = normalised_filter(topic, expression)
+        wanted = normalise_filter(topic, expression)
         found[topic] = subscription_data(topic, wanted, sub_version=version)
     return found
 
 
-async def _all(works: Iterable[Coroutine[object, object, None]]) -> None:
+async def _gather(works: Iterable[Coroutine[object, object, None]]) -> None:
     """Await all coroutines, and only then raise the first error, so that none keeps running."""
     for result in await asyncio.gather(*works, return_exceptions=True):
         if isinstance(result, BaseException):

@@ -46,13 +46,13 @@ class UnequalSubscriptions:
 
     def __str__(self) -> str:
         return (
-            f"of topic {self.topic}, {self.client_id} (this consumer) wants {_wish(self.filter)} "
-            f"and {self.other_client_id} wants {_wish(self.other_filter)}; messages that go to the "
-            f"wrong one are lost to the group: all its members must subscribe to the same"
+            f"of topic {self.topic}, {self.client_id} (this consumer) wants {_shown(self.filter)} "
+            f"and {self.other_client_id} wants {_shown(self.other_filter)}; messages that go to "
+            f"the wrong one are lost to the group: all its members must subscribe to the same"
         )
 
 
-def _wish(expression: str | None) -> str:
+def _shown(expression: str | None) -> str:
     return "nothing" if expression is None else repr(expression)
 
 

@@ -145,11 +145,11 @@ class TransactionLedger:
 
     def create_table(self, connection: Target) -> None:
         """Create the table if it is missing, and commit."""
-        self._blocking(connection, self._create_table, "`await ledger.create_table_async(…)`")
+        self._run_blocking(connection, self._create_table, "`await ledger.create_table_async(…)`")
 
     async def create_table_async(self, connection: object) -> None:
         """As :meth:`create_table`, for an asynchronous connection."""
-        await self._awaited(connection, self._create_table)
+        await self._run_async(connection, self._create_table)
 
     def record(self, target: Target, transaction_id: str) -> None:
         """Insert the row that is committed together with the local transaction.
@@ -169,7 +169,7 @@ class TransactionLedger:
         async def insert(database: Database) -> None:
             await self._record(database, transaction_id)
 
-        self._blocking(target, insert, "`await ledger.record_async(…)`")
+        self._run_blocking(target, insert, "`await ledger.record_async(…)`")
 
     async def record_async(self, target: object, transaction_id: str) -> None:
         """As :meth:`record`, for asynchronous sessions, connections and cursors.
@@ -182,7 +182,7 @@ class TransactionLedger:
         async def insert(database: Database) -> None:
             await self._record(database, transaction_id)
 
-        await self._awaited(target, insert)
+        await self._run_async(target, insert)
 
     def statement(self, transaction_id: str, paramstyle: str) -> Statement:
         """Return the statement of :meth:`record`, for drivers that it does not support.
@@ -219,7 +219,7 @@ class TransactionLedger:
                 check_blocking(opening, "`ledger.async_checker(connect)`")
                 closes = hasattr(opening, "close")
                 with contextlib.closing(opening) if closes else opening as connection:
-                    return self._blocking(connection, decide, "`ledger.async_checker(connect)`")
+                    return self._run_blocking(connection, decide, "`ledger.async_checker(connect)`")
             except Exception as error:  # noqa: BLE001 -- raised again unless from the database
                 return _unknown_on_database_error(transaction_id, error)
 
@@ -246,7 +246,7 @@ class TransactionLedger:
 
             try:
                 async with managed_connection(connect()) as connection:
-                    return await self._awaited(connection, decide)
+                    return await self._run_async(connection, decide)
             except Exception as error:  # noqa: BLE001 -- raised again if it is not the database's
                 return _unknown_on_database_error(transaction_id, error)
 
@@ -267,7 +267,7 @@ class TransactionLedger:
         async def prune(database: Database) -> int:
             return await self._prune(database, until_ms)
 
-        return self._blocking(connection, prune, "`await ledger.prune_async(…)`")
+        return self._run_blocking(connection, prune, "`await ledger.prune_async(…)`")
 
     async def prune_async(
         self, connection: object, older_than: timedelta = timedelta(days=30)
@@ -278,11 +278,11 @@ class TransactionLedger:
         async def prune(database: Database) -> int:
             return await self._prune(database, until_ms)
 
-        return await self._awaited(connection, prune)
+        return await self._run_async(connection, prune)
 
     # -- blocking and asynchronous connections
 
-    def _blocking(
+    def _run_blocking(
         self, target: Any, work: Callable[[Database], Coroutine[Any, Any, T]], remedy: str
     ) -> T:
         check_blocking(target, remedy)
@@ -292,10 +292,12 @@ class TransactionLedger:
 
         return run_blocking(run())
 
-    async def _awaited(self, target: Any, work: Callable[[Database], Coroutine[Any, Any, T]]) -> T:
+    async def _run_async(
+        self, target: Any, work: Callable[[Database], Coroutine[Any, Any, T]]
+    ) -> T:
         target = getattr(target, "registry", lambda: target)()  # of async_scoped_session
         if hasattr(target, "run_sync"):  # SQLAlchemy's, which awaits for blocking code
-            result: T = await target.run_sync(self._blocking, work, "")
+            result: T = await target.run_sync(self._run_blocking, work, "")
             return result
         return await work(await open_database(target, self._paramstyle))
 

@@ -27,7 +27,7 @@ from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import RETRY_PREFIX, TOPIC_LENGTH_MAX, validate_topic
 
-from .arguments import INT32, check_count, is_tag, text_fault
+from .arguments import INT32, check_count, invalid_text_reason, is_tag
 from .errors import ClientError, InvalidMessageError, UnreadableBodyError
 
 DELAY_LEVEL_MAX: Final = 18  # RocketMQ's default messageDelayLevel has 18 entries, 1 s to 2 h
@@ -188,7 +188,7 @@ class Message:
             check_delivery(self)
         if self.tags is not None:
             if not isinstance(self.tags, str):
-                raise _no_text("tags", self.tags)
+                raise _not_text_error("tags", self.tags)
             check_tag(self.tags)
         if self.keys is not None:
             join_keys(self.keys)
@@ -204,12 +204,12 @@ def _body_error(body: object) -> str:
 
 def is_topic(name: object) -> bool:
     """Return whether this is a valid name of a topic."""
-    return isinstance(name, str) and topic_fault(name) is None
+    return isinstance(name, str) and invalid_topic_reason(name) is None
 
 
 def topic_error(topic: object) -> str:
     """Return what is wrong with the name of a topic, with a valid example."""
-    reason = text_fault(topic)
+    reason = invalid_text_reason(topic)
     if reason is not None or not isinstance(topic, str):
         return f"topic is {topic!r:.200}, expected text: {reason}"
     if len(topic) > TOPIC_LENGTH_MAX:
@@ -221,8 +221,10 @@ def topic_error(topic: object) -> str:
     )
 
 
-def _no_text(what: str, value: object) -> InvalidMessageError:
-    return InvalidMessageError(f"{what} is {value!r:.200}, expected {text_fault(value) or 'text'}")
+def _not_text_error(what: str, value: object) -> InvalidMessageError:
+    return InvalidMessageError(
+        f"{what} is {value!r:.200}, expected {invalid_text_reason(value) or 'text'}"
+    )
 
 
 def _check_number(what: str, value: object, allowed: range) -> None:
@@ -236,7 +238,7 @@ def _check_number(what: str, value: object, allowed: range) -> None:
         )
 
 
-topic_fault: Callable[[str], str | None] = lru_cache(maxsize=1024)(validate_topic)
+invalid_topic_reason: Callable[[str], str | None] = lru_cache(maxsize=1024)(validate_topic)
 """Return why a topic name is not valid, or None; cached, because senders repeat their topics."""
 
 
@@ -299,7 +301,7 @@ def check_properties(properties: Mapping[str, str]) -> None:
         )
     for name, value in properties.items():
         if not isinstance(name, str):
-            raise _no_text("name of a property", name)
+            raise _not_text_error("name of a property", name)
         if not isinstance(value, str):
             raise InvalidMessageError(
                 f"property {name} is {value!r:.200}, expected text: {_key_remedy(value)}"
@@ -354,7 +356,7 @@ class ReceivedMessage:
             UnreadableBodyError: It cannot be decompressed.
         """
         if self._body is None:
-            self._body = self._unpacked()
+            self._body = self._decompressed_body()
         return self._body
 
     @property
@@ -430,9 +432,9 @@ class ReceivedMessage:
         """When it was stored, by the broker's clock (UTC)."""
         return datetime.fromtimestamp(self._record.store_timestamp / 1000, UTC)
 
-    def _unpacked(self) -> bytes:
+    def _decompressed_body(self) -> bytes:
         try:
-            return unpack_body(self._record.body, self._record.sys_flag)
+            return decompress_body(self._record.body, self._record.sys_flag)
         except ValueError as error:
             raise UnreadableBodyError(self.message_id, str(error)) from error
 
@@ -478,7 +480,7 @@ class MessageView(ReceivedMessage):
             False if it is too late: the queue has moved to another consumer of the group, or the
             message was already sent back, so that it will be redelivered.
         """
-        return self._given_by().acknowledge()
+        return self._required_deliverer().acknowledge()
 
     async def retry(self, delay_level: int = 0) -> None:
         """Report that processing failed, and have the message redelivered after a delay.
@@ -487,15 +489,15 @@ class MessageView(ReceivedMessage):
         broker does not accept it back, this consumer redelivers it.
         """
         check_count("delay_level", delay_level, DELAY_LEVELS)
-        await self._given_by().redeliver(delay_level)
+        await self._required_deliverer().redeliver(delay_level)
 
-    def _given_by(self) -> Deliverer:
+    def _required_deliverer(self) -> Deliverer:
         if self._deliverer is None:
             raise ClientError("a message under check is answered with a Decision, not with ack")
         return self._deliverer
 
 
-def unpack_body(body: bytes, sys_flag: int) -> bytes:
+def decompress_body(body: bytes, sys_flag: int) -> bytes:
     """Return the body, decompressed if necessary.
 
     Raises:

@@ -148,12 +148,12 @@ class Producer(BaseClient):
         failures: list[ClientError] = []
         while True:
             try:
-                route = session.routes.known(topic) or await session.route(
+                route = session.routes.cached(topic) or await session.route(
                     topic, deadline, failures
                 )
                 queue = choose_queue(route, order_key)
                 address = route.addresses[queue.broker_name]
-                connection = session.brokers.live(address)
+                connection = session.brokers.get_open(address)
                 if connection is None:
                     connection = await session.brokers.get(address, deadline - clock())
                 await connection.wait_writable(RequestCode.SEND_MESSAGE_V2, deadline - clock())
@@ -198,13 +198,13 @@ class Producer(BaseClient):
         broker_name: str | None = None
         while True:
             try:
-                route = session.routes.known(topic) or await session.route(
+                route = session.routes.cached(topic) or await session.route(
                     topic, deadline, failures
                 )
                 queue = choose_queue(route, order_key, avoid_broker=broker_name)
                 broker_name = queue.broker_name
                 address = route.addresses[broker_name]
-                connection = session.brokers.live(address)
+                connection = session.brokers.get_open(address)
                 if connection is None:
                     connection = await session.brokers.get(address, deadline - clock())
                 header = self._header(encoded, queue, batch=code == RequestCode.SEND_BATCH_MESSAGE)

@@ -414,7 +414,7 @@ class TransactionProducer(Producer):
 
     async def close(self) -> None:
         """Wait up to 5 s for decisions and checks in progress, then close; safe to call twice."""
-        if self._is_the_parents():
+        if self._is_inherited():
             return
         self._check_back.closing = True
         try:

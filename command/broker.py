@@ -48,20 +48,22 @@ Verb: TypeAlias = Callable[[Admin, argparse.Namespace], Awaitable[int]]
 
 def add_nouns(nouns: Any) -> None:
     """Add the nouns to the command's parser; parsed options have a ``run`` function."""
-    transactions = nouns.add_parser("tx", help="transactions that nobody has decided")
+    transactions = nouns.add_parser("tx", help="undecided transactions")
     _add_transaction_verbs(transactions.add_subparsers(metavar="VERB", required=True))
-    groups = nouns.add_parser("group", help="consumer groups that are connected")
+    groups = nouns.add_parser("group", help="connected consumer groups")
     verbs = groups.add_subparsers(metavar="VERB", required=True)
     add_verb(
-        verbs, "list", _list_groups, "list them, and whether their members subscribe to the same"
+        verbs, "list", _list_groups, "list groups, and whether their members subscribe to the same"
     )
-    show = add_verb(verbs, "show", _show_group, "show who consumes for one, and what")
+    show = add_verb(
+        verbs, "show", _show_group, "show the members of a group and their subscriptions"
+    )
     show.add_argument("name", metavar="NAME", help="of the consumer group")
     broker = nouns.add_parser("broker", help="the broker itself")
     verbs = broker.add_subparsers(metavar="VERB", required=True)
-    metrics = add_verb(verbs, "metrics", _metrics, "what the broker counts and measures")
+    metrics = add_verb(verbs, "metrics", _metrics, "show the broker's metrics")
     metrics.add_argument(
-        "--all", action="store_true", help="RocketMQ's keys too, and not only halfmq's own"
+        "--all", action="store_true", help="include RocketMQ's keys, not only halfmq's own"
     )
 
 
@@ -73,12 +75,12 @@ def run(options: argparse.Namespace) -> int:
             options.prepare(options)
         return asyncio.run(_run(options))
     except ConfigurationError as error:
-        return _failed(error, USAGE)
+        return _print_failure(error, USAGE)
     except TlsError as error:
         print_error(f"{error}; of this command: --tls, or --ca FILE")
         return FAILED
     except ClientError as error:
-        return _failed(error, FAILED)
+        return _print_failure(error, FAILED)
 
 
 async def _run(options: argparse.Namespace) -> int:
@@ -91,20 +93,22 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 def _add_transaction_verbs(verbs: Any) -> None:
-    listing = add_verb(verbs, "list", _list, "list them, the oldest first")
-    listing.add_argument("--group", metavar="G", help="of this producer group only")
-    listing.add_argument("--state", choices=("prepared", "parked"), help="of this state only")
+    listing = add_verb(verbs, "list", _list, "list undecided transactions, the oldest first")
+    listing.add_argument("--group", metavar="G", help="only of this producer group")
+    listing.add_argument("--state", choices=("prepared", "parked"), help="only in this state")
     listing.add_argument(
         "--limit",
         type=_count,
         default=LIST_LIMIT,
         metavar="N",
-        help=f"as many at most; 0: all (default {LIST_LIMIT})",
+        help=f"maximum number; 0: all (default {LIST_LIMIT})",
     )
-    show = add_verb(verbs, "show", _show, "show one")
-    commit = add_verb(verbs, "commit", _commit, "have its message delivered")
-    rollback = add_verb(verbs, "rollback", _rollback, "have its message dropped")
-    resume = add_verb(verbs, "resume", _resume, "have its producers asked again")
+    show = add_verb(verbs, "show", _show, "show one transaction")
+    commit = add_verb(verbs, "commit", _commit, "commit a transaction: its message is delivered")
+    rollback = add_verb(
+        verbs, "rollback", _rollback, "roll back a transaction: its message is dropped"
+    )
+    resume = add_verb(verbs, "resume", _resume, "resume the checks of a parked transaction")
     for parser in (show, commit, rollback, resume):
         parser.add_argument(
             "id", metavar="ID", help="half message id, or transaction id, as list shows them"
@@ -124,7 +128,7 @@ def add_verb(verbs: Any, name: str, verb: Verb, text: str) -> argparse.ArgumentP
         help="name server or halfmq broker (default: NAMESRV_ADDR, else 127.0.0.1:9876)",
     )
     add_options(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(verb=verb, run=run, prepare=None)
     return parser
 
@@ -364,6 +368,6 @@ def _next_check(transaction: PendingTransaction) -> str:
     return "now" if transaction.next_check < 1 else f"in {format_duration(transaction.next_check)}"
 
 
-def _failed(error: ClientError, code: int) -> int:
+def _print_failure(error: ClientError, code: int) -> int:
     print_error(str(error))
     return code

@@ -33,9 +33,9 @@ _POLICY_TYPES: Final = ("Custom", "Default")
 
 def add_nouns(nouns: Any) -> None:
     """Add the nouns to the command's parser."""
-    users = nouns.add_parser("user", help="who may sign requests")
+    users = nouns.add_parser("user", help="user accounts")
     _add_user_verbs(users.add_subparsers(metavar="VERB", required=True))
-    acls = nouns.add_parser("acl", help="what users may do")
+    acls = nouns.add_parser("acl", help="permissions of users")
     _add_acl_verbs(acls.add_subparsers(metavar="VERB", required=True))
 
 
@@ -43,45 +43,47 @@ def add_nouns(nouns: Any) -> None:
 
 
 def _add_user_verbs(verbs: Any) -> None:
-    listing = add_verb(verbs, "list", _list_users, "list them by name")
-    listing.add_argument("--filter", default="", metavar="TEXT", help="whose name has this part")
-    show = add_verb(verbs, "show", _show_user, "show one")
+    listing = add_verb(verbs, "list", _list_users, "list users by name")
+    listing.add_argument("--filter", default="", metavar="TEXT", help="only names that contain it")
+    show = add_verb(verbs, "show", _show_user, "show a user")
     for parser in (listing, show):
-        parser.add_argument("--show-secrets", action="store_true", help="passwords too")
-    create = add_verb(verbs, "create", _create_user, "add one")
-    create.add_argument("--super", action="store_true", help="may do everything")
-    update = add_verb(verbs, "update", _update_user, "change one; what is not named stays")
-    update.add_argument("--password", action="store_true", help="ask for another password")
-    update.add_argument("--type", choices=("super", "normal"), help="may do everything, or not")
+        parser.add_argument("--show-secrets", action="store_true", help="include passwords")
+    create = add_verb(verbs, "create", _create_user, "create a user")
+    create.add_argument("--super", action="store_true", help="with all permissions")
+    update = add_verb(verbs, "update", _update_user, "change a user; what is not named stays")
+    update.add_argument("--password", action="store_true", help="prompt for a new password")
+    update.add_argument("--type", choices=("super", "normal"), help="with all permissions, or not")
     update.add_argument("--status", choices=("enable", "disable"), help="may sign requests, or not")
-    create.set_defaults(prepare=_take_password, password=True)
-    update.set_defaults(prepare=_take_password)
+    create.set_defaults(prepare=_read_password, password=True)
+    update.set_defaults(prepare=_read_password)
     for parser in (create, update):
         parser.add_argument(
             "--password-file",
             metavar="FILE",
-            help="read the password from it and do not ask; - is standard input",
+            help="read the password from a file instead of a prompt; - is standard input",
         )
-    delete = add_verb(verbs, "delete", _delete_user, "remove one, and what it may do")
+    delete = add_verb(verbs, "delete", _delete_user, "delete a user and its permissions")
     for parser in (show, create, update, delete):
         parser.add_argument("name", metavar="NAME", help="of the user")
-    copy = add_verb(verbs, "copy", _copy_users, "copy them to another broker")
+    copy = add_verb(verbs, "copy", _copy_users, "copy users to another broker")
     copy.add_argument("names", metavar="NAME", nargs="*", help="of users (default: all)")
-    _add_places(copy)
+    _add_copy_options(copy)
 
 
 def _add_acl_verbs(verbs: Any) -> None:
-    listing = add_verb(verbs, "list", _list_acls, "list them by subject")
+    listing = add_verb(verbs, "list", _list_acls, "list permissions by subject")
     listing.add_argument(
-        "--subject", default="", metavar="TEXT", help="whose subject has this part"
+        "--subject", default="", metavar="TEXT", help="only subjects that contain it"
     )
     listing.add_argument(
-        "--resource", default="", metavar="TEXT", help="only what is about such a resource"
+        "--resource", default="", metavar="TEXT", help="only resources that contain it"
     )
-    show = add_verb(verbs, "show", _show_acl, "show what one may do")
-    create = add_verb(verbs, "create", _create_acl, "add to what one may do")
-    update = add_verb(verbs, "update", _update_acl, "change what one may do with a resource")
-    delete = add_verb(verbs, "delete", _delete_acl, "remove what is said about a resource, or all")
+    show = add_verb(verbs, "show", _show_acl, "show the permissions of a user")
+    create = add_verb(verbs, "create", _create_acl, "add permissions to a user")
+    update = add_verb(
+        verbs, "update", _update_acl, "change the permissions of a user on a resource"
+    )
+    delete = add_verb(verbs, "delete", _delete_acl, "delete those on a resource, or all, of a user")
     for parser in (show, create, update, delete):
         parser.add_argument("subject", metavar="USER", help="NAME, or User:NAME")
     for parser in (create, update):
@@ -90,7 +92,7 @@ def _add_acl_verbs(verbs: Any) -> None:
             required=True,
             type=_texts,
             metavar="R,…",
-            help="Topic:NAME, Group:NAME, Cluster:NAME; NAME* for all that begin so, * for all",
+            help="Topic:NAME, Group:NAME, Cluster:NAME; NAME* for a prefix, * for all",
         )
         parser.add_argument(
             "--actions",
@@ -103,22 +105,26 @@ def _add_acl_verbs(verbs: Any) -> None:
             "--decision", choices=("allow", "deny"), default="allow", help="(default: allow)"
         )
         parser.add_argument(
-            "--source", type=_texts, default=[], metavar="IP,…", help="addresses where it counts"
+            "--source",
+            type=_texts,
+            default=[],
+            metavar="IP,…",
+            help="addresses for which it applies",
         )
-    delete.add_argument("--resource", metavar="R", help="only what is said about this one")
+    delete.add_argument("--resource", metavar="R", help="only the entry of this resource")
     for parser in (create, update, delete):
         parser.add_argument(
             "--policy-type",
             choices=_POLICY_TYPES,
             default="Custom",
-            help="Default is asked where no Custom one matches (default: Custom)",
+            help="Default entries apply if no Custom entry matches (default: Custom)",
         )
-    copy = add_verb(verbs, "copy", _copy_acls, "copy them to another broker")
+    copy = add_verb(verbs, "copy", _copy_acls, "copy permissions to another broker")
     copy.add_argument("names", metavar="USER", nargs="*", help="NAME or User:NAME (default: all)")
-    _add_places(copy)
+    _add_copy_options(copy)
 
 
-def _add_places(parser: argparse.ArgumentParser) -> None:
+def _add_copy_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", required=True, metavar="HOST:PORT", help="of the other broker")
     parser.add_argument(
         "--from",
@@ -154,7 +160,7 @@ async def _list_users(admin: Admin, options: argparse.Namespace) -> int:
 async def _show_user(admin: Admin, options: argparse.Namespace) -> int:
     user = await admin.user(options.name)
     if user is None:
-        return _no_user(options.name)
+        return _user_not_found(options.name)
     if options.json:
         print_line(json.dumps(_user_fields(user, options), indent=2))
     else:
@@ -164,7 +170,7 @@ async def _show_user(admin: Admin, options: argparse.Namespace) -> int:
 
 async def _create_user(admin: Admin, options: argparse.Namespace) -> int:
     await admin.create_user(options.name, options.secret, is_super=options.super)
-    return _changed(options, "create", "created user")
+    return _report_change(options, "create", "created user")
 
 
 async def _update_user(admin: Admin, options: argparse.Namespace) -> int:
@@ -172,37 +178,37 @@ async def _update_user(admin: Admin, options: argparse.Namespace) -> int:
         print_error("nothing to change: name --password, --password-file, --type or --status")
         return USAGE
     if await admin.user(options.name) is None:
-        return _no_user(options.name)
+        return _user_not_found(options.name)
     await admin.update_user(
         options.name,
         password=options.secret,
         is_super=None if options.type is None else options.type == "super",
         enabled=None if options.status is None else options.status == "enable",
     )
-    return _changed(options, "update", "updated user")
+    return _report_change(options, "update", "updated user")
 
 
 async def _delete_user(admin: Admin, options: argparse.Namespace) -> int:
     if await admin.user(options.name) is None:
-        return _no_user(options.name)
+        return _user_not_found(options.name)
     await admin.delete_user(options.name)
-    return _changed(options, "delete", "deleted user")
+    return _report_change(options, "delete", "deleted user")
 
 
 async def _copy_users(admin: Admin, options: argparse.Namespace) -> int:
     copied = await admin.copy_users(options.to, options.names, source=options.source)
     missing = [name for name in options.names if name not in copied]
-    return _copied(options, copied, missing)
+    return _report_copy(options, copied, missing)
 
 
-def _take_password(options: argparse.Namespace) -> None:
+def _read_password(options: argparse.Namespace) -> None:
     options.secret = None
     if options.password or options.password_file is not None:
         prompt = f"password of {options.name}"
         options.secret = read_password(options.password_file, prompt=prompt)
 
 
-def _no_user(name: str) -> int:
+def _user_not_found(name: str) -> int:
     print_error(f"there is no user {name}")
     return FAILED
 
@@ -253,24 +259,24 @@ async def _show_acl(admin: Admin, options: argparse.Namespace) -> int:
 
 async def _create_acl(admin: Admin, options: argparse.Namespace) -> int:
     await admin.create_acl(options.subject, *_entries(options))
-    return _changed(options, "create", "created entries of")
+    return _report_change(options, "create", "created entries of")
 
 
 async def _update_acl(admin: Admin, options: argparse.Namespace) -> int:
     await admin.update_acl(options.subject, *_entries(options))
-    return _changed(options, "update", "updated entries of")
+    return _report_change(options, "update", "updated entries of")
 
 
 async def _delete_acl(admin: Admin, options: argparse.Namespace) -> int:
     await admin.delete_acl(options.subject, options.resource, options.policy_type)
-    return _changed(options, "delete", "deleted entries of")
+    return _report_change(options, "delete", "deleted entries of")
 
 
 async def _copy_acls(admin: Admin, options: argparse.Namespace) -> int:
     copied = await admin.copy_acls(options.to, options.names, source=options.source)
     names = {subject.partition(":")[2] for subject in copied}
     missing = [name for name in options.names if name not in names and name not in copied]
-    return _copied(options, copied, missing)
+    return _report_copy(options, copied, missing)
 
 
 def _entries(options: argparse.Namespace) -> list[AclEntry]:
@@ -305,12 +311,12 @@ def _print_entries(acls: Sequence[Acl]) -> None:
 # -- output ------------------------------------------------------------------------------------
 
 
-def _changed(options: argparse.Namespace, action: str, words: str) -> int:
+def _report_change(options: argparse.Namespace, action: str, words: str) -> int:
     name = getattr(options, "name", None) or options.subject
     return report_done(options, {"name": name, "action": action}, f"{words} {name}")
 
 
-def _copied(options: argparse.Namespace, copied: Sequence[str], missing: Sequence[str]) -> int:
+def _report_copy(options: argparse.Namespace, copied: Sequence[str], missing: Sequence[str]) -> int:
     fields = {"action": "copy", "to": options.to, "copied": list(copied)}
     report_done(options, fields, f"copied to {options.to}: {', '.join(copied) or 'nothing'}")
     for name in missing:

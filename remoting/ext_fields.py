@@ -6,7 +6,7 @@ names and whose numbers are numbers. This module converts between the two for an
 
 The hot path does not use it: ``json_header`` and ``msgpack_header`` let msgspec build the struct
 straight from the bytes. It serves the headers that such a strict reader rejects although official
-servers accept them, so :func:`fit` follows Java's reading of text:
+servers accept them, so :func:`parse_texts` follows Java's reading of text:
 
 * a number is decimal text in the range of its Java type; anything else is an error that names the
   field, because the request around it can still be answered;
@@ -55,7 +55,7 @@ class _Field(NamedTuple):
     required: bool
 
 
-def fit(kind: type[H], texts: Mapping[str, str]) -> H:
+def parse_texts(kind: type[H], texts: Mapping[str, str]) -> H:
     """Convert ext fields to a struct of this class; ignore unknown fields.
 
     Raises:
@@ -64,7 +64,7 @@ def fit(kind: type[H], texts: Mapping[str, str]) -> H:
     try:
         return msgspec.convert(texts, kind, strict=False)
     except msgspec.ValidationError:
-        return _fit_tolerantly(kind, texts)
+        return _parse_tolerantly(kind, texts)
 
 
 def texts_of(header: object) -> dict[str, str] | None:
@@ -107,7 +107,7 @@ def names_of(kind: type[Header]) -> tuple[str, ...]:
     return tuple(field.name for field in fields_of(kind))
 
 
-def _fit_tolerantly(kind: type[H], texts: Mapping[str, str]) -> H:
+def _parse_tolerantly(kind: type[H], texts: Mapping[str, str]) -> H:
     values: dict[str, object] = {}
     for field in fields_of(kind):
         text = texts.get(field.name)

@@ -62,7 +62,7 @@ from .admin_headers import (
 from .codes import RequestCode
 from .command import RemotingCommand
 from .errors import HeaderError
-from .ext_fields import ARRAY_MARKS, FieldError, Header, Int32, Int64, array_variant, fit
+from .ext_fields import ARRAY_MARKS, FieldError, Header, Int32, Int64, array_variant, parse_texts
 from .transaction_headers import (
     DecideTransactionRequestHeader,
     DecideTransactionResponseHeader,
@@ -605,7 +605,7 @@ def typed_request_header(code: int, texts: dict[str, str] | None) -> tuple[objec
         return texts, None
     texts = texts or {}
     try:
-        return fit(kind, texts), None
+        return parse_texts(kind, texts), None
     except FieldError as error:
         return texts, str(error)
 
@@ -621,7 +621,7 @@ def response_header(command: RemotingCommand, kind: type[H]) -> H:
             return _from_msgpack(command.header, kind)
         texts = command.header or {}
         assert isinstance(texts, dict), "a response is not typed by its decoder"
-        return fit(kind, texts)
+        return parse_texts(kind, texts)
     except FieldError as error:
         raise HeaderError(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -632,4 +632,4 @@ def _from_msgpack(raw: msgspec.Raw, kind: type[H]) -> H:
     if memoryview(raw)[0] in ARRAY_MARKS:
         header: H = msgspec.msgpack.decode(raw, type=array_variant(kind), strict=False)
         return header
-    return fit(kind, msgspec.msgpack.decode(raw, type=dict[str, str]))
+    return parse_texts(kind, msgspec.msgpack.decode(raw, type=dict[str, str]))

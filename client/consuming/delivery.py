@@ -22,7 +22,7 @@ from halfmq.store.format.record import Record
 
 from ..config import ClientConfig
 from ..message import MessageView
-from ..net.loop_binding import LoopBinding
+from ..net.fork_safety import LoopBinding
 from .in_flight import InFlightWindow
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ _BLANKS: Final = " \t\r\n"  # allowed around tags; official clients trim these t
 _MISTAKE: Final = re.compile(rf"(?![{_BLANKS}])[\s{NOT_IN_TAGS}]|(?<=[{_BLANKS}])\S")
 
 
-def normalised_filter(topic: str, expression: str) -> str:
+def normalise_filter(topic: str, expression: str) -> str:
     """Return the normal form of an expression: ``*``, or each tag once, separated by `` || ``.
 
     Raises:

@@ -137,7 +137,7 @@ class QueuePuller:
         window, before = self.window, self.window.next_offset
         try:
             for record in _records(body):
-                if self._passes(record):
+                if self._matches_filter(record):
                     self._buffer.add(window, record)
                 else:
                     window.skip_to(record.queue_offset + 1)
@@ -149,7 +149,7 @@ class QueuePuller:
             return skipped
         return True
 
-    def _passes(self, record: Record) -> bool:
+    def _matches_filter(self, record: Record) -> bool:
         tags = self._subscription.tags_set
         if not tags:
             return True

@@ -14,7 +14,7 @@ from typing import TypeVar
 Q = TypeVar("Q")
 
 
-def average_share(queues: Sequence[Q], clients: Iterable[str], own_id: str) -> list[Q]:
+def allocate_averagely(queues: Sequence[Q], clients: Iterable[str], own_id: str) -> list[Q]:
     """Return the range of ``queues`` (sorted by the caller) that is assigned to ``own_id``.
 
     The first ``len(queues) % len(clients)`` clients get one queue more than the others. An id

@@ -40,14 +40,14 @@ class AccessRequests:
 
     async def users(self, name_contains: str) -> list[User]:
         header = ListUsersRequestHeader(filter=name_contains or None)
-        body = await self._ask(RequestCode.AUTH_LIST_USER, header)
+        body = await self._request(RequestCode.AUTH_LIST_USER, header)
         try:
             return [user_from_info(info) for info in decode_users(body)]
         except ProtocolError as error:
             raise BadAnswerError(self._address, str(error)) from error
 
     async def user(self, name: str) -> User | None:
-        body = await self._ask(RequestCode.AUTH_GET_USER, UserRequestHeader(username=name))
+        body = await self._request(RequestCode.AUTH_GET_USER, UserRequestHeader(username=name))
         try:
             return user_from_info(decode_user(body)) if body else None
         except ProtocolError as error:
@@ -55,48 +55,48 @@ class AccessRequests:
 
     async def create_user(self, user: User) -> None:
         info = user_to_info(user.name, user.password, is_super=user.is_super, enabled=user.enabled)
-        await self._change(RequestCode.AUTH_CREATE_USER, info)
+        await self._send_user(RequestCode.AUTH_CREATE_USER, info)
 
     async def update_user(self, info: UserInfo) -> None:
-        await self._change(RequestCode.AUTH_UPDATE_USER, info)
+        await self._send_user(RequestCode.AUTH_UPDATE_USER, info)
 
     async def delete_user(self, name: str) -> None:
-        await self._ask(RequestCode.AUTH_DELETE_USER, UserRequestHeader(username=name))
+        await self._request(RequestCode.AUTH_DELETE_USER, UserRequestHeader(username=name))
 
     async def acls(self, subject_contains: str, resource_contains: str) -> list[Acl]:
         header = ListAclsRequestHeader(
             subject_filter=subject_contains or None, resource_filter=resource_contains or None
         )
-        body = await self._ask(RequestCode.AUTH_LIST_ACL, header)
+        body = await self._request(RequestCode.AUTH_LIST_ACL, header)
         try:
             return [acl_from_info(info) for info in decode_acls(body)]
         except ProtocolError as error:
             raise BadAnswerError(self._address, str(error)) from error
 
     async def acl(self, subject: str) -> Acl | None:
-        body = await self._ask(RequestCode.AUTH_GET_ACL, AclRequestHeader(subject=subject))
+        body = await self._request(RequestCode.AUTH_GET_ACL, AclRequestHeader(subject=subject))
         try:
             return acl_from_info(decode_acl(body)) if body else None
         except ProtocolError as error:
             raise BadAnswerError(self._address, str(error)) from error
 
     async def create_acl(self, subject: str, entries: Sequence[AclEntry]) -> None:
-        await self._put(RequestCode.AUTH_CREATE_ACL, acl_to_info(subject, entries))
+        await self._send_acl(RequestCode.AUTH_CREATE_ACL, acl_to_info(subject, entries))
 
     async def update_acl(self, subject: str, entries: Sequence[AclEntry]) -> None:
-        await self._put(RequestCode.AUTH_UPDATE_ACL, acl_to_info(subject, entries))
+        await self._send_acl(RequestCode.AUTH_UPDATE_ACL, acl_to_info(subject, entries))
 
     async def delete_acl(self, subject: str, resource: str | None, policy_type: str | None) -> None:
         header = DeleteAclRequestHeader(subject=subject, policy_type=policy_type, resource=resource)
-        await self._ask(RequestCode.AUTH_DELETE_ACL, header)
+        await self._request(RequestCode.AUTH_DELETE_ACL, header)
 
-    async def _change(self, code: RequestCode, user: UserInfo) -> None:
-        await self._ask(code, UserRequestHeader(username=user.username), encode_access(user))
+    async def _send_user(self, code: RequestCode, user: UserInfo) -> None:
+        await self._request(code, UserRequestHeader(username=user.username), encode_access(user))
 
-    async def _put(self, code: RequestCode, acl: AclInfo) -> None:
-        await self._ask(code, AclRequestHeader(subject=acl.subject), encode_access(acl))
+    async def _send_acl(self, code: RequestCode, acl: AclInfo) -> None:
+        await self._request(code, AclRequestHeader(subject=acl.subject), encode_access(acl))
 
-    async def _ask(self, code: RequestCode, header: Header, body: bytes = b"") -> bytes:
+    async def _request(self, code: RequestCode, header: Header, body: bytes = b"") -> bytes:
         answer = await self._session.call(self._address, code, header, body)
         if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise UnsupportedRequestError(self._address, code)

@@ -13,7 +13,7 @@ from ..arguments import check_kind, check_text
 from ..config import ClientConfig
 from ..credentials import CredentialsSource
 from ..errors import ClientClosedError, ConfigurationError
-from .loop_binding import LoopBinding
+from .fork_safety import LoopBinding
 from .session import Session
 
 # Official clients use these if no group is given, and reject them as explicit names.
@@ -95,7 +95,7 @@ class BaseClient:
         Raises:
             WrongLoopError: The client runs on another event loop.
         """
-        if self._is_the_parents():
+        if self._is_inherited():
             return
         session, self._running = self._running, None
         if session is not None:
@@ -113,7 +113,7 @@ class BaseClient:
         if self._binding is not None:
             self._binding.check()
 
-    def _is_the_parents(self) -> bool:
+    def _is_inherited(self) -> bool:
         """Return whether this is a forked child and the client runs in the parent.
 
         Raises:

@@ -44,7 +44,7 @@ from ..errors import (
     RequestTimeoutError,
     TlsError,
 )
-from .loop_binding import track_socket, untrack_socket
+from .fork_safety import track_socket, untrack_socket
 from .response_errors import ACCESS_ERROR_CODES, error_from_response
 from .retry import RandomFraction, backoff_seconds
 from .security import (
@@ -472,7 +472,7 @@ class ConnectionPool:
         if connection is not None:
             connection.header_type = header_type
 
-    def live(self, address: str) -> Connection | None:
+    def get_open(self, address: str) -> Connection | None:
         """Return the connection to the address if one is open."""
         connection = self._connections.get(address)
         return connection if connection is not None and connection.usable else None
@@ -484,7 +484,7 @@ class ConnectionPool:
             ConnectError: It cannot be opened, or not within ``seconds``.
             ClientClosedError: The pool is closed.
         """
-        connection = self.live(address)
+        connection = self.get_open(address)
         if connection is not None:
             return connection
         if self._closed:

@@ -40,10 +40,10 @@ def encode_message(message: Message, unique_key: str, config: ClientConfig) -> E
         MessageTooLargeError: Body or properties are above their limit.
     """
     if message.deliver_after is not None or message.deliver_at is not None:
-        raise _not_in_a_transaction(message)
+        raise _only_in_transaction_error(message)
     properties = _property_text(message, unique_key)
     _check_sizes(message.body, properties, config)
-    body, sys_flag = _packed(message.body, config.compress_over)
+    body, sys_flag = _compressed(message.body, config.compress_over)
     return EncodedMessage(message, unique_key, properties, sys_flag, body)
 
 
@@ -69,7 +69,7 @@ def encode_half_message(
         f"{names.PROPERTY_TRAN_MSG}\x01true\x02{names.PROPERTY_PGROUP}\x01{group}\x02"
     )
     _check_sizes(message.body, properties, config)
-    body, sys_flag = _packed(message.body, config.compress_over)
+    body, sys_flag = _compressed(message.body, config.compress_over)
     return EncodedMessage(
         message, unique_key, properties, sys_flag | TransactionType.PREPARED, body
     )
@@ -87,7 +87,7 @@ def _delivery_text(message: Message) -> str:
     return ""
 
 
-def _not_in_a_transaction(message: Message) -> ConfigurationError:
+def _only_in_transaction_error(message: Message) -> ConfigurationError:
     name = "deliver_at" if message.deliver_after is None else "deliver_after"
     value = message.deliver_at if message.deliver_after is None else message.deliver_after
     return ConfigurationError(
@@ -132,7 +132,7 @@ def _check_batch(messages: Sequence[Message]) -> Message:
         if message.delay_level:
             raise InvalidMessageError("a message in a batch cannot have a delay level")
         if message.deliver_after is not None or message.deliver_at is not None:
-            raise _not_in_a_transaction(message)
+            raise _only_in_transaction_error(message)
         if message.wait_durable != first.wait_durable:
             raise InvalidMessageError("wait_durable must be the same for a whole batch")
     return first
@@ -163,7 +163,7 @@ def _check_sizes(body: bytes, properties: str, config: ClientConfig) -> None:
             raise MessageTooLargeError("properties", size, PROPERTIES_SIZE_MAX)
 
 
-def _packed(body: bytes, compress_over: int | None) -> tuple[bytes, int]:
+def _compressed(body: bytes, compress_over: int | None) -> tuple[bytes, int]:
     """Return body and flags; compress a body that is long enough and gets shorter by it."""
     if compress_over is None or len(body) < compress_over:
         return body, 0

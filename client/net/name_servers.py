@@ -30,10 +30,10 @@ class NameServers:
     @property
     def local_address(self) -> str | None:
         """This machine's address as the name server sees it; None while not connected."""
-        connection = self._pool.live(self.address)
+        connection = self._pool.get_open(self.address)
         return None if connection is None else connection.local_address
 
-    async def ask(self, code: int, fields: Mapping[str, str] | None = None) -> RemotingCommand:
+    async def request(self, code: int, fields: Mapping[str, str] | None = None) -> RemotingCommand:
         """Send a request and return the answer, whatever its code; try each name server once.
 
         Raises:

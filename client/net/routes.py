@@ -159,7 +159,7 @@ class RouteTable:
             found.update(route.addresses)
         return found
 
-    def known(self, topic: str) -> Route | None:
+    def cached(self, topic: str) -> Route | None:
         """Return the cached route of a topic, if any."""
         return self._routes.get(topic)
 
@@ -234,7 +234,7 @@ class RouteTable:
     async def load_cluster(self) -> None:
         """Load the addresses of all brokers of the cluster, also of those that create no topics."""
         try:
-            answer = await self._servers.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
+            answer = await self._servers.request(RequestCode.GET_BROKER_CLUSTER_INFO)
             if answer.code != ResponseCode.SUCCESS:
                 raise error_from_response(answer)
             cluster = decode_cluster_info(answer.body)
@@ -252,7 +252,7 @@ class RouteTable:
     async def topic_names(self) -> list[str]:
         """Return the names of all topics, system topics included; empty if no server answers."""
         try:
-            answer = await self._servers.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+            answer = await self._servers.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
             if answer.code != ResponseCode.SUCCESS:
                 raise error_from_response(answer)
             return decode_topic_list(answer.body)
@@ -276,7 +276,7 @@ class RouteTable:
             task.exception()  # if all waiters were cancelled, nobody has retrieved it
 
     async def _fetch(self, topic: str) -> Route | None:
-        answer = await self._ask(topic)
+        answer = await self._request_route(topic)
         if answer is None:
             self._routes.pop(topic, None)
             if topic == DEFAULT_TOPIC:
@@ -295,9 +295,9 @@ class RouteTable:
             self._routes[topic] = route
         return self._routes[topic]
 
-    async def _ask(self, topic: str) -> TopicRouteData | None:
+    async def _request_route(self, topic: str) -> TopicRouteData | None:
         fields = {"topic": topic, "acceptStandardJsonOnly": "true", RECOGNITION_FIELD: "1"}
-        answer = await self._servers.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
+        answer = await self._servers.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, fields)
         if isinstance(answer.header, dict):
             self.halfmq = answer.header.get(RECOGNITION_FIELD) == "1"
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:

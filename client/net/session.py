@@ -220,7 +220,7 @@ class Session:
             ConnectError, ConnectionLostError, RequestTimeoutError: There is no answer.
         """
         seconds = self.config.request_timeout if seconds is None else seconds
-        connection = self.brokers.live(address) or await self.brokers.get(address, seconds)
+        connection = self.brokers.get_open(address) or await self.brokers.get(address, seconds)
         return await connection.request(code, header, body, seconds=seconds)
 
     async def _send_heartbeat(self, connection: Connection) -> None:
@@ -253,7 +253,7 @@ class Session:
                 await self.routes.refresh()
                 await self._send_heartbeats(self.routes.addresses)
                 due = loop.time() + self.config.heartbeat_interval
-            missing = {a for a in self.routes.addresses if self.brokers.live(a) is None}
+            missing = {a for a in self.routes.addresses if self.brokers.get_open(a) is None}
             if missing:
                 await self._send_heartbeats(missing)  # the pool adds the backoff
                 await asyncio.sleep(self.config.reconnect_delay_min)
@@ -268,7 +268,7 @@ class Session:
 
     async def _send_heartbeat_to(self, address: str) -> None:
         try:
-            if self.brokers.live(address) is None:
+            if self.brokers.get_open(address) is None:
                 # The handshake of a new connection is a heartbeat.
                 await self.brokers.get(address, 2 * self.config.connect_timeout)
             else:
@@ -283,7 +283,7 @@ class Session:
                 self._unreachable.discard(address)
 
     async def _unregister(self, address: str) -> None:
-        connection = self.brokers.live(address)
+        connection = self.brokers.get_open(address)
         if connection is None:
             return
         header = UnregisterClientRequestHeader(client_id=self.client_id, **self._unregister_fields)

@@ -209,15 +209,15 @@ class _Asyncpg:
         self.kind: str | None = POSTGRESQL
 
     async def execute(self, sql: str, *values: object) -> int:
-        tag: str = await self._connection.execute(*self._written(sql, values))
+        tag: str = await self._connection.execute(*self._render(sql, values))
         changed = tag.rpartition(" ")[2]  # "DELETE 3"
         return int(changed) if changed.isdigit() else -1
 
     async def fetch(self, sql: str, *values: object) -> Sequence[Any]:
-        rows: Sequence[Any] = await self._connection.fetch(*self._written(sql, values))
+        rows: Sequence[Any] = await self._connection.fetch(*self._render(sql, values))
         return rows
 
-    def _written(self, sql: str, values: tuple[object, ...]) -> tuple[object, ...]:
+    def _render(self, sql: str, values: tuple[object, ...]) -> tuple[object, ...]:
         text, parameters = render(sql, values, "numeric_dollar")
         return text, *parameters
 

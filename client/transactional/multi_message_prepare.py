@@ -131,7 +131,7 @@ async def _choose(
     avoid_broker: str | None,
 ) -> tuple[list[MessageQueue], str]:
     """Choose a queue for each message, all on one broker; return them and its address."""
-    known = session.routes.known
+    known = session.routes.cached
     routes = [known(topic) or await session.route(topic, deadline, failures) for topic in topics]
     queues = choose_queues(routes, avoid_broker)
     return queues, routes[0].addresses[queues[0].broker_name]

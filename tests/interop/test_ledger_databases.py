@@ -126,10 +126,10 @@ class Books:
             await database.execute(sql)
             return []
 
-        return await self.ledger._awaited(connection, work)
+        return await self.ledger._run_async(connection, work)
 
     async def commit(self, connection: Any) -> None:
-        await self.ledger._awaited(connection, lambda database: database.commit())
+        await self.ledger._run_async(connection, lambda database: database.commit())
 
     async def order(self, connection: Any, transaction_id: str) -> None:
         """The local transaction, not yet committed."""
@@ -182,7 +182,7 @@ async def test_a_local_transaction_that_rolls_back_leaves_no_row(books: Books) -
     await books.create()
     async with books.connected() as connection:
         await books.order(connection, "t-1")
-        await books.ledger._awaited(connection, lambda database: database.rollback())
+        await books.ledger._run_async(connection, lambda database: database.rollback())
 
     assert await books.checker()(asked_about("t-1")) is Decision.ROLLBACK
     assert await books.orders() == []

@@ -7,7 +7,7 @@ from hypothesis import given
 
 from halfmq.client import ClientConfig, Message
 from halfmq.client.arguments import is_tag
-from halfmq.client.message import RESERVED_NAMES, unpack_body
+from halfmq.client.message import RESERVED_NAMES, decompress_body
 from halfmq.client.net.message_encoding import encode_message, encode_message_batch
 from halfmq.store.format.batch import decode_batch
 from halfmq.store.format.properties import decode_properties
@@ -36,7 +36,7 @@ def test_a_reader_gets_back_what_was_given(message: Message) -> None:
     if message.tags:
         expected["TAGS"] = message.tags
     assert decode_properties(draft.properties) == expected
-    assert unpack_body(draft.body, draft.sys_flag) == message.body
+    assert decompress_body(draft.body, draft.sys_flag) == message.body
 
 
 @given(st.lists(messages, min_size=1, max_size=5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis import given
 
-from halfmq.client.consuming.rebalance import average_share
+from halfmq.client.consuming.rebalance import allocate_averagely
 
 IDS = st.lists(st.text("abc@1", min_size=1, max_size=4), min_size=1, max_size=9, unique=True)
 
@@ -31,7 +31,9 @@ def test_every_member_computes_what_the_official_client_computes(
     queues = list(range(count))
 
     for own_id in clients:
-        assert average_share(queues, clients, own_id) == official(queues, sorted(clients), own_id)
+        assert allocate_averagely(queues, clients, own_id) == official(
+            queues, sorted(clients), own_id
+        )
 
 
 @given(count=st.integers(0, 40), clients=IDS)
@@ -39,7 +41,7 @@ def test_every_queue_has_exactly_one_owner(count: int, clients: list[str]) -> No
     """An unowned queue is never read, one with two owners is read twice."""
     queues = list(range(count))
 
-    shares = [average_share(queues, clients, own_id) for own_id in sorted(clients)]
+    shares = [allocate_averagely(queues, clients, own_id) for own_id in sorted(clients)]
 
     assert [queue for share in shares for queue in share] == queues
 
@@ -47,4 +49,4 @@ def test_every_queue_has_exactly_one_owner(count: int, clients: list[str]) -> No
 @given(clients=IDS)
 def test_a_stranger_gets_nothing(clients: list[str]) -> None:
     """Until the broker has seen its heartbeat, a member must not touch others' queues."""
-    assert average_share([1, 2, 3], clients, "stranger") == []
+    assert allocate_averagely([1, 2, 3], clients, "stranger") == []

@@ -172,7 +172,7 @@ async def test_a_slow_answer_times_out_and_the_connection_stays(broker: FakeBrok
         with pytest.raises(RequestTimeoutError, match=r"\(105\) within 0\.1 s"):
             await slow
 
-        assert pool.live(broker.address) is connection
+        assert pool.get_open(broker.address) is connection
 
 
 @in_steady_time
@@ -187,7 +187,7 @@ async def test_a_silent_peer_is_given_up(broker: FakeBroker) -> None:
             await connection.request(ROUTE, FIELDS, seconds=0.1)
 
         await connection.wait_closed()
-        assert pool.live(broker.address) is None
+        assert pool.get_open(broker.address) is None
 
 
 @on_both_loops
@@ -384,7 +384,7 @@ async def test_closing_tells_those_who_wait_for_a_broker_that_is_away(broker: Fa
     await producer.start()
     await producer.send(Message("orders", b"x"))
     await broker.stop()
-    await until(lambda: producer._session.brokers.live(broker.address) is None)
+    await until(lambda: producer._session.brokers.get_open(broker.address) is None)
     topics = ("orders", "unknown")  # one waits for the broker, one for the name server
     sends = [asyncio.ensure_future(producer.send(Message(topic, b"x"))) for topic in topics]
     await asyncio.sleep(0.1)

@@ -17,7 +17,7 @@ from halfmq.client import (
     blocking,
 )
 from halfmq.client.arguments import is_tag
-from halfmq.client.consuming.filters import normalised_filter
+from halfmq.client.consuming.filters import normalise_filter
 from halfmq.remoting.bodies import subscription_data
 
 EXPRESSIONS = st.text(st.sampled_from("ab é=|*,> \t\u00a0\ud800") | st.characters(), max_size=12)
@@ -26,7 +26,7 @@ EXPRESSIONS = st.text(st.sampled_from("ab é=|*,> \t\u00a0\ud800") | st.characte
 def read(expression: str) -> str | FilterError:
     """The normal form, or why there is none."""
     try:
-        return normalised_filter("orders", expression)
+        return normalise_filter("orders", expression)
     except FilterError as error:
         return error
 
@@ -121,7 +121,7 @@ def test_a_filter_that_is_no_text_is_named(expression: object) -> None:
 )
 def test_tags_in_any_script_and_layout_are_accepted(expression: str, normal: str) -> None:
     """Blanks around tags do not count, and brokers get one form of each filter."""
-    assert normalised_filter("orders", expression) == normal
+    assert normalise_filter("orders", expression) == normal
 
 
 @given(expression=EXPRESSIONS)
@@ -137,7 +137,7 @@ def test_what_is_accepted_means_the_same_to_brokers_and_what_is_not_has_a_place(
     tags = subscription_data("orders", normal).tags_set
     assert tags == frozenset(normal.split(" || ")) - {"*"}
     assert all(map(is_tag, tags))
-    assert normalised_filter("orders", normal) == normal
+    assert normalise_filter("orders", normal) == normal
 
 
 @given(tag=EXPRESSIONS)

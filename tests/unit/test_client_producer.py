@@ -449,7 +449,7 @@ async def test_a_topic_that_grows_is_noticed() -> None:
         broker.queues["orders"].append([])
         routes = producer._session.routes
 
-        await until(lambda: len((routes.known("orders") or _none()).publish_queues) == 2)
+        await until(lambda: len((routes.cached("orders") or _none()).publish_queues) == 2)
 
 
 def _none() -> Route:
