@@ -16,9 +16,16 @@ from typing import Final, NamedTuple
 from . import disk
 from .errors import CorruptRecordError
 from .format.flags import HOSTS_MASK
-from .format.record import HEAD_SIZE_MAX, MAGIC_V1, MAGIC_V2, PREFIX, decode_record
+from .format.record import (
+    HEAD_SIZE_MAX,
+    MAGIC_AT,
+    MAGIC_START,
+    MAGIC_V1,
+    MAGIC_V2,
+    PREFIX,
+    decode_record,
+)
 from .format.record_fields import (
-    FIELDS,
     HOST_BITS_AT,
     LAYOUTS,
     PROPERTIES_LENGTH,
@@ -30,10 +37,6 @@ from .mapped_file import stretches_of_data
 from .mapped_file_queue import MappedFileQueue
 
 _PIECE: Final = 1 << 20  # bytes searched at once
-_MAGIC_AT: Final = FIELDS["magic"].position
-_MAGICS: Final = (MAGIC_V1.to_bytes(4, "big"), MAGIC_V2.to_bytes(4, "big"))
-_MAGIC_START: Final = _MAGICS[0][:3]  # what both begin with
-assert _MAGICS[1].startswith(_MAGIC_START)
 _PLACE: Final = struct_of("total_size", "magic", "physical_offset")
 _REASON_READ: Final = 8 << 20  # bytes of a damaged record that are looked at to say what is wrong
 
@@ -126,18 +129,18 @@ def _number(length: bytes) -> int:
 
 def candidates(file: LogFile, start: int) -> Iterator[int]:
     """Give the positions from ``start`` on at which a record may begin: a magic stands there."""
-    for begin, end in stretches_of_data(file.fd, start + _MAGIC_AT, file.limit):
+    for begin, end in stretches_of_data(file.fd, start + MAGIC_AT, file.limit):
         position = begin
         while position < end:
             piece = file.read(position, min(_PIECE, end - position))
             # One byte is found twenty times as fast as three, where nothing but zeros is left.
-            at = piece.find(_MAGIC_START[0])
+            at = piece.find(MAGIC_START[0])
             while at >= 0:
-                if piece.startswith(_MAGIC_START, at):
-                    yield position + at - _MAGIC_AT
-                at = piece.find(_MAGIC_START[0], at + 1)
+                if piece.startswith(MAGIC_START, at):
+                    yield position + at - MAGIC_AT
+                at = piece.find(MAGIC_START[0], at + 1)
             # A magic that a piece's end cuts in two begins the next one.
-            position += max(len(piece) - len(_MAGIC_START) + 1, len(_MAGIC_START))
+            position += max(len(piece) - len(MAGIC_START) + 1, len(MAGIC_START))
 
 
 def candidate_at(file: LogFile, position: int) -> bytes:

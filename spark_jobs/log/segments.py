@@ -40,7 +40,9 @@ import numpy as np
 from halfmq.store.format.crc import crc32
 from halfmq.store.format.record import (
     CRC_MASK,
+    MAGIC_AT,
     MAGIC_BLANK,
+    MAGIC_START,
     MAGIC_V1,
     MAGIC_V2,
     PREFIX,
@@ -51,7 +53,7 @@ from ..errors import LogDirectoryError
 from .arrays import Ints
 from .files import WINDOW, child, entries, exists, is_folder, open_content, parent
 from .rows import Rows, SegmentBytes
-from .walk import LANE_BYTES, MAGIC_START, record_bounds
+from .walk import LANE_BYTES, record_bounds
 
 BATCH_ROWS: Final = 65_536  # records decoded at once: enough to make numpy's fixed cost vanish
 BATCH_BYTES: Final = 32 << 20  # and at most so many bytes: bounds a worker's memory
@@ -298,23 +300,23 @@ class SegmentReader:
         return found if found < end else self._limit
 
     def _find_record(self, position: int, end: int) -> int:
-        at = position + 4
+        at = position + MAGIC_AT
         while True:
             at = self._find(MAGIC_START, at, end)
             if at < 0:
                 return end
-            if self._is_record(at - 4):
-                return at - 4
+            if self._is_record(at - MAGIC_AT):
+                return at - MAGIC_AT
             at += 1
 
     def _find_blank(self, position: int, before: int) -> int:
-        at = position + 4
+        at = position + MAGIC_AT
         while True:
             at = self._find(_BLANK, at, before)
             if at < 0:
                 return before
-            if self._is_blank(at - 4):
-                return at - 4
+            if self._is_blank(at - MAGIC_AT):
+                return at - MAGIC_AT
             at += 1
 
     def _find(self, wanted: bytes, start: int, end: int) -> int:

@@ -14,21 +14,25 @@ from typing import Final
 
 import numpy as np
 
-from halfmq.store.format.record import MAGIC_V1, MAGIC_V2, PREFIX, RECORD_SIZE_MIN
+from halfmq.store.format.record import (
+    MAGIC_AT,
+    MAGIC_START,
+    MAGIC_V1,
+    MAGIC_V2,
+    PREFIX,
+    RECORD_SIZE_MIN,
+)
 from halfmq.store.format.record_fields import FIELDS
 
 from .arrays import Bools, Ints
 from .rows import SegmentBytes
 
-MAGIC_START: Final = MAGIC_V1.to_bytes(4, "big")[:3]  # what the magics of V1 and V2 share
-MAGIC_AT: Final = FIELDS["magic"].position
 LANE_BYTES: Final = 64 << 10  # some hundred steps; a batch has some hundred lanes
 _SEARCHED: Final = 4 << 10  # bytes in which a lane must begin: where records are large, few do
 _PREFIX: Final = np.dtype(">i8")  # the size, and below it the magic
 assert _PREFIX.itemsize == PREFIX.size
 _PHYSICAL_OFFSET: Final = FIELDS["physical_offset"]
 
-assert MAGIC_V2.to_bytes(4, "big")[:3] == MAGIC_START
 assert _SEARCHED <= LANE_BYTES  # or two lanes could begin at the same place
 
 

@@ -43,6 +43,9 @@ Range = tuple[int, int]  # a part of the log: physical offset, length in bytes
 MAGIC_V1: Final = 0xDAA3_20A7
 MAGIC_V2: Final = 0xDAA3_20AB
 MAGIC_BLANK: Final = 0xCBD4_3194
+MAGIC_AT: Final = FIELDS["magic"].position  # in a blank as well
+MAGIC_START: Final = MAGIC_V1.to_bytes(4, "big")[:3]  # of both versions, for searches
+assert MAGIC_V2.to_bytes(4, "big").startswith(MAGIC_START)
 CRC_MASK: Final = 0x7FFF_FFFF  # RocketMQ keeps CRCs non-negative in a Java int
 TOPIC_LENGTH_V1_MAX: Final = 127  # characters; beyond, RocketMQ writes version 2
 

@@ -20,6 +20,7 @@ from .. import disk
 from ..errors import CorruptRecordError, UnusableFileError
 from ..format.record import (
     BLANK_SIZE,
+    MAGIC_AT,
     MAGIC_BLANK,
     MAGIC_V1,
     MAGIC_V2,
@@ -27,7 +28,6 @@ from ..format.record import (
     decode_record,
     store_timestamp,
 )
-from ..format.record_fields import FIELDS
 from ..log_scan import SCAN_CHUNK, Found, find_records
 from ..mapped_file_queue import MappedFileQueue
 
@@ -36,7 +36,6 @@ _SEARCH_PIECE: Final = 1 << 20  # bytes read at once while the next record is lo
 # Most of it is the unwritten end of a file; comparing takes a twentieth of a search.
 _ZEROS: Final = bytes(_SEARCH_PIECE + PREFIX.size)
 _MAGICS: Final = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2))
-_MAGIC_AT: Final = FIELDS["magic"].position  # in a record and in a blank
 SETTLE_TIME: Final = 1.0  # seconds that a broker may take to finish what it is writing
 SETTLE_PAUSE: Final = 0.02  # seconds
 
@@ -353,8 +352,8 @@ def _candidates(piece: bytes) -> Sequence[int]:
         return ()
     places: list[int] = []
     for magic in (*_MAGICS, MAGIC_BLANK.to_bytes(4, "big")):
-        at = piece.find(magic, _MAGIC_AT)
+        at = piece.find(magic, MAGIC_AT)
         while at >= 0:
-            places.append(at - _MAGIC_AT)
+            places.append(at - MAGIC_AT)
             at = piece.find(magic, at + 1)
     return sorted(places)

@@ -1,6 +1,20 @@
 """Consume-queue entries, byte for byte."""
 
-from halfmq.store.format.queue_entry import PRE_BLANK, QueueEntry, unpack_entries, unpack_entry
+import numpy as np
+
+from halfmq.store.format.queue_entry import (
+    DTYPE,
+    ENTRY_SIZE,
+    FILTERED,
+    PHYSICAL_OFFSET,
+    PRE_BLANK,
+    QueueEntry,
+    offsets_of,
+    sizes_of,
+    tags_codes_of,
+    unpack_entries,
+    unpack_entry,
+)
 
 
 def test_an_entry_is_byte_for_byte_what_rocketmq_writes() -> None:
@@ -39,3 +53,18 @@ def test_unwritten_space_is_no_valid_entry() -> None:
     assert [entry.is_valid for entry in entries] == [True, False, False]
     assert not QueueEntry(-1, 91, 0).is_valid
     assert not QueueEntry(0, -91, 0).is_valid
+
+
+def test_a_part_of_an_entry_is_what_the_whole_entry_says() -> None:
+    """However it is read: one field of many entries, a field alone, or through numpy."""
+    entries = [QueueEntry(1 << 40, 101, -392709271), QueueEntry(4096, 0x7FFF_FFFF, 1 << 31)]
+    offsets, sizes, _ = zip(*entries, strict=True)
+    content = b"".join(entry.pack() for entry in entries)
+    low_codes = (-392709271, -(1 << 31))  # the low 32 bits, with Java's sign
+
+    assert offsets_of(2).unpack(content) == offsets
+    assert sizes_of(2).unpack(content) == sizes
+    assert tags_codes_of(2).unpack(content) == low_codes
+    assert [*FILTERED.iter_unpack(content)] == [*zip(offsets, sizes, low_codes, strict=True)]
+    assert PHYSICAL_OFFSET.unpack_from(content, ENTRY_SIZE) == (4096,)
+    assert np.frombuffer(content, list(DTYPE)).tolist() == entries
