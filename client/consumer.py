@@ -183,11 +183,9 @@ class Consumer(BaseClient):
         self._pullers: dict[MessageQueue, tuple[QueuePuller, asyncio.Task[None]]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._rebalance_wanted = asyncio.Event()
-        self._missing_topics: set[str] = set()  # topics without a route
-        self._known_topics: set[str] = set()  # topics that had one, or that were reported missing
-        self._created_topics: set[str] = (
-            set()
-        )  # topics that did not exist when this consumer looked first
+        self._missing_topics: set[str] = set()  # without a route
+        self._known_topics: set[str] = set()  # had a route, or were reported missing
+        self._created_topics: set[str] = set()  # did not exist at the first look-up
         self._last_error = ""
         self._unequal: dict[str, UnequalSubscriptions] = {}  # by broker
         self._denials: dict[str | MessageQueue, BrokerRefusedError] = {}  # by address, topic, queue

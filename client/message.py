@@ -38,7 +38,7 @@ BODY_REMEDIES: Final = {
     "memoryview": "bytes() makes bytes of it",
 }
 DELIVER_AFTER_MAX: Final = timedelta(days=40)
-"""The longest delay that a broker accepts: it moves delayed messages forward at least so often."""
+"""The longest delay that a broker accepts; it looks at each delayed message at least that often."""
 INFLATED_SIZE_MAX: Final = 64 << 20
 """Bytes a compressed body may grow to; 16 times the largest body a broker takes by default."""
 

@@ -454,9 +454,7 @@ class TransactionProducer(Producer):
             transaction.stored(encoded_messages[0], born_ms, results)
         except BaseException:
             del self._open[transaction_id]
-            if any(
-                map(outcome_unknown, failures)
-            ):  # it may be stored, and its block will never run
+            if any(map(outcome_unknown, failures)):  # stored perhaps, and its block will never run
                 self._unsettled.record_undelivered(transaction_id, Decision.ROLLBACK)
             raise
         if any(map(outcome_unknown, failures)):

@@ -78,10 +78,10 @@ def encode_half_message(
 def _delivery_text(message: Message) -> str:
     """Return the property with the delivery time of a committed message; empty without one."""
     if message.deliver_after is not None:
-        ms = -(-message.deliver_after // _MILLISECOND)  # never early
+        ms = -(-message.deliver_after // _MILLISECOND)  # rounded up, so never early
         return f"{names.PROPERTY_TRANSACTION_DELAY_MS}\x01{ms}\x02"
     if message.deliver_at is not None:
-        # Before 1970 is the past as well; the property holds no sign.
+        # A time before 1970 counts as past; the property cannot be negative.
         ms = max(1, -((_EPOCH - message.deliver_at) // _MILLISECOND))
         return f"{names.PROPERTY_TRANSACTION_DELIVER_MS}\x01{ms}\x02"
     return ""
