@@ -20,8 +20,8 @@ from pathlib import Path
 from random import Random
 from typing import Final, cast
 
-from halfmq.broker.asks import OnAnswer
 from halfmq.broker.config import TransactionConfig
+from halfmq.broker.ports import OnAnswer
 from halfmq.broker.transaction.half import half_draft
 from halfmq.broker.transaction.pending import Producer
 from halfmq.broker.transaction.service import TransactionService
@@ -32,10 +32,10 @@ from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import HeartbeatRequestHeader, SendMessageRequestHeaderV2
 from halfmq.remoting.replies import encode_reply, encode_request
 from halfmq.store.config import FlushMode, StoreConfig
-from halfmq.store.draft import Draft
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import decode_record
+from halfmq.store.log.append_request import Draft
 from halfmq.store.message_store import MessageStore
 
 from .build import CompilerMissingError, cache_directory

@@ -24,9 +24,9 @@ from unittest.mock import patch
 import msgspec
 
 from halfmq.broker import cli
+from halfmq.broker.loop.ticker import Ticker
 from halfmq.broker.service import Broker
-from halfmq.broker.ticker import Ticker
-from halfmq.store.recovery import RecoveryReport
+from halfmq.store.recovery.recovery import RecoveryReport
 
 BEAT_S: Final = 0.002
 """Seconds between two beats; the loop counts in milliseconds."""

@@ -21,11 +21,11 @@ from halfmq.broker.transaction.half import half_draft
 from halfmq.broker.transaction.pending import Event, Producer
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.store.config import FlushMode, StoreConfig
-from halfmq.store.draft import Draft
+from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import encode_properties
+from halfmq.store.log.append_request import Draft
 from halfmq.store.message_store import MessageStore
-from halfmq.store.page_cache import NotInMemoryError
 
 GROUP: Final = "benchmark-producers"
 SNAPSHOT_FILE: Final = "config/halfmqTransactions"

@@ -17,10 +17,10 @@ from random import Random
 from typing import Final
 
 from halfmq.store.config import FlushMode, StoreConfig
-from halfmq.store.draft import Draft
 from halfmq.store.format.crc import crc32
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import encode_properties, tags_code
+from halfmq.store.log.append_request import Draft
 from halfmq.store.message_store import MessageStore
 
 KINDS: Final[dict[str, tuple[tuple[int, ...], int]]] = {

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from halfmq.store.config import FlushMode, StoreConfig
 
 from .access.config import TLS_PROPERTIES, AccessConfig, TlsConfig
-from .delay import parse_delay_levels
+from .delay.levels import parse_delay_levels
 from .errors import ConfigurationError
 from .settings import (
     DIRECTORY,

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from halfmq.remoting.codes import ResponseCode
     from halfmq.remoting.command import RemotingCommand
 
-    from .connection import Connection
+    from .ports import Connection
+
+REFUSAL_FIELDS: Final[Mapping[str, str]] = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+"""Ext fields of every refusal of a message. Source: RocketMQ ``SendMessageProcessor``."""
 
 
 class BrokerError(Exception):

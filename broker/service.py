@@ -18,55 +18,56 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from halfmq.remoting.codes import ResponseCode
-from halfmq.store import disk
 from halfmq.store.config import FlushMode
-from halfmq.store.draft import Draft
 from halfmq.store.errors import UnusableFileError
+from halfmq.store.files import disk
+from halfmq.store.files.mapped_file import make_directory
+from halfmq.store.files.worker import ThreadWorker, WorkerFactory
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from halfmq.store.mapped_file import make_directory
-from halfmq.store.recovery import RecoveryReport
-from halfmq.store.worker import ThreadWorker, WorkerFactory
+from halfmq.store.log.append_request import Draft
+from halfmq.store.recovery.recovery import RecoveryReport
 
 from .access.build import AccessSetup, Reloading
 from .access.tls import tls_context
 from .config import BrokerConfig
-from .connection import Handler
-from .delay import DelayLevels, DelayService, parse_delay_levels
-from .disk_limits import DiskLimits, Space, space_of
-from .fetches import Fetches
-from .group_append import GroupAppend
-from .groups import GroupTable
-from .handlers.access import PlainAclHandlers, UserHandlers
-from .handlers.admin import AdminHandlers
-from .handlers.clients import ClientHandlers
-from .handlers.locks import LockHandlers
-from .handlers.offsets import OffsetHandlers
-from .handlers.prepare import PrepareHandler
-from .handlers.pull import PullHandler
-from .handlers.queries import QueryHandlers
-from .handlers.routes import RouteHandlers
-from .handlers.send import SendHandler
-from .handlers.send_back import SendBackHandler
+from .delay.delivery import DelayService
+from .delay.levels import DelayLevels, parse_delay_levels
+from .disk.disk_limits import DiskLimits, Space, space_of
+from .disk.retention_schedule import RetentionSchedule
+from .disk.send_refusal import SendRefusal
+from .handlers.admin.access import PlainAclHandlers, UserHandlers
+from .handlers.admin.transactions import AdminHandlers
+from .handlers.clients.clients import ClientHandlers
+from .handlers.clients.locks import LockHandlers
+from .handlers.clients.offsets import OffsetHandlers
+from .handlers.clients.routes import RouteHandlers
+from .handlers.messages.pull import PullHandler
+from .handlers.messages.queries import QueryHandlers
+from .handlers.messages.send import SendHandler
+from .handlers.messages.send_back import SendBackHandler
 from .handlers.subjects import may_ask
-from .handlers.transaction import TransactionHandler
+from .handlers.transactions.end import TransactionHandler
+from .handlers.transactions.prepare import PrepareHandler
 from .lifecycle import Service, ServiceStack
-from .locks import QueueLocks
-from .long_polling import LongPolling
-from .offsets import ConsumerOffsetTable
-from .registration import NameServerRegistration
-from .registry import SCAN_S, ClientRegistry
-from .release import ReplyRelease
-from .retention import RetentionSchedule
-from .router import Router
+from .loop.fetches import Fetches
+from .loop.slices import PAUSE_S, Rounds
+from .loop.ticker import Ticker
+from .net.group_append import GroupAppend
+from .net.long_polling import LongPolling
+from .net.registration import NameServerRegistration
+from .net.reply_release import ReplyRelease
+from .net.router import Router
+from .net.server import Server
+from .ports import Handler
 from .runtime_info import RuntimeInfo
-from .send_refusal import SendRefusal
-from .server import Server
-from .slices import PAUSE_S, Rounds
 from .store_service import ObservedStore, PersistTicker, StoreService
-from .ticker import Ticker
-from .topics import TopicTable
-from .transaction.placing import Placing
+from .tables.client_registry import SCAN_S, ClientRegistry
+from .tables.consumer_offsets import ConsumerOffsetTable
+from .tables.groups import GroupTable
+from .tables.queue_locks import QueueLocks
+from .tables.topics import TopicTable
+from .transaction.destination import Placing
 from .transaction.service import TransactionService
 
 logger = logging.getLogger(__name__)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.store.config import StoreConfig
-from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import DiskFullError, StoreError, UnusableFileError
-from halfmq.store.mapped_file import ROOM_LEFT, lacks_space
+from halfmq.store.files.mapped_file import ROOM_LEFT, lacks_space
+from halfmq.store.files.worker import ThreadWorker, WorkerFactory
+from halfmq.store.log.append_request import Appended, Draft
 from halfmq.store.message_store import MessageStore
-from halfmq.store.recovery import RecoveryReport
-from halfmq.store.worker import ThreadWorker, WorkerFactory
+from halfmq.store.recovery.recovery import RecoveryReport
 
 logger = logging.getLogger(__name__)
 

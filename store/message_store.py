@@ -20,34 +20,34 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from . import disk
-from .checkpoint import Checkpoint, abort_marker, load_checkpoint
-from .commit_log import CommitLog
 from .config import FlushMode, StoreConfig
-from .consume_queue import ConsumeQueue, QueueTable
-from .digests import IndexExtent
-from .draft import Appended, Draft
-from .durable_mark import DurableMark
 from .errors import StoreClosedError, StoreError, UnusableFileError
-from .flush import Flusher
+from .files import disk
+from .files.checkpoint import Checkpoint, abort_marker, load_checkpoint
+from .files.directory_lock import DirectoryLock
+from .files.durable_mark import DurableMark
+from .files.maintenance import Janitor
+from .files.mapped_file import lacks_space, make_directory
+from .files.obsolete_files import remove_leftovers
+from .files.page_cache import NotInMemoryError
+from .files.worker import ThreadWorker, WorkerFactory
+from .files.zero_copy import FilePart
 from .format.queue_entry import PRE_BLANK
 from .format.record import Range, Record
 from .format.topics import SCHEDULE_TOPIC
-from .index_file import IndexService
-from .integrity import Integrity
-from .janitor import Janitor
-from .key_indexing import KeyIndexing
-from .leftovers import remove_leftovers
-from .lock import DirectoryLock
-from .log_reader import LogReader
-from .mapped_file import lacks_space, make_directory
-from .page_cache import NotInMemoryError
-from .recovery import Progress, Recovery, RecoveryReport
+from .index.index_builder import KeyIndexing
+from .index.index_file import IndexService
+from .integrity.digests import IndexExtent
+from .integrity.verification import Integrity
+from .log.append_request import Appended, Draft
+from .log.commit_log import CommitLog
+from .log.group_commit import Flusher
+from .log.log_reader import LogReader
+from .log.transaction_ranges import TransactionPlaces
+from .queue.consume_queue import ConsumeQueue, QueueTable
+from .queue.pull_selection import GetResult, GetStatus, select
+from .recovery.recovery import Progress, Recovery, RecoveryReport
 from .retention import Deleted, Retention
-from .selection import GetResult, GetStatus, select
-from .transaction_places import TransactionPlaces
-from .worker import ThreadWorker, WorkerFactory
-from .zero_copy import FilePart
 
 __all__ = ["GetResult", "GetStatus", "MessageStore", "RecoveryReport"]
 

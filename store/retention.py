@@ -35,15 +35,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
-from . import disk
-from .consume_queue import ConsumeQueue, QueueTable
+from .files import disk
+from .files.deferred_delete import Leaving
+from .files.mapped_file_queue import MappedFileQueue
+from .files.worker import WorkerFactory
 from .format.record import store_timestamp
-from .index_file import IndexFile
-from .leaving import Leaving
-from .log_reader import LogReader
-from .log_scan import LogScan
-from .mapped_file_queue import MappedFileQueue
-from .worker import WorkerFactory
+from .index.index_file import IndexFile
+from .log.log_reader import LogReader
+from .log.log_scan import LogScan
+from .queue.consume_queue import ConsumeQueue, QueueTable
 
 logger = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling, Scheduling
 from xdist.workermanage import WorkerController
 
-from halfmq.broker import slices
+from halfmq.broker.loop import slices
 from halfmq.client import ClientConfig
-from halfmq.store import disk
+from halfmq.store.files import disk
 from tests.support.cache import cache_directory
 from tests.support.patience import PATIENCE_S
 from tests.support.seeds import NAME, run_seed

@@ -28,8 +28,8 @@ from halfmq.remoting.signature import (
 )
 from halfmq.store.format.topics import TRACE_TOPIC
 
-from ..connection import Connection
 from ..errors import RequestRefusedError
+from ..ports import Connection
 from .addresses import Address, address_of
 from .requirements import ANY_CLUSTER, PUB, requirements_of, topic
 from .rules import Kind, Principal, Principals, Requirement, Resource

@@ -21,7 +21,7 @@ from halfmq.remoting.access_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, 
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.signature import Signer
 from halfmq.store.errors import DamagedTableError
-from halfmq.store.json_table import read_table, save_table
+from halfmq.store.files.json_table import read_table, save_table
 
 from ..errors import RequestRefusedError
 from .addresses import Address, AddressPatternError, parse_address_pattern

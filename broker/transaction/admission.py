@@ -7,11 +7,9 @@ properties can be prepared and never committed. Each refusal says how to mend it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final, Protocol
 
 from halfmq.remoting.codes import ResponseCode
-from halfmq.store.draft import Draft
 from halfmq.store.format.properties import (
     PROPERTIES_SIZE_MAX,
     PROPERTY_TIMER_DELAY_MS,
@@ -27,13 +25,11 @@ from halfmq.store.format.properties import (
 )
 from halfmq.store.format.record import record_size
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.log.append_request import Draft
 
 from ..config import TransactionConfig
-from ..delay import DELAY_MS_MAX, delay_level, is_milliseconds
-from ..errors import RequestRefusedError
-
-REFUSAL_FIELDS: Final[Mapping[str, str]] = {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
-"""Ext fields of every refusal of a message. Source: RocketMQ ``SendMessageProcessor``."""
+from ..delay.levels import DELAY_MS_MAX, delay_level, is_milliseconds
+from ..errors import REFUSAL_FIELDS, RequestRefusedError
 
 FINAL_RESERVE: Final = 512
 """Bytes of properties that a half leaves free for what decisions and checks add to it: ids, the

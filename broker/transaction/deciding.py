@@ -16,14 +16,15 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
-from halfmq.store.draft import Appended, Draft
+from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import get_property
-from halfmq.store.page_cache import NotInMemoryError
+from halfmq.store.log.append_request import Appended, Draft
 
 from ..errors import RequestRefusedError
 from .counters import Counters
+from .decision_lookup import PastDecisions
 from .errors import (
     DecidedOtherwiseError,
     DecisionForgottenError,
@@ -31,6 +32,7 @@ from .errors import (
     HalfNotFoundError,
     TransactionError,
 )
+from .final_message_cache import RecentFinals
 from .half import (
     StoredHalf,
     bare_draft,
@@ -41,9 +43,7 @@ from .half import (
 )
 from .op_writer import OpWriter
 from .operator import ACTIONS
-from .past import PastDecisions
 from .pending import RESULTS, Event, Pending, PendingTable, State, Verdict, outcome
-from .recent import RecentFinals
 
 logger = logging.getLogger(__name__)
 

@@ -37,7 +37,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from halfmq.store.draft import Draft
 from halfmq.store.format.crc import crc32
 from halfmq.store.format.flags import HOSTS_MASK, TRANSACTION_MASK, TransactionType
 from halfmq.store.format.properties import (
@@ -62,6 +61,7 @@ from halfmq.store.format.record import (
 )
 from halfmq.store.format.record_fields import HOST_BITS_AT, PROPERTIES_LENGTH
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.log.append_request import Draft
 
 from .pending import ParkedReason
 

@@ -14,10 +14,10 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import StoreError
 from halfmq.store.format.properties import tags_code
 from halfmq.store.format.topics import OP_TOPIC
+from halfmq.store.log.append_request import Appended, Draft
 
 from ..config import TransactionConfig
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, Protocol
 
 from halfmq.remoting.transaction_bodies import TransactionInfo
+from halfmq.store.files.page_cache import Missing, NotInMemoryError
 from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.topics import HALF_TOPIC
-from halfmq.store.page_cache import Missing, NotInMemoryError
 
+from .decision_lookup import PastDecisions
 from .half import StoredHalf, real_topic, unique_key
-from .past import PastDecisions
 from .pending import Event, Pending, PendingTable, State
 
 ACTIONS: Final = {"commit": Event.OPERATOR_COMMIT, "rollback": Event.OPERATOR_ROLLBACK}

@@ -36,7 +36,7 @@ import msgspec
 
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
 
-from ..asks import OnAnswer
+from ..ports import OnAnswer
 from .generations import Generations
 from .log_map import BLOCK_COUNT, LogMap
 

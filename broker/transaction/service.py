@@ -24,14 +24,14 @@ from random import Random
 from time import perf_counter
 from typing import Final, Protocol
 
-from halfmq.store.draft import Appended, Draft
+from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
 from halfmq.store.format.properties import get_property
-from halfmq.store.page_cache import NotInMemoryError
+from halfmq.store.log.append_request import Appended, Draft
 
 from ..config import TransactionConfig
-from ..fetches import Fetch
-from ..slices import Slice
+from ..loop.fetches import Fetch
+from ..loop.slices import Slice
 from .admission import (
     FINAL_RESERVE,
     GROUP_DECISION_RESERVE,
@@ -43,9 +43,13 @@ from .admission import (
     refuse_delays,
     refuse_large,
 )
-from .checker import RESTART_GRACE_MS, Checker, ProducerDirectory
+from .checks.checker import RESTART_GRACE_MS, Checker, ProducerDirectory
+from .checks.parking import Parking
 from .counters import Counters
 from .deciding import Decisions, Ended
+from .decision_lookup import PastDecisions, PastLog
+from .deduplication import FirstHalf, HalfLog, TwinFinder, Twins, twin_key
+from .final_message_cache import RecentFinals
 from .half import (
     GroupMark,
     StoredHalf,
@@ -58,8 +62,6 @@ from .half import (
 )
 from .op_writer import OpWriter
 from .operator import PendingView
-from .parking import Parking
-from .past import PastDecisions, PastLog
 from .pending import (
     DECIDED_REMEMBERED,
     Event,
@@ -68,10 +70,8 @@ from .pending import (
     Producer,
     State,
 )
-from .recent import RecentFinals
-from .replay import ReplayLog, replay
-from .snapshot import LOG_BYTES_MIN, Snapshots
-from .twins import FirstHalf, HalfLog, TwinFinder, Twins, twin_key
+from .replay.snapshot import LOG_BYTES_MIN, Snapshots
+from .replay.start import ReplayLog, replay
 
 logger = logging.getLogger(__name__)
 

@@ -88,7 +88,7 @@ def _was_moved(half: Content, queue: int, offset: int, bounds: LogBounds) -> boo
     """Tell whether a message went elsewhere because its topic has lost the queue.
 
     halfmq puts it into the queue that is left of its number when divided by the queues there are,
-    RocketMQ into the queue that is gone. Source: ``broker/transaction/placing.py``.
+    RocketMQ into the queue that is gone. Source: ``broker/transaction/destination.py``.
     """
     if not bounds.records_rollback(offset) or 2 * queue >= half.queue:
         return False  # so small is the rest for any number of queues that excludes its own

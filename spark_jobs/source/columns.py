@@ -211,7 +211,8 @@ def _transaction_type(rows: Rows, _: Wanted) -> pa.Array:
 def transaction_parts(rows: Rows) -> npt.NDArray[np.int8]:
     """Say which part of a transaction each record is: a ``judge.Part``, or 0 for none.
 
-    Told from topic, transaction bits and link, by the rules of ``broker/transaction/fold.py``.
+    By topic, transaction bits and link, with the rules of
+    ``broker/transaction/replay/log_replay.py``.
     """
     bits = rows.field("sys_flag") & TRANSACTION_MASK
     roles = [_ROLES.get(name, _role_of_other(name)) for name in rows.topic_names]

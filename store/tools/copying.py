@@ -20,12 +20,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from .. import disk
 from ..errors import UnusableFileError
+from ..files import disk
+from ..files.mapped_file_queue import MappedFileQueue
 from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, unpack_entries
 from ..format.record import store_timestamp
-from ..log_reader import LogReader
-from ..mapped_file_queue import MappedFileQueue
+from ..log.log_reader import LogReader
 from .findings import Findings
 from .log_walk import Chunk, Hole, LogWalk, find_log, list_files, list_queues
 from .state import State, read_condition

@@ -4,9 +4,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from .. import disk
-from ..digest import Block, digest_of
-from ..mapped_file_queue import MappedFileQueue
+from ..files import disk
+from ..files.mapped_file_queue import MappedFileQueue
+from ..integrity.digest import Block, digest_of
 from .findings import Findings
 from .log_walk import Hole
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CorruptRecordError
+from ..files.mapped_file_queue import MappedFileQueue
 from ..format.filler import is_filler
 from ..format.flags import transaction_type
 from ..format.ids import unpack_host
 from ..format.record import Record, crc_tail_matches, decode_record
-from ..mapped_file_queue import MappedFileQueue
 from .findings import Findings
 from .log_walk import Chunk, Hole, LogWalk, find_log
 from .state import State, read_condition

@@ -16,8 +16,9 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from .. import disk
 from ..errors import CorruptRecordError, UnusableFileError
+from ..files import disk
+from ..files.mapped_file_queue import MappedFileQueue
 from ..format.record import (
     BLANK_SIZE,
     MAGIC_AT,
@@ -28,8 +29,7 @@ from ..format.record import (
     decode_record,
     store_timestamp,
 )
-from ..log_scan import SCAN_CHUNK, Found, find_records
-from ..mapped_file_queue import MappedFileQueue
+from ..log.log_scan import SCAN_CHUNK, Found, find_records
 
 _NAME_DIGITS: Final = 20
 _SEARCH_PIECE: Final = 1 << 20  # bytes read at once while the next record is looked for

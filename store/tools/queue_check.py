@@ -16,17 +16,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from .. import disk
 from ..config import DELAY_LEVELS_MS
-from ..dispatch import delivery_time
+from ..files import disk
+from ..files.mapped_file_queue import MappedFileQueue
 from ..format.filler import FILLER_BIT, FILLER_TAGS_CODE, is_filler
 from ..format.flags import NO_QUEUE_ENTRY
 from ..format.properties import tags_code
 from ..format.queue_entry import ENTRY_SIZE, LAYOUT, PRE_BLANK, QueueEntry, unpack_entries
 from ..format.record import RECORD_SIZE_MIN, decode_record, store_timestamp
 from ..format.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC
-from ..mapped_file_queue import MappedFileQueue
-from ..queue_extension import is_extension
+from ..log.dispatch import delivery_time
+from ..queue.queue_extension import is_extension
 from .findings import Findings
 from .log_walk import SETTLE_PAUSE, SETTLE_TIME, Chunk, Hole, list_files, list_queues
 from .state import State

@@ -5,12 +5,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from .. import disk
-from ..checkpoint import Checkpoint, closed_note_is_damaged, load_checkpoint
-from ..lock import is_held
-from ..log_reader import LogReader
-from ..mapped_file_queue import MappedFileQueue
-from ..recovery import CHECKPOINT_MARGIN_MS
+from ..files import disk
+from ..files.checkpoint import Checkpoint, closed_note_is_damaged, load_checkpoint
+from ..files.directory_lock import is_held
+from ..files.mapped_file_queue import MappedFileQueue
+from ..log.log_reader import LogReader
+from ..recovery.recovery import CHECKPOINT_MARGIN_MS
 from .findings import Findings
 
 _CHECKPOINT_SIZES: Final = (4096,)  # bytes; RocketMQ maps a page of the system

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from .. import disk
+from ..files import disk
+from ..files.json_table import decode_table
 from ..format.crc import crc32
 from ..format.transaction_snapshot import CRC_SIZE, FILE_NAME, FOOTER, SnapshotFooter
-from ..json_table import decode_table
 from .findings import Findings
 from .state import State
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from .. import disk
+from ..files import disk
 from ..format.crc import crc32
 from ..format.index import FIRST_ITEM, HEADER_SIZE, is_index_file_name, unpack_header
-from ..log_reader import LogReader
+from ..log.log_reader import LogReader
 from .digest_check import DigestCheck
 from .findings import Findings
 from .log_walk import Chunk, Hole, LogWalk, find_log, list_queues

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.store.checkpoint import load_checkpoint
-from halfmq.store.durable_mark import DurableMark
+from halfmq.store.files.checkpoint import load_checkpoint
+from halfmq.store.files.durable_mark import DurableMark
 from halfmq.store.format.queue_entry import ENTRY_SIZE, unpack_entries
 from halfmq.store.message_store import MessageStore
 from tests.support.store_child import SteppingClock

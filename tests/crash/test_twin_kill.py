@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from halfmq.broker.transaction.twins import REFILL_BYTES_MAX
+from halfmq.broker.transaction.deduplication import REFILL_BYTES_MAX
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.remoting.codes import HeaderType, RequestCode
 from halfmq.remoting.command import RemotingCommand

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker import server
 from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings
+from halfmq.broker.net import server
 from halfmq.broker.service import Broker
 from halfmq.client import (
     BrokerRefusedError,
@@ -19,7 +19,7 @@ from halfmq.client import (
     Message,
     Producer,
 )
-from halfmq.store import disk
+from halfmq.store.files import disk
 from tests.support.client_loops import on_both_loops
 from tests.support.fake_broker import until
 from tests.support.patience import PATIENCE_S

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import pytest
 
-from halfmq.broker.transaction.checker import RESTART_GRACE_MS
+from halfmq.broker.transaction.checks.checker import RESTART_GRACE_MS
 from halfmq.client import Admin, ClientConfig, Decision, Message, MessageView, TransactionProducer
 from halfmq.client.testing import BrokerProcess, broker_process
 from halfmq.remoting.codes import RequestCode, ResponseCode

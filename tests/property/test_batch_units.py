@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import example, given
 
-from halfmq.broker.handlers.batch_units import read_units
+from halfmq.broker.handlers.messages.batch_units import read_units
 from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.properties import tags_code, without_properties
 

@@ -9,23 +9,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from halfmq.broker import group_append
-from halfmq.broker.connection import Connection
+from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.group_append import GroupAppend
-from halfmq.broker.handlers.send import SendHandler
-from halfmq.broker.handlers.sent_properties import SentProperties, read_properties
-from halfmq.broker.router import answer
-from halfmq.broker.send_refusal import SendRefusal
-from halfmq.broker.topics import TopicConfig
+from halfmq.broker.handlers.messages.send import SendHandler
+from halfmq.broker.handlers.messages.sent_properties import SentProperties, read_properties
+from halfmq.broker.net import group_append
+from halfmq.broker.net.group_append import GroupAppend
+from halfmq.broker.net.router import answer
+from halfmq.broker.ports import Connection
+from halfmq.broker.tables.topics import TopicConfig
 from halfmq.broker.transaction.admission import Delays, without_brokers_own
+from halfmq.broker.transaction.deduplication import FirstHalf, Twins, twin_key
 from halfmq.broker.transaction.half import half_draft
-from halfmq.broker.transaction.twins import FirstHalf, Twins, twin_key
 from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.headers import SendMessageRequestHeaderV2
-from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import RecordTooLargeError
 from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.ids import UniqueKeyFactory
@@ -35,6 +34,7 @@ from halfmq.store.format.properties import (
     tags_code,
     terminated,
 )
+from halfmq.store.log.append_request import Appended, Draft
 from tests.support.broker_doubles import FakeConnection
 
 TOPIC = TopicConfig(name="T", read_queue_nums=4, write_queue_nums=4)

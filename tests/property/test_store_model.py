@@ -19,13 +19,13 @@ from hypothesis.stateful import (
 )
 
 from halfmq.store.config import FlushMode
-from halfmq.store.draft import Draft
 from halfmq.store.errors import CorruptRecordError, RecordTooLargeError
+from halfmq.store.files.worker import Round, ThreadWorker, Worker
 from halfmq.store.format.index import index_keys
 from halfmq.store.format.properties import encode_properties, tag_hash, tags_code
 from halfmq.store.format.record import Record, decode_record, decode_records
+from halfmq.store.log.append_request import Draft
 from halfmq.store.message_store import GetStatus, MessageStore
-from halfmq.store.worker import Round, ThreadWorker, Worker
 from tests.support.stepped_worker import SteppedWorker
 from tests.support.stores import BORN, HOST, HOST_V6, Clock, crash, flush, small_config
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halfmq.store.consume_queue import ConsumeQueue, MapPool
 from halfmq.store.format.filler import FILLER_TAGS_CODE
 from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry
-from halfmq.store.selection import SCAN_COUNT_MAX, GetResult, GetStatus, select
+from halfmq.store.queue.consume_queue import ConsumeQueue, MapPool
+from halfmq.store.queue.pull_selection import SCAN_COUNT_MAX, GetResult, GetStatus, select
 
 PER_FILE = 612  # entries, so that some pulls are of two files
 TAGS = (0, 7, -5, FILLER_TAGS_CODE & 0x7FFF_FFFF)

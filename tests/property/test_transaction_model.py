@@ -37,9 +37,9 @@ from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
     TransactionError,
 )
-from halfmq.broker.transaction.fold import Fold
 from halfmq.broker.transaction.pending import Event, PendingTable, State
-from halfmq.store.draft import Appended
+from halfmq.broker.transaction.replay.log_replay import Fold
+from halfmq.store.log.append_request import Appended
 from tests.support.transactions import Broker, Connected
 
 GROUPS = ("pg-a", "pg-b")

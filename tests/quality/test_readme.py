@@ -18,6 +18,7 @@ from tests.support.patience import PATIENCE_S
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = ["README.md", "docs/client.md"]
+SHORT_LINES = [*PAGES, "docs/architecture.md"]
 LINE_MAX = 100
 
 
@@ -53,7 +54,7 @@ def test_it_can_be_read_in_one_go() -> None:
     assert len(README.splitlines()) < 165
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", SHORT_LINES)
 def test_lines_fit_an_editor(page: str) -> None:
     """Outside tables and output."""
     text = re.sub(
@@ -75,6 +76,20 @@ def test_links_lead_somewhere(page: str) -> None:
             headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
             slugs = [re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings]
             assert anchor in slugs, (path, anchor)
+
+
+def test_the_architecture_names_what_is_there() -> None:
+    """A reader who follows a path finds each file and folder."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    paths = {f"/{path}" for path in tracked}
+    paths |= {f"/{path.rpartition('/')[0]}/" for path in tracked}
+    named = set(re.findall(r"`([\w/]+(?:\.py|/))`", text))
+
+    assert len(named) > 40
+    assert {name for name in named if not any(path.endswith(f"/{name}") for path in paths)} == set()
 
 
 @pytest.fixture

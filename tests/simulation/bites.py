@@ -15,30 +15,30 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, Final, NamedTuple
 from unittest import mock
 
-from halfmq.broker import delay
-from halfmq.broker.arrivals import Arrivals
-from halfmq.broker.delay import DELAY_MS_MAX
-from halfmq.broker.handlers import batch_units, send, sent_properties
-from halfmq.broker.retention import RetentionSchedule
-from halfmq.broker.server import ClientConnection
+from halfmq.broker.delay import levels
+from halfmq.broker.delay.arrivals import Arrivals
+from halfmq.broker.delay.levels import DELAY_MS_MAX
+from halfmq.broker.disk.retention_schedule import RetentionSchedule
+from halfmq.broker.handlers.messages import batch_units, send, sent_properties
+from halfmq.broker.net.server import ClientConnection
 from halfmq.broker.transaction import service as transaction_service
-from halfmq.broker.transaction import snapshot
-from halfmq.broker.transaction.checker import Checker
+from halfmq.broker.transaction.checks.checker import Checker
 from halfmq.broker.transaction.deciding import Decisions
-from halfmq.broker.transaction.fold import Fold
+from halfmq.broker.transaction.deduplication import REFILL_BYTES_MAX, TwinFinder, Twins
 from halfmq.broker.transaction.half import committed
 from halfmq.broker.transaction.pending import Event
-from halfmq.broker.transaction.snapshot import Snapshots
-from halfmq.broker.transaction.twins import REFILL_BYTES_MAX, TwinFinder, Twins
+from halfmq.broker.transaction.replay import snapshot
+from halfmq.broker.transaction.replay.log_replay import Fold
+from halfmq.broker.transaction.replay.snapshot import Snapshots
 from halfmq.client import Decision, TransactionProducer, message
-from halfmq.store import log_scan
-from halfmq.store.consume_queue import ConsumeQueue
-from halfmq.store.flush import Flusher
+from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.topics import HALF_TOPIC
+from halfmq.store.log import log_scan
+from halfmq.store.log.group_commit import Flusher
 from halfmq.store.message_store import MessageStore
-from halfmq.store.page_cache import NotInMemoryError
-from halfmq.store.recovery import Recovery
+from halfmq.store.queue.consume_queue import ConsumeQueue
+from halfmq.store.recovery.recovery import Recovery
 
 from .__main__ import fix_hashes
 from .ledger import Ledger
@@ -236,7 +236,7 @@ def _set_back_is_due(_original: Any) -> Any:
 
 
 def _waits_all_again(_original: Any) -> Any:
-    return lambda draft, left_ms, levels: levels.waiting(draft, left_ms)
+    return lambda levels, draft, left_ms: levels.waiting(draft, left_ms)
 
 
 def _property_is_believed(original: Any) -> Any:
@@ -333,7 +333,7 @@ BITES: Final = {
     ),
     "left": Bite(
         "of a delay that is longer than its level, the rest is waited for",
-        (Patch(delay, "_again", _waits_all_again),),
+        (Patch(levels.DelayLevels, "wait_again", _waits_all_again),),
     ),
     "forged": Bite(
         "what only the broker may say is taken off, and not believed",

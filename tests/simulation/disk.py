@@ -1,7 +1,7 @@
 """The disk beneath the broker: real files, and beside them what would be left without power.
 
-While a simulation runs, this stands behind ``halfmq.store.disk``, the door through which the store
-and the broker's tables reach the system. Four things come of that:
+While a simulation runs, ``halfmq.store.files.disk``, by which the store and the broker's tables
+reach the system, calls this. Four things come of that:
 
 * **Durable is what was synced.** A sync records the content of its file, a sync of a directory its
   names. ``power_cut`` rebuilds the directory from that, and from a part of what was not synced:
@@ -30,7 +30,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from halfmq.store import disk as door
+from halfmq.store.files import disk as door
 
 from .loop import Killed, Process, SimulationLoop
 

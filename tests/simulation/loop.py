@@ -396,7 +396,7 @@ def _name_of(callback: Any) -> str:
 
 
 class SimulatedWorker:
-    """A helper thread of the store whose rounds are callbacks; see ``halfmq.store.worker``."""
+    """A ``halfmq.store.files.worker`` whose rounds are callbacks instead of a thread."""
 
     def __init__(
         self,

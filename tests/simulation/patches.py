@@ -16,14 +16,14 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from halfmq.broker import retention as broker_retention
-from halfmq.broker import server as broker_server
 from halfmq.broker import service as broker_service
+from halfmq.broker.disk import retention_schedule as broker_retention
+from halfmq.broker.net import server as broker_server
 from halfmq.broker.transaction import service as transaction_service
-from halfmq.broker.transaction import snapshot
+from halfmq.broker.transaction.replay import snapshot
 from halfmq.client.net import connection as client_connection
-from halfmq.store import disk as door
-from halfmq.store.page_cache import CachedReads
+from halfmq.store.files import disk as door
+from halfmq.store.files.page_cache import CachedReads
 
 from .disk import Disk, RealCalls
 from .loop import EPOCH_S, Killed, SimulatedThread, SimulationLoop

@@ -14,12 +14,12 @@ import pytest
 from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings
 from halfmq.broker.service import Broker
 from halfmq.broker.store_service import TABLES_TICK_S
-from halfmq.broker.tables import TableFile
-from halfmq.store import disk as door
+from halfmq.broker.tables.table_file import TableFile
 from halfmq.store.config import FlushMode
+from halfmq.store.files import disk as door
+from halfmq.store.files.json_table import load_table, save_table
+from halfmq.store.files.mapped_file import make_directory
 from halfmq.store.format.queue_entry import ENTRY_SIZE
-from halfmq.store.json_table import load_table, save_table
-from halfmq.store.mapped_file import make_directory
 from halfmq.store.message_store import MessageStore
 from tests.support.stores import draft, small_config
 

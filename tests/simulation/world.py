@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings, TransactionConfig
-from halfmq.broker.disk_limits import Space
+from halfmq.broker.disk.disk_limits import Space
 from halfmq.broker.service import Broker
 from halfmq.broker.transaction.pending import DecidedMemory
 from halfmq.store.errors import CorruptRecordError, StoreError

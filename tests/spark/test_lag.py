@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from halfmq.broker.offsets import ConsumerOffsetTable
+from halfmq.broker.tables.consumer_offsets import ConsumerOffsetTable
 from halfmq.spark_jobs.__main__ import main
 from halfmq.spark_jobs.jobs.offset_table import read_offsets
 from tests.support import golden_store, messages

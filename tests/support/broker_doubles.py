@@ -8,18 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from halfmq.broker.asks import OnAnswer
 from halfmq.broker.config import TopicDefaults
-from halfmq.broker.connection import Connection, Handler, Part
+from halfmq.broker.ports import Connection, Handler, OnAnswer, Part
 from halfmq.remoting.codes import LanguageCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_request
-from halfmq.store.draft import Appended, Draft
+from halfmq.store.files.page_cache import Missing, NotInMemoryError
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record, decode_record, encode_record, new_record
-from halfmq.store.page_cache import Missing, NotInMemoryError
+from halfmq.store.log.append_request import Appended, Draft
 
 START_MS: Final = 1_700_000_000_000
 """Where the clocks of tests begin."""

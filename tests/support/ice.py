@@ -11,8 +11,9 @@ from typing import Final
 
 import pytest
 
-from halfmq.store import disk, log_reader, page_cache
-from halfmq.store.page_cache import NotInMemoryError
+from halfmq.store.files import disk, page_cache
+from halfmq.store.files.page_cache import NotInMemoryError
+from halfmq.store.log import log_reader
 from tests.support.patience import PATIENCE_S
 
 PAGE: Final = 4096

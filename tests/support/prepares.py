@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from halfmq.broker.group_append import GroupAppend
-from halfmq.broker.handlers.prepare import PrepareHandler
-from halfmq.broker.handlers.send import SendHandler
-from halfmq.broker.router import Router
-from halfmq.broker.send_refusal import SendRefusal
-from halfmq.broker.topics import TopicConfig
+from halfmq.broker.disk.send_refusal import SendRefusal
+from halfmq.broker.handlers.messages.send import SendHandler
+from halfmq.broker.handlers.transactions.prepare import PrepareHandler
+from halfmq.broker.net.group_append import GroupAppend
+from halfmq.broker.net.router import Router
+from halfmq.broker.tables.topics import TopicConfig
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder

@@ -30,9 +30,9 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import texts_of
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_request
-from halfmq.store.draft import Draft
 from halfmq.store.format.properties import decode_properties, tags_code
 from halfmq.store.format.record import Record, decode_records
+from halfmq.store.log.append_request import Draft
 from tests.support.patience import PATIENCE_S
 from tests.support.recording import (
     WITH_RECORDS,

@@ -1,6 +1,6 @@
 """A helper thread of the store that is none: it works when the test says so."""
 
-from halfmq.store.worker import Round
+from halfmq.store.files.worker import Round
 
 SOON = 1.0  # seconds; a helper that wants its next round later has nothing left to do
 

@@ -11,7 +11,7 @@ import sys
 import zlib
 from pathlib import Path
 
-from halfmq.store.draft import Appended
+from halfmq.store.log.append_request import Appended
 from halfmq.store.message_store import MessageStore
 from tests.support.stores import BORN, draft, small_config, wait_until
 

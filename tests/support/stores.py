@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from halfmq.store.config import StoreConfig
-from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.properties import encode_properties, tags_code
 from halfmq.store.format.record import Record, decode_records
+from halfmq.store.log.append_request import Appended, Draft
 from halfmq.store.message_store import GetStatus, MessageStore
 from tests.support.golden_store import GoldenStore
 from tests.support.patience import PATIENCE_S

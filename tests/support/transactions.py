@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
-from halfmq.broker.asks import OnAnswer
 from halfmq.broker.config import TransactionConfig
-from halfmq.broker.connection import Part
-from halfmq.broker.delay import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
+from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
+from halfmq.broker.ports import OnAnswer, Part
 from halfmq.broker.transaction.deciding import DecisionRequest, Ended
 from halfmq.broker.transaction.pending import DECIDED_REMEMBERED, Event
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
-from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import StoreError
+from halfmq.store.files.page_cache import Missing, NotInMemoryError
 from halfmq.store.format.flags import TRANSACTION_MASK, has_queue_entry, is_indexed
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import encode_properties, tags_code
@@ -29,8 +28,8 @@ from halfmq.store.format.record import (
     encode_record,
     new_record,
 )
-from halfmq.store.page_cache import Missing, NotInMemoryError
-from halfmq.store.selection import GetResult, GetStatus
+from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.queue.pull_selection import GetResult, GetStatus
 from tests.support.golden_store import GoldenStore
 
 HOST = pack_host("127.0.0.1", 10911)

@@ -27,18 +27,18 @@ from halfmq.broker.config import (
     TopicDefaults,
     TransactionConfig,
 )
-from halfmq.broker.server import ClientConnection
+from halfmq.broker.net.server import ClientConnection
 from halfmq.broker.service import Broker
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.client import ClientConfig
 from halfmq.remoting.codes import HeaderType
 from halfmq.store.config import FlushMode
-from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import DiskFullError
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import OP_TOPIC
+from halfmq.store.log.append_request import Appended, Draft
 from halfmq.store.message_store import MessageStore
 from tests.support.patience import PATIENCE_S
 from tests.support.peers import START_MS, Half, Peer, until

@@ -12,8 +12,8 @@ from halfmq.broker.access.plain_acl import PlainAcl
 from halfmq.broker.access.requirements import REQUIREMENTS, requirements_of, topic
 from halfmq.broker.access.rules import Action
 from halfmq.broker.config import load_config
-from halfmq.broker.connection import Connection
 from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.ports import Connection
 from halfmq.broker.service import Broker
 from halfmq.remoting import msgpack_header
 from halfmq.remoting.codes import FLAG_ONE_WAY, HeaderType, RequestCode, ResponseCode

@@ -17,7 +17,7 @@ from halfmq.broker.access.build import AccessSetup
 from halfmq.broker.access.config import AccessConfig, Credentials, TlsConfig
 from halfmq.broker.access.plain_acl import PlainAcl
 from halfmq.broker.config import load_config
-from halfmq.broker.router import Router
+from halfmq.broker.net.router import Router
 from halfmq.client.testing import broker_process
 from halfmq.remoting.access_bodies import (
     AclInfo,
@@ -31,7 +31,7 @@ from halfmq.remoting.access_bodies import (
 )
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
-from halfmq.store import disk
+from halfmq.store.files import disk
 from tests.support.access import Account, SignedPeer
 from tests.support.patience import PATIENCE_S
 from tests.support.windows import Rig, windowed

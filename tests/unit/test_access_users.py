@@ -16,8 +16,8 @@ from halfmq.broker.access.users import ENTRIES_MAX, Users
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.remoting.access_bodies import AclInfo, PolicyEntryInfo, PolicyInfo, UserInfo
 from halfmq.remoting.codes import ResponseCode
-from halfmq.store import disk
 from halfmq.store.errors import DamagedTableError
+from halfmq.store.files import disk
 
 HERE = ipaddress.ip_address("127.0.0.1")
 PUB, SUB, GET, UPDATE = Action.PUB, Action.SUB, Action.GET, Action.UPDATE

@@ -11,7 +11,7 @@ import pytest
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import PullMessageRequestHeader
-from halfmq.store.consume_queue import ConsumeQueue
+from halfmq.store.queue.consume_queue import ConsumeQueue
 from tests.support.stores import draft
 from tests.support.windows import Rig, windowed
 

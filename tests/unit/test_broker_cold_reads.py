@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from halfmq.broker import server as server_module
-from halfmq.broker.handlers import end_batch
+from halfmq.broker.handlers.transactions import end_batch
+from halfmq.broker.net import server as server_module
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker.groups import GroupTable
-from halfmq.broker.offsets import NO_OFFSET, ConsumerOffsetTable
-from halfmq.broker.topics import TopicTable
+from halfmq.broker.tables.consumer_offsets import NO_OFFSET, ConsumerOffsetTable
+from halfmq.broker.tables.groups import GroupTable
+from halfmq.broker.tables.topics import TopicTable
 from halfmq.store.errors import DamagedTableError
-from halfmq.store.json_table import load_table, save_table
+from halfmq.store.files.json_table import load_table, save_table
 from tests.support.broker_doubles import Clock, config_path, identity
 
 SPOILT = b'{"dataVersion'

@@ -11,24 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from halfmq.broker import delay, slices
-from halfmq.broker.arrivals import NOTES_MAX, Arrivals
-from halfmq.broker.delay import (
-    DEFAULT_LEVELS,
-    DELAY_MS_MAX,
-    PERSIST_INTERVAL_MS,
-    RETRY_AFTER_ERROR_MS,
-    DelayLevels,
-    DelayService,
-    parse_delay_levels,
-)
-from halfmq.broker.fetches import Fetch
-from halfmq.store.draft import Appended, Draft
+from halfmq.broker.delay import delivery, levels
+from halfmq.broker.delay.arrivals import NOTES_MAX, Arrivals
+from halfmq.broker.delay.delivery import PERSIST_INTERVAL_MS, RETRY_AFTER_ERROR_MS, DelayService
+from halfmq.broker.delay.levels import DEFAULT_LEVELS, DELAY_MS_MAX, DelayLevels, parse_delay_levels
+from halfmq.broker.loop import slices
+from halfmq.broker.loop.fetches import Fetch
 from halfmq.store.errors import DiskFullError, RecordTooLargeError
+from halfmq.store.files.json_table import load_table
+from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.properties import decode_properties, tag_hash
 from halfmq.store.format.topics import SCHEDULE_TOPIC
-from halfmq.store.json_table import load_table
-from halfmq.store.page_cache import NotInMemoryError
+from halfmq.store.log.append_request import Appended, Draft
 from tests.support.broker_doubles import (
     START_MS,
     Clock,
@@ -103,7 +97,7 @@ def test_a_level_that_is_no_time_is_named(text: str) -> None:
 
 def test_there_is_a_limit_to_levels() -> None:
     """Each is a queue that is looked at all the time."""
-    assert len(parse_delay_levels("1s " * delay.LEVELS_MAX)) == delay.LEVELS_MAX
+    assert len(parse_delay_levels("1s " * levels.LEVELS_MAX)) == levels.LEVELS_MAX
     with pytest.raises(ValueError, match="65 delay levels, allowed are 1 to 64"):
         parse_delay_levels("1s " * 65)
 
@@ -167,7 +161,7 @@ def test_a_message_is_delivered_when_it_is_due_and_not_before(tmp_path: Path) ->
     assert delays.tick() == pytest.approx(1.0)  # other levels are empty
     assert delays.waiting == 1
     clock.now += 4_999
-    assert delays.tick() == pytest.approx(delay.LOOK_S_MIN)
+    assert delays.tick() == pytest.approx(delivery.LOOK_S_MIN)
     assert log.queue("orders", 3) == []
     clock.now += 1
     delays.tick()
@@ -560,7 +554,7 @@ def test_messages_that_are_gone_again_after_each_fetch_are_waited_for(tmp_path: 
     before = log.cold_reads
     clock.now += 1_000
     log.cold = True
-    for _ in range(delay.FETCHES_MAX):
+    for _ in range(delivery.FETCHES_MAX):
         delays.tick()
         assert len(threads.fetches) == 1
         threads.end()
@@ -614,7 +608,7 @@ def test_a_disk_that_refuses_all_of_a_level_is_remembered_in_bounds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Beyond so many the level waits; all are delivered when the disk gives them again."""
-    monkeypatch.setattr(delay, "PUT_OFF_MAX", 4)
+    monkeypatch.setattr(delivery, "PUT_OFF_MAX", 4)
     clock = Clock()
     log = FakeLog(clock)
     threads = Threads(log)
@@ -638,11 +632,11 @@ def test_a_long_queue_is_delivered_in_batches(tmp_path: Path) -> None:
     clock = Clock()
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
-    count = delay.BATCH_COUNT_MAX + 1
+    count = delivery.BATCH_COUNT_MAX + 1
     log.append([delayed(clock, 1) for _ in range(count)])
     clock.now += 1_000
     assert delays.tick() == 0
-    assert len(log.queue("orders", 3)) == delay.BATCH_COUNT_MAX
+    assert len(log.queue("orders", 3)) == delivery.BATCH_COUNT_MAX
     delays.tick()
 
     assert len(log.queue("orders", 3)) == count
@@ -654,15 +648,18 @@ def test_levels_take_turns_slice_by_slice(tmp_path: Path, monkeypatch: pytest.Mo
     log = FakeLog(clock)
     delays = service(tmp_path, log, clock)
     for level in (1, 2):
-        log.append([delayed(clock, level) for _ in range(2 * delay.BATCH_COUNT_MAX)])
+        log.append([delayed(clock, level) for _ in range(2 * delivery.BATCH_COUNT_MAX)])
     clock.now += 10_000
     monkeypatch.setattr(slices, "SLICE_S", 0.0)  # one batch each
     sizes = []
     while delays.waiting:
         assert delays.tick() == 0
         sizes.append(len(log.queue("orders", 3)))
-    assert {later - before for before, later in pairwise([0, *sizes])} <= {0, delay.BATCH_COUNT_MAX}
-    assert sizes[-1] == 4 * delay.BATCH_COUNT_MAX
+    assert {later - before for before, later in pairwise([0, *sizes])} <= {
+        0,
+        delivery.BATCH_COUNT_MAX,
+    }
+    assert sizes[-1] == 4 * delivery.BATCH_COUNT_MAX
 
 
 # --- delays that count from a commit
@@ -773,7 +770,7 @@ def test_a_commit_is_delivered_once_never_early_and_at_most_the_shortest_level_l
     assert sorted(one.body for one in arrived) == sorted(due)
     for record in arrived:
         late_ms = record.store_timestamp - due[record.body]
-        assert 0 <= late_ms <= LEVELS[0] + 1_000 * delay.LOOK_S_MIN
+        assert 0 <= late_ms <= LEVELS[0] + 1_000 * delivery.LOOK_S_MIN
         assert (record.sys_flag, record.prepared_transaction_offset) == (0, 0)
     linked = [one for one in log.records.values() if one.prepared_transaction_offset]
     assert len(linked) == len(due)

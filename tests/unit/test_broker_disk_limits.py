@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.config import DiskConfig
-from halfmq.broker.disk_limits import DiskLimits, Space, space_of
-from halfmq.broker.send_refusal import SendRefusal
+from halfmq.broker.disk.disk_limits import DiskLimits, Space, space_of
+from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.remoting.codes import ResponseCode
 
 GIB = 1 << 30

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.groups import BUILT_IN_GROUPS, GroupTable
+from halfmq.broker.tables.groups import BUILT_IN_GROUPS, GroupTable
 from halfmq.remoting.codes import ResponseCode
-from halfmq.store.json_table import load_table
+from halfmq.store.files.json_table import load_table
 from tests.support.broker_doubles import Clock, config_path
 from tests.support.golden_store import unpack
 

@@ -9,10 +9,10 @@ import pytest
 from halfmq.client import MessageView
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import SendMessageRequestHeader
-from halfmq.store.draft import Draft
 from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.properties import decode_properties, encode_properties
 from halfmq.store.format.record import Record
+from halfmq.store.log.append_request import Draft
 from tests.support.broker_doubles import draft
 from tests.support.peers import COMMIT, ROLLBACK, START_MS, Half, Peer
 from tests.support.windows import Rig, windowed

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import pytest
 
-from halfmq.broker.group_append import GroupAppend
-from halfmq.broker.handlers.admin import AdminHandlers
-from halfmq.broker.router import Router
+from halfmq.broker.handlers.admin.transactions import AdminHandlers
+from halfmq.broker.net.group_append import GroupAppend
+from halfmq.broker.net.router import Router
 from halfmq.broker.runtime_info import RuntimeInfo
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,

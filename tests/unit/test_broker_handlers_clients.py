@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.groups import GroupTable
-from halfmq.broker.handlers.clients import ClientHandlers
-from halfmq.broker.handlers.locks import LockHandlers
-from halfmq.broker.locks import QueueLocks
-from halfmq.broker.registry import EXPIRY_MS, ClientRegistry
-from halfmq.broker.topics import TopicTable
+from halfmq.broker.handlers.clients.clients import ClientHandlers
+from halfmq.broker.handlers.clients.locks import LockHandlers
+from halfmq.broker.tables.client_registry import EXPIRY_MS, ClientRegistry
+from halfmq.broker.tables.groups import GroupTable
+from halfmq.broker.tables.queue_locks import QueueLocks
+from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.consumer_bodies import ConsumerInfo, decode_consumers
 from halfmq.remoting.headers import NotifyConsumerIdsChangedRequestHeader

@@ -15,20 +15,20 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from halfmq.broker.delay import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
-from halfmq.broker.groups import GroupTable
-from halfmq.broker.handlers.clients import ClientHandlers
-from halfmq.broker.handlers.locks import LockHandlers
-from halfmq.broker.handlers.offsets import OffsetHandlers
-from halfmq.broker.handlers.queries import QueryHandlers
-from halfmq.broker.handlers.routes import RouteHandlers
-from halfmq.broker.handlers.send_back import SendBackHandler
-from halfmq.broker.locks import QueueLocks
-from halfmq.broker.offsets import ConsumerOffsetTable
-from halfmq.broker.registry import ClientRegistry
-from halfmq.broker.router import Router
-from halfmq.broker.send_refusal import SendRefusal
-from halfmq.broker.topics import TopicTable
+from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
+from halfmq.broker.disk.send_refusal import SendRefusal
+from halfmq.broker.handlers.clients.clients import ClientHandlers
+from halfmq.broker.handlers.clients.locks import LockHandlers
+from halfmq.broker.handlers.clients.offsets import OffsetHandlers
+from halfmq.broker.handlers.clients.routes import RouteHandlers
+from halfmq.broker.handlers.messages.queries import QueryHandlers
+from halfmq.broker.handlers.messages.send_back import SendBackHandler
+from halfmq.broker.net.router import Router
+from halfmq.broker.tables.client_registry import ClientRegistry
+from halfmq.broker.tables.consumer_offsets import ConsumerOffsetTable
+from halfmq.broker.tables.groups import GroupTable
+from halfmq.broker.tables.queue_locks import QueueLocks
+from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting import headers
 from halfmq.remoting.bodies import decode_lock_batch, decode_locked_queues
 from halfmq.remoting.codes import FLAG_RESPONSE, HeaderType, RequestCode, ResponseCode

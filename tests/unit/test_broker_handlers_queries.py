@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.handlers import queries
-from halfmq.broker.handlers.queries import QueryHandlers
-from halfmq.broker.handlers.routes import RouteHandlers
-from halfmq.broker.topics import TopicTable
+from halfmq.broker.handlers.clients.routes import RouteHandlers
+from halfmq.broker.handlers.messages import queries
+from halfmq.broker.handlers.messages.queries import QueryHandlers
+from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.store.format.record import decode_records

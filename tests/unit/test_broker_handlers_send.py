@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from halfmq.broker.config import TransactionConfig
-from halfmq.broker.delay import DELAY_MS_MAX
+from halfmq.broker.delay.levels import DELAY_MS_MAX
 from halfmq.broker.transaction.admission import FINAL_RESERVE
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.pending import Event

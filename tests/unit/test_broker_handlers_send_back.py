@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker.delay import DEFAULT_LEVELS, DelayLevels, parse_delay_levels, restored
+from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_levels, restored
+from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.groups import GroupTable
-from halfmq.broker.handlers.send_back import SendBackHandler
-from halfmq.broker.locks import QueueLocks
-from halfmq.broker.send_refusal import SendRefusal
-from halfmq.broker.topics import TopicTable
+from halfmq.broker.handlers.messages.send_back import SendBackHandler
+from halfmq.broker.tables.groups import GroupTable
+from halfmq.broker.tables.queue_locks import QueueLocks
+from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.bodies import QueueKey
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import SendMessageRequestHeader
-from halfmq.store.draft import Draft
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from halfmq.store.log.append_request import Draft
 from tests.support.broker_doubles import (
     START_MS,
     Clock,

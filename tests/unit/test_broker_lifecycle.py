@@ -14,8 +14,8 @@ from halfmq.broker.config import load_config
 from halfmq.broker.lifecycle import ServiceStack
 from halfmq.broker.service import Broker
 from halfmq.broker.store_service import StoreService
-from halfmq.store import disk
 from halfmq.store.errors import StoreError, UnusableFileError
+from halfmq.store.files import disk
 from halfmq.store.message_store import MessageStore
 from tests.support.stores import Clock, crash, draft, small_config
 

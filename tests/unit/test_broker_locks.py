@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.locks import LOCK_EXPIRY_MS, QueueLocks
+from halfmq.broker.tables.queue_locks import LOCK_EXPIRY_MS, QueueLocks
 from halfmq.remoting.bodies import QueueKey
 from tests.support.broker_doubles import Clock
 

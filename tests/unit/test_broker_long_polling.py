@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from halfmq.broker import slices
-from halfmq.broker.long_polling import HeldPull, LongPolling
+from halfmq.broker.loop import slices
+from halfmq.broker.net.long_polling import HeldPull, LongPolling
 from halfmq.remoting.command import RemotingCommand
 
 QUEUE = ("orders", 3)

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from halfmq.broker import slices
-from halfmq.broker.awaited_save import AwaitedSave
-from halfmq.broker.topics import TopicTable
+from halfmq.broker.loop import slices
+from halfmq.broker.tables.awaited_save import AwaitedSave
+from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from tests.support.patience import PATIENCE_S

@@ -7,9 +7,13 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.offsets import NO_OFFSET, PERSIST_INTERVAL_MS, ConsumerOffsetTable
+from halfmq.broker.tables.consumer_offsets import (
+    NO_OFFSET,
+    PERSIST_INTERVAL_MS,
+    ConsumerOffsetTable,
+)
 from halfmq.remoting.codes import ResponseCode
-from halfmq.store.json_table import load_table
+from halfmq.store.files.json_table import load_table
 from tests.support.broker_doubles import Clock, config_path
 from tests.support.golden_store import unpack
 

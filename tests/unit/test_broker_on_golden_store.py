@@ -8,23 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker.delay import DEFAULT_LEVELS, DelayLevels, DelayService, parse_delay_levels
+from halfmq.broker.delay.delivery import DelayService
+from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
+from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.groups import GroupTable
-from halfmq.broker.handlers.offsets import OffsetHandlers
-from halfmq.broker.handlers.queries import QueryHandlers
-from halfmq.broker.handlers.send_back import SendBackHandler
-from halfmq.broker.locks import QueueLocks
-from halfmq.broker.offsets import ConsumerOffsetTable
-from halfmq.broker.send_refusal import SendRefusal
-from halfmq.broker.topics import TopicTable
+from halfmq.broker.handlers.clients.offsets import OffsetHandlers
+from halfmq.broker.handlers.messages.queries import QueryHandlers
+from halfmq.broker.handlers.messages.send_back import SendBackHandler
+from halfmq.broker.tables.consumer_offsets import ConsumerOffsetTable
+from halfmq.broker.tables.groups import GroupTable
+from halfmq.broker.tables.queue_locks import QueueLocks
+from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.store.config import FlushMode, StoreConfig
+from halfmq.store.files.json_table import load_table
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import decode_records
 from halfmq.store.format.topics import SCHEDULE_TOPIC
-from halfmq.store.json_table import load_table
 from halfmq.store.message_store import MessageStore
 from tests.support.broker_doubles import (
     Clock,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from halfmq.broker.access.config import Credentials
 from halfmq.broker.config import TopicDefaults
-from halfmq.broker.registration import NameServerRegistration
-from halfmq.broker.topics import TopicTable
+from halfmq.broker.net.registration import NameServerRegistration
+from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder

@@ -9,10 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halfmq.broker.connection import Connection
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.registry import EXPIRY_MS, LEFT_GROUPS_MAX, REFUSED_MAX, ClientRegistry
-from halfmq.broker.subscriptions import VARIANTS_MAX, Difference
+from halfmq.broker.ports import Connection
+from halfmq.broker.tables.client_registry import (
+    EXPIRY_MS,
+    LEFT_GROUPS_MAX,
+    REFUSED_MAX,
+    ClientRegistry,
+)
+from halfmq.broker.tables.subscriptions import VARIANTS_MAX, Difference
 from halfmq.remoting.bodies import (
     ConsumerData,
     HeartbeatData,

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from halfmq.broker import release as release_module
-from halfmq.broker.release import (
+from halfmq.broker.net import reply_release as release_module
+from halfmq.broker.net.reply_release import (
     PEERS_PER_TURN,
     UNFLUSHED_BYTES_LIMIT,
     UNFLUSHED_BYTES_MAX,

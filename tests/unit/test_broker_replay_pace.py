@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from halfmq.broker.replay_pace import (
+from halfmq.broker.net.replay_pace import (
     FAR_BEHIND,
     LOOP_SHARE,
     QUIET_S,

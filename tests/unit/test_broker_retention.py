@@ -11,12 +11,13 @@ from typing import cast
 import pytest
 
 from halfmq.broker.config import StoreSettings
-from halfmq.broker.delay import DelayLevels, DelayService, parse_delay_levels
-from halfmq.broker.retention import FIRST_LOOK_S, LOOK_S, RetentionSchedule
+from halfmq.broker.delay.delivery import DelayService
+from halfmq.broker.delay.levels import DelayLevels, parse_delay_levels
+from halfmq.broker.disk.retention_schedule import FIRST_LOOK_S, LOOK_S, RetentionSchedule
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import PullMessageRequestHeader
+from halfmq.store.files.page_cache import CachedReads, NotInMemoryError
 from halfmq.store.message_store import MessageStore
-from halfmq.store.page_cache import CachedReads, NotInMemoryError
 from halfmq.store.retention import Deleted
 from tests.support.broker_doubles import fetch_nothing
 from tests.support.peers import COMMIT, UNKNOWN, Peer

@@ -17,22 +17,22 @@ from unittest.mock import Mock
 
 import pytest
 
-from halfmq.broker import asks as asks_module
-from halfmq.broker import server as server_module
-from halfmq.broker.connection import Connection, Handler
 from halfmq.broker.errors import AddressTakenError, RequestRefusedError, UnfinishedError
-from halfmq.broker.fetches import Fetches
-from halfmq.broker.release import UNFLUSHED_BYTES_MAX, ReplyRelease
-from halfmq.broker.router import Router
-from halfmq.broker.server import STRAIGHT_MIN, ClientConnection, Server
+from halfmq.broker.loop.fetches import Fetches
+from halfmq.broker.net import peer_requests as asks_module
+from halfmq.broker.net import server as server_module
+from halfmq.broker.net.reply_release import UNFLUSHED_BYTES_MAX, ReplyRelease
+from halfmq.broker.net.router import Router
+from halfmq.broker.net.server import STRAIGHT_MIN, ClientConnection, Server
+from halfmq.broker.ports import Connection, Handler
 from halfmq.remoting.codes import HeaderType, LanguageCode, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_reply, encode_request
-from halfmq.store import disk
 from halfmq.store.errors import DiskFullError
-from halfmq.store.page_cache import Missing, NotInMemoryError
-from halfmq.store.zero_copy import FilePart
+from halfmq.store.files import disk
+from halfmq.store.files.page_cache import Missing, NotInMemoryError
+from halfmq.store.files.zero_copy import FilePart
 from tests.support.loops import LOOPS, LoopFactory, run_on
 from tests.support.patience import PATIENCE_S
 

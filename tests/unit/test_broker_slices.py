@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from halfmq.broker import slices
-from halfmq.broker.slices import Rounds, Slice
+from halfmq.broker.loop import slices
+from halfmq.broker.loop.slices import Rounds, Slice
 
 
 @pytest.fixture(autouse=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from halfmq.broker.handlers.pull import BYTES_MAX, STAGED_BYTES_MAX, PullHandler
-from halfmq.broker.server import ClientConnection
+from halfmq.broker.handlers.messages.pull import BYTES_MAX, STAGED_BYTES_MAX, PullHandler
+from halfmq.broker.net.server import ClientConnection
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import PullMessageRequestHeader
-from halfmq.store import disk
-from halfmq.store.log_reader import SCRATCH_SIZE
+from halfmq.store.files import disk
+from halfmq.store.files.zero_copy import Residence
+from halfmq.store.log.log_reader import SCRATCH_SIZE
 from halfmq.store.message_store import MessageStore
-from halfmq.store.zero_copy import Residence
 from tests.support.peers import Peer
 from tests.support.stores import draft
 from tests.support.windows import Rig, windowed
@@ -130,7 +130,7 @@ async def test_too_many_pulls_of_what_is_on_disk_are_told_to_come_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when that shows only at the end of a pass of the loop."""
-    monkeypatch.setattr("halfmq.broker.handlers.pull.COLD_READS_MAX", 0)
+    monkeypatch.setattr("halfmq.broker.handlers.messages.pull.COLD_READS_MAX", 0)
     monkeypatch.setattr(MessageStore, "part", lambda *_: None)
     monkeypatch.setattr(MessageStore, "view", lambda *_, **__: None)
     consumer = await rig.peer()

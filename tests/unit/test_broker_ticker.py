@@ -9,8 +9,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from halfmq.broker import ticker as ticker_module
-from halfmq.broker.ticker import Ticker
+from halfmq.broker.loop import ticker as ticker_module
+from halfmq.broker.loop.ticker import Ticker
 from tests.support.client_loops import in_steady_time
 from tests.support.loops import LOOPS, LoopFactory, run_on
 

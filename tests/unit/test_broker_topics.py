@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.topics import TopicConfig, TopicTable
+from halfmq.broker.tables.topics import TopicConfig, TopicTable
 from halfmq.remoting.codes import ResponseCode
-from halfmq.store.json_table import load_table
+from halfmq.store.files.json_table import load_table
 from tests.support.broker_doubles import Clock, config_path, identity
 from tests.support.golden_store import unpack
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from halfmq.store import disk, index_file
 from halfmq.store.errors import DiskFullError
+from halfmq.store.files import disk
+from halfmq.store.files.mapped_file import create_file, reserve
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.ids import java_string_hash
 from halfmq.store.format.index import (
@@ -27,8 +28,8 @@ from halfmq.store.format.index import (
     unpack_item,
 )
 from halfmq.store.format.record import decode_record
-from halfmq.store.index_file import IndexService
-from halfmq.store.mapped_file import create_file, reserve
+from halfmq.store.index import index_file
+from halfmq.store.index.index_file import IndexService
 from tests.support.golden_store import NAMES, GoldenStore, unpack
 from tests.support.index_records import (
     FOREVER,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from halfmq.store import disk, json_table
 from halfmq.store.errors import DamagedTableError, UnusableFileError
-from halfmq.store.json_table import (
+from halfmq.store.files import disk, json_table
+from halfmq.store.files.json_table import (
     Origin,
     decode_table,
     encode_table,

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from halfmq.store.files.mapped_file_queue import MappedFileQueue
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import (
     blank,
@@ -12,8 +13,7 @@ from halfmq.store.format.record import (
     seal_crc_tail,
     with_crc_tail,
 )
-from halfmq.store.log_scan import LogScan, Trust
-from halfmq.store.mapped_file_queue import MappedFileQueue
+from halfmq.store.log.log_scan import LogScan, Trust
 from tests.support.stores import BORN, HOST, HOST_V6
 
 FILE_SIZE = 16_384

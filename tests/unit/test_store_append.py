@@ -11,10 +11,7 @@ from typing import Any
 
 import pytest
 
-from halfmq.store import disk
 from halfmq.store.config import DELAY_LEVELS_MS, StoreConfig
-from halfmq.store.consume_queue import ConsumeQueue
-from halfmq.store.draft import Draft
 from halfmq.store.errors import (
     DiskFullError,
     PropertiesTooLongError,
@@ -22,6 +19,7 @@ from halfmq.store.errors import (
     StoreClosedError,
     WriteFailedError,
 )
+from halfmq.store.files import disk
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.queue_entry import ENTRY_SIZE, QueueEntry
 from halfmq.store.format.record import (
@@ -32,7 +30,9 @@ from halfmq.store.format.record import (
     encode_record,
     new_record,
 )
+from halfmq.store.log.append_request import Draft
 from halfmq.store.message_store import MessageStore
+from halfmq.store.queue.consume_queue import ConsumeQueue
 from tests.support.stores import (
     BORN,
     HOST,

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from halfmq.command.main import main
-from halfmq.store import disk
 from halfmq.store.errors import UnusableFileError
-from halfmq.store.json_table import save_table
+from halfmq.store.files import disk
+from halfmq.store.files.json_table import save_table
 from halfmq.store.message_store import MessageStore
 from halfmq.store.tools.copying import copy_log
 from halfmq.store.tools.dump import Dumped, dump

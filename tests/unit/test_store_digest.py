@@ -9,16 +9,16 @@ from zlib import crc32
 
 import pytest
 
-from halfmq.store import integrity, scrub
-from halfmq.store.digest import Digest, digest_path, load_digest
-from halfmq.store.digests import IndexDigests, LogDigests
+from halfmq.store.files.mapped_file_queue import MappedFileQueue
 from halfmq.store.format.digest import BLOCK, find_flipped_bit
-from halfmq.store.integrity import Integrity
-from halfmq.store.log_search import Damage
-from halfmq.store.mapped_file_queue import MappedFileQueue
+from halfmq.store.integrity import scrub, verification
+from halfmq.store.integrity.digest import Digest, digest_path, load_digest
+from halfmq.store.integrity.digests import IndexDigests, LogDigests
+from halfmq.store.integrity.scrub import compare, mend_log, queue_targets
+from halfmq.store.integrity.verification import Integrity
+from halfmq.store.log.resync import Damage
 from halfmq.store.message_store import MessageStore
-from halfmq.store.recovery import Recovery
-from halfmq.store.scrub import compare, mend_log, queue_targets
+from halfmq.store.recovery.recovery import Recovery
 from halfmq.store.tools.dump import Dumped, dump
 from halfmq.store.tools.verify import verify
 from tests.support.damage import extend, fill, filled_store, flip, only
@@ -463,7 +463,7 @@ def test_a_run_that_compares_nothing_does_not_bless_what_it_found(
     flip(only(root / "consumequeue" / "orders" / "1"), 67)
     with monkeypatch.context() as patch:
         patch.setattr(scrub, "START_BYTES", 0)
-        patch.setattr(integrity, "ROUND_BLOCKS", 0)
+        patch.setattr(verification, "ROUND_BLOCKS", 0)
         store = reopened(root)
         append_durably(store, *(draft("orders", 1) for _ in range(9)))
         store.close()
@@ -611,7 +611,7 @@ def test_an_index_in_which_a_run_finds_damage_is_deleted_by_the_next_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """With its digests, also where that start does not look; and the one after it goes on."""
-    monkeypatch.setattr(integrity, "START_BYTES", BLOCK)
+    monkeypatch.setattr(verification, "START_BYTES", BLOCK)
     monkeypatch.setattr(scrub, "START_BYTES", 0)
     extents = [(path, 4 * BLOCK) for path in index_files]
     digests = integrity_of(tmp_path, clean=True)

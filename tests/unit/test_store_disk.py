@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.store import disk
-from halfmq.store.zero_copy import Residence
+from halfmq.store.files import disk
+from halfmq.store.files.zero_copy import Residence
 
 
 def test_a_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from halfmq.command.main import main
-from halfmq.store import disk
+from halfmq.store.files import disk
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.message_store import MessageStore
 from halfmq.store.tools.dump import Dumped, dump

@@ -8,14 +8,11 @@ from threading import Event, Thread
 
 import pytest
 
-from halfmq.store import disk, mapped_file
-from halfmq.store.checkpoint import load_checkpoint
 from halfmq.store.config import FlushMode
-from halfmq.store.consume_queue import ConsumeQueue, MapPool
 from halfmq.store.errors import DiskFullError, UnusableFileError
-from halfmq.store.format.queue_entry import ENTRY_SIZE, QueueEntry
-from halfmq.store.log_search import find_true
-from halfmq.store.mapped_file import (
+from halfmq.store.files import disk, mapped_file
+from halfmq.store.files.checkpoint import load_checkpoint
+from halfmq.store.files.mapped_file import (
     AHEAD_PIECE,
     LogFile,
     create_file,
@@ -25,8 +22,11 @@ from halfmq.store.mapped_file import (
     write_zeros,
     zero_tail,
 )
-from halfmq.store.mapped_file_queue import MappedFileQueue
+from halfmq.store.files.mapped_file_queue import MappedFileQueue
+from halfmq.store.format.queue_entry import ENTRY_SIZE, QueueEntry
+from halfmq.store.log.resync import find_true
 from halfmq.store.message_store import MessageStore
+from halfmq.store.queue.consume_queue import ConsumeQueue, MapPool
 from tests.support.patience import PATIENCE_S
 from tests.support.stepped_worker import SteppedWorker
 from tests.support.stores import (
@@ -498,7 +498,7 @@ def test_queue_entries_reach_the_disk_of_all_files(
     queue = new_queue(tmp_path, MapPool(4))
     flushed: list[str] = []
     monkeypatch.setattr(
-        "halfmq.store.disk.sync_data",
+        "halfmq.store.files.disk.sync_data",
         lambda fd: flushed.append(Path(f"/proc/self/fd/{fd}").readlink().name[-3:]),
     )
     if not Path("/proc/self/fd").exists():
@@ -606,7 +606,7 @@ def test_a_broken_queue_disk_freezes_the_checkpoint(
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr("halfmq.store.disk.sync_data", broken)
+        patched.setattr("halfmq.store.files.disk.sync_data", broken)
         store._maintain()
     store._maintain()
 

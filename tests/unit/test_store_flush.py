@@ -9,8 +9,8 @@ from threading import Event, get_ident
 import pytest
 
 from halfmq.store.config import FlushMode
-from halfmq.store.disk import sync_data
 from halfmq.store.errors import FlushFailedError
+from halfmq.store.files.disk import sync_data
 from halfmq.store.message_store import MessageStore
 from tests.support.patience import PATIENCE_S
 from tests.support.stores import (
@@ -226,7 +226,7 @@ def test_names_of_new_files_reach_the_disk_first(
         if threading.current_thread().name == "store-flush":
             synced.append((path, len(disk.synced)))
 
-    monkeypatch.setattr("halfmq.store.disk.sync_directory", note)
+    monkeypatch.setattr("halfmq.store.files.disk.sync_directory", note)
 
     store.append([draft(body=bytes(8000)) for _ in range(4)])
     flush(store)
@@ -273,7 +273,7 @@ def test_much_that_is_not_flushed_is_flushed_before_its_time(
 ) -> None:
     """So that fast producers need not wait for the interval of ASYNC_FLUSH to end."""
     monkeypatch.setattr("halfmq.store.message_store.FLUSH_BYTES", 2_000)
-    monkeypatch.setattr("halfmq.store.commit_log.LOOK_UP_EVERY", 1_000)
+    monkeypatch.setattr("halfmq.store.log.commit_log.LOOK_UP_EVERY", 1_000)
     flushed = Event()
     store = open_store(
         tmp_path, disk, mode=FlushMode.ASYNC_FLUSH, on_durable=lambda offset: flushed.set()

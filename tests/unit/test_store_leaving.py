@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.store import disk, leaving
-from halfmq.store.leaving import Leaving
-from halfmq.store.zero_copy import FilePart, Residence
+from halfmq.store.files import deferred_delete, disk
+from halfmq.store.files.deferred_delete import Leaving
+from halfmq.store.files.zero_copy import FilePart, Residence
 
-PIECE = leaving.WARM_SIZE
+PIECE = deferred_delete.WARM_SIZE
 SIZE = 8 * PIECE
-assert SIZE == leaving.COLD_SIZE
+assert SIZE == deferred_delete.COLD_SIZE
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have files of a few mebibytes count as large."""
-    monkeypatch.setattr(leaving, "KEPT_BYTES_MIN", SIZE)
-    monkeypatch.setattr(leaving, "KEPT_BYTES_MAX", 2 * SIZE)
+    monkeypatch.setattr(deferred_delete, "KEPT_BYTES_MIN", SIZE)
+    monkeypatch.setattr(deferred_delete, "KEPT_BYTES_MAX", 2 * SIZE)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_memory_goes_piece_by_piece(kept: Leaving, tmp_path: Path) -> None:
     """With a pause behind each; then the file is closed."""
     inode = deleted(kept, tmp_path / "f")
     left = [kept.bytes]
-    while kept.work() == leaving.WARM_PAUSE and kept.bytes:
+    while kept.work() == deferred_delete.WARM_PAUSE and kept.bytes:
         assert size_of(inode) == kept.bytes
         left.append(kept.bytes)
 
@@ -75,7 +75,7 @@ def test_what_is_not_in_memory_goes_in_larger_pieces(kept: Leaving, tmp_path: Pa
     if Residence().cached(fd, 0, SIZE) is None:
         pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
 
-    assert kept.work() == leaving.COLD_PAUSE
+    assert kept.work() == deferred_delete.COLD_PAUSE
     assert kept.bytes == SIZE
     kept.work()
     assert kept.work() is None
@@ -87,16 +87,16 @@ def test_who_reads_a_file_reads_it_to_its_end(kept: Leaving, tmp_path: Path) -> 
     path.write_bytes(bytes(SIZE))
     with path.open("rb") as reader:
         inode = deleted(kept, path)
-        assert kept.work() == leaving.OTHERS_PAUSE
+        assert kept.work() == deferred_delete.OTHERS_PAUSE
         assert len(reader.read()) == SIZE
-    assert kept.work() == leaving.WARM_PAUSE
+    assert kept.work() == deferred_delete.WARM_PAUSE
     kept.close()
 
     path.write_bytes(bytes(SIZE))
     with path.open("rb") as reader:
         inode = deleted(kept, path)
-        for _ in range(leaving.OTHERS_TRIES):
-            assert kept.work() == leaving.OTHERS_PAUSE
+        for _ in range(deferred_delete.OTHERS_TRIES):
+            assert kept.work() == deferred_delete.OTHERS_PAUSE
         assert kept.work() is None
         assert len(reader.read()) == SIZE
     assert size_of(inode) is None
@@ -179,7 +179,7 @@ def test_a_disk_that_refuses_to_truncate_stops_nothing(
 
     inode = deleted(kept, tmp_path / "f")
     monkeypatch.setattr(disk, "ftruncate", refuse)
-    assert kept.work() == leaving.WARM_PAUSE
+    assert kept.work() == deferred_delete.WARM_PAUSE
 
     assert (kept.bytes, size_of(inode)) == (0, None)
     assert kept.work() is None

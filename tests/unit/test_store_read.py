@@ -11,18 +11,20 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from halfmq.store import disk, index_file, key_indexing, log_reader, page_cache, zero_copy
 from halfmq.store.config import FlushMode
 from halfmq.store.errors import DiskFullError
+from halfmq.store.files import disk, page_cache, zero_copy
+from halfmq.store.files.mapped_file import reserve
+from halfmq.store.files.zero_copy import BELIEVED_S, BLOCK_SIZE, BLOCKS_MAX, Residence
 from halfmq.store.format.properties import tag_hash
 from halfmq.store.format.queue_entry import PRE_BLANK
 from halfmq.store.format.record import decode_records
-from halfmq.store.key_indexing import PROPERTIES_PER_PUT, RECORDS_PER_PUT
-from halfmq.store.log_reader import GAP_MAX, spans
-from halfmq.store.mapped_file import reserve
+from halfmq.store.index import index_builder, index_file
+from halfmq.store.index.index_builder import PROPERTIES_PER_PUT, RECORDS_PER_PUT
+from halfmq.store.log import log_reader
+from halfmq.store.log.log_reader import GAP_MAX, spans
 from halfmq.store.message_store import GetStatus, MessageStore
-from halfmq.store.selection import _merged
-from halfmq.store.zero_copy import BELIEVED_S, BLOCK_SIZE, BLOCKS_MAX, Residence
+from halfmq.store.queue.pull_selection import _merged
 from tests.support.stores import (
     Clock,
     append_durably,
@@ -721,7 +723,7 @@ def test_the_index_catches_up_in_slices(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch, *, in_batch: bool
 ) -> None:
     """Of so many records, whether they came together or not; a tick says whether to come again."""
-    monkeypatch.setattr(key_indexing, "RECORDS_PER_PUT", 16)
+    monkeypatch.setattr(index_builder, "RECORDS_PER_PUT", 16)
     keys = [f"{number:032X}" for number in range(5 * 16)]
     drafts = [draft(properties={"UNIQ_KEY": key}) for key in keys]
     if in_batch:
@@ -758,11 +760,11 @@ def test_an_append_indexes_no_more_than_a_slice_of_what_waits(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also when too much waits: the others wait for their answers meanwhile."""
-    monkeypatch.setattr(key_indexing, "RECORDS_PER_PUT", 16)
+    monkeypatch.setattr(index_builder, "RECORDS_PER_PUT", 16)
     for number in range(3 * 16):
         store.append([draft(properties={"UNIQ_KEY": f"u{number}"})])
-    monkeypatch.setattr(key_indexing, "PENDING_BYTES_MAX", store.write_offset - 1)
-    monkeypatch.setattr(key_indexing, "SLICE_MS", 0.0)
+    monkeypatch.setattr(index_builder, "PENDING_BYTES_MAX", store.write_offset - 1)
+    monkeypatch.setattr(index_builder, "SLICE_MS", 0.0)
     store.append([draft(properties={"UNIQ_KEY": "last"})])
 
     assert _ticks(store) == 3
@@ -772,8 +774,8 @@ def test_an_index_that_cannot_follow_is_filled_from_the_log(
     store: MessageStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory is bounded whatever comes, and no key is missing once there is time."""
-    monkeypatch.setattr(key_indexing, "PENDING_BYTES_MAX", 5_000)
-    monkeypatch.setattr(key_indexing, "RETRY_EVERY", 0.0)
+    monkeypatch.setattr(index_builder, "PENDING_BYTES_MAX", 5_000)
+    monkeypatch.setattr(index_builder, "RETRY_EVERY", 0.0)
     drafts = [draft(body=bytes(500), properties={"UNIQ_KEY": f"u{number}"}) for number in range(20)]
     done = store.append(drafts, contiguous=True)
     was_behind = store.index_is_behind
@@ -828,7 +830,7 @@ def test_many_queues_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_long_logs_need_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that are only read are closed again when others are read."""
-    monkeypatch.setattr("halfmq.store.log_reader.DESCRIPTORS_MAX", 4)
+    monkeypatch.setattr("halfmq.store.log.log_reader.DESCRIPTORS_MAX", 4)
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     append_durably(store, *(draft(body=bytes(4000)) for _ in range(60)))
@@ -859,8 +861,8 @@ def test_an_index_that_found_no_space_catches_up_from_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Messages are stored meanwhile and kept nowhere in memory; no key is missing in the end."""
-    monkeypatch.setattr(key_indexing, "PENDING_BYTES_MAX", 5_000)
-    monkeypatch.setattr(key_indexing, "RETRY_EVERY", 0.0)
+    monkeypatch.setattr(index_builder, "PENDING_BYTES_MAX", 5_000)
+    monkeypatch.setattr(index_builder, "RETRY_EVERY", 0.0)
     full = False
 
     def limited(fd: int, start: int, end: int, path: Path) -> None:
@@ -868,7 +870,7 @@ def test_an_index_that_found_no_space_catches_up_from_the_log(
             raise DiskFullError(path, "no space")
         reserve(fd, start, end, path)
 
-    monkeypatch.setattr("halfmq.store.index_file.reserve", limited)
+    monkeypatch.setattr("halfmq.store.index.index_file.reserve", limited)
     monkeypatch.setattr(index_file, "_RESERVED_AHEAD", 0)
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()

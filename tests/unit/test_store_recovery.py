@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.store import key_indexing, recovery
-from halfmq.store.checkpoint import load_checkpoint
-from halfmq.store.durable_mark import DurableMark
 from halfmq.store.errors import DirectoryInUseError, UnusableFileError
+from halfmq.store.files.checkpoint import load_checkpoint
+from halfmq.store.files.durable_mark import DurableMark
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry
+from halfmq.store.index import index_builder
 from halfmq.store.message_store import MessageStore, RecoveryReport
-from halfmq.store.queue_rebuild import QueueScan
+from halfmq.store.recovery import recovery
+from halfmq.store.recovery.queue_rebuild import QueueScan
 from tests.support.store_child import SteppingClock
 from tests.support.stores import (
     Clock,
@@ -545,13 +546,13 @@ def test_an_index_that_lacks_much_is_filled_while_messages_are_served(
     offsets = filled(root)
     shutil.rmtree(root / "index")
     mark_aborted(root)
-    monkeypatch.setattr(key_indexing, "START_BYTES_MAX", 1_000)
-    monkeypatch.setattr(key_indexing, "RECORDS_PER_PUT", 10)
+    monkeypatch.setattr(index_builder, "START_BYTES_MAX", 1_000)
+    monkeypatch.setattr(index_builder, "RECORDS_PER_PUT", 10)
 
     def found(number: int) -> list[int]:
         return store.query_index("T" if number % 2 else "U", f"u{number}", 9, 0, 1 << 60)
 
-    monkeypatch.setattr(key_indexing, "SLICE_MS", 0.0)
+    monkeypatch.setattr(index_builder, "SLICE_MS", 0.0)
     store, _ = open_store(root)
     assert found(len(offsets) - 1) == []
     slices = 1
@@ -575,9 +576,9 @@ def test_an_index_may_lag_behind_a_log_that_loses_its_beginning(
     """Files that are deleted while the index is filled from them are passed over."""
     offsets = filled(root)
     shutil.rmtree(root / "index")
-    monkeypatch.setattr(key_indexing, "START_BYTES_MAX", 1_000)
-    monkeypatch.setattr(key_indexing, "RECORDS_PER_PUT", 10)
-    monkeypatch.setattr(key_indexing, "RETRY_EVERY", 0.0)
+    monkeypatch.setattr(index_builder, "START_BYTES_MAX", 1_000)
+    monkeypatch.setattr(index_builder, "RECORDS_PER_PUT", 10)
+    monkeypatch.setattr(index_builder, "RETRY_EVERY", 0.0)
     store, _ = open_store(root)
     files = store._log.files
     assert len(files.bases) > 2
@@ -809,7 +810,7 @@ def other_process_opens(root: Path) -> subprocess.CompletedProcess[str]:
         "import sys\n"
         "from pathlib import Path\n"
         "from halfmq.store.errors import DirectoryInUseError\n"
-        "from halfmq.store.lock import DirectoryLock\n"
+        "from halfmq.store.files.directory_lock import DirectoryLock\n"
         "try:\n"
         "    DirectoryLock(Path(sys.argv[1])).acquire(0)\n"
         "except DirectoryInUseError as error:\n"
@@ -912,7 +913,7 @@ def test_what_is_kept_of_damaged_records_is_bounded(
     for offset in (offsets[3], offsets[30], offsets[60]):
         log_patch(root, offset + 100, b"\xff" * 8)
     mark_aborted(root)
-    monkeypatch.setattr("halfmq.store.repair.ASIDE_SIZE_MAX", 1500)
+    monkeypatch.setattr("halfmq.store.recovery.repair.ASIDE_SIZE_MAX", 1500)
 
     store, report = open_store(root)
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.store import disk, leaving
 from halfmq.store.config import FlushMode
-from halfmq.store.consume_queue import ConsumeQueue, MapPool
+from halfmq.store.files import deferred_delete, disk
+from halfmq.store.files.worker import Round
 from halfmq.store.format.queue_entry import QueueEntry
 from halfmq.store.message_store import GetStatus, MessageStore
-from halfmq.store.worker import Round
+from halfmq.store.queue.consume_queue import ConsumeQueue, MapPool
 from tests.support.golden_store import unpack
 from tests.support.stepped_worker import SteppedWorker
 from tests.support.stores import (
@@ -123,7 +123,7 @@ def test_large_files_keep_their_space_until_their_memory_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of log and index; when the space is needed, it is freed at once."""
-    monkeypatch.setattr(leaving, "KEPT_BYTES_MIN", 0)
+    monkeypatch.setattr(deferred_delete, "KEPT_BYTES_MIN", 0)
     aged = Aged(tmp_path)
     group = [draft("T", 0, bytes(10), properties={"KEYS": " ".join("abcdefghij")})] * 20
     with closing(aged.store) as store:

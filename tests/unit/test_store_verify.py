@@ -13,11 +13,11 @@ import pytest
 
 from halfmq.command.main import main
 from halfmq.store.errors import UnusableFileError
+from halfmq.store.files.directory_lock import DirectoryLock, is_held
+from halfmq.store.files.json_table import save_table
 from halfmq.store.format.index import FIRST_ITEM, HEADER_SIZE, item_position, unpack_header
 from halfmq.store.format.record_fields import FIELDS
 from halfmq.store.format.transaction_snapshot import FILE_NAME, FOOTER
-from halfmq.store.json_table import save_table
-from halfmq.store.lock import DirectoryLock, is_held
 from halfmq.store.message_store import MessageStore
 from halfmq.store.tools.state import State
 from halfmq.store.tools.verify import Report, verify
@@ -130,7 +130,7 @@ def test_the_lock_is_asked_for_and_not_taken(tmp_path: Path) -> None:
     assert is_held(tmp_path)
     reader, writer = os.pipe()
     if not os.fork():  # another process, for which the kernel answers
-        from halfmq.store import lock as module  # noqa: PLC0415
+        from halfmq.store.files import directory_lock as module  # noqa: PLC0415
 
         module._held.clear()
         os.write(writer, b"%d" % is_held(tmp_path))

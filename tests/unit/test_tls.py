@@ -15,12 +15,12 @@ import trustme
 from halfmq.broker.access.config import ClientAuth, TlsConfig, TlsMode
 from halfmq.broker.access.tls import TlsContext
 from halfmq.broker.config import load_config
-from halfmq.broker.connection import Connection
 from halfmq.broker.errors import ConfigurationError
-from halfmq.broker.fetches import Fetches
-from halfmq.broker.release import ReplyRelease
-from halfmq.broker.router import Router
-from halfmq.broker.server import Server
+from halfmq.broker.loop.fetches import Fetches
+from halfmq.broker.net.reply_release import ReplyRelease
+from halfmq.broker.net.router import Router
+from halfmq.broker.net.server import Server
+from halfmq.broker.ports import Connection
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import FrameTooLargeError

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker import slices
 from halfmq.broker.errors import RequestRefusedError, UnfinishedError
-from halfmq.broker.group_append import GROUP_MAX, GroupAppend
-from halfmq.broker.handlers import end_batch
-from halfmq.broker.handlers.transaction import LARGE_BODY, TransactionHandler
-from halfmq.broker.router import Router
+from halfmq.broker.handlers.transactions import end_batch
+from halfmq.broker.handlers.transactions.end import LARGE_BODY, TransactionHandler
+from halfmq.broker.loop import slices
+from halfmq.broker.net.group_append import GROUP_MAX, GroupAppend
+from halfmq.broker.net.router import Router
 from halfmq.broker.transaction.pending import Event
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -27,8 +27,8 @@ from halfmq.remoting.transaction_headers import (
     EndTransactionResponseHeader,
     EndTransactionsRequestHeader,
 )
-from halfmq.store.draft import Appended, Draft
 from halfmq.store.format.ids import offset_message_id
+from halfmq.store.log.append_request import Appended, Draft
 from tests.support.transactions import HOST, Broker, Connected, message
 
 OK, REFUSED = ResponseCode.SUCCESS, ResponseCode.ILLEGAL_OPERATION

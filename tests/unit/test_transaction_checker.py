@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker import slices
 from halfmq.broker.config import TransactionConfig
-from halfmq.broker.slices import Slice
-from halfmq.broker.transaction import checker, group_queues
-from halfmq.broker.transaction import timetable as timetable_module
+from halfmq.broker.loop import slices
+from halfmq.broker.loop.slices import Slice
+from halfmq.broker.transaction.checks import checker, group_queues
+from halfmq.broker.transaction.checks import timetable as timetable_module
+from halfmq.broker.transaction.checks.timetable import BUCKET_MS, Timetable
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.half import StoredHalf
 from halfmq.broker.transaction.pending import Event
-from halfmq.broker.transaction.timetable import BUCKET_MS, Timetable
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.store.errors import StoreError
+from halfmq.store.files.page_cache import NotInMemoryError, waiting
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from halfmq.store.page_cache import NotInMemoryError, waiting
 from tests.support.transactions import HOST, START_MS, Broker, Connected
 
 DAY_MS = 86_400_000

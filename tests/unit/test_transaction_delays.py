@@ -8,8 +8,8 @@ import pytest
 
 from halfmq.broker.transaction.errors import DecidedOtherwiseError
 from halfmq.broker.transaction.pending import Event
-from halfmq.store.draft import Appended
 from halfmq.store.format.topics import SCHEDULE_TOPIC
+from halfmq.store.log.append_request import Appended
 from tests.support.transactions import Broker
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.transaction.errors import DecisionForgottenError
-from halfmq.broker.transaction.fold import Fold, ForeignRecordError
 from halfmq.broker.transaction.pending import Decision, Event, Member, PendingTable, State
-from halfmq.store.draft import Draft
+from halfmq.broker.transaction.replay.log_replay import Fold, ForeignRecordError
+from halfmq.store.log.append_request import Draft
 from tests.support.golden_store import GoldenStore, unpack
 from tests.support.transactions import HOST, PEER, START_MS, Broker, MemoryLog, golden_log
 

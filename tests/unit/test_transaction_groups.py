@@ -8,11 +8,11 @@ from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.errors import DecidedOtherwiseError, HalfMismatchError
 from halfmq.broker.transaction.pending import Event, State
-from halfmq.store.draft import Appended
 from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
+from halfmq.store.log.append_request import Appended
 from tests.support.transactions import HOST, Broker, Connected, message
 
 

@@ -22,7 +22,6 @@ from halfmq.broker.transaction.half import (
     rollback_draft,
 )
 from halfmq.broker.transaction.pending import ParkedReason
-from halfmq.store.draft import Draft
 from halfmq.store.format.flags import COMPRESSED, TransactionType, has_queue_entry, is_indexed
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.index import index_keys
@@ -36,6 +35,7 @@ from halfmq.store.format.record import (
     with_crc_tail,
 )
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.log.append_request import Draft
 from tests.support.golden_store import unpack
 from tests.support.transactions import HOST, PEER, START_MS, golden_log, message
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker.connection import Connection
-from halfmq.broker.group_append import GroupAppend
-from halfmq.broker.handlers.transaction import TransactionHandler
-from halfmq.broker.router import Router
+from halfmq.broker.handlers.transactions.end import TransactionHandler
+from halfmq.broker.net.group_append import GroupAppend
+from halfmq.broker.net.router import Router
+from halfmq.broker.ports import Connection
 from halfmq.broker.transaction.half import check_body, parse_half
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand

@@ -6,7 +6,7 @@ import gc
 from collections import deque
 from random import Random, randrange
 
-from halfmq.broker.transaction.offset_queue import PART_COUNT, OffsetQueue
+from halfmq.broker.transaction.checks.offset_queue import PART_COUNT, OffsetQueue
 
 
 def test_offsets_come_in_the_order_in_which_they_are_to_be_taken() -> None:

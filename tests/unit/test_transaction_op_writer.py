@@ -5,10 +5,10 @@ from pathlib import Path
 
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction.op_writer import RECORDS_PER_TICK, RETRY_MS, OpWriter
-from halfmq.store.draft import Appended, Draft
 from halfmq.store.errors import StoreError
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.topics import OP_TOPIC
+from halfmq.store.log.append_request import Appended, Draft
 from tests.support.golden_store import unpack
 from tests.support.transactions import HOST, START_MS, golden_log
 

@@ -4,22 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker import slices
 from halfmq.broker.errors import RequestRefusedError
-from halfmq.broker.topics import TopicConfig
+from halfmq.broker.loop import slices
+from halfmq.broker.tables.topics import TopicConfig
 from halfmq.broker.transaction.deciding import DecisionRequest
+from halfmq.broker.transaction.destination import Placing
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
     HalfMismatchError,
     HalfNotFoundError,
 )
 from halfmq.broker.transaction.pending import Event, State
-from halfmq.broker.transaction.placing import Placing
 from halfmq.remoting.codes import ResponseCode
-from halfmq.store.draft import Appended
 from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.log.append_request import Appended
 from tests.support.transactions import HOST, START_MS, Broker, Connected
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
+from halfmq.broker.transaction.decision_lookup import PastDecisions
 from halfmq.broker.transaction.half import StoredHalf
 from halfmq.broker.transaction.operator import PAGE_MS, PASSED_BETWEEN_LOOKS, PendingView
-from halfmq.broker.transaction.past import PastDecisions
 from halfmq.broker.transaction.pending import Pending, PendingTable, State
 from tests.support.transactions import HOST, PEER, START_MS, Clock
 

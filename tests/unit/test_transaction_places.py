@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from halfmq.store import disk, transaction_places
+from halfmq.store.files import disk
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.log import transaction_ranges
+from halfmq.store.log.transaction_ranges import is_about_transactions
 from halfmq.store.message_store import MessageStore
-from halfmq.store.transaction_places import is_about_transactions
 from tests.support.seeds import run_seed
 from tests.support.stores import Clock, append_durably, crash, draft, small_config
 
@@ -47,7 +48,7 @@ def test_after_a_kill_every_record_of_a_transaction_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places_max: int
 ) -> None:
     """From wherever the reading begins, and however many places can be noted."""
-    monkeypatch.setattr(transaction_places, "PLACES_MAX", places_max)
+    monkeypatch.setattr(transaction_ranges, "PLACES_MAX", places_max)
     seed = run_seed()
     print(f"seed={seed}")
     chance = random.Random(seed)

@@ -8,17 +8,16 @@ from msgspec.structs import replace
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.transaction.deciding import DecisionRequest
+from halfmq.broker.transaction.decision_lookup import INDEX_HITS_MAX, WAITS_INDEXED_MAX
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
     DecisionForgottenError,
     HalfMismatchError,
     HalfNotFoundError,
 )
-from halfmq.broker.transaction.past import INDEX_HITS_MAX, WAITS_INDEXED_MAX
+from halfmq.broker.transaction.final_message_cache import BYTES_MAX
 from halfmq.broker.transaction.pending import Event
-from halfmq.broker.transaction.recent import BYTES_MAX
 from halfmq.remoting.codes import ResponseCode
-from halfmq.store.draft import Appended
 from halfmq.store.errors import StoreError
 from halfmq.store.format.topics import (
     HALF_TOPIC,
@@ -26,6 +25,7 @@ from halfmq.store.format.topics import (
     SCHEDULE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
+from halfmq.store.log.append_request import Appended
 from tests.support.golden_store import unpack
 from tests.support.transactions import Broker, Connected, golden_log, gone, message
 

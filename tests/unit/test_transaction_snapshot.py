@@ -5,18 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker import slices
-from halfmq.broker.transaction import snapshot
+from halfmq.broker.loop import slices
 from halfmq.broker.transaction.pending import Event, PendingTable, State
-from halfmq.broker.transaction.snapshot import (
+from halfmq.broker.transaction.replay import snapshot
+from halfmq.broker.transaction.replay.snapshot import (
     PENDING,
     Anchor,
     Header,
     SnapshotWriter,
     load_snapshot,
 )
-from halfmq.store import disk
-from halfmq.store.draft import Appended
+from halfmq.store.files import disk
+from halfmq.store.log.append_request import Appended
 from tests.support.patience import PATIENCE_S
 from tests.support.transactions import Broker, Connected, MemoryLog
 

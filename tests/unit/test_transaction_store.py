@@ -12,9 +12,9 @@ from halfmq.broker.transaction.errors import DecidedOtherwiseError
 from halfmq.broker.transaction.pending import Event
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.store.config import FlushMode, StoreConfig
-from halfmq.store.draft import Appended
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.log.append_request import Appended
 from halfmq.store.message_store import MessageStore
 from tests.support.golden_store import GoldenStore, unpack
 from tests.support.patience import PATIENCE_S

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker.transaction import service, twins
+from halfmq.broker.transaction import deduplication, service
 from halfmq.broker.transaction.deciding import DecisionRequest
+from halfmq.broker.transaction.deduplication import Twins, twin_key
 from halfmq.broker.transaction.pending import Event, State
-from halfmq.broker.transaction.twins import Twins, twin_key
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.headers import SendMessageResponseHeader
 from halfmq.store.format.ids import parse_offset_message_id
@@ -142,9 +142,9 @@ def test_keys_with_one_hash_are_told_apart(
     sends: Prepares, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is kept of a key is its hash; the half itself says whose it is."""
-    for module in (service, twins):
+    for module in (service, deduplication):
         monkeypatch.setattr(module, "twin_key", lambda _group, _unique_key: 1)
-    monkeypatch.setattr(twins.Twins, "expect", lambda _self, _group, _unique_key: 0)
+    monkeypatch.setattr(deduplication.Twins, "expect", lambda _self, _group, _unique_key: 0)
     ids = {sends.prepare(key, group=group).msg_id for key in "KL" for group in ("pg", "pg2")}
 
     assert len(ids) == 4

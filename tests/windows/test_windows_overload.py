@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from halfmq.broker import release
+from halfmq.broker.net import reply_release
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from tests.support.peers import COMMIT, until
 from tests.support.windows import Rig, windowed
@@ -17,8 +17,8 @@ async def test_w06_under_overload_prepares_are_refused_and_decisions_taken(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one connection, behind the messages that filled the limit: none of them is lost."""
-    monkeypatch.setattr(release, "UNFLUSHED_BYTES_MAX", 200_000)
-    monkeypatch.setattr(release, "UNFLUSHED_BYTES_LIMIT", 2_000_000)
+    monkeypatch.setattr(reply_release, "UNFLUSHED_BYTES_MAX", 200_000)
+    monkeypatch.setattr(reply_release, "UNFLUSHED_BYTES_LIMIT", 2_000_000)
     producer = await rig.peer()
     halves = [await producer.prepare(f"K{number}", BODY) for number in range(6)]
     rig.disk.held = True
@@ -31,7 +31,7 @@ async def test_w06_under_overload_prepares_are_refused_and_decisions_taken(
     waiting = rig.broker._release
     await until(waiting.over_limit)
     assert rig.metrics["committed"] == 0  # what is not read cannot be served
-    rig._loop.now_ms += int(release.STALLED_S_MAX * 1_000)
+    rig._loop.now_ms += int(reply_release.STALLED_S_MAX * 1_000)
     await until(lambda: rig.metrics["committed"] == len(halves))
     await producer.sync()
 

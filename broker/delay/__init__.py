@@ -1,0 +1,1 @@
+"""Delayed messages: delay levels, their delivery when due, and finding again what was delivered."""

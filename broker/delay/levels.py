@@ -1,0 +1,207 @@
+"""Delay levels: which delay a message asks for, and its form while it waits.
+
+A delayed message is stored in ``SCHEDULE_TOPIC_XXXX``, in the queue of its level, with its real
+topic and queue in two properties. A committed message may ask for any time of delivery; it waits in
+the longest level that is not too long, then in the next one, and so on. The record that waits first
+is the final message of its transaction, and thereby the decision; those that follow are copies of
+it, and link to no half.
+
+Source: RocketMQ ``ScheduleMessageService``, ``HookUtils.transformDelayLevelMessage``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from halfmq.store.format.flags import TransactionType, with_transaction_type
+from halfmq.store.format.properties import (
+    PROPERTY_DELAY,
+    PROPERTY_REAL_QID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TRANSACTION_DELAY_MS,
+    PROPERTY_TRANSACTION_DELIVER_MS,
+    PROPERTY_TRANSACTION_HALF_ID,
+    get_property,
+    tags_code,
+    without_properties,
+)
+from halfmq.store.format.record import Record
+from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
+from halfmq.store.log.append_request import Draft
+
+DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+"""Source: `messageDelayLevel` of RocketMQ's `MessageStoreConfig`."""
+
+LEVELS_MAX: Final = 64
+"""Levels that may be configured; each is a queue that is looked at many times a second."""
+
+DELAY_MS_MAX: Final = 40 * 86_400_000
+"""Longest delay of a level, ms. A message that waits longer than the log is kept (three days by
+default) is gone before it is due, so more than this is a slip of the pen."""
+
+_DELAY_NAMES: Final = (PROPERTY_TRANSACTION_DELAY_MS, PROPERTY_TRANSACTION_DELIVER_MS)
+_DELAY_MARK, DELIVER_MARK = (name.encode() + b"\x01" for name in _DELAY_NAMES)
+COMMITTED_MARK: Final = PROPERTY_TRANSACTION_HALF_ID.encode() + b"\x01"
+_DIGITS_MAX: Final = 18  # of a number in a property; the largest has room in 64 bits
+_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """Return the delays in ms of the levels 1, 2, … from a text like `1s 5s 1m 2h`.
+
+    Raises:
+        ValueError: There is none or too many, or one is no number with a unit of s, m, h or d.
+    """
+    levels = tuple(_parse_delay(part, level) for level, part in enumerate(text.split(), 1))
+    if not 0 < len(levels) <= LEVELS_MAX:
+        raise ValueError(f"{len(levels)} delay levels, allowed are 1 to {LEVELS_MAX}")
+    return levels
+
+
+def _parse_delay(part: str, level: int) -> int:
+    number, unit = part[:-1], part[-1]
+    if unit not in _UNITS_MS or not (number.isascii() and number.isdigit()):
+        raise ValueError(f"delay level {level} is {part!r}, expected a number with s, m, h or d")
+    delay_ms = int(number) * _UNITS_MS[unit]
+    if not 0 < delay_ms <= DELAY_MS_MAX:
+        raise ValueError(f"delay level {level} is {part!r}, allowed is up to 40 days")
+    return delay_ms
+
+
+class DelayLevels:
+    """The configured levels, and the way of a message into the schedule topic."""
+
+    def __init__(self, levels_ms: Sequence[int], *, now_ms: Callable[[], int]) -> None:
+        self.levels_ms = tuple(levels_ms)
+        self._now_ms = now_ms
+
+    def delay_ms(self, level: int) -> int:
+        """Return how long a level waits; one beyond the last waits as long as the last."""
+        return self.levels_ms[min(level, len(self.levels_ms)) - 1]
+
+    def delayed(self, draft: Draft) -> Draft:
+        """Return the draft as it must be stored to wait for its level (property `DELAY`).
+
+        Without a positive level it is returned as it is. A level beyond the last becomes the last.
+        """
+        level = min(delay_level(draft.properties), len(self.levels_ms))
+        return draft if level <= 0 else self._in_level(draft, level)
+
+    def _in_level(self, draft: Draft, level: int) -> Draft:
+        return replace(
+            draft,
+            topic=SCHEDULE_TOPIC,
+            queue_id=level - 1,
+            properties=with_properties(
+                draft.properties,
+                (
+                    (PROPERTY_DELAY, str(level)),
+                    (PROPERTY_REAL_TOPIC, draft.topic),
+                    (PROPERTY_REAL_QID, str(draft.queue_id)),
+                ),
+            ),
+            # The queue entry of a waiting message holds its due time instead of a tag.
+            tags_code=self._now_ms() + self.delay_ms(level),
+        )
+
+    def after_commit(self, final: Draft, now_ms: int) -> Draft:
+        """Return the final message of a transaction as its commit, now, must store it.
+
+        It stays the record that decides, wherever it is stored.
+        """
+        left_ms = left_to_wait_ms(final.properties, waited_ms=0, now_ms=now_ms)
+        return self.waiting(final, left_ms) if left_ms > 0 else delivered(final)
+
+    def waiting(self, draft: Draft, remaining_ms: int) -> Draft:
+        """Return the draft as it must be stored to wait once, for not too long if possible."""
+        fitting = [ms for ms in self.levels_ms if ms <= remaining_ms]
+        level = self.levels_ms.index(max(fitting) if fitting else min(self.levels_ms)) + 1
+        return self._in_level(draft, level)
+
+    def wait_again(self, draft: Draft, left_ms: int) -> Draft:
+        """Return a message as it must be stored to wait in its next level."""
+        if _DELAY_MARK in draft.properties:
+            left = ((PROPERTY_TRANSACTION_DELAY_MS, str(left_ms)),)
+            draft = replace(draft, properties=with_properties(draft.properties, left))
+        return self.waiting(draft, left_ms)
+
+
+def left_to_wait_ms(properties: bytes, *, waited_ms: int, now_ms: int) -> int:
+    """Return for how long a committed message is not to be delivered yet; 0 or less: at once.
+
+    What is no number of a reasonable size counts as absent: prepares with that are refused, so
+    another broker wrote the half.
+
+    Args:
+        properties: As they are stored.
+        waited_ms: Milliseconds since the record with these properties was stored.
+        now_ms: Time by the wall clock.
+    """
+    deliver = get_property(properties, PROPERTY_TRANSACTION_DELIVER_MS.encode())
+    if deliver is not None:
+        return int(deliver) - now_ms if is_milliseconds(deliver) else 0
+    delay = get_property(properties, PROPERTY_TRANSACTION_DELAY_MS.encode())
+    if delay is None or not is_milliseconds(delay):
+        return 0
+    return min(int(delay), DELAY_MS_MAX) - waited_ms
+
+
+def is_milliseconds(value: str | bytes) -> bool:
+    """Tell whether a property is a time or a span in ms: decimal digits, not too many."""
+    return len(value) <= _DIGITS_MAX and value.isascii() and value.isdigit()
+
+
+def delay_level(properties: bytes) -> int:
+    """Return the level that the properties ask for; 0 for none or what is no number."""
+    return level_of(get_property(properties, PROPERTY_DELAY.encode()))
+
+
+def level_of(delay: bytes | None) -> int:
+    """Return the level that the property DELAY names; 0 for none or what is no number."""
+    try:
+        return int(delay or b"0")
+    except ValueError:
+        return 0
+
+
+def with_properties(properties: bytes, changed: Iterable[tuple[str, str]]) -> bytes:
+    """Return the property string with some properties set; the others keep order and bytes."""
+    pairs = tuple(changed)
+    kept = without_properties(properties, (name for name, _ in pairs))
+    return kept + b"".join(f"{name}\x01{value}\x02".encode() for name, value in pairs)
+
+
+def restored(record: Record) -> Draft | None:
+    """Return the draft that delivers a message of the schedule topic; None if it says not where.
+
+    It keeps `DELAY` and the two properties, as RocketMQ does: nothing delays it again.
+    """
+    topic = (get_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")
+    queue_text = get_property(record.properties, b"REAL_QID") or b""
+    if not topic or topic == HALF_TOPIC or not queue_text.isdigit():
+        return None
+    return Draft(
+        topic=topic,
+        queue_id=int(queue_text),
+        body=record.body,
+        properties=record.properties,
+        tags_code=tags_code(record.properties),
+        flag=record.flag,
+        # A committed message has decided its transaction where it was stored first. This is a
+        # copy, and with these bits it would look like a second decision.
+        sys_flag=with_transaction_type(record.sys_flag, TransactionType.NONE),
+        born_timestamp=record.born_timestamp,
+        born_host=record.born_host,
+        store_host=record.store_host,
+        reconsume_times=record.reconsume_times,
+    )
+
+
+def delivered(draft: Draft) -> Draft:
+    """Return a message for its consumers, without the delay: a retry must not wait for it again."""
+    if _DELAY_MARK not in draft.properties and DELIVER_MARK not in draft.properties:
+        return draft
+    return replace(draft, properties=without_properties(draft.properties, _DELAY_NAMES))

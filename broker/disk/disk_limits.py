@@ -1,0 +1,158 @@
+"""Watches how full the disk of the log is: warns at one limit, has messages refused at the next.
+
+| | Begins at | What happens |
+|---|---|---|
+| scarce | `diskMaxUsedSpaceRatio` | a warning; expired files are deleted at any hour |
+| full | `diskSpaceWarningLevelRatio` | messages, halves and retries are refused as well |
+
+What is left when messages are refused is the reserve: consumption, decisions, checks and delayed
+deliveries go on in it. Both end by themselves when there is room again, a percent of the disk later
+than they began. Messages that are young enough to be kept are never deleted for it; RocketMQ
+deletes them, from 85 % on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from halfmq.remoting.codes import ResponseCode
+from halfmq.store.files import disk
+
+from ..config import DiskConfig
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 0.1
+"""Seconds between two looks. A fast disk takes a hundred megabytes meanwhile; a look, 3 us."""
+
+HYSTERESIS: Final = 1
+"""Percent of the disk that must be free above a limit before what it began ends."""
+
+CAUSE: Final = "disk_full"
+
+
+class Space(NamedTuple):
+    """The room of a file system, as `df` counts it: without what is kept for its administrator."""
+
+    free: int  # bytes
+    size: int  # bytes: free ones and those in use
+
+
+def space_of(path: Path) -> Space:
+    """Look up the room of the file system that a path lies in.
+
+    Raises:
+        OSError: It cannot be asked.
+    """
+    found = disk.statvfs(path)
+    in_use = found.f_blocks - found.f_bfree
+    return Space(found.f_bavail * found.f_frsize, (in_use + found.f_bavail) * found.f_frsize)
+
+
+class Refusal(Protocol):
+    """Where it is said that messages are refused."""
+
+    count: int
+
+    def begin(self, cause: str, code: ResponseCode, reason: str) -> None: ...
+
+    def end(self, cause: str) -> None: ...
+
+
+class DiskLimits:
+    """Looks at the disk and does what the limits ask for; call `tick` when it asks for it."""
+
+    def __init__(
+        self,
+        config: DiskConfig,
+        refusal: Refusal,
+        *,
+        path: Path,
+        reserved_ahead: Callable[[], int],
+        space_of: Callable[[Path], Space] = space_of,
+    ) -> None:
+        """Wire it.
+
+        ``path`` is where the log lies; ``reserved_ahead`` says how many bytes it may still take
+        without asking for more, which count as free: a new file of a gigabyte changes nothing.
+        """
+        self._config = config
+        self._refusal = refusal
+        self._path = path
+        self._reserved_ahead = reserved_ahead
+        self._space_of = space_of
+        self._space = Space(0, 0)
+        self._left = 0  # bytes free, those that the log has reserved included
+        self.is_scarce = False
+        """Whether old files are to be deleted at any hour."""
+        self.is_full = False
+        """Whether messages are refused."""
+
+    def tick(self) -> float:
+        """Look at the disk, and do what follows; return the seconds until the next look."""
+        try:
+            self._space = self._space_of(self._path)
+        except OSError as error:
+            logger.warning("event=disk_unknown path=%s error=%r", self._path, str(error))
+            return 10 * LOOK_S
+        self._left = self._space.free + self._reserved_ahead()
+        was_scarce, was_full = self.is_scarce, self.is_full
+        self.is_full = self._is_beyond(self._config.refuse_ratio, was_full)
+        self.is_scarce = self.is_full or self._is_beyond(self._config.warn_ratio, was_scarce)
+        if self.is_full and not was_full:
+            self._refusal.begin(CAUSE, ResponseCode.SERVICE_NOT_AVAILABLE, self._reason())
+            logger.error("event=disk_full %s", self._in_words())
+        elif was_full and not self.is_full:
+            self._refusal.end(CAUSE)
+            logger.warning("event=disk_full_over %s", self._in_words())
+        if self.is_scarce and not was_scarce:
+            logger.warning("event=disk_scarce %s", self._in_words())
+        elif was_scarce and not self.is_scarce:
+            logger.info("event=disk_scarce_over %s", self._in_words())
+        return LOOK_S
+
+    def _is_beyond(self, ratio: int, was: bool) -> bool:
+        """Tell whether more percent of the disk are in use; at 100, never."""
+        if ratio == 100:
+            return False
+        wanted = 100 - ratio + (HYSTERESIS if was else 0)
+        return self._left * 100 < self._space.size * wanted
+
+    @property
+    def _used_percent(self) -> int:
+        return 100 - self._left * 100 // max(self._space.size, 1)
+
+    def _reason(self) -> str:
+        return (
+            f"[DISK]the disk of {self._path} is {self._used_percent} % full, and above "
+            f"diskSpaceWarningLevelRatio={self._config.refuse_ratio} no messages are taken: "
+            "try another broker, or make room"
+        )
+
+    def _in_words(self) -> str:
+        return (
+            f"path={self._path} used_percent={self._used_percent} left_bytes={self._left} "
+            f"size_bytes={self._space.size} diskMaxUsedSpaceRatio={self._config.warn_ratio} "
+            f"diskSpaceWarningLevelRatio={self._config.refuse_ratio}"
+        )
+
+    async def start(self) -> None:
+        """Look at the disk before the first message comes."""
+        self.tick()
+
+    async def stop(self) -> None:
+        """Nothing to do."""
+
+    def metrics(self) -> dict[str, int]:
+        """Return gauges and counters by name."""
+        return {
+            "is_scarce": int(self.is_scarce),
+            "is_full": int(self.is_full),
+            "used_percent": self._used_percent,
+            "free_bytes": self._space.free,
+            "size_bytes": self._space.size,
+            "messages_refused": self._refusal.count,
+        }

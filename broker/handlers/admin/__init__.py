@@ -1,0 +1,1 @@
+"""Requests of operators: transactions, users and policies."""

@@ -1,0 +1,225 @@
+"""Requests about users, policies and plain-ACL files.
+
+A change is answered when it is on disk. Only a super user changes super users and is shown secrets;
+other administrators see the rest.
+Source: RocketMQ 5.3 ``AdminBrokerProcessor``; 4.9.8 for the codes 50 to 53.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Coroutine
+from typing import Any
+
+from msgspec.structs import replace
+
+from halfmq.remoting.access_bodies import (
+    AclRequestHeader,
+    DeleteAclRequestHeader,
+    GetBrokerAclConfigResponseHeader,
+    ListAclsRequestHeader,
+    ListUsersRequestHeader,
+    UserInfo,
+    UserRequestHeader,
+    decode_acl,
+    decode_user,
+    encode_access,
+)
+from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.replies import encode_reply
+
+from ...access.control import Subject
+from ...access.plain_acl import PlainAcl
+from ...access.users import SUPER, Users, refused
+from ...errors import RequestRefusedError
+from ...ports import Connection, Handler
+
+logger = logging.getLogger(__name__)
+
+
+class UserHandlers:
+    """Reads and changes users and their policies."""
+
+    def __init__(self, users: Users) -> None:
+        self._users = users
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.AUTH_CREATE_USER: self.create_user,
+            RequestCode.AUTH_UPDATE_USER: self.update_user,
+            RequestCode.AUTH_DELETE_USER: self.delete_user,
+            RequestCode.AUTH_GET_USER: self.get_user,
+            RequestCode.AUTH_LIST_USER: self.list_users,
+            RequestCode.AUTH_CREATE_ACL: self.put_acl,
+            RequestCode.AUTH_UPDATE_ACL: self.put_acl,
+            RequestCode.AUTH_DELETE_ACL: self.delete_acl,
+            RequestCode.AUTH_GET_ACL: self.get_acl,
+            RequestCode.AUTH_LIST_ACL: self.list_acls,
+        }
+
+    def create_user(self, request: RemotingCommand, connection: Connection) -> None:
+        """Add a user."""
+        user = _named_user(request)
+        if user.user_type == SUPER and not _is_super(request):
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR, "The super user can only be create by super user"
+            )
+        self._change(self._users.create_user(user), request, connection, f"user {user.username}")
+
+    def update_user(self, request: RemotingCommand, connection: Connection) -> None:
+        """Change what is set of a user."""
+        user = _named_user(request)
+        if user.user_type == SUPER and not _is_super(request):
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR, "The super user can only be update by super user"
+            )
+        self._check_target(user.username, request)
+        self._change(self._users.update_user(user), request, connection, f"user {user.username}")
+
+    def delete_user(self, request: RemotingCommand, connection: Connection) -> None:
+        """Remove a user and its policies."""
+        name = _username(request)
+        self._check_target(name, request)
+        self._change(self._users.delete_user(name), request, connection, f"user {name}")
+
+    def get_user(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with a user; without a body if there is none of this name."""
+        user = self._users.user(_username(request))
+        return encode_reply(request, body=encode_access(_shown(user, request)) if user else b"")
+
+    def list_users(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with users by name; without a body if there is none."""
+        header = request.header
+        assert isinstance(header, ListUsersRequestHeader)
+        users = [_shown(user, request) for user in self._users.users(header.filter or "")]
+        return encode_reply(request, body=encode_access(users) if users else b"")
+
+    def put_acl(self, request: RemotingCommand, connection: Connection) -> None:
+        """Add entries to a subject's policies, or change them."""
+        header = request.header
+        assert isinstance(header, AclRequestHeader)
+        acl = decode_acl(request.body)
+        acl = replace(acl, subject=acl.subject or header.subject or "")
+        self._check_target(acl.subject.removeprefix("User:"), request)
+        self._change(self._users.put_acl(acl), request, connection, f"acl {acl.subject}")
+
+    def delete_acl(self, request: RemotingCommand, connection: Connection) -> None:
+        """Remove a subject's entries about a resource, or all of its policies."""
+        header = request.header
+        assert isinstance(header, DeleteAclRequestHeader)
+        subject = header.subject or ""
+        change = self._users.delete_acl(subject, header.policy_type, header.resource)
+        self._change(change, request, connection, f"acl {subject}")
+
+    def get_acl(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with the policies of a subject; without a body if it has none."""
+        header = request.header
+        assert isinstance(header, AclRequestHeader)
+        acl = self._users.acl(header.subject or "")
+        return encode_reply(request, body=encode_access(acl) if acl else b"")
+
+    def list_acls(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with policies by subject; without a body if there is none."""
+        header = request.header
+        assert isinstance(header, ListAclsRequestHeader)
+        acls = self._users.acls(header.subject_filter or "", header.resource_filter or "")
+        return encode_reply(request, body=encode_access(acls) if acls else b"")
+
+    def _check_target(self, name: str, request: RemotingCommand) -> None:
+        user = self._users.user(name)
+        if user is not None and user.user_type == SUPER and not _is_super(request):
+            raise refused("The super user can only be update by super user")
+
+    def _change(
+        self,
+        change: Coroutine[Any, Any, None],
+        request: RemotingCommand,
+        connection: Connection,
+        what: str,
+    ) -> None:
+        task = asyncio.create_task(self._answer(change, request, connection, what))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _answer(
+        self,
+        change: Coroutine[Any, Any, None],
+        request: RemotingCommand,
+        connection: Connection,
+        what: str,
+    ) -> None:
+        try:
+            await change
+        except RequestRefusedError as error:
+            reply = encode_reply(request, error.code, remark=error.remark)
+        else:
+            reply = encode_reply(request)
+            by = request.subject.name if isinstance(request.subject, Subject) else ""
+            logger.info("event=access_changed code=%d by=%s what=%r", request.code, by, what)
+        if not request.flag & FLAG_ONE_WAY:
+            connection.write(reply)
+
+
+class PlainAclHandlers:
+    """Tells the version of plain-ACL files, and that they are the place to edit."""
+
+    def __init__(self, accounts: PlainAcl, broker_name: str, cluster_name: str) -> None:
+        self._accounts = accounts
+        self._broker_name = broker_name
+        self._cluster_name = cluster_name
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.UPDATE_AND_CREATE_ACL_CONFIG: self.refuse,
+            RequestCode.DELETE_ACL_CONFIG: self.refuse,
+            RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG: self.refuse,
+            RequestCode.GET_BROKER_CLUSTER_ACL_INFO: self.version,
+        }
+
+    def refuse(self, _request: RemotingCommand, _connection: Connection) -> bytes:
+        """Say where accounts are edited."""
+        raise RequestRefusedError(
+            ResponseCode.SYSTEM_ERROR,
+            f"accounts are not changed by requests: edit {self._accounts.files[0]} on the broker's "
+            "machine, it is read again within seconds",
+        )
+
+    def version(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer with the version of the accounts that are in force."""
+        version = self._accounts.version
+        header = GetBrokerAclConfigResponseHeader(
+            version=json.dumps(version),
+            all_acl_file_version=json.dumps({str(file): version for file in self._accounts.files}),
+            broker_name=self._broker_name,
+            broker_addr=connection.broker_address,
+            cluster_name=self._cluster_name,
+        )
+        return encode_reply(request, header=header)
+
+
+def _named_user(request: RemotingCommand) -> UserInfo:
+    name = _username(request)
+    return replace(decode_user(request.body), username=name)
+
+
+def _username(request: RemotingCommand) -> str:
+    header = request.header
+    assert isinstance(header, UserRequestHeader)
+    if not (header.username or "").strip():
+        raise RequestRefusedError(ResponseCode.INVALID_PARAMETER, "The username is blank")
+    return header.username or ""
+
+
+def _is_super(request: RemotingCommand) -> bool:
+    subject = request.subject
+    return isinstance(subject, Subject) and subject.principal.is_super
+
+
+def _shown(user: UserInfo, request: RemotingCommand) -> UserInfo:
+    return user if _is_super(request) else replace(user, password=None)

@@ -1,0 +1,246 @@
+"""What an operator asks: which transactions are undecided, what is to become of one, how it goes.
+
+QUERY_TRANSACTIONS (9000) and DECIDE_TRANSACTION (9003) are ours, see ``docs/wire.md``;
+RESUME_CHECK_HALF_MESSAGE (323), GET_BROKER_RUNTIME_INFO (28) and DELETE_EXPIRED_COMMITLOG (329) are
+RocketMQ's.
+
+An operator's decision is a decision like a producer's: the first one wins, and its answer waits for
+the disk. Each is a line in the log, with the reason the operator gave.
+
+Source: RocketMQ ``AdminBrokerProcessor#resumeCheckHalfMessage``, ``#getBrokerRuntimeInfo``.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Final, Protocol
+
+from halfmq.remoting.bodies import encode_table
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.headers import ResumeCheckHalfMessageRequestHeader
+from halfmq.remoting.replies import encode_reply
+from halfmq.remoting.transaction_bodies import TRANSACTIONS_MAX, TransactionInfo, encode_entries
+from halfmq.remoting.transaction_headers import (
+    DecideTransactionRequestHeader,
+    DecideTransactionResponseHeader,
+    QueryTransactionsRequestHeader,
+    QueryTransactionsResponseHeader,
+)
+from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
+from halfmq.store.format.properties import get_property
+from halfmq.store.format.record import Record
+from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
+
+from ...errors import RequestRefusedError
+from ...logs import EACH
+from ...net.group_append import GroupAppend
+from ...ports import Connection, Handler
+from ...transaction.errors import DecidedOtherwiseError, TransactionError
+from ...transaction.operator import Page
+
+logger = logging.getLogger(__name__)
+
+RESUME: Final = "resume"
+ACTIONS: Final = ("commit", "rollback", RESUME)
+STATES: Final = ("prepared", "parked")
+
+
+class Ended(Protocol):
+    """How a transaction ended, for the answer."""
+
+    @property
+    def position(self) -> int:
+        """The log position whose durability is the answer."""
+        ...
+
+    @property
+    def final_offset(self) -> int | None:
+        """Physical offset of the final message; None unless committed."""
+        ...
+
+    @property
+    def store_host(self) -> bytes: ...
+
+
+class Transactions(Protocol):
+    """What this needs of the transaction service."""
+
+    def page(
+        self, after: int, max_count: int, group: str | None = None, state: str | None = None
+    ) -> Page: ...
+
+    def find(self, transaction_id: str) -> TransactionInfo | None: ...
+
+    def decide(self, offset: int, action: str) -> Ended: ...
+
+    def resume(self, offset: int) -> Ended: ...
+
+
+class Log(Protocol):
+    """What this needs of the store."""
+
+    @property
+    def durable_offset(self) -> int: ...
+
+    def record_at(self, physical_offset: int) -> Record | None: ...
+
+
+class AdminHandlers:
+    """Serves operators and their tools."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        log: Log,
+        group: GroupAppend,
+        runtime_info: Callable[[], Mapping[str, str]],
+        delete_expired: Callable[[], None],
+    ) -> None:
+        """Wire it; ``delete_expired`` has old files deleted soon, whatever the hour."""
+        self._transactions = transactions
+        self._log = log
+        self._group = group
+        self._runtime_info = runtime_info
+        self._delete_expired = delete_expired
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.GET_BROKER_RUNTIME_INFO: self.get_runtime_info,
+            RequestCode.RESUME_CHECK_HALF_MESSAGE: self.resume_check,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_expired,
+            RequestCode.QUERY_TRANSACTIONS: self.query_transactions,
+            RequestCode.DECIDE_TRANSACTION: self.decide_transaction,
+        }
+
+    def get_runtime_info(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with what can be measured here, all values as text."""
+        return encode_reply(request, body=encode_table(self._runtime_info()))
+
+    def delete_expired(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Have files of the log deleted that are old enough; answered at once, as by RocketMQ."""
+        logger.info("event=deletion_asked peer=%s", connection.name)
+        self._delete_expired()
+        return encode_reply(request)
+
+    def query_transactions(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with a page of undecided transactions, oldest first, or with the one asked for."""
+        header = request.header
+        assert isinstance(header, QueryTransactionsRequestHeader)
+        if header.transaction_id is not None:
+            found = self._transactions.find(header.transaction_id)
+            return encode_reply(request, body=encode_entries([] if found is None else [found]))
+        if not 1 <= header.max_count <= TRANSACTIONS_MAX:
+            raise _refused(f"maxCount is {header.max_count}, expected 1 to {TRANSACTIONS_MAX}")
+        if header.state is not None and header.state not in STATES:
+            raise _refused(f"state is {header.state!r}, expected one of {', '.join(STATES)}")
+        infos, next_after = self._transactions.page(
+            header.after, header.max_count, header.producer_group, header.state
+        )
+        return encode_reply(
+            request,
+            header=QueryTransactionsResponseHeader(next_after=next_after),
+            body=encode_entries(infos),
+        )
+
+    def decide_transaction(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+        """Decide a transaction in its producers' place, or have them asked again."""
+        header = request.header
+        assert isinstance(header, DecideTransactionRequestHeader)
+        offset, action = header.transaction_offset, header.action
+        if action not in ACTIONS:
+            raise _refused(f"action is {action!r}, expected one of {', '.join(ACTIONS)}")
+        self._group.append_staged()  # the first decision may be among what is staged
+        try:
+            if action == RESUME:
+                ended = self._transactions.resume(offset)
+            else:
+                ended = self._transactions.decide(offset, action)
+        except TransactionError as error:
+            _log(logging.WARNING, "operator_refused", header, connection, str(error))
+            code = (
+                ResponseCode.ILLEGAL_OPERATION
+                if isinstance(error, DecidedOtherwiseError)
+                else ResponseCode.SYSTEM_ERROR
+            )
+            raise RequestRefusedError(code, str(error)) from error
+        _log(logging.INFO, "operator_decided", header, connection, header.reason or "")
+        message_id = (
+            None
+            if ended.final_offset is None
+            else offset_message_id(ended.store_host, ended.final_offset)
+        )
+        reply = encode_reply(request, header=DecideTransactionResponseHeader(msg_id=message_id))
+        return self._when_durable(connection, ended, reply)
+
+    def _when_durable(self, connection: Connection, ended: Ended, reply: bytes) -> bytes | None:
+        """Return the reply, or hold it until what it tells is on disk."""
+        if ended.position <= self._log.durable_offset:
+            return reply
+        connection.reply_when_durable(ended.position, reply)
+        return None
+
+    def resume_check(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+        """Have the producers of a parked transaction asked again, as RocketMQ's tools want it."""
+        header = request.header
+        assert isinstance(header, ResumeCheckHalfMessageRequestHeader)
+        offset = self._half_offset(header.msg_id or "")
+        self._group.append_staged()
+        try:
+            ended = self._transactions.resume(offset)
+        except TransactionError as error:
+            raise _refused(str(error)) from error
+        logger.info(
+            "event=operator_decided half_offset=%d action=resume peer=%s",
+            offset,
+            connection.name,
+            extra=EACH,
+        )
+        return self._when_durable(connection, ended, encode_reply(request))
+
+    def _half_offset(self, message_id: str) -> int:
+        """Return the physical offset of the half that an id names, or whose parked copy it names.
+
+        Raises:
+            RequestRefusedError: It names neither.
+        """
+        try:
+            offset = parse_offset_message_id(message_id).physical_offset
+        except ValueError as error:
+            raise _refused(f"msgId: {error}") from error
+        record = self._log.record_at(offset)
+        if record is None or record.topic != TRANS_CHECK_MAX_TIME_TOPIC:
+            return offset
+        if record.prepared_transaction_offset:
+            return record.prepared_transaction_offset
+        # RocketMQ's copies have no link, and one to the half at offset 0 looks the same.
+        key = get_property(record.properties, b"UNIQ_KEY")
+        found = None if key is None else self._transactions.find(key.decode(errors="replace"))
+        if found is None:
+            raise _refused("the transaction of this message is not undecided")
+        return found.offset
+
+
+def _refused(remark: str) -> RequestRefusedError:
+    return RequestRefusedError(ResponseCode.SYSTEM_ERROR, remark)
+
+
+def _log(
+    level: int,
+    event: str,
+    header: DecideTransactionRequestHeader,
+    connection: Connection,
+    reason: str,
+) -> None:
+    logger.log(
+        level,
+        "event=%s half_offset=%d action=%s peer=%s reason=%r",
+        event,
+        header.transaction_offset,
+        header.action,
+        connection.name,
+        reason,
+        extra=EACH,
+    )

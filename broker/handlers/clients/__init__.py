@@ -1,0 +1,1 @@
+"""Requests about clients: heartbeats, routes, consumer offsets, queue locks."""

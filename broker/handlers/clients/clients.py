@@ -1,0 +1,244 @@
+"""Clients come and go: heartbeat (34), unregister (35), group members (38, 9004), filters (46).
+
+When the members of a consumer group or its topics change, every member is told at once (40), the
+new one before the answer to its own heartbeat: it then asks who shares the queues.
+
+The answer to a heartbeat says whether another member of the group subscribes differently; with
+`refuseUnequalSubscriptions` it is then a refusal, and nothing of that consumer is registered.
+
+Source: RocketMQ `ClientManageProcessor`, `ConsumerManageProcessor`,
+`DefaultConsumerIdsChangeListener`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from halfmq.remoting.bodies import (
+    TAG,
+    ConsumerData,
+    HeartbeatData,
+    decode_heartbeat,
+    decode_subscription,
+    encode_consumer_list,
+)
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.consumer_bodies import CONSUMERS_MAX, ConsumerInfo
+from halfmq.remoting.errors import BodyError
+from halfmq.remoting.headers import (
+    GetConsumerListByGroupRequestHeader,
+    HeartbeatResponseHeader,
+    NotifyConsumerIdsChangedRequestHeader,
+    QueryConsumersRequestHeader,
+    QueryConsumersResponseHeader,
+    UnregisterClientRequestHeader,
+)
+from halfmq.remoting.replies import encode_reply
+from halfmq.remoting.transaction_bodies import encode_entries
+
+from ...errors import RequestRefusedError
+from ...ports import Connection, Handler
+from ...tables.client_registry import ClientRegistry, ConsumerGroup
+from ...tables.groups import GroupConfig
+from ...tables.topics import TopicConfig
+
+logger = logging.getLogger(__name__)
+
+
+class Topics(Protocol):
+    """What this needs of the topic table."""
+
+    def ensure_retry(self, group: str, queues: int = ...) -> TopicConfig: ...
+
+
+class Groups(Protocol):
+    """What this needs of the group table."""
+
+    def get(self, name: str) -> GroupConfig | None: ...
+
+    def ensure(self, name: str) -> GroupConfig | None: ...
+
+
+class ClientHandlers:
+    """Keeps the registry of clients and tells consumers about each other."""
+
+    def __init__(self, registry: ClientRegistry, topics: Topics, groups: Groups) -> None:
+        self._registry = registry
+        self._topics = topics
+        self._groups = groups
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.HEART_BEAT: self.heartbeat,
+            RequestCode.UNREGISTER_CLIENT: self.unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
+            RequestCode.CHECK_CLIENT_CONFIG: self.check_client_config,
+            RequestCode.QUERY_CONSUMERS: self.query_consumers,
+        }
+
+    # --- requests
+
+    def heartbeat(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Register the client's producers and consumers."""
+        data = self._admitted(_decode_heartbeat(request))
+        # Of a heartbeat in version 1 the client ignores this; RocketMQ says true.
+        is_sub_change = data.heartbeat_fingerprint == 0 or (
+            data.without_sub and not self._registry.knows_fingerprint(data)
+        )
+        self._tell_members(self._registry.heartbeat(data, connection))
+        found = self._registry.difference(data)
+        if found is None:
+            header = HeartbeatResponseHeader(
+                is_support_heart_beat_v2=True, is_sub_change=is_sub_change
+            )
+            return encode_reply(request, header=header)
+        header = HeartbeatResponseHeader(
+            is_support_heart_beat_v2=True,
+            is_sub_change=is_sub_change,
+            unequal_topic=found.topic,
+            unequal_client_id=found.other_client_id,
+            unequal_filter=found.other_expression,
+        )
+        if found.refused:
+            return encode_reply(
+                request, ResponseCode.NO_PERMISSION, header=header, remark=str(found)
+            )
+        return encode_reply(request, header=header)
+
+    def unregister(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """End a registration; an unknown one is no error."""
+        header = request.header
+        assert isinstance(header, UnregisterClientRequestHeader)
+        self._tell_members(
+            self._registry.unregister(
+                header.client_id, header.producer_group, header.consumer_group
+            )
+        )
+        return encode_reply(request)
+
+    def consumer_list(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer who shares the queues of a group."""
+        header = request.header
+        assert isinstance(header, GetConsumerListByGroupRequestHeader)
+        client_ids = self._registry.consumer_ids(header.consumer_group)
+        if not client_ids:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {header.consumer_group}"
+            )
+        return encode_reply(request, body=encode_consumer_list(client_ids))
+
+    def query_consumers(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer an operator who consumes what: a page of the members of one or all groups."""
+        header = request.header
+        assert isinstance(header, QueryConsumersRequestHeader)
+        if not 1 <= header.max_count <= CONSUMERS_MAX:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                f"maxCount is {header.max_count}, expected 1 to {CONSUMERS_MAX}",
+            )
+        entries: list[ConsumerInfo] = []
+        following = QueryConsumersResponseHeader()
+        listing = self._registry.listing(
+            header.consumer_group, header.after_group, header.after_client
+        )
+        for group, client_id in listing:
+            entries += _member_entries(group, client_id)
+            if len(entries) >= header.max_count:
+                following = QueryConsumersResponseHeader(
+                    next_group=group.name, next_client=client_id
+                )
+                break
+        return encode_reply(request, header=following, body=encode_entries(entries))
+
+    def check_client_config(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Refuse, before the consumer starts, a filter that pulls would refuse."""
+        if request.body:
+            kind = _decode_subscription_type(request.body)
+            if kind != TAG:
+                raise RequestRefusedError(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"The broker does not support consumer to filter message by {kind}",
+                )
+        return encode_reply(request)
+
+    # --- events
+
+    def connection_lost(self, connection: Connection) -> None:
+        """Forget the clients of a lost connection and tell the others of their groups."""
+        self._tell_members(self._registry.forget(connection))
+
+    def expire(self) -> Iterator[None]:
+        """Forget clients without heartbeat, in steps; call it every `registry.SCAN_S` seconds."""
+        for group in self._registry.expire():
+            if group is not None:
+                self._tell_members((group,))
+            yield
+
+    # --- helpers
+
+    def _admitted(self, data: HeartbeatData) -> HeartbeatData:
+        """Return the heartbeat without consumers of groups that do not exist and are not made.
+
+        Creates the groups and retry topics of the others. RocketMQ passes over the rest in silence
+        too: their pulls are then refused with the reason.
+        """
+        if not data.client_id:
+            return data
+        admitted = tuple(
+            consumer for consumer in data.consumer_data_set if self._make_room_for(consumer)
+        )
+        if len(admitted) < len(data.consumer_data_set):
+            logger.warning("event=consumer_without_group client=%s", data.client_id)
+        return replace(data, consumer_data_set=admitted)
+
+    def _make_room_for(self, consumer: ConsumerData) -> bool:
+        config = self._groups.ensure(consumer.group_name)
+        if config is None:
+            return False
+        self._topics.ensure_retry(config.name, config.retry_queue_nums)
+        return True
+
+    def _tell_members(self, groups: Iterable[str]) -> None:
+        for name in groups:
+            group = self._registry.consumer_groups.get(name)
+            config = self._groups.get(name)
+            if group is None or group.is_broadcasting:
+                continue
+            if config is not None and not config.notify_consumer_ids_changed_enable:
+                continue
+            header = NotifyConsumerIdsChangedRequestHeader(consumer_group=name)
+            for connection in self._registry.consumers_of(name):
+                connection.send_request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header)
+
+
+def _member_entries(group: ConsumerGroup, client_id: str) -> list[ConsumerInfo]:
+    address = group.connection_of(client_id).name
+    model, refused = group.data.message_model.value, client_id in group.refused
+    filters = sorted(group.filters_of(client_id)) or [("", "")]
+    return [
+        ConsumerInfo(group.name, client_id, address, model, refused, topic, expression)
+        for topic, expression in filters
+    ]
+
+
+def _decode_heartbeat(request: RemotingCommand) -> HeartbeatData:
+    if not request.body:
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the heartbeat has no body")
+    try:
+        return decode_heartbeat(request.body)
+    except BodyError as error:
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+
+
+def _decode_subscription_type(body: bytes) -> str:
+    try:
+        _, _, subscription = decode_subscription(body)
+    except BodyError as error:
+        raise RequestRefusedError(ResponseCode.SYSTEM_ERROR, str(error)) from error
+    return subscription.expression_type

@@ -1,0 +1,190 @@
+"""Consumer offsets (14, 15) and questions about the offsets of a queue (29 to 32).
+
+Unknown topics and queues are no error for 29 to 32: they are empty queues, as for RocketMQ.
+Source: RocketMQ `ConsumerManageProcessor`, `AdminBrokerProcessor`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final, Protocol
+
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.headers import (
+    GetEarliestMsgStoretimeRequestHeader,
+    GetEarliestMsgStoretimeResponseHeader,
+    GetMaxOffsetRequestHeader,
+    GetMaxOffsetResponseHeader,
+    GetMinOffsetRequestHeader,
+    GetMinOffsetResponseHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueryConsumerOffsetResponseHeader,
+    SearchOffsetRequestHeader,
+    SearchOffsetResponseHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from halfmq.remoting.replies import encode_reply
+
+from ...errors import RequestRefusedError
+from ...ports import Connection, Handler
+
+YOUNG_SHARE_OF_MEMORY: Final = 0.4
+"""Of the machine's memory: a queue whose first message lies no further behind the end of the log
+counts as young. Source: `accessMessageInMemoryMaxRatio` of `MessageStoreConfig`."""
+
+
+class Found(Protocol):
+    """What `Queues.get` returns, as far as this cares."""
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]: ...
+
+
+class Queues(Protocol):
+    """What this needs of the store."""
+
+    @property
+    def write_offset(self) -> int: ...
+
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
+
+    def get(self, topic: str, queue_id: int, offset: int, *, max_count: int = ...) -> Found: ...
+
+    def offset_by_time(
+        self, topic: str, queue_id: int, timestamp: int, *, upper: bool = ...
+    ) -> int: ...
+
+    def store_time_at(self, topic: str, queue_id: int, offset: int) -> int: ...
+
+
+class Offsets(Protocol):
+    """What this needs of the consumer offsets."""
+
+    def query(self, group: str, topic: str, queue_id: int) -> int: ...
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None: ...
+
+
+class Names(Protocol):
+    """A table of topics or groups, asked only whether it holds a name."""
+
+    def __contains__(self, name: str) -> bool: ...
+
+
+class OffsetHandlers:
+    """Answers where a group stands and where a queue begins and ends."""
+
+    def __init__(
+        self,
+        queues: Queues,
+        offsets: Offsets,
+        topics: Names,
+        groups: Names,
+        *,
+        young_bytes: int | None = None,
+    ) -> None:
+        """`young_bytes` is how far back the log counts as young, by default a share of memory."""
+        self._queues = queues
+        self._offsets = offsets
+        self._topics = topics
+        self._groups = groups
+        self._young_bytes = _young_bytes() if young_bytes is None else young_bytes
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.QUERY_CONSUMER_OFFSET: self.query_consumer_offset,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self.update_consumer_offset,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search_offset,
+            RequestCode.GET_MAX_OFFSET: self.max_offset,
+            RequestCode.GET_MIN_OFFSET: self.min_offset,
+            RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest_store_time,
+        }
+
+    def query_consumer_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer where the group goes on; a new group in a young queue begins at 0."""
+        header = request.header
+        assert isinstance(header, QueryConsumerOffsetRequestHeader)
+        offset = self._offsets.query(header.consumer_group, header.topic, header.queue_id)
+        if offset < 0:
+            if header.set_zero_if_not_found is False:
+                raise RequestRefusedError(
+                    ResponseCode.QUERY_NOT_FOUND,
+                    "Not found, do not set to zero, maybe this group boot first",
+                )
+            if not self._is_young(header.topic, header.queue_id):
+                raise RequestRefusedError(
+                    ResponseCode.QUERY_NOT_FOUND,
+                    "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first",
+                )
+            offset = 0
+        return encode_reply(request, header=QueryConsumerOffsetResponseHeader(offset=offset))
+
+    def _is_young(self, topic: str, queue_id: int) -> bool:
+        """Whether message 0 is still there and recent.
+
+        A group that wants to begin at the end of a new topic would otherwise miss what was sent
+        before its first consumer came up.
+        """
+        first, end = self._queues.queue_bounds(topic, queue_id)
+        if first > 0 or end <= 0:
+            return False
+        ranges = self._queues.get(topic, queue_id, 0, max_count=1).ranges
+        return bool(ranges) and self._queues.write_offset - ranges[0][0] <= self._young_bytes
+
+    def update_consumer_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Keep where the group stands."""
+        header = request.header
+        assert isinstance(header, UpdateConsumerOffsetRequestHeader)
+        group, topic = header.consumer_group, header.topic
+        if group not in self._groups:
+            raise RequestRefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!"
+            )
+        if topic not in self._topics:
+            raise RequestRefusedError(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
+        self._offsets.commit(group, topic, header.queue_id, header.commit_offset)
+        return encode_reply(request)
+
+    def search_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer which message of a queue was stored at a time or first after it."""
+        header = request.header
+        assert isinstance(header, SearchOffsetRequestHeader)
+        offset = self._queues.offset_by_time(
+            header.topic, header.queue_id, header.timestamp, upper=header.boundary_type == "UPPER"
+        )
+        return encode_reply(request, header=SearchOffsetResponseHeader(offset=offset))
+
+    def max_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer which queue offset the next message will have."""
+        header = request.header
+        assert isinstance(header, GetMaxOffsetRequestHeader)
+        _, end = self._queues.queue_bounds(header.topic, header.queue_id)
+        return encode_reply(request, header=GetMaxOffsetResponseHeader(offset=end))
+
+    def min_offset(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer which is the first queue offset that still has a message."""
+        header = request.header
+        assert isinstance(header, GetMinOffsetRequestHeader)
+        first, _ = self._queues.queue_bounds(header.topic, header.queue_id)
+        return encode_reply(request, header=GetMinOffsetResponseHeader(offset=first))
+
+    def earliest_store_time(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer when the first message of a queue was stored, -1 if there is none."""
+        header = request.header
+        assert isinstance(header, GetEarliestMsgStoretimeRequestHeader)
+        topic, queue_id = header.topic, header.queue_id
+        first, end = self._queues.queue_bounds(topic, queue_id)
+        timestamp = self._queues.store_time_at(topic, queue_id, first) if first < end else -1
+        return encode_reply(
+            request, header=GetEarliestMsgStoretimeResponseHeader(timestamp=timestamp)
+        )
+
+
+def _young_bytes() -> int:
+    try:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):  # not known here: 8 GiB is a small server
+        memory = 8 << 30
+    return int(memory * YOUNG_SHARE_OF_MEMORY)

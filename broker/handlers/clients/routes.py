@@ -1,0 +1,108 @@
+"""The name server's part: routes (105), the cluster (106), all topics (206).
+
+The broker is its own name server, so a route comes straight from the topic table and is never
+stale. It names the address by which the client came: that one the client can reach.
+
+Source: RocketMQ `ClientRequestProcessor`, `DefaultRequestProcessor` of the name server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from halfmq.remoting.bodies import (
+    BrokerData,
+    ClusterInfo,
+    QueueData,
+    TopicRouteData,
+    encode_cluster_info,
+    encode_route,
+    encode_topic_list,
+)
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.headers import GetRouteInfoRequestHeader
+from halfmq.remoting.replies import encode_reply
+
+from ...errors import RequestRefusedError
+from ...ports import Connection, Handler
+from ...tables.topics import Identity, TopicConfig
+
+MASTER_ID: Final = 0
+
+OUR_MARK: Final = "halfmq"
+"""Ext field by which a client of ours asks whether this is a broker of ours, and its answer. Only
+such a pair speaks MSGPACK headers; official clients and brokers know nothing of the field."""
+
+
+class Topics(Protocol):
+    """What routes need of the topic table."""
+
+    def offered(self, name: str) -> TopicConfig | None: ...
+
+    def __iter__(self) -> Iterator[TopicConfig]: ...
+
+
+class RouteHandlers:
+    """Tells clients where topics are."""
+
+    def __init__(self, topics: Topics, identity: Identity) -> None:
+        self._topics = topics
+        self._broker_name = identity.broker_name
+        self._cluster_name = identity.cluster_name
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self.route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self.cluster_info,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self.topic_list,
+        }
+
+    def route(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer where a topic's queues are; an unknown topic is never invented."""
+        header = request.header
+        assert isinstance(header, GetRouteInfoRequestHeader)
+        topic = self._topics.offered(header.topic)
+        # A topic whose name holds the mark gets the field too: no client minds.
+        mark = {OUR_MARK: "1"} if OUR_MARK.encode() in request.raw_header else None
+        if topic is None:
+            raise RequestRefusedError(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"No topic route info in name server for the topic: {header.topic}\n"
+                "See https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details.",
+                mark,
+            )
+        route = TopicRouteData(
+            broker_datas=(self._broker(connection),),
+            queue_datas=(
+                QueueData(
+                    broker_name=self._broker_name,
+                    perm=topic.perm,
+                    read_queue_nums=topic.read_queue_nums,
+                    topic_sys_flag=topic.sys_flag,
+                    write_queue_nums=topic.write_queue_nums,
+                ),
+            ),
+        )
+        return encode_reply(request, header=mark, body=encode_route(route))
+
+    def cluster_info(self, request: RemotingCommand, connection: Connection) -> bytes:
+        """Answer who is in the cluster: this broker."""
+        info = ClusterInfo(
+            broker_addr_table={self._broker_name: self._broker(connection)},
+            cluster_addr_table={self._cluster_name: [self._broker_name]},
+        )
+        return encode_reply(request, body=encode_cluster_info(info))
+
+    def topic_list(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with the names of all topics."""
+        return encode_reply(request, body=encode_topic_list(topic.name for topic in self._topics))
+
+    def _broker(self, connection: Connection) -> BrokerData:
+        return BrokerData(
+            broker_addrs={MASTER_ID: connection.broker_address},
+            broker_name=self._broker_name,
+            cluster=self._cluster_name,
+        )

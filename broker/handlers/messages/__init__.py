@@ -1,0 +1,1 @@
+"""Requests about messages: send, send back, pull, query."""

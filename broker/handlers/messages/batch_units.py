@@ -1,0 +1,65 @@
+"""The messages in the body of a batch send, as they are stored."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from halfmq.store.format.batch import split_batch
+from halfmq.store.format.properties import get_property, tags_code, tags_codes, terminated
+from halfmq.store.format.record import CRC_TAIL_START, without_crcs
+
+from ...transaction.admission import fault_in_batch, refusal, without_brokers_own
+
+_LOOKED_AT: Final = (b"TRAN_MSG\x01", b"DELAY\x01", b"TIMER_", b"TRANSACTION_", CRC_TAIL_START)
+"""What properties contain in which something may have to be refused or dropped."""
+
+
+class Units(NamedTuple):
+    """The messages of a batch, in columns of one length."""
+
+    flags: list[int]
+    bodies: list[bytes]
+    properties: list[bytes]
+    tags_codes: list[int]
+
+
+def read_units(batch: bytes, *, missing_wait: bytes, suffix: bytes) -> Units:
+    """Take a batch's body apart.
+
+    Units lose the properties that only the broker sets.
+
+    Args:
+        batch: The body of the request.
+        missing_wait: A property for units that have no WAIT.
+        suffix: Properties for all units.
+
+    Raises:
+        ValueError: The body does not end with a whole unit.
+        RequestRefusedError: A unit asks for a transaction, a delay or a time of delivery.
+    """
+    flags, bodies, sent = split_batch(batch)
+    joined = b"".join(sent)  # a few scans of all find what hardly any unit has
+    if any(joined.find(mark) >= 0 for mark in _LOOKED_AT):
+        sent = [_admitted(raw, number) for number, raw in enumerate(sent)]
+    with_wait = missing_wait + suffix
+    stored = [
+        (raw if raw[-1:] == b"\x02" else terminated(raw))
+        + (suffix if raw.find(b"WAIT\x01") >= 0 else with_wait)
+        for raw in sent
+    ]
+    # What the whole batch says counts, as the last of several properties of one name.
+    shared = get_property(suffix, b"TAGS") is not None
+    codes = [tags_code(suffix)] * len(sent) if shared else tags_codes(sent)
+    return Units(flags, bodies, stored, codes)
+
+
+def _admitted(raw: bytes, number: int) -> bytes:
+    """Return the properties of a unit without what is the broker's to set.
+
+    Raises:
+        RequestRefusedError: They ask for what the messages of a batch cannot have.
+    """
+    fault = fault_in_batch(raw, f"unit {number} of the batch (counted from 0)")
+    if fault is not None:
+        raise refusal(fault)
+    return without_brokers_own(without_crcs(raw))

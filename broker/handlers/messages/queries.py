@@ -1,0 +1,134 @@
+"""Single messages: by offset id (33) and by key (12).
+
+Source: RocketMQ `QueryMessageProcessor`, `DefaultMessageStore.queryMessage`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from halfmq.remoting.codes import RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.headers import (
+    QueryMessageRequestHeader,
+    QueryMessageResponseHeader,
+    ViewMessageRequestHeader,
+)
+from halfmq.remoting.replies import encode_reply
+from halfmq.store.format.properties import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_UNIQ_KEY
+from halfmq.store.format.record import Record, decode_record
+
+from ...access.requirements import GET, SUB, topic
+from ...errors import RequestRefusedError
+from ...ports import Connection, Handler
+from ..subjects import require
+
+MESSAGES_MAX: Final = 64
+"""Messages of one answer. Source: `maxMsgsNumBatch`."""
+
+UNIQUE_KEY_MESSAGES_MAX: Final = 32
+"""What a query by unique key asks for, whatever it says. Source: `defaultQueryMaxNum`."""
+
+HITS_MAX: Final = 256
+"""Index hits that are looked at for one query. Keys with one hash share a chain of the index, so
+some hits may be other messages, which must not use up the places of the true ones."""
+
+ANSWER_BYTES_MAX: Final = 8 << 20
+"""Bytes of one answer, half the largest frame; one message always passes."""
+
+
+class MessageStore(Protocol):
+    """What this needs of the store."""
+
+    @property
+    def index_last_update(self) -> tuple[int, int]:
+        """Store timestamp and physical offset of the latest indexed message."""
+        ...
+
+    def record_bytes(self, physical_offset: int) -> bytes | None: ...
+
+    def query_index(
+        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
+    ) -> list[int]: ...
+
+
+class QueryHandlers:
+    """Finds stored messages for tools and clients."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {
+            RequestCode.VIEW_MESSAGE_BY_ID: self.view_message,
+            RequestCode.QUERY_MESSAGE: self.query_message,
+        }
+
+    def view_message(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with the record at a physical offset."""
+        header = request.header
+        assert isinstance(header, ViewMessageRequestHeader)
+        record = self._store.record_bytes(header.offset) if header.offset >= 0 else None
+        if record is None:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {header.offset}"
+            )
+        if request.subject is not None:
+            require(request, topic(decode_record(record).topic, SUB, GET))
+        return encode_reply(request, body=record)
+
+    def query_message(self, request: RemotingCommand, _connection: Connection) -> bytes:
+        """Answer with the newest messages of a key, oldest of them first."""
+        header = request.header
+        assert isinstance(header, QueryMessageRequestHeader)
+        found = self._find(header)
+        if not found:
+            return encode_reply(
+                request,
+                ResponseCode.QUERY_NOT_FOUND,
+                header=QueryMessageResponseHeader(
+                    index_last_update_timestamp=0, index_last_update_phyoffset=0
+                ),
+                remark="can not find message, maybe time range not correct",
+            )
+        timestamp, physical_offset = self._store.index_last_update
+        return encode_reply(
+            request,
+            header=QueryMessageResponseHeader(
+                index_last_update_timestamp=timestamp, index_last_update_phyoffset=physical_offset
+            ),
+            body=b"".join(found),
+        )
+
+    def _find(self, header: QueryMessageRequestHeader) -> list[bytes]:
+        """Return the records, at most as many as asked for and as one frame holds."""
+        wanted = UNIQUE_KEY_MESSAGES_MAX if header.unique_key_query else header.max_num
+        wanted = min(wanted, MESSAGES_MAX)
+        hits = self._store.query_index(
+            header.topic, header.key, HITS_MAX, header.begin_timestamp, header.end_timestamp
+        )
+        found: list[bytes] = []
+        size = 0
+        for physical_offset in sorted(set(hits), reverse=True):
+            if len(found) >= wanted:
+                break
+            data = self._store.record_bytes(physical_offset)
+            if data is None or not _has_key(decode_record(data), header.topic, header.key):
+                continue
+            size += len(data)
+            if found and size > ANSWER_BYTES_MAX:
+                break
+            found.append(data)
+        found.reverse()
+        return found
+
+
+def _has_key(record: Record, topic: str, key: str) -> bool:
+    """Whether the record was indexed under this key, and not only under one with its hash."""
+    if record.topic != topic:
+        return False
+    properties = record.property_map
+    return properties.get(PROPERTY_UNIQ_KEY) == key or key in properties.get(
+        PROPERTY_KEYS, ""
+    ).split(KEY_SEPARATOR)

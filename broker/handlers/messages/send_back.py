@@ -1,0 +1,260 @@
+"""What a consumer failed to consume: CONSUMER_SEND_MSG_BACK (36), and retries that clients send.
+
+The message is stored again for its group: in the retry topic behind a delay that grows with each
+round, or in the dead-letter topic when it failed too often. Clients whose request 36 fails send
+the message themselves to the retry topic; `retried` decides about those by the same rules.
+
+Source: RocketMQ `AbstractSendMessageProcessor.consumerSendMsgBack`, `handleRetryAndDLQ`.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from msgspec.structs import replace
+
+from halfmq.remoting.codes import VERSION, RequestCode, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeader
+from halfmq.remoting.replies import encode_reply
+from halfmq.store.format.flags import TransactionType, with_transaction_type
+from halfmq.store.format.half_id import half_message_id
+from halfmq.store.format.properties import (
+    PROPERTY_DELAY,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_TRANSACTION_HALF_ID,
+    PROPERTY_WAIT,
+    decode_properties,
+    tags_code,
+    without_properties,
+)
+from halfmq.store.format.record import Record
+from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
+from halfmq.store.log.append_request import Appended, Draft
+
+from ...access import requirements
+from ...delay.levels import with_properties
+from ...errors import RequestRefusedError
+from ...ports import Connection, Handler
+from ...tables.groups import GroupConfig
+from ...tables.topics import TopicConfig
+from ..subjects import require
+
+logger = logging.getLogger(__name__)
+
+FIRST_RETRY_LEVEL: Final = 3
+"""Delay level of the first retry when the client leaves it to us; each round takes the next."""
+
+MAX_RECONSUME_TIMES_SINCE: Final = 121
+"""MQVersion ordinal (3.4.9) from which a client's own limit counts."""
+
+_NEVER_CONSUMED: Final = frozenset({HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC})
+"""Topics that no consumer reads. Sending one of their records back would let a half message out."""
+
+
+class Records(Protocol):
+    """What this needs of the store."""
+
+    def record_at(self, physical_offset: int) -> Record | None: ...
+
+
+class Log(Protocol):
+    """Where the message goes: appends, has it flushed, and wakes who waits for it."""
+
+    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+
+
+class Topics(Protocol):
+    """What this needs of the topic table."""
+
+    def ensure_retry(self, group: str, queues: int = ...) -> TopicConfig: ...
+
+    def ensure_dead_letter(self, group: str) -> TopicConfig: ...
+
+
+class Groups(Protocol):
+    """What this needs of the group table."""
+
+    def ensure(self, name: str) -> GroupConfig | None: ...
+
+
+class Delays(Protocol):
+    """The way into the schedule topic: `delay.DelayLevels`."""
+
+    def delayed(self, draft: Draft) -> Draft: ...
+
+
+class Overload(Protocol):
+    """Whether messages are refused now."""
+
+    refusing: bool
+
+    def refusal(self) -> RequestRefusedError: ...
+
+
+class Locks(Protocol):
+    """What this needs of the queue locks."""
+
+    def any_held(self, group: str) -> bool: ...
+
+
+class SendBackHandler:
+    """Stores failed messages for their group again."""
+
+    def __init__(
+        self,
+        records: Records,
+        log: Log,
+        topics: Topics,
+        groups: Groups,
+        delays: Delays,
+        locks: Locks,
+        overload: Overload,
+        *,
+        sync_flush: bool,
+    ) -> None:
+        self._records = records
+        self._log = log
+        self._topics = topics
+        self._groups = groups
+        self._delays = delays
+        self._locks = locks
+        self._overload = overload
+        self._sync_flush = sync_flush
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
+
+    def send_back(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+        """Store the record at an offset for its group again; answered when it is safe.
+
+        Raises:
+            RequestRefusedError: Also while messages are refused: the consumer keeps the message
+                and consumes it again by itself, a little later.
+        """
+        if self._overload.refusing:
+            raise self._overload.refusal()
+        header = request.header
+        assert isinstance(header, ConsumerSendMsgBackRequestHeader)
+        config = self._group(header.group)
+        if config.retry_queue_nums <= 0:  # the group wants no retries
+            return encode_reply(request)
+        record = self._records.record_at(header.offset) if header.offset >= 0 else None
+        if record is None or record.topic in _NEVER_CONSUMED:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}"
+            )
+        require(request, requirements.topic(record.topic, requirements.SUB))
+        limit = _limit(config, header.max_reconsume_times, request.version)
+        if header.delay_level < 0 or record.reconsume_times >= limit:
+            draft = self._dead(record, config, connection.store_host)
+        else:
+            draft = self._retry(record, config, header.delay_level, connection.store_host)
+        (appended,) = self._log.append((draft,))
+        reply = encode_reply(request)
+        if self._sync_flush:
+            # Not before: the client will forget the message, though WAIT=false is stored in it.
+            connection.reply_when_durable(appended.end, reply)
+            return None
+        return reply
+
+    def retried(
+        self, header: SendMessageRequestHeader, draft: Draft, version: int = VERSION
+    ) -> Draft:
+        """Return the draft of a retry that a client sends, moved to the dead letters if it must be.
+
+        `version` is the client's. Call it for topics that begin with `%RETRY%`.
+
+        Raises:
+            RequestRefusedError: The group does not exist and may not be created.
+        """
+        config = self._group(draft.topic.removeprefix(RETRY_PREFIX))
+        limit = _limit(config, header.max_reconsume_times, version)
+        # A group that consumes in order does not retry this way: its message would be overtaken.
+        if draft.reconsume_times <= limit and not self._locks.any_held(config.name):
+            return draft
+        return self._moved_to_dead_letters(draft, config)
+
+    def _group(self, name: str) -> GroupConfig:
+        config = self._groups.ensure(name)
+        if config is None:
+            raise RequestRefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group not exist, {name} "
+                "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details.",
+            )
+        return config
+
+    def _retry(self, record: Record, config: GroupConfig, level: int, store_host: bytes) -> Draft:
+        topic = _writable(self._topics.ensure_retry(config.name, config.retry_queue_nums))
+        draft = _again(record, level or FIRST_RETRY_LEVEL + record.reconsume_times, store_host)
+        queue_id = random.randrange(config.retry_queue_nums)  # noqa: S311  # spreads load, no secret
+        return self._delays.delayed(replace(draft, topic=topic.name, queue_id=queue_id))
+
+    def _dead(self, record: Record, config: GroupConfig, store_host: bytes) -> Draft:
+        return self._moved_to_dead_letters(_again(record, 0, store_host), config)
+
+    def _moved_to_dead_letters(self, draft: Draft, config: GroupConfig) -> Draft:
+        topic = _writable(self._topics.ensure_dead_letter(config.name))
+        logger.warning(
+            "event=dead_letter group=%s from=%s reconsume_times=%d",
+            config.name,
+            draft.topic,
+            draft.reconsume_times,
+        )
+        return replace(
+            draft,
+            topic=topic.name,
+            queue_id=0,
+            properties=with_properties(draft.properties, ((PROPERTY_DELAY, "0"),)),
+        )
+
+
+def _limit(config: GroupConfig, of_client: int | None, version: int) -> int:
+    """Return after how many deliveries a message is dead."""
+    if of_client is None or version < MAX_RECONSUME_TIMES_SINCE:
+        return config.retry_max_times
+    return of_client
+
+
+def _writable(topic: TopicConfig) -> TopicConfig:
+    if not topic.writable:
+        raise RequestRefusedError(
+            ResponseCode.NO_PERMISSION, f"the topic[{topic.name}] sending message is forbidden"
+        )
+    return topic
+
+
+def _again(record: Record, level: int, store_host: bytes) -> Draft:
+    """Return the draft that stores a consumed record once more; its topic is still the old one."""
+    properties = decode_properties(record.properties)
+    changed = {
+        PROPERTY_RETRY_TOPIC: properties.get(PROPERTY_RETRY_TOPIC, record.topic),
+        PROPERTY_ORIGIN_MESSAGE_ID: properties.get(PROPERTY_ORIGIN_MESSAGE_ID, record.msg_id),
+        PROPERTY_WAIT: "false",
+        PROPERTY_DELAY: str(level),
+    }
+    # The copy is one that readers believe; what a sender may have written is not passed on.
+    kept = without_properties(record.properties, (PROPERTY_TRANSACTION_HALF_ID,))
+    half_id = half_message_id(record)
+    if half_id is not None:
+        changed[PROPERTY_TRANSACTION_HALF_ID] = half_id
+    return Draft(
+        topic=record.topic,
+        queue_id=record.queue_id,
+        body=record.body,
+        properties=with_properties(kept, changed.items()),
+        tags_code=tags_code(record.properties),
+        flag=record.flag,
+        # A consumed message may have been a commit. Its copy decides nothing.
+        sys_flag=with_transaction_type(record.sys_flag, TransactionType.NONE),
+        born_timestamp=record.born_timestamp,
+        born_host=record.born_host,
+        store_host=store_host,
+        reconsume_times=record.reconsume_times + 1,
+    )

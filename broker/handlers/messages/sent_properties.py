@@ -1,0 +1,111 @@
+"""The properties of a sent message, examined once, by the rules of `store.format.properties`.
+
+The text is searched for the few names that matter here, so a message costs the same whatever was
+sent before it, and further properties cost only their length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from halfmq.store.format.properties import decode_properties, tag_hash
+
+from ...delay.levels import level_of
+from ...transaction.admission import without_brokers_own
+
+# Each between the separators that make it the whole name of a property.
+_UNIQUE_KEY: Final = "\x02UNIQ_KEY\x01"
+_TAGS: Final = "\x02TAGS\x01"
+_WAIT: Final = "\x02WAIT\x01"
+_WAIT_FALSE: Final = "\x02WAIT\x01false\x02"
+_CLUSTER: Final = "\x02CLUSTER\x01"
+_OF_TRANSACTIONS: Final = "\x02TRAN"
+_TRANSACTIONAL: Final = "\x02TRAN_MSG\x01"
+_PRODUCER_GROUP: Final = "\x02PGROUP\x01"
+_DELAY: Final = "\x02DELAY\x01"
+_TIMER: Final = "\x02TIMER_"
+_TIMERS: Final = ("\x02TIMER_DELAY_SEC\x01", "\x02TIMER_DELAY_MS\x01", "\x02TIMER_DELIVER_MS\x01")
+_TRANSACTION_PREFIX: Final = "\x02TRANSACTION_"
+_COMMIT_DELAY: Final = "\x02TRANSACTION_DELAY_MS\x01"
+_DELIVER_AT: Final = "\x02TRANSACTION_DELIVER_MS\x01"
+
+
+class SentProperties(msgspec.Struct, gc=False):
+    """The properties of one message."""
+
+    stored: bytes
+    unique_key: str
+    tags_code: int
+    waits: bool  # for the disk, unless the broker flushes by itself
+    is_plain: bool  # none of what follows is asked for
+    is_transactional: bool = False
+    delay: str | None = None  # DELAY, a delay level
+    timer: str | None = None  # the property that asks for a time of delivery
+    # Of a transactional message:
+    producer_group: str | None = None
+    commit_delay: str | None = None  # TRANSACTION_DELAY_MS
+    deliver_at: str | None = None  # TRANSACTION_DELIVER_MS
+
+    @property
+    def delay_level(self) -> int:
+        """The delay level; 0 for none, or if it is no number."""
+        return 0 if self.delay is None else level_of(self.delay.encode())
+
+
+def read_properties(
+    sent: str | None, broker_properties: str, new_key: Callable[[], str]
+) -> SentProperties:
+    """Return what the properties of a message say, and how they are stored.
+
+    Args:
+        sent: By the producer.
+        broker_properties: Added unless a broker has added its own before.
+        new_key: Makes a unique key for a message that has none.
+    """
+    text = "\x02" + sent if sent else "\x02"
+    if text[-1] != "\x02":
+        text += "\x02"
+    of_transactions, delayed, timed = _OF_TRANSACTIONS in text, _DELAY in text, _TIMER in text
+    if of_transactions and _TRANSACTION_PREFIX in text:
+        text = "\x02" + without_brokers_own(text[1:].encode()).decode()
+    unique_key = last_value(text, _UNIQUE_KEY)
+    tags = last_value(text, _TAGS)
+    added = "" if _CLUSTER in text else broker_properties
+    if unique_key is None:
+        unique_key = new_key()
+        added = f"UNIQ_KEY\x01{unique_key}\x02{added}"
+    read = SentProperties(
+        (text[1:] + added).encode(),
+        unique_key,
+        0 if tags is None else tag_hash(tags),
+        _WAIT_FALSE not in text or last_value(text, _WAIT) != "false",
+        not (of_transactions or delayed or timed),
+    )
+    if of_transactions and (last_value(text, _TRANSACTIONAL) or "").lower() == "true":
+        read.is_transactional = True
+        read.producer_group = last_value(text, _PRODUCER_GROUP)
+        if _TRANSACTION_PREFIX in text:
+            read.commit_delay = last_value(text, _COMMIT_DELAY)
+            read.deliver_at = last_value(text, _DELIVER_AT)
+    if delayed:
+        read.delay = last_value(text, _DELAY)
+    if timed:
+        read.timer = next((name[1:-1] for name in _TIMERS if last_value(text, name)), None)
+    return read
+
+
+def last_value(text: str, name: str) -> str | None:
+    """Return the value of a property as `get_property` does; None when it is absent.
+
+    Args:
+        text: Properties, with a separator (0x02) before and after each.
+        name: Of the property, between 0x02 and 0x01.
+    """
+    _, found, rest = text.rpartition(name)  # half the time of a search by position
+    if not found:
+        return None
+    # An empty value does not hide an earlier one.
+    return rest.partition("\x02")[0] or decode_properties(text).get(name[1:-1])

@@ -1,0 +1,84 @@
+"""Messages and halves on their way into the log, and the answer to each once it is there."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from halfmq.remoting.codes import FLAG_ONE_WAY
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.replies import encode_send_reply
+from halfmq.store.format.ids import offset_message_id
+from halfmq.store.log.append_request import Appended, Draft
+
+from ...ports import Connection
+from ...transaction.deduplication import Twins
+
+
+class Transactions(Protocol):
+    """What a staged half needs of the transaction service."""
+
+    @property
+    def twins(self) -> Twins: ...
+
+    def prepared(
+        self,
+        message: Draft,
+        half: Draft,
+        appended: Appended,
+        producer_group: str,
+        key: int,
+        connection: Connection,
+    ) -> None: ...
+
+
+class StagedMessage(msgspec.Struct, gc=False):
+    """A message that is appended with the others of this pass."""
+
+    draft: Draft
+    request: RemotingCommand
+    connection: Connection
+    unique_key: str
+    queue_id: int  # that its producer is told, which knows nothing of the schedule topic
+    waits: bool  # for the disk
+
+    def appended(self, one: Appended) -> bytes | None:
+        """Answer it, when it is on disk if it has to be."""
+        request = self.request
+        if request.flag & FLAG_ONE_WAY:
+            return None
+        reply = encode_send_reply(
+            request,
+            offset_message_id(self.draft.store_host, one.physical_offset),
+            self.queue_id,
+            one.queue_offset,
+            self.unique_key,
+        )
+        if self.waits:
+            self.connection.reply_when_durable(one.physical_offset + one.size, reply)
+            return None
+        return reply
+
+    def refused(self) -> None:
+        """Nothing was changed yet."""
+
+
+class StagedHalf(StagedMessage, gc=False):
+    """A transactional message whose half, its ``draft``, is appended with the others."""
+
+    message: Draft  # as the producer sent it
+    producer_group: str
+    twin_key: int
+    transactions: Transactions
+
+    def appended(self, one: Appended) -> bytes | None:
+        """Enter the transaction, and answer."""
+        self.transactions.prepared(
+            self.message, self.draft, one, self.producer_group, self.twin_key, self.connection
+        )
+        return StagedMessage.appended(self, one)
+
+    def refused(self) -> None:
+        """Have the same half sent again taken for a new one."""
+        self.transactions.twins.forget(self.twin_key)

@@ -1,0 +1,1 @@
+"""Requests about transactions: prepare and end, one or many."""

@@ -1,0 +1,184 @@
+"""PREPARE_TRANSACTION (9002): the messages of one transaction, all stored as halves or none.
+
+Each message is checked by the rules for a single one, and nothing is stored before all have passed.
+Their halves are one append, the leader's first; the answer waits for the disk in every flush mode.
+Ours alone: official clients send one half at a time, see `send`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.headers import SendMessageRequestHeader
+from halfmq.remoting.replies import encode_reply
+from halfmq.remoting.transaction_bodies import (
+    PreparedMessage,
+    PreparedResult,
+    decode_prepared_messages,
+    encode_entries,
+)
+from halfmq.remoting.transaction_headers import PrepareTransactionRequestHeader
+from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
+from halfmq.store.format.ids import offset_message_id
+from halfmq.store.format.properties import get_property, terminated
+from halfmq.store.format.topics import DEFAULT_TOPIC
+from halfmq.store.log.append_request import Appended, Draft
+
+from ...ports import Connection, Handler
+from ...transaction.admission import GROUP_RESERVE, RECORD_RESERVE, refusal
+from ...transaction.deduplication import FirstHalf
+from ..subjects import prepared_by
+
+NEW_TOPIC_QUEUES: Final = 1_024
+"""Queues asked for when a topic is created; the broker's `defaultTopicQueueNums` is the limit."""
+
+_ALLOWED_BITS: Final = frozenset({int(TransactionType.NONE), int(TransactionType.PREPARED)})
+
+
+class Transactions(Protocol):
+    """What preparing needs of the transaction service."""
+
+    def refuse_prepares(self, group: str, broker_address: str) -> None: ...
+
+    def twin(
+        self,
+        messages: Sequence[tuple[Draft, str]],
+        producer_group: str,
+        connection: Connection,
+    ) -> list[FirstHalf] | None: ...
+
+    def prepare_group(
+        self,
+        messages: Sequence[tuple[Draft, str]],
+        producer_group: str,
+        connection: Connection,
+    ) -> list[Appended]: ...
+
+
+Drafted = Callable[[SendMessageRequestHeader, bytes, Connection], tuple[Draft, str]]
+
+
+class PrepareHandler:
+    """Stores transactions of several messages."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        drafted: Drafted,
+        *,
+        append_staged: Callable[[], None],
+        refuse_sends: Callable[[], None],
+        log_file_size: int,
+    ) -> None:
+        """Wire it.
+
+        Args:
+            transactions: Stores halves.
+            drafted: Checks one message as a send does.
+            append_staged: Appends what came before.
+            refuse_sends: Raises when the disk is too far behind to take more.
+            log_file_size: Bytes of a file of the log, which the halves have to fit into.
+        """
+        self._transactions = transactions
+        self._drafted = drafted
+        self._append_staged = append_staged
+        self._refuse_sends = refuse_sends
+        self._log_file_size = log_file_size
+
+    def handlers(self) -> dict[int, Handler]:
+        """The request codes served here."""
+        return {RequestCode.PREPARE_TRANSACTION: self.prepare}
+
+    def prepare(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+        """Store the halves of one transaction, or say where those are that this repeats."""
+        header = request.header
+        assert isinstance(header, PrepareTransactionRequestHeader)
+        group = header.producer_group
+        self._refuse_sends()
+        if not group:
+            raise refusal("producerGroup is empty: nobody could be asked about the transaction")
+        self._append_staged()  # what came before stays before, a twin among it
+        messages = [
+            self._message(one, group, connection) for one in decode_prepared_messages(request.body)
+        ]
+        for draft, _ in messages:
+            draft.properties = prepared_by(draft.properties, request)
+        self._check_together(messages)
+        halves = self._transactions.twin(messages, group, connection)
+        if halves is None:
+            self._transactions.refuse_prepares(group, connection.broker_address)
+            appended = self._transactions.prepare_group(messages, group, connection)
+            halves = [
+                FirstHalf(one.physical_offset, one.queue_offset, draft.queue_id, draft.store_host)
+                for (draft, _), one in zip(messages, appended, strict=True)
+            ]
+        if request.flag & FLAG_ONE_WAY:
+            return None
+        results = [
+            PreparedResult(
+                half.queue_id,
+                half.queue_offset,
+                offset_message_id(half.store_host, half.physical_offset),
+            )
+            for half in halves
+        ]
+        # A flush covers whole records: what is durable beyond its first byte is durable.
+        position = halves[-1].physical_offset + 1
+        connection.reply_when_durable(position, encode_reply(request, body=encode_entries(results)))
+        return None
+
+    def _message(
+        self, message: PreparedMessage, group: str, connection: Connection
+    ) -> tuple[Draft, str]:
+        if message.sys_flag & TRANSACTION_MASK not in _ALLOWED_BITS:
+            raise refusal(
+                f"sysFlag {message.sys_flag:#x} says that the transaction is decided: clear the "
+                "bits 0xC, or set 0x4 only"
+            )
+        header = SendMessageRequestHeader(
+            producer_group=group,
+            topic=message.topic,
+            default_topic=DEFAULT_TOPIC,
+            default_topic_queue_nums=NEW_TOPIC_QUEUES,
+            queue_id=message.queue_id,
+            sys_flag=message.sys_flag,
+            born_timestamp=message.born_timestamp,
+            flag=message.flag,
+            properties=_marked(message.properties.encode(), group).decode(),
+        )
+        return self._drafted(header, message.body, connection)
+
+    def _check_together(self, messages: Sequence[tuple[Draft, str]]) -> None:
+        if len({unique_key for _, unique_key in messages}) != len(messages):
+            raise refusal("two messages of one transaction have the same UNIQ_KEY: give each one")
+        size = GROUP_RESERVE + sum(
+            len(draft.body) + len(draft.properties) + RECORD_RESERVE for draft, _ in messages
+        )
+        if len(messages) > 1 and size > self._log_file_size:
+            raise refusal(
+                f"the messages of one transaction need {size} bytes, and a file of the log has "
+                f"{self._log_file_size}: send fewer or smaller ones, or raise "
+                "mappedFileSizeCommitLog for a new store"
+            )
+
+
+def _marked(properties: bytes, group: str) -> bytes:
+    """Return the properties with the marks of a half; those that are there must agree.
+
+    Raises:
+        RequestRefusedError: They say otherwise.
+    """
+    added = b""
+    for name, expected in ((b"TRAN_MSG", b"true"), (b"PGROUP", group.encode())):
+        value = get_property(properties, name)
+        if value is None:
+            added += b"%b\x01%b\x02" % (name, expected)
+        elif value != expected:
+            raise refusal(
+                f"{name.decode()}={value[:128].decode(errors='replace')} in a transaction of the "
+                f"group {group}: leave it out, or set it to {expected.decode()}"
+            )
+    return terminated(properties) + added

@@ -1,0 +1,1 @@
+"""Sockets and requests: server, router, group commit of replies, long polling, name servers."""

@@ -1,0 +1,154 @@
+"""Request code → handler; error → response code.
+
+Whatever a handler raises becomes an answer here, by one table, so that no error of one request can
+hurt another: the peer's fault is told to the peer, ours is told to the peer and logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, ResponseCode
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.errors import RemotingError
+from halfmq.remoting.replies import encode_reply
+from halfmq.store.errors import (
+    DiskFullError,
+    FlushFailedError,
+    PropertiesTooLongError,
+    RecordTooLargeError,
+    StoreClosedError,
+    StoreError,
+    WriteFailedError,
+)
+from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
+
+from ..errors import NotYetError, RequestRefusedError, UnfinishedError
+from ..ports import Connection, Handler
+
+logger = logging.getLogger(__name__)
+
+STORE_ERROR_CODES: Final[Mapping[type[StoreError], ResponseCode]] = {
+    RecordTooLargeError: ResponseCode.MESSAGE_ILLEGAL,
+    PropertiesTooLongError: ResponseCode.MESSAGE_ILLEGAL,
+    DiskFullError: ResponseCode.SERVICE_NOT_AVAILABLE,
+    WriteFailedError: ResponseCode.SERVICE_NOT_AVAILABLE,
+    FlushFailedError: ResponseCode.SERVICE_NOT_AVAILABLE,
+    StoreClosedError: ResponseCode.SERVICE_NOT_AVAILABLE,
+}
+"""Store error → answer, as RocketMQ's put statuses. Source: `SendMessageProcessor`."""
+
+
+class Router:
+    """Finds the handler of a request and turns its errors into answers."""
+
+    def __init__(self, *tables: Mapping[int, Handler]) -> None:
+        self._handlers: dict[int, Handler] = {}
+        for table in tables:
+            self.serve(table)
+
+    def serve(self, table: Mapping[int, Handler]) -> None:
+        """Have more request codes served."""
+        assert not self._handlers.keys() & table.keys()  # two handlers for one code
+        self._handlers.update(table)
+
+    @property
+    def codes(self) -> frozenset[int]:
+        """The request codes that have a handler."""
+        return frozenset(self._handlers)
+
+    def dispatch(self, command: RemotingCommand, connection: Connection) -> bytes | None:
+        """Serve one command; return the reply to write now, if any.
+
+        Raises:
+            NotInMemoryError: It has to be dispatched again when that is in memory.
+            UnfinishedError: It has to be dispatched again in another turn of the loop.
+            NotYetError: It has to be dispatched again after a save.
+        """
+        if command.flag & FLAG_RESPONSE:
+            connection.answered(command)
+            return None
+        handler = self._handlers.get(command.code)
+        if handler is None:
+            reply: bytes | None = _not_supported(command)
+        elif command.header_error is not None:
+            reply = _refuse(command, ResponseCode.SYSTEM_ERROR, command.header_error)
+        else:
+            try:
+                reply = handler(command, connection)
+            except (NotInMemoryError, UnfinishedError, NotYetError):
+                raise
+            except Exception as error:  # noqa: BLE001  # whatever it is, the peer is owed an answer
+                reply = _answer_error(error, handler, command, connection)
+        return None if command.flag & FLAG_ONE_WAY else reply
+
+
+def answer(handler: Handler, command: RemotingCommand, connection: Connection) -> bytes | None:
+    """Serve a command by its handler; whatever the handler raises becomes the answer.
+
+    This is for commands that the server has taken out of its backlog: they are served to the end,
+    waiting for the disk where they must.
+    """
+    try:
+        try:
+            return handler(command, connection)
+        except NotInMemoryError:
+            with allowed_to_wait(True):
+                return handler(command, connection)
+    except Exception as error:  # noqa: BLE001  # whatever it is, the peer is owed an answer
+        return _answer_error(error, handler, command, connection)
+
+
+def _answer_error(
+    error: Exception, handler: Handler, command: RemotingCommand, connection: Connection
+) -> bytes | None:
+    """Return what the peer is told of an error of a handler; None if it is answered later."""
+    match error:
+        case RequestRefusedError():
+            return refused(error, command, connection)
+        case RemotingError():  # a body or an expression that cannot be understood
+            return _refuse(command, ResponseCode.SYSTEM_ERROR, str(error))
+        case StoreError():
+            return _answer_store_error(command, connection, error)
+    logger.error(
+        "event=request_failed code=%d peer=%s opaque=%d",
+        command.code,
+        connection.name,
+        command.opaque,
+        exc_info=error,
+    )
+    return _refuse(command, ResponseCode.SYSTEM_ERROR, "internal error, see the broker's log")
+
+
+def refused(
+    refusal: RequestRefusedError, command: RemotingCommand, connection: Connection
+) -> bytes:
+    """Return the answer to a command that is refused."""
+    refusal.answered(command, connection)
+    return encode_reply(command, refusal.code, header=refusal.ext_fields, remark=refusal.remark)
+
+
+def _answer_store_error(
+    command: RemotingCommand, connection: Connection, error: StoreError
+) -> bytes:
+    code = STORE_ERROR_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
+    if code is not ResponseCode.MESSAGE_ILLEGAL:
+        logger.error(
+            "event=store_refused code=%d peer=%s error=%r",
+            command.code,
+            connection.name,
+            str(error),
+        )
+    return _refuse(command, code, str(error))
+
+
+def _refuse(command: RemotingCommand, code: ResponseCode, remark: str) -> bytes:
+    return encode_reply(command, code, remark=remark)
+
+
+def _not_supported(command: RemotingCommand) -> bytes:
+    # The leading blank is RocketMQ's. Source: NettyRemotingAbstract#processRequestCommand.
+    remark = f" request type {command.code} not supported"
+    return _refuse(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)

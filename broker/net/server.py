@@ -1,0 +1,718 @@
+"""The socket side: an `asyncio.Protocol` around sans-IO remoting, and the listeners.
+
+One `data_received` decodes every whole frame it completes, serves each with a plain function call
+and writes all replies joined: no task, future or queue per message. Back-pressure works by not
+reading: while a peer does not read its replies, or while the disk is behind, its socket is paused.
+
+A request that lacks bytes which are not in memory, or that is too much for one turn of the loop,
+goes back to the head of its connection's backlog. The socket is paused, a thread fetches the bytes,
+and the request is served again, before what follows it. So requests of one connection are served in
+their order, and those of others meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import logging
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, Protocol, cast
+
+from halfmq.remoting.codes import FLAG_ONE_WAY, HeaderType
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.errors import ProtocolError
+from halfmq.remoting.ext_fields import Header
+from halfmq.remoting.framing import FrameDecoder
+from halfmq.remoting.replies import encode_request
+from halfmq.store.files.page_cache import NotInMemoryError, waiting
+from halfmq.store.format.ids import pack_host
+
+from ..access.tls import TlsContext
+from ..access.tls_listener import TlsListener
+from ..errors import AddressTakenError, NotYetError, RequestRefusedError, UnfinishedError
+from ..loop.fetches import Fetch
+from ..loop.slices import PAUSE_S, Rounds
+from ..loop.ticker import Ticker
+from ..ports import Connection, OnAnswer, Part
+from .peer_requests import AskExpiry, Asks
+from .reply_release import ReplyRelease
+from .router import refused
+
+logger = logging.getLogger(__name__)
+
+_MSGPACK: Final = int(HeaderType.MSGPACK)  # looking up an enum member takes 70 ns
+
+_MORE_FOLLOWS: Final[int] = getattr(socket, "MSG_MORE", 0)
+"""Of a send: the next one goes into the same packet."""
+
+IDLE_TIMEOUT_S: Final = 120.0
+"""Seconds without a byte from or to the peer until its connection is closed; clients beat every
+30 s.
+Source: `NettyServerConfig.serverChannelMaxIdleTimeSeconds`."""
+
+IDLE_SCAN_S: Final = 10.0
+"""Seconds between two looks for idle connections. Each notes who was heard since the one before, so
+a silent peer is closed up to two of them later than its time."""
+
+CONNECTIONS_MAX: Final = 20_000
+"""Open connections; each costs about 5 KiB and a file descriptor. One more is closed at once."""
+
+WRITE_BUFFER_HIGH: Final = 8 << 20
+"""Bytes waiting for one slow reader before its requests are no longer read: thirty full pulls."""
+
+STRAIGHT_MIN: Final = 16_384
+"""Bytes from which on a copy for the transport costs more than to go past it."""
+
+REPLIES_JOINED_MAX: Final = 1 << 20
+"""Bytes of replies joined for one write. Between two such writes it is seen whether the peer reads:
+one read can bring 800 pulls, whose answers together would have 200 MiB."""
+
+LOOK_AT_DISK_EVERY: Final = 32
+"""Requests between two looks whether the disk is behind, of one peer or several: a read may bring
+hundreds of decisions, each about a message of megabytes."""
+
+LOOK_AT_DISK_BYTES: Final = 256 << 10
+"""Bytes read from all peers between two such looks, one full read: a look takes a twentieth of the
+time of a small request."""
+
+_REQUEST_WEIGHT: Final = LOOK_AT_DISK_BYTES // LOOK_AT_DISK_EVERY  # bytes a request counts as more
+
+UNFINISHED_BYTES_MAX: Final = 256 << 20
+"""Bytes of unfinished frames of all connections. A frame may have 16 MiB, so a few hundred peers
+that never finish theirs could fill the memory; beyond this the one that adds to it is cut off."""
+
+TRIES_MAX: Final = 256
+"""Fetches for one request; then it is served waiting for the disk. Memory may be so short that what
+was fetched is gone before it is used. A search halves a queue some thirty times, and a key that
+many messages have leads to at most 256 of them."""
+
+BACKLOG: Final = 1_024
+"""Connections that the system keeps until they are accepted."""
+
+CLOSE_TIMEOUT_S: Final = 5.0
+"""Seconds that peers get to take their last replies when the broker stops."""
+
+
+class Dispatcher(Protocol):
+    """Serves one command; the router, as far as the server is concerned."""
+
+    def dispatch(self, command: RemotingCommand, connection: Connection) -> bytes | None: ...
+
+
+class Shared:
+    """What all connections of one server have in common."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        release: ReplyRelease,
+        fetch: Fetch,
+        on_closed: Callable[[Connection], None],
+    ) -> None:
+        self.dispatcher = dispatcher
+        self.release = release
+        self.fetch = fetch
+        self.on_closed = on_closed
+        self.connections: set[ClientConnection] = set()
+        self.per_address_max = 0  # connections; 0: as many as there are
+        self.per_address: Counter[str] = Counter()
+        self.opaques = itertools.count(1)
+        self.ask_expiry = AskExpiry()
+        self.reads = 0  # of any socket since the start
+        self.unlooked_bytes = 0  # read since the last look whether the disk is behind
+        self.unfinished_bytes = 0  # of frames of which only a part has come
+        self.listen_port = 0  # known when the first listener is bound
+        self.stopping = False
+
+
+class ClientConnection(asyncio.Protocol):
+    """One accepted connection; implements `connection.Connection`."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._dispatch = shared.dispatcher.dispatch
+        self._decoder = FrameDecoder()
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._reading_paused = 0  # reasons for which the socket is not read
+        self._backlog: list[RemotingCommand] = []  # read, and not served: peer or disk is slow
+        self._waits = False  # the first of them, for a fetch or a save
+        self._tries = 0  # fetches for the first of them
+        self._unfinished = 0  # bytes of this connection in `Shared.unfinished_bytes`
+        self._header_type = -1  # of the last request; none has come
+        self._request_header_type = HeaderType.JSON
+        self._asks: Asks | None = None  # most peers are never asked
+        self.acknowledges = False
+        self.subject: object = None
+        self.unfinished: object = None
+        self.closed = False
+        self.writable = True
+        self.name = self._peer_host = ""
+        self.remote_host = self.store_host = b""
+        self.broker_address = ""
+        self.language = self.version = 0
+        self.last_seen = self._loop.time()
+        self._heard = False  # since the last look at when
+        self._socket: socket.socket | None = None  # the transport's, once much was written
+        self._unsent = 0  # bytes that waited for the peer to read them at the last look
+
+    # --- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take over a fresh connection, or close it when there are too many."""
+        shared = self._shared
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        local = transport.get_extra_info("sockname")
+        self.name = _address_text(peer[0], peer[1])
+        host = self._peer_host = peer[0]
+        limit = shared.per_address_max
+        if (
+            shared.stopping
+            or len(shared.connections) >= CONNECTIONS_MAX
+            or (limit and shared.per_address[host] >= limit)
+        ):
+            logger.warning(
+                "event=connection_refused peer=%s open=%d of_this_address=%d",
+                self.name,
+                len(shared.connections),
+                shared.per_address[host],
+            )
+            self.closed = True
+            self._transport.abort()
+            return
+        self.remote_host = pack_host(peer[0], peer[1])
+        self.store_host = pack_host(local[0], shared.listen_port)
+        self.broker_address = _address_text(local[0], shared.listen_port)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH)
+        connected = transport.get_extra_info("socket")
+        if connected is not None:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        shared.connections.add(self)
+        shared.per_address[host] += 1
+        logger.debug("event=connected peer=%s", self.name)
+
+    def data_received(self, data: bytes) -> None:
+        """Serve every request that `data` completes and write their replies at once."""
+        self._heard = True
+        broken: ProtocolError | None = None
+        try:
+            commands = self._decoder.receive_data(data)
+        except ProtocolError as error:
+            commands, broken = error.commands, error
+        if commands:
+            last = commands[-1]
+            if (
+                last.version != self.version
+                or last.language != self.language
+                or last.header_type != self._header_type
+            ):
+                self._remember_peer(last)
+            waiting.is_allowed = False
+            try:
+                if len(commands) == 1:  # as nearly always where the peer waits for each answer
+                    reply = self._dispatch(last, self)
+                    if reply is not None:
+                        self.write(reply)
+                else:
+                    self._serve(commands)
+            except (NotInMemoryError, UnfinishedError, NotYetError) as reason:
+                self._put_back(commands, reason)
+            finally:
+                waiting.is_allowed = True
+        if broken is not None:
+            # RocketMQ closes at once and answers nothing: after a bad frame no boundary is known.
+            logger.warning("event=protocol_error peer=%s error=%r", self.name, str(broken))
+            self.close()
+            return
+        if self._decoder.buffered != self._unfinished:
+            self._count_unfinished(self._decoder.buffered)
+        shared = self._shared
+        shared.reads += 1
+        shared.unlooked_bytes += len(data) + _REQUEST_WEIGHT * len(commands)
+        if shared.unlooked_bytes >= LOOK_AT_DISK_BYTES:
+            self._look_at_disk()
+
+    def _look_at_disk(self) -> None:
+        if self._shared.release.over_limit():
+            self._stall()  # and the next peer looks as well
+        else:
+            self._shared.unlooked_bytes = 0
+
+    def _stall(self) -> None:
+        self._pause_reading()
+        self._shared.release.stall(self)
+
+    def _serve(self, commands: list[RemotingCommand]) -> None:
+        """Answer commands in order; what is left when peer or disk become slow waits for them."""
+        dispatch = self._dispatch
+        replies: list[bytes] = []
+        size = 0
+        for number, command in enumerate(commands, 1):
+            try:
+                reply = dispatch(command, self)
+            except (NotInMemoryError, UnfinishedError, NotYetError) as reason:
+                self._put_back(commands[number - 1 :], reason)
+                break
+            if self._tries:
+                self._tries = 0
+                waiting.is_allowed = False
+            if reply is None:
+                if not self.writable or (
+                    not number % LOOK_AT_DISK_EVERY and self._shared.release.over_limit()
+                ):
+                    self._backlog = commands[number:]
+                    break
+                continue
+            replies.append(reply)
+            size += len(reply)
+            if size >= REPLIES_JOINED_MAX:
+                self.write(b"".join(replies))
+                replies, size = [], 0
+                if not self.writable:
+                    self._backlog = commands[number:]
+                    break
+        if replies:
+            self.write(replies[0] if len(replies) == 1 else b"".join(replies))
+
+    def _put_back(self, commands: list[RemotingCommand], reason: Exception) -> None:
+        """Serve the first of some commands again when it can be, and then the others."""
+        self._backlog = commands
+        self._pause_reading()
+        if isinstance(reason, NotInMemoryError):
+            self._tries += 1
+            self._waits = True
+            self._shared.fetch(reason, self._fetched)
+        elif isinstance(reason, NotYetError):
+            self._tries = 0
+            self._waits = True
+            reason.wait(self._resume)
+        else:
+            self._tries = 0
+            self._loop.call_soon(self._go_on)
+
+    def _resume(self, refusal: RequestRefusedError | None) -> None:
+        """Serve what was put back for a save, which has ended; a failure refuses the first."""
+        self._waits = False
+        if refusal is not None and self._backlog:
+            command = self._backlog.pop(0)
+            reply = refused(refusal, command, self)
+            if not command.flag & FLAG_ONE_WAY:
+                self.write(reply)
+        self._go_on()
+
+    def _fetched(self, is_there: bool) -> None:
+        self._waits = False
+        if not is_there:  # what cannot be read, the next try meets, and answers
+            self._tries = TRIES_MAX
+        self._go_on()
+
+    def _count_unfinished(self, size: int) -> None:
+        shared = self._shared
+        shared.unfinished_bytes += size - self._unfinished
+        grown = size > self._unfinished
+        self._unfinished = size
+        if grown and shared.unfinished_bytes > UNFINISHED_BYTES_MAX:
+            logger.warning(
+                "event=unfinished_frames peer=%s bytes=%d all_bytes=%d limit=%d",
+                self.name,
+                size,
+                shared.unfinished_bytes,
+                UNFINISHED_BYTES_MAX,
+            )
+            self.abort()
+
+    def eof_received(self) -> bool:
+        """Close when the peer closes; what is buffered for it is still written."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection and everything registered through it."""
+        self._count_unfinished(0)
+        self._backlog = []
+        self.unfinished = None
+        if self._socket is not None:
+            self._socket.detach()  # the transport closes it
+            self._socket = None
+        if self in self._shared.connections:
+            self._shared.connections.discard(self)
+            self._forget_address()
+            self.closed = True
+            self._shared.on_closed(self)
+            logger.debug("event=disconnected peer=%s error=%r", self.name, exc)
+        self.closed = True
+        if self._asks is not None:
+            self._asks.fail()
+
+    def _forget_address(self) -> None:
+        counts = self._shared.per_address
+        counts[self._peer_host] -= 1
+        if not counts[self._peer_host]:
+            del counts[self._peer_host]
+
+    def pause_writing(self) -> None:
+        """Stop reading a peer that does not read its replies."""
+        self.writable = False
+        self._pause_reading()
+
+    def resume_writing(self) -> None:
+        """Serve what waits, and read the peer again: it has taken its replies."""
+        self.writable = True
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._backlog and self.writable and not self._waits and not self._shared.stopping:
+            release = self._shared.release
+            if not release.over_limit():
+                backlog, self._backlog = self._backlog, []
+                waiting.is_allowed = self._tries >= TRIES_MAX
+                try:
+                    self._serve(backlog)
+                finally:
+                    waiting.is_allowed = True
+            if release.over_limit():
+                self._stall()
+        self._resume_reading()
+
+    # --- connection.Connection
+
+    def send_request(
+        self, code: int, header: Header | Mapping[str, str] | None, body: bytes = b""
+    ) -> bool:
+        """Send a one-way request to the client; False when it was not written."""
+        if self.closed or not self.writable:
+            return False
+        frame = encode_request(
+            code,
+            opaque=next(self._shared.opaques) & 0x7FFFFFFF,
+            header=header,
+            body=body,
+            one_way=True,
+            header_type=self._request_header_type,
+        )
+        self.write(frame)
+        return True
+
+    def ask(
+        self,
+        code: int,
+        header: Header | Mapping[str, str] | None,
+        body: bytes,
+        on_answer: OnAnswer,
+    ) -> bool:
+        """Send a request that the client answers; False when it was not written."""
+        if self.closed or not self.writable or self._shared.stopping:
+            return False
+        asks = self._asks
+        if asks is None:
+            asks = self._asks = Asks()
+        if asks.full:
+            return False
+        opaque = asks.register(on_answer, self._loop.time())
+        self.write(
+            encode_request(
+                code,
+                opaque=opaque,
+                header=header,
+                body=body,
+                header_type=self._request_header_type,
+            )
+        )
+        if len(asks) == 1:
+            self._shared.ask_expiry.watch(asks, self._loop)
+        return True
+
+    def answered(self, answer: RemotingCommand) -> None:
+        """Hand an answer of the peer to who asked; one to nothing is ignored."""
+        if self._asks is not None:
+            self._asks.answered(answer)
+
+    def reply_when_durable(self, position: int, reply: bytes) -> None:
+        """Send `reply` once the commit log is on disk up to `position`."""
+        self._shared.release.hold(position, self, reply)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write whole frames; nothing happens when the peer is gone.
+
+        Much goes to the socket at once, past the transport while that has nothing to send: so a
+        copy is made only of what the peer does not take.
+        """
+        transport = self._transport
+        if self.closed or transport is None:
+            return
+        if len(data) < STRAIGHT_MIN:
+            transport.write(bytes(data))
+            return
+        sent = 0
+        if (connected := self._straight(transport)) is not None:
+            try:
+                sent = connected.send(data)
+            except OSError:
+                sent = 0  # full; or broken, which the transport finds out
+        if sent < len(data):
+            transport.write(bytes(data[sent:]))
+
+    def write_part(self, head: bytes, part: Part) -> None:
+        """Write a frame whose end the system sends from a file; nothing when the peer is gone.
+
+        A copy is made only of what the peer does not take.
+        """
+        transport = self._transport
+        if self.closed or transport is None:
+            return
+        sent = 0
+        if (connected := self._straight(transport)) is not None:
+            try:
+                sent = connected.send(head, _MORE_FOLLOWS)
+                if sent == len(head):
+                    sent += part.send(connected.fileno())
+            except OSError:
+                pass  # as in `write`
+        if sent == len(head) + part.length:
+            return
+        sent_of_part = max(sent - len(head), 0)
+        try:
+            rest = part.rest(sent_of_part)
+        except OSError as error:
+            self._end_in_a_frame(repr(error))
+            return
+        if len(rest) < part.length - sent_of_part:
+            self._end_in_a_frame("the file has become shorter")
+            return
+        transport.write(head[sent:] + rest)
+
+    def _end_in_a_frame(self, reason: str) -> None:
+        """Close at once: some of a frame may be sent, and what belongs behind it is gone."""
+        logger.error("event=answer_cut_off peer=%s reason=%s", self.name, reason)
+        self.abort()
+
+    def _straight(self, transport: asyncio.Transport) -> socket.socket | None:
+        """Return the transport's socket if the transport itself has nothing to send."""
+        if transport.get_write_buffer_size() or transport.is_closing():
+            return None
+        return self._socket or self._connected_socket(transport)
+
+    def _connected_socket(self, transport: asyncio.Transport) -> socket.socket | None:
+        """Return the transport's socket with all it can do; None if it has none."""
+        known = transport.get_extra_info("socket")
+        if transport.get_extra_info("sslcontext") is not None:
+            return None  # what goes past the transport would go out in clear
+        if known is None or sys.platform == "win32":  # there the transport's writes overlap
+            return None
+        self._socket = socket.socket(known.family, known.type, known.proto, known.fileno())
+        self._socket.setblocking(False)
+        return self._socket
+
+    def resume_after_flush(self) -> None:
+        """Serve what waits, and read the peer again: the disk has caught up."""
+        self._go_on()
+
+    def stop_reading(self) -> None:
+        """Take no more requests; replies still go out."""
+        self._pause_reading()
+
+    def close(self) -> None:
+        """Close after what is buffered was written."""
+        self.closed = True
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def is_idle(self, since: float) -> bool:
+        """Whether the peer has neither written nor read anything since a loop time.
+
+        One that takes its answers slowly is not asked for more meanwhile, and yet is there.
+        """
+        transport = self._transport
+        unsent = 0 if transport is None else transport.get_write_buffer_size()
+        if unsent != self._unsent or self._heard:
+            self._unsent, self._heard = unsent, False
+            self.last_seen = self._loop.time()
+        return self.last_seen < since
+
+    def _remember_peer(self, command: RemotingCommand) -> None:
+        self.version, self.language = command.version, command.language
+        self._header_type = command.header_type
+        if command.header_type == _MSGPACK:
+            self._request_header_type = HeaderType.MSGPACK
+            self.acknowledges = True
+
+    def _pause_reading(self) -> None:
+        self._reading_paused += 1
+        if self._reading_paused == 1 and self._transport is not None and not self.closed:
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        self._reading_paused -= 1
+        if self._reading_paused == 0 and self._transport is not None and not self.closed:
+            self._transport.resume_reading()
+
+
+class Server:
+    """Listens on all addresses and keeps their connections."""
+
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        release: ReplyRelease,
+        fetch: Fetch,
+        on_closed: Callable[[Connection], None],
+        *,
+        host: str,
+        listen_port: int,
+        namesrv_port: int,
+        tls: TlsContext | None = None,
+        connections_per_address: int = 0,
+    ) -> None:
+        self._shared = Shared(dispatcher, release, fetch, on_closed)
+        self._host = host
+        self._listen_port, self._namesrv_port = listen_port, namesrv_port
+        self._release = release
+        self._shared.per_address_max = connections_per_address
+        self._tls = tls
+        self._servers: list[asyncio.Server | TlsListener] = []
+        idle = Rounds(IDLE_SCAN_S, self._close_idle)
+        self._idle_scan = Ticker("idle", idle.tick, pause=PAUSE_S, traffic=lambda: self.reads)
+        self.addresses: list[str] = []
+
+    @property
+    def reads(self) -> int:
+        """How often data came from any peer since the start."""
+        return self._shared.reads
+
+    @property
+    def port(self) -> int:
+        """The port of client requests, known once started."""
+        return self._shared.listen_port
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Bytes of frames of which only a part has come, of all connections."""
+        return self._shared.unfinished_bytes
+
+    @property
+    def open_connections(self) -> int:
+        """How many connections there are, of clients and of tools."""
+        return len(self._shared.connections)
+
+    @property
+    def address(self) -> str:
+        """Where requests of clients are served, `host:port`."""
+        return _address_text(self._host, self._shared.listen_port)
+
+    @property
+    def namesrv_address(self) -> str:
+        """Where name-server requests are served, `host:port`."""
+        return self.addresses[-1]
+
+    async def start(self) -> None:
+        """Bind every address.
+
+        Raises:
+            AddressTakenError: One of them cannot be bound; none stays bound.
+        """
+        self._release.attach(asyncio.get_running_loop())
+        try:
+            port = await self._listen(self._listen_port, "listenPort")
+            self._shared.listen_port = port
+            if self._listen_port > 2:  # the VIP channel of clients up to 4.5.0
+                await self._listen(self._listen_port - 2, "listenPort")
+            if self._namesrv_port:
+                await self._listen(self._namesrv_port, "namesrvListenPort")
+        except BaseException:
+            self._close_listeners()
+            raise
+        if not self._namesrv_port:
+            self.addresses.append(self.address)
+        await self._idle_scan.start()
+
+    async def _listen(self, port: int, key: str) -> int:
+        try:
+            bound = await self._bind(port)
+        except OSError as error:
+            reason = "the address is in use" if error.errno == errno.EADDRINUSE else str(error)
+            raise AddressTakenError(_address_text(self._host, port), key, reason) from error
+        self.addresses.append(_address_text(self._host, bound))
+        return bound
+
+    async def _bind(self, port: int) -> int:
+        if self._tls is not None:
+            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+            bound = socket.create_server((self._host, port), family=family, backlog=BACKLOG)
+            listener = TlsListener(bound, self._tls, self._protocol)
+            self._servers.append(listener)
+            return listener.port
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(self._protocol, self._host, port, backlog=BACKLOG)
+        self._servers.append(server)
+        port_bound: int = server.sockets[0].getsockname()[1]
+        return port_bound
+
+    def _protocol(self) -> ClientConnection:
+        return ClientConnection(self._shared)
+
+    async def stop(self) -> None:
+        """Take no new requests, let replies out, then close every connection."""
+        self._shared.stopping = True
+        await self._idle_scan.stop()
+        self._close_listeners()
+        for connection in list(self._shared.connections):
+            connection.stop_reading()
+        await asyncio.sleep(0)  # what this pass of the loop has staged is appended at its end
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._replies_out()
+        except TimeoutError:
+            logger.warning("event=stop_timeout open=%d", len(self._shared.connections))
+        for connection in list(self._shared.connections):
+            connection.abort()
+
+    async def _replies_out(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._release.idle:
+            drained = loop.create_future()
+            self._release.notify_when_idle(drained)
+            await drained
+        gone = loop.create_future()
+        self._when_closed(gone)
+        await gone
+
+    def _when_closed(self, gone: asyncio.Future[None]) -> None:
+        """Close connections politely and settle `gone` when the last one is lost."""
+        previous = self._shared.on_closed
+
+        def closed(connection: Connection) -> None:
+            previous(connection)
+            if not self._shared.connections and not gone.done():
+                gone.set_result(None)
+
+        self._shared.on_closed = closed
+        for connection in list(self._shared.connections):
+            connection.close()
+        if not self._shared.connections:
+            gone.set_result(None)
+
+    def _close_listeners(self) -> None:
+        self._shared.ask_expiry.stop()
+        for server in self._servers:
+            server.close()
+
+    def _close_idle(self) -> Iterator[None]:
+        limit = asyncio.get_running_loop().time() - IDLE_TIMEOUT_S
+        for connection in list(self._shared.connections):
+            if connection.is_idle(limit):
+                logger.info("event=idle_closed peer=%s", connection.name)
+                connection.abort()  # a peer that vanished takes no goodbye
+            yield
+
+
+def _address_text(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

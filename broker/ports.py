@@ -1,0 +1,100 @@
+"""What a handler may use of the connection a request came by.
+
+The transport behind it lives in `server`; handlers and services see only this Protocol, so that
+they can be tested without a socket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from halfmq.remoting.command import RemotingCommand
+from halfmq.remoting.ext_fields import Header
+
+OnAnswer = Callable[[RemotingCommand | None], None]
+"""Takes the answer, or None: there is none and will be none."""
+
+
+class Part(Protocol):
+    """Bytes of an open file, in memory; see ``halfmq.store.files.zero_copy``."""
+
+    @property
+    def length(self) -> int: ...
+
+    def send(self, connected: int, sent: int = ...) -> int: ...
+
+    def rest(self, sent: int = ...) -> bytes: ...
+
+
+class Connection(Protocol):
+    """One client's TCP connection, as far as handlers are concerned."""
+
+    name: str  # the peer, "127.0.0.1:54321"
+    remote_host: bytes  # packed address and int32 port of the peer (8 or 20 bytes): a bornHost
+    store_host: bytes  # packed address by which the client came, with the broker's listenPort
+    broker_address: str  # the same as text, "127.0.0.1:10911": what routes answer
+    language: int  # LanguageCode of the peer's latest request
+    version: int  # MQVersion ordinal of the peer's latest request
+    subject: object  # who signed the peer's latest request; None without access control
+    unfinished: object  # what was done of a request that takes several turns of the loop
+    acknowledges: bool  # whether the peer answers requests of ours: it is a client of halfmq
+
+    @property
+    def closed(self) -> bool:
+        """Whether the peer is gone."""
+        ...
+
+    @property
+    def writable(self) -> bool:
+        """Whether the peer reads what it is sent: its write buffer is below the limit."""
+        ...
+
+    def send_request(
+        self, code: int, header: Header | Mapping[str, str] | None, body: bytes = b""
+    ) -> bool:
+        """Send a one-way request to the client; False when it was not written."""
+        ...
+
+    def ask(
+        self,
+        code: int,
+        header: Header | Mapping[str, str] | None,
+        body: bytes,
+        on_answer: OnAnswer,
+    ) -> bool:
+        """Send a request that the client answers; False when it was not written.
+
+        When it was, ``on_answer`` is called once, later and never from within this call: with the
+        answer, or with None when ``CHECK_ACK_S`` seconds have passed or the peer is gone.
+        """
+        ...
+
+    def answered(self, answer: RemotingCommand) -> None:
+        """Hand an answer of the peer to who asked; one to nothing is ignored."""
+        ...
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write whole frames now; nothing happens when the peer is gone.
+
+        Memory behind a view may be used again afterwards.
+        """
+        ...
+
+    def write_part(self, head: bytes, part: Part) -> None:
+        """Write one frame now that begins with `head` and ends with a part of a file.
+
+        The part is of no use any more afterwards.
+        """
+        ...
+
+    def reply_when_durable(self, position: int, reply: bytes) -> None:
+        """Send `reply` once the commit log is on disk up to `position`."""
+        ...
+
+
+Handler = Callable[[RemotingCommand, Connection], bytes | None]
+"""Answers one request: bytes to write now, or None when the answer comes later or never.
+
+A plain function, never a coroutine: a task per message costs as much as the whole handler.
+"""

@@ -1,0 +1,1 @@
+"""What the broker knows: topics, groups, consumer offsets, connected clients, queue locks."""

@@ -1,0 +1,553 @@
+"""Which producers and consumers are connected, and what consumers subscribe to.
+
+Clients register with every heartbeat under their client id; a client that comes back on another
+connection replaces the old one. A registration ends with its connection, with UNREGISTER_CLIENT, or
+when no heartbeat came for `EXPIRY_MS`.
+
+Subscriptions belong to the group: of two for one topic the newer version counts, and what the
+latest heartbeat leaves out is dropped. Members that subscribe differently lose messages; that is
+logged once per change and told in the answer to each heartbeat, or the later member is refused
+(`subscriptions`). Members of a group share its queues, so each change of the
+members or of the topics must be told to all of them: the methods here return the groups to tell.
+
+Source: RocketMQ `ConsumerManager`, `ConsumerGroupInfo`, `ProducerManager`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from msgspec.structs import replace
+
+from halfmq.remoting.bodies import ConsumerData, HeartbeatData, MessageModel, SubscriptionData
+from halfmq.remoting.codes import ResponseCode
+
+from ..errors import RequestRefusedError
+from ..ports import Connection
+from .subscriptions import Difference, Filters, Variants, filters_of
+
+logger = logging.getLogger(__name__)
+
+EXPIRY_MS: Final = 120_000
+"""Milliseconds without a heartbeat after which a client is gone; they come every 30 s.
+Source: `ConsumerManager.CHANNEL_EXPIRED_TIMEOUT`."""
+
+SCAN_S: Final = 10.0
+"""Seconds between two looks for such clients. Source: `ClientHousekeepingService`."""
+
+JUMP_MS: Final = 90_000
+"""Milliseconds between two looks, beyond the usual, that cannot be true: the clock was set forward,
+or this process was stopped. What clients sent meanwhile has not been read yet."""
+
+REGISTRATIONS_MAX: Final = 200_000
+"""Memberships of clients in groups, about 500 bytes each."""
+
+LEFT_GROUPS_MAX: Final = 1_024
+"""Groups whose producer one connection has ended, remembered for as long as it lives; of a
+connection with more it is assumed that it has left every group it is not in."""
+
+REFUSED_MAX: Final = 64
+"""Refused members of one group that are remembered, the latest ones."""
+
+SUBSCRIPTIONS_MAX: Final = 4_096
+"""Topics that one group may subscribe to; far above what a consumer can poll."""
+
+ProducerHook = Callable[[str, Connection], None]
+"""`(group, connection)`: a producer of the group has come up or come back."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One client in one group."""
+
+    client_id: str
+    connection: Connection
+    seen_ms: int
+    fingerprint: int = 0  # of the last whole heartbeat in version 2
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A client that may not consume for a group, because it subscribes differently."""
+
+    connection: Connection
+    filters: Filters
+    difference: Difference
+
+
+@dataclass(slots=True)
+class ConsumerGroup:
+    """The consumers of one group that are connected, and what the group subscribes to."""
+
+    name: str
+    data: ConsumerData  # as the latest heartbeat describes the group
+    members: dict[str, Member] = field(default_factory=dict)
+    subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
+    variants: Variants = field(default_factory=Variants)
+    refused: dict[str, Refused] = field(default_factory=dict)
+
+    def settle(self) -> None:
+        """After a difference: subscribe to what all members want now, whatever is newer.
+
+        Else the newest filter would stay, also when the one member that wanted it has left.
+        """
+        if (wanted := self.variants.only) is None:
+            return
+        before, self.subscriptions = self.subscriptions, {}
+        for one in wanted:
+            old = before.get(one.topic, one)  # its version, or pulls of its time are refused
+            version = max(one.sub_version, old.sub_version)
+            self.subscriptions[one.topic] = replace(one, sub_version=version)
+        logger.info("event=subscriptions_equal group=%s", self.name)
+
+    def connection_of(self, client_id: str) -> Connection:
+        """The connection of a member, or of a client that was refused."""
+        refused = self.refused.get(client_id)
+        return self.members[client_id].connection if refused is None else refused.connection
+
+    def filters_of(self, client_id: str) -> Filters:
+        """What a member subscribes to, or a client that was refused."""
+        refused = self.refused.get(client_id)
+        return self.variants.of(client_id) if refused is None else refused.filters
+
+    @property
+    def is_broadcasting(self) -> bool:
+        """Whether every member gets everything, so that there is nothing to share."""
+        return self.data.message_model == MessageModel.BROADCASTING
+
+    def update_subscriptions(self, subscriptions: Collection[SubscriptionData]) -> bool:
+        """Take what a heartbeat says; return whether the set of topics changed."""
+        before = self.subscriptions.keys()
+        latest: dict[str, SubscriptionData] = {}
+        for new in subscriptions:
+            old = self.subscriptions.get(new.topic)
+            latest[new.topic] = new if old is None or new.sub_version > old.sub_version else old
+        changed = before != latest.keys()
+        self.subscriptions = latest
+        return changed
+
+
+class ClientRegistry:
+    """All connected clients by group and client id."""
+
+    def __init__(
+        self,
+        *,
+        now_ms: Callable[[], int],
+        registrations_max: int = REGISTRATIONS_MAX,
+        refuse_unequal: bool = False,
+    ) -> None:
+        """`refuse_unequal` refuses a consumer that subscribes differently from its group."""
+        self._refuse_unequal = refuse_unequal
+        self._now_ms = now_ms
+        self._registrations_max = registrations_max
+        self._consumers: dict[str, ConsumerGroup] = {}
+        self._producers: dict[str, dict[str, Member]] = {}
+        self._by_connection: dict[Connection, set[tuple[bool, str, str]]] = {}
+        self._left: dict[object, set[str]] = {}  # by connection, the groups it no longer produces
+        self._producer_hooks: list[ProducerHook] = []
+        self._count = 0
+        self._looked_ms = 0  # when it was last seen who is silent
+
+    def on_producer(self, hook: ProducerHook) -> None:
+        """Have `hook` called whenever a producer registers that was not, on this connection."""
+        self._producer_hooks.append(hook)
+
+    # --- what clients say
+
+    def heartbeat(self, data: HeartbeatData, connection: Connection) -> list[str]:
+        """Register what a heartbeat says; return the consumer groups that changed.
+
+        Raises:
+            RequestRefusedError: There are too many registrations.
+        """
+        if not data.client_id:  # nobody could be told apart by it
+            return []
+        for producer in data.producer_data_set:
+            if producer.group_name:
+                self._add_producer(producer.group_name, data.client_id, connection)
+        return [
+            consumer.group_name
+            for consumer in data.consumer_data_set
+            if self._add_consumer(consumer, data, connection)
+        ]
+
+    def knows_fingerprint(self, data: HeartbeatData) -> bool:
+        """Whether a version 2 heartbeat that leaves out its subscriptions can be understood.
+
+        After a restart or a reconnect it cannot: the client has to be told to send all again.
+        """
+        return all(
+            (group := self._consumers.get(consumer.group_name)) is not None
+            and (member := group.members.get(data.client_id)) is not None
+            and member.fingerprint == data.heartbeat_fingerprint
+            for consumer in data.consumer_data_set
+        )
+
+    def unregister(
+        self, client_id: str, producer_group: str | None, consumer_group: str | None
+    ) -> list[str]:
+        """End a client's registration; return the consumer group if it changed."""
+        if producer_group:
+            self._remove_producer(producer_group, client_id)
+        group = self._consumers.get(consumer_group or "")
+        if group is None:
+            return []
+        group.refused.pop(client_id, None)
+        return [group.name] if self._lose_consumer(group.name, client_id) else []
+
+    def forget(self, connection: Connection) -> list[str]:
+        """End what was registered through a lost connection; return the consumer groups changed."""
+        self._left.pop(connection, None)
+        changed = []
+        for is_consumer, group, client_id in self._by_connection.pop(connection, ()):
+            if not is_consumer:
+                self._remove_producer(group, client_id)
+            elif self._lose_consumer(group, client_id):
+                changed.append(group)
+        return changed
+
+    def expire(self) -> Iterator[str | None]:
+        """End what had no heartbeat for too long, member by member.
+
+        Yields after each look: a consumer group when all of its members were looked at and it has
+        changed, else None.
+        """
+        now_ms = self._now_ms()
+        jump_ms = now_ms - self._looked_ms - round(SCAN_S * 1_000)
+        is_first, self._looked_ms = not self._looked_ms, now_ms
+        if jump_ms <= JUMP_MS or is_first:
+            jump_ms = 0
+        else:
+            logger.warning("event=clock_jumped milliseconds=%d", jump_ms)
+
+        def is_silent(member: Member) -> bool:
+            if jump_ms:
+                member.seen_ms = min(member.seen_ms + jump_ms, now_ms)
+            return member.seen_ms < now_ms - EXPIRY_MS
+
+        for name in list(self._producers):
+            for client_id, member in list(self._producers.get(name, {}).items()):
+                if is_silent(member) and self._is_producer(name, member):
+                    logger.info("event=producer_expired group=%s client=%s", name, client_id)
+                    self._remove_producer(name, client_id)
+                yield None
+        for name in list(self._consumers):
+            yield from self._expire_consumers(name, is_silent)
+
+    def _is_producer(self, group: str, member: Member) -> bool:
+        return self._producers.get(group, {}).get(member.client_id) is member
+
+    def _expire_consumers(
+        self, name: str, is_silent: Callable[[Member], bool]
+    ) -> Iterator[str | None]:
+        group = self._consumers.get(name)
+        if group is None:
+            return
+        has_changed = False
+        for client_id, member in list(group.members.items()):
+            if is_silent(member) and member is group.members.get(client_id):
+                logger.info("event=consumer_expired group=%s client=%s", name, client_id)
+                self._lose_consumer(name, client_id)
+                has_changed = True
+            yield None
+        if has_changed:
+            yield name
+
+    # --- what others ask
+
+    @property
+    def consumer_groups(self) -> Mapping[str, ConsumerGroup]:
+        """The groups that have a consumer."""
+        return self._consumers
+
+    @property
+    def producer_groups(self) -> Mapping[str, Mapping[str, Member]]:
+        """The groups that have a producer, and their members by client id."""
+        return self._producers
+
+    def has_consumers(self, group: str) -> bool:
+        """Tell whether a consumer of the group is connected."""
+        return group in self._consumers
+
+    def is_broadcasting(self, group: str) -> bool:
+        """Tell whether the group's consumers connected in broadcasting mode."""
+        known = self._consumers.get(group)
+        return known is not None and known.is_broadcasting
+
+    def consumer_ids(self, group: str) -> list[str]:
+        """Name the clients that consume for the group; empty when there is none."""
+        known = self._consumers.get(group)
+        return [] if known is None else list(known.members)
+
+    def subscription_of(self, group: str, topic: str) -> SubscriptionData | None:
+        """Return what the group subscribes to in the topic."""
+        known = self._consumers.get(group)
+        return None if known is None else known.subscriptions.get(topic)
+
+    def difference(self, data: HeartbeatData) -> Difference | None:
+        """How a client that has just been heard differs from its group; the first one found."""
+        for consumer in data.consumer_data_set:
+            group = self._consumers.get(consumer.group_name)
+            if group is None:
+                continue
+            if (refused := group.refused.get(data.client_id)) is not None:
+                return refused.difference
+            if len(group.variants) < 2:
+                continue
+            filters = (
+                group.variants.of(data.client_id)
+                if data.without_sub
+                else filters_of(consumer.subscription_data_set)
+            )
+            found = group.variants.difference(group.name, data.client_id, filters)
+            if found is not None:
+                return found
+        return None
+
+    def refusal(self, group: str, connection: Connection) -> Difference | None:
+        """Why a client on this connection may not consume for the group; None when it may."""
+        known = self._consumers.get(group)
+        if known is None or not known.refused:
+            return None
+        return next(
+            (one.difference for one in known.refused.values() if one.connection is connection), None
+        )
+
+    def listing(
+        self, group: str | None, after_group: str = "", after_client: str = ""
+    ) -> Iterator[tuple[ConsumerGroup, str]]:
+        """Give `(group, client_id)` of members and refused clients, in order, `after` one of them.
+
+        The registry must not change meanwhile.
+        """
+        names = sorted(self._consumers) if group is None else [group]
+        for name in names:
+            known = self._consumers.get(name)
+            if known is None or name < after_group:
+                continue
+            for client_id in sorted({*known.members, *known.refused}):
+                if name > after_group or client_id > after_client:
+                    yield known, client_id
+
+    def subscription_metrics(self) -> dict[str, int]:
+        """Count groups, their members, and what is wrong with their subscriptions."""
+        groups = self._consumers.values()
+        return {
+            "groups": len(groups),
+            "members": sum(len(group.members) for group in groups),
+            "groups_unequal": sum(len(group.variants) > 1 for group in groups),
+            "members_refused": sum(len(group.refused) for group in groups),
+        }
+
+    def consumers_of(self, group: str) -> list[Connection]:
+        """Return the connections of the group's consumers."""
+        known = self._consumers.get(group)
+        return [] if known is None else [member.connection for member in known.members.values()]
+
+    def producers_of(self, group: str) -> list[Connection]:
+        """Return the connections of the group's producers that are open."""
+        return [connection for _, connection in self.producer_clients(group)]
+
+    def producer_clients(self, group: str) -> list[tuple[str, Connection]]:
+        """Return client id and connection of the group's producers that are open."""
+        return [
+            (client_id, member.connection)
+            for client_id, member in self._producers.get(group, {}).items()
+            if not member.connection.closed
+        ]
+
+    def has_left(self, group: str, connection: object) -> bool:
+        """Whether a living connection was a producer of the group and is no longer.
+
+        One that never was may have prepared a message before its first heartbeat.
+        """
+        left = self._left.get(connection)
+        return left is not None and (group in left or len(left) >= LEFT_GROUPS_MAX)
+
+    def producer(self, group: str, client_id: str) -> Connection | None:
+        """Return the connection of one producer, if it is open."""
+        member = self._producers.get(group, {}).get(client_id)
+        return None if member is None or member.connection.closed else member.connection
+
+    def __iter__(self) -> Iterator[tuple[str, str, Member]]:
+        """Give `("consumer" | "producer", group, member)` for every registration."""
+        for name, group in self._consumers.items():
+            for member in group.members.values():
+                yield "consumer", name, member
+        for name, members in self._producers.items():
+            for member in members.values():
+                yield "producer", name, member
+
+    # --- one registration
+
+    def _add_producer(self, group: str, client_id: str, connection: Connection) -> None:
+        members = self._producers.get(group, {})
+        known = members.get(client_id)
+        if known is not None and known.connection is connection:
+            known.seen_ms = self._now_ms()
+            return
+        self._check_room()
+        self._remove_producer(group, client_id)
+        member = Member(client_id, connection, self._now_ms())
+        self._producers.setdefault(group, {})[client_id] = member
+        self._link(connection, (False, group, client_id))
+        if connection in self._left:
+            self._left[connection].discard(group)
+        logger.info("event=producer_up group=%s client=%s", group, client_id)
+        for hook in self._producer_hooks:
+            hook(group, connection)
+
+    def _add_consumer(
+        self, consumer: ConsumerData, data: HeartbeatData, connection: Connection
+    ) -> bool:
+        """Register one consumer; return whether its group changed."""
+        if len(consumer.subscription_data_set) > SUBSCRIPTIONS_MAX:
+            raise RequestRefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"group {consumer.group_name} subscribes to {len(consumer.subscription_data_set)} "
+                f"topics, the limit is {SUBSCRIPTIONS_MAX}",
+            )
+        filters = None if data.without_sub else filters_of(consumer.subscription_data_set)
+        group = self._consumers.get(consumer.group_name)
+        if group is not None:
+            if filters is not None and self._is_refused(group, data.client_id, filters, connection):
+                return self._lose_consumer(group.name, data.client_id)
+            group.refused.pop(data.client_id, None)
+        member = None if group is None else group.members.get(data.client_id)
+        is_new = member is None or member.connection is not connection
+        if is_new:
+            self._check_room()
+            self._remove_consumer(consumer.group_name, data.client_id, keep_filters=True)
+            # A group whose last member has just been replaced keeps its subscriptions.
+            group = self._consumers.setdefault(
+                consumer.group_name, group or ConsumerGroup(consumer.group_name, consumer)
+            )
+            member = Member(data.client_id, connection, self._now_ms())
+            group.members[data.client_id] = member
+            self._link(connection, (True, consumer.group_name, data.client_id))
+            logger.info("event=consumer_up group=%s client=%s", group.name, data.client_id)
+        assert group is not None
+        assert member is not None
+        group.data = consumer
+        member.seen_ms = self._now_ms()
+        if filters is None:  # the client knows that we have them
+            return is_new
+        member.fingerprint = data.heartbeat_fingerprint
+        changed = group.update_subscriptions(consumer.subscription_data_set)
+        self._place(group, data.client_id, filters, consumer.subscription_data_set)
+        return changed or is_new
+
+    def _is_refused(
+        self, group: ConsumerGroup, client_id: str, filters: Filters, connection: Connection
+    ) -> bool:
+        """Refuse a consumer that differs from its group, if that is wanted."""
+        if not self._refuse_unequal:
+            return False
+        difference = group.variants.difference(group.name, client_id, filters)
+        if difference is None:
+            return False
+        known = group.refused.pop(client_id, None)
+        if known is None or known.filters != filters:
+            _log_difference(difference, "consumer_refused")
+        for one in [one for one, refused in group.refused.items() if refused.connection.closed]:
+            del group.refused[one]
+        if len(group.refused) >= REFUSED_MAX:
+            del group.refused[next(iter(group.refused))]
+        group.refused[client_id] = Refused(connection, filters, difference._replace(refused=True))
+        return True
+
+    def _place(
+        self,
+        group: ConsumerGroup,
+        client_id: str,
+        filters: Filters,
+        subscriptions: Collection[SubscriptionData],
+    ) -> None:
+        """Note what a member subscribes to; log when the group falls apart or comes together."""
+        before = len(group.variants)
+        is_new = group.variants.place(client_id, filters, subscriptions)
+        if is_new and len(group.variants) > 1:
+            difference = group.variants.difference(group.name, client_id, filters)
+            if difference is not None:
+                _log_difference(difference, "unequal_subscriptions")
+        elif before > 1:
+            group.settle()
+
+    def _lose_consumer(self, name: str, client_id: str) -> bool:
+        """End the registration of a client that goes; return whether it had one."""
+        group = self._consumers.get(name)
+        if group is None:
+            return False
+        before = len(group.variants)
+        was_member = self._remove_consumer(name, client_id)
+        if before > 1:
+            group.settle()
+        return was_member
+
+    def _remove_producer(self, group: str, client_id: str) -> None:
+        members = self._producers.get(group)
+        member = None if members is None else members.pop(client_id, None)
+        if members is None or member is None:
+            return
+        if not members:
+            del self._producers[group]
+        self._unlink(member.connection, (False, group, client_id))
+        self._note_left(group, member.connection)
+
+    def _note_left(self, group: str, connection: Connection) -> None:
+        """Remember it of a connection that goes on: a closed one is asked nothing anyway."""
+        registrations = self._by_connection.get(connection, ())
+        if connection.closed or any(one[:2] == (False, group) for one in registrations):
+            return
+        left = self._left.setdefault(connection, set())
+        if len(left) < LEFT_GROUPS_MAX:
+            left.add(group)
+
+    def _remove_consumer(self, name: str, client_id: str, *, keep_filters: bool = False) -> bool:
+        """Return whether the client was registered; one that is replaced keeps its filters."""
+        group = self._consumers.get(name)
+        member = None if group is None else group.members.pop(client_id, None)
+        if group is None or member is None:
+            return False
+        if not keep_filters:
+            group.variants.remove(client_id)
+        if not group.members:
+            del self._consumers[name]
+        self._unlink(member.connection, (True, name, client_id))
+        return True
+
+    def _check_room(self) -> None:
+        if self._count >= self._registrations_max:
+            raise RequestRefusedError(
+                ResponseCode.SYSTEM_BUSY,
+                f"{self._count} clients are registered, the limit is {self._registrations_max}",
+            )
+
+    def _link(self, connection: Connection, registration: tuple[bool, str, str]) -> None:
+        self._by_connection.setdefault(connection, set()).add(registration)
+        self._count += 1
+
+    def _unlink(self, connection: Connection, registration: tuple[bool, str, str]) -> None:
+        self._count -= 1
+        registrations = self._by_connection.get(connection)
+        if registrations is not None:
+            registrations.discard(registration)
+            if not registrations:
+                del self._by_connection[connection]
+
+
+def _log_difference(found: Difference, event: str) -> None:
+    logger.warning(
+        "event=%s group=%s topic=%s client=%s filter=%r other_client=%s other_filter=%r",
+        event,
+        found.group,
+        found.topic,
+        found.client_id,
+        found.expression,
+        found.other_client_id,
+        found.other_expression,
+    )

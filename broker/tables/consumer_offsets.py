@@ -1,0 +1,148 @@
+"""How far each consumer group has come in each queue.
+
+Commits change memory only; the file follows at most every `PERSIST_INTERVAL_MS`, so a crash makes
+consumers repeat what they consumed since then, never skip anything.
+
+Source: RocketMQ `ConsumerOffsetManager`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from halfmq.remoting.codes import ResponseCode
+from halfmq.store.format.topics import SYSTEM_GROUP_PREFIX
+
+from ..errors import RequestRefusedError
+from .table_file import PeriodicSave, TableFile, as_integer, as_object
+
+NO_OFFSET: Final = -1
+"""What `query` answers for a queue that the group never committed."""
+
+PERSIST_INTERVAL_MS: Final = 5_000
+"""Milliseconds between two writes of the file. Source: `flushConsumerOffsetInterval`."""
+
+COMMITS_PER_VERSION: Final = 500
+"""Commits that count as one change. Source: `consumerOffsetUpdateVersionStep`."""
+
+OFFSETS_MAX: Final = 1_000_000
+"""Entries, about 100 bytes each in memory and 20 in the file. Clients may name any queue id, so
+something must end it."""
+
+
+class ConsumerOffsetTable:
+    """Next offset to consume by group, topic and queue, kept in `consumerOffset.json`."""
+
+    def __init__(
+        self, path: Path, *, now_ms: Callable[[], int], offsets_max: int = OFFSETS_MAX
+    ) -> None:
+        self._file = TableFile(
+            path,
+            now_ms,
+            derived=["groupTopicMap"],
+            holds="offsetTable",
+            without="each consumer group then begins where its own setting says, at its first or "
+            "last message",
+        )
+        self._offsets_max = offsets_max
+        self._offsets: dict[str, dict[int, int]] = {}  # "topic@group" → queue id → offset
+        self._count = 0
+        self._commits = 0
+        self._saves = PeriodicSave(PERSIST_INTERVAL_MS, now_ms)
+
+    def load(self) -> None:
+        """Read the file.
+
+        Raises:
+            DamagedTableError: It cannot be read, nor its backup; nothing else knows the offsets.
+        """
+        for key, queues in as_object(self._file.load().get("offsetTable")).items():
+            self._offsets[key] = {
+                as_integer(queue_id, -1): as_integer(offset, 0)
+                for queue_id, offset in as_object(queues).items()
+            }
+        self._count = sum(map(len, self._offsets.values()))
+
+    def query(self, group: str, topic: str, queue_id: int) -> int:
+        """Return the next offset that the group wants, or `NO_OFFSET`."""
+        queues = self._offsets.get(f"{topic}@{group}")
+        return NO_OFFSET if queues is None else queues.get(queue_id, NO_OFFSET)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Set the next offset that the group wants; it may go backwards.
+
+        Raises:
+            RequestRefusedError: The group is the broker's own, or the queue is a new one and the
+                table is full.
+        """
+        if group.startswith(SYSTEM_GROUP_PREFIX):
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"the offsets of group[{group}] are the broker's own: consume with a group whose "
+                f"name does not begin with {SYSTEM_GROUP_PREFIX}",
+            )
+        key = f"{topic}@{group}"
+        queues = self._offsets.get(key)
+        if queues is None or queue_id not in queues:
+            queues = self._make_room(key)
+        queues[queue_id] = offset
+        self._saves.dirty = True
+        self._commits += 1
+        if self._commits % COMMITS_PER_VERSION == 0:
+            self._file.step()
+
+    def _make_room(self, key: str) -> dict[int, int]:
+        if self._count >= self._offsets_max:
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"no offset of a further queue can be kept: the limit is {self._offsets_max}",
+            )
+        self._count += 1
+        return self._offsets.setdefault(key, {})
+
+    def groups(self) -> set[str]:
+        """Name all groups that have committed something."""
+        return {key.partition("@")[2] for key in self._offsets}
+
+    def groups_of(self, topic: str) -> Iterator[str]:
+        """Name the groups that have committed something in the topic."""
+        prefix = f"{topic}@"
+        return (key.removeprefix(prefix) for key in self._offsets if key.startswith(prefix))
+
+    def persist_if_dirty(self) -> None:
+        """Write the file if something changed and the last write is long enough ago."""
+        job = self.persist_job()
+        if job is not None:
+            job()
+
+    def persist_job(self) -> Callable[[], None] | None:
+        """Return a function that writes what there is to write now; None when nothing is due.
+
+        The function may run on another thread while commits go on here.
+        """
+        return self._job(patient=True) if self._saves.is_due() else None
+
+    def persist(self) -> None:
+        """Write the file now, as at the end; blocks on the disk."""
+        if self._saves.dirty:
+            self._job(patient=False)()
+
+    def _job(self, *, patient: bool) -> Callable[[], None]:
+        write = self._file.prepare(self._content, patient=patient)
+        return self._saves.job(write, "consumer_offsets")
+
+    def _content(self) -> dict[str, object]:
+        return {"offsetTable": _AsTheyAre(self._offsets)}
+
+
+class _AsTheyAre(dict[str, dict[int, int]]):
+    """The offsets, for a thread that writes them while commits go on.
+
+    The keys are copied at once, a millisecond for a hundred thousand, and the offsets of a group in
+    a topic when they are written. None of them belong together, so newer ones are as good.
+    """
+
+    def __getitem__(self, key: str) -> dict[int, int]:
+        return super().__getitem__(key).copy()

@@ -1,0 +1,264 @@
+"""The table of consumer groups and what each may do.
+
+A group is created at its first use when the setting allows, with RocketMQ's defaults. Like a topic
+it is on disk before the request that needed it is answered.
+
+Source: RocketMQ `SubscriptionGroupManager`, `SubscriptionGroupConfig`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from halfmq.remoting.codes import ResponseCode
+from halfmq.store.format.topics import SYSTEM_GROUP_PREFIX, validate_group
+
+from ..errors import RequestRefusedError
+from .table_file import (
+    NAMES_TOLD_MAX,
+    Entries,
+    JsonObject,
+    PeriodicSave,
+    TableFile,
+    as_integer,
+    as_object,
+    as_switch,
+    without_keys,
+)
+
+logger = logging.getLogger(__name__)
+
+GROUPS_MAX: Final = 10_000
+"""Groups that requests may create; each has a retry topic, and see `topics.TOPICS_MAX`."""
+
+BUILT_IN_GROUPS: Final = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+    "CID_RMQ_SYS_TRANS",
+)
+"""Groups of every broker. Source: `SubscriptionGroupManager.init`."""
+
+_READ_FORBIDDEN: Final = 1 << 2  # RocketMQ keeps the bit at PermName.INDEX_PERM_READ
+
+_KNOWN_FIELDS: Final = frozenset(
+    {
+        "brokerId",
+        "consumeBroadcastEnable",
+        "consumeEnable",
+        "consumeFromMinEnable",
+        "consumeMessageOrderly",
+        "consumeTimeoutMinute",
+        "groupName",
+        "groupSysFlag",
+        "notifyConsumerIdsChangedEnable",
+        "retryMaxTimes",
+        "retryQueueNums",
+        "whichBrokerWhenConsumeSlowly",
+    }
+)
+
+
+def _fields_we_only_carry() -> dict[str, object]:
+    """What RocketMQ 5 writes for a new group and we do not interpret."""
+    return {"attributes": {}, "groupRetryPolicy": {"type": "CUSTOMIZED"}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupConfig:
+    """One consumer group. `unknown` holds what we carry and do not interpret."""
+
+    name: str
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_broadcast_enable: bool = True
+    consume_message_orderly: bool = False
+    retry_queue_nums: int = 1
+    retry_max_times: int = 16
+    broker_id: int = 0
+    which_broker_when_consume_slowly: int = 1
+    notify_consumer_ids_changed_enable: bool = True
+    group_sys_flag: int = 0
+    consume_timeout_minute: int = 15
+    unknown: Mapping[str, object] = field(default_factory=_fields_we_only_carry)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the entry as `subscriptionGroup.json` holds it."""
+        return {
+            **self.unknown,
+            "brokerId": self.broker_id,
+            "consumeBroadcastEnable": self.consume_broadcast_enable,
+            "consumeEnable": self.consume_enable,
+            "consumeFromMinEnable": self.consume_from_min_enable,
+            "consumeMessageOrderly": self.consume_message_orderly,
+            "consumeTimeoutMinute": self.consume_timeout_minute,
+            "groupName": self.name,
+            "groupSysFlag": self.group_sys_flag,
+            "notifyConsumerIdsChangedEnable": self.notify_consumer_ids_changed_enable,
+            "retryMaxTimes": self.retry_max_times,
+            "retryQueueNums": self.retry_queue_nums,
+            "whichBrokerWhenConsumeSlowly": self.which_broker_when_consume_slowly,
+        }
+
+    @classmethod
+    def from_json(cls, name: str, entry: JsonObject) -> GroupConfig:
+        """Read an entry; a missing field has its default."""
+
+        def switch(key: str, *, default: bool = True) -> bool:
+            return as_switch(entry.get(key), default=default)
+
+        def integer(key: str, default: int) -> int:
+            return as_integer(entry.get(key), default)
+
+        return cls(
+            name=name,
+            consume_enable=switch("consumeEnable"),
+            consume_from_min_enable=switch("consumeFromMinEnable"),
+            consume_broadcast_enable=switch("consumeBroadcastEnable"),
+            consume_message_orderly=switch("consumeMessageOrderly", default=False),
+            retry_queue_nums=integer("retryQueueNums", 1),
+            retry_max_times=integer("retryMaxTimes", 16),
+            broker_id=integer("brokerId", 0),
+            which_broker_when_consume_slowly=integer("whichBrokerWhenConsumeSlowly", 1),
+            notify_consumer_ids_changed_enable=switch("notifyConsumerIdsChangedEnable"),
+            group_sys_flag=integer("groupSysFlag", 0),
+            consume_timeout_minute=integer("consumeTimeoutMinute", 15),
+            unknown=without_keys(entry, _KNOWN_FIELDS),
+        )
+
+
+class GroupTable:
+    """All consumer groups by name, kept in `subscriptionGroup.json`."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        auto_create: bool,
+        now_ms: Callable[[], int],
+        groups_max: int = GROUPS_MAX,
+    ) -> None:
+        self._file = TableFile(path, now_ms, holds="subscriptionGroupTable")
+        self._auto_create = auto_create
+        self._groups_max = groups_max
+        self._groups = {name: GroupConfig(name=name) for name in BUILT_IN_GROUPS}
+        self._forbidden: JsonObject = {}
+        self._saves = PeriodicSave(0, now_ms)  # at each look
+
+    def load(self) -> None:
+        """Lay the entries of the file over the built-in groups."""
+        content = self._file.load()
+        self._forbidden = as_object(content.get("forbiddenTable"))
+        for name, entry in as_object(content.get("subscriptionGroupTable")).items():
+            if isinstance(entry, dict):
+                self._groups[name] = GroupConfig.from_json(name, entry)
+            else:
+                logger.warning("event=group_not_readable group=%s entry=%r", name, entry)
+                self._file.is_complete = False
+
+    def complete(self, names: Iterable[str], *, after_kill: bool) -> None:
+        """Add groups that must have been there, if some may be missing.
+
+        That is so when some of the file was lost, and after a kill, which may come before a new
+        group is in the file. Their settings are lost, so they get those of a new group.
+        """
+        if self._file.is_complete and not after_kill:
+            return
+        lost = sorted(
+            name for name in names if name not in self._groups and validate_group(name) is None
+        )
+        if not lost:
+            return
+        self._groups |= {name: GroupConfig(name=name) for name in lost}
+        self._file.step()
+        self._saves.dirty = True
+        level = logging.INFO if after_kill else logging.ERROR
+        logger.log(
+            level, "event=groups_made_anew count=%d groups=%r", len(lost), lost[:NAMES_TOLD_MAX]
+        )
+
+    def get(self, name: str) -> GroupConfig | None:
+        """Return the group, or None when there is none of this name."""
+        return self._groups.get(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._groups
+
+    def __iter__(self) -> Iterator[GroupConfig]:
+        return iter(self._groups.values())
+
+    def ensure(self, name: str) -> GroupConfig | None:
+        """Return the group, created if it is new and may be; None when it may not.
+
+        Raises:
+            RequestRefusedError: The table is full.
+        """
+        known = self._groups.get(name)
+        if known is not None:
+            return known
+        if not (self._auto_create or name.startswith(SYSTEM_GROUP_PREFIX)):
+            return None
+        if validate_group(name) is not None:
+            return None
+        return self._add(GroupConfig(name=name))
+
+    def admit(self, name: str) -> bool | None:
+        """Tell whether the group may consume; None when there is no such group and none is made."""
+        group = self.ensure(name)
+        return None if group is None else group.consume_enable
+
+    def may_broadcast(self, group: str) -> bool:
+        """Tell whether every consumer of the group may get every message."""
+        known = self._groups.get(group)
+        return known is None or known.consume_broadcast_enable
+
+    def may_read(self, group: str, topic: str) -> bool:
+        """Tell whether the group is allowed to consume the topic."""
+        mask = as_integer(as_object(self._forbidden.get(group)).get(topic), 0)
+        return not mask & _READ_FORBIDDEN
+
+    def save(self) -> None:
+        """Write the file, as at the end; blocks on the disk.
+
+        Raises:
+            OSError: It could not be written; the old file is still there.
+        """
+        self._file.save(self._content())
+
+    def persist_job(self) -> Callable[[], None] | None:
+        """Return a function that writes new groups, on any thread; None when nothing is due.
+
+        No consumer waits for that. Of a group that a crash keeps out of the file its consumers
+        speak again.
+        """
+        if not self._saves.is_due():
+            return None
+        return self._saves.job(self._file.prepare(self._content(), patient=True), "groups")
+
+    def _content(self) -> Callable[[], JsonObject]:
+        content = {
+            "forbiddenTable": self._forbidden,
+            "subscriptionGroupTable": Entries(self._groups),
+        }
+        return lambda: content
+
+    def _add(self, made: GroupConfig) -> GroupConfig:
+        if len(self._groups) >= self._groups_max:
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"group[{made.name}] cannot be created: the broker has {len(self._groups)} groups, "
+                f"the limit is {self._groups_max}",
+            )
+        self._groups[made.name] = made
+        self._file.step()
+        self._saves.dirty = True
+        logger.info("event=group_created group=%s", made.name)
+        return made

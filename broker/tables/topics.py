@@ -1,0 +1,460 @@
+"""The topic table: which topics exist, with how many queues and which rights.
+
+Topics come from four places: those every broker has (`built_in_topics`), the file `topics.json`
+laid over them, the first message to an unknown topic when the setting allows, and what the broker
+itself needs (retry topics, dead letters, parked transactions). A change is on disk before the
+request that made it is answered: a message in a topic that is forgotten after a crash could not be
+found by its consumers.
+
+Source: RocketMQ `TopicConfigManager`, `TopicConfig`, `PermName`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+from halfmq.remoting.codes import ResponseCode
+from halfmq.store.format.topics import (
+    BENCHMARK_TOPIC,
+    CLIENTS_MAY_NOT_SEND,
+    DEAD_LETTER_PREFIX,
+    DEFAULT_TOPIC,
+    HALF_TOPIC,
+    OFFSET_MOVED_EVENT_TOPIC,
+    OP_TOPIC,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
+    SYSTEM_PREFIX,
+    dead_letter_topic,
+    retry_topic,
+    validate_group,
+    validate_topic,
+)
+
+from ..errors import NotYetError, RequestRefusedError
+from .awaited_save import AwaitedSave
+from .table_file import (
+    NAMES_TOLD_MAX,
+    Entries,
+    JsonObject,
+    PeriodicSave,
+    TableFile,
+    as_integer,
+    as_object,
+    as_switch,
+    as_text,
+    without_keys,
+)
+
+logger = logging.getLogger(__name__)
+
+PERM_READ: Final = 4
+PERM_WRITE: Final = 2
+PERM_INHERIT: Final = 1  # new topics may be made after this one
+
+TOPICS_MAX: Final = 20_000
+"""Topics that requests may create. The file is rewritten when there are new ones; with this many it
+has about 5 MB, and that takes a thread a noticeable part of a second."""
+
+QUEUES_MAX: Final = 1_024
+"""Queues of one topic that a request may create; each costs a file when it is first used."""
+
+_KNOWN_FIELDS: Final = frozenset(
+    {
+        "attributes",
+        "order",
+        "perm",
+        "readQueueNums",
+        "topicFilterType",
+        "topicName",
+        "topicSysFlag",
+        "writeQueueNums",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig:
+    """One topic. `unknown` holds fields of the file that we do not know but keep."""
+
+    name: str
+    read_queue_nums: int
+    write_queue_nums: int
+    perm: int = PERM_READ | PERM_WRITE
+    filter_type: str = "SINGLE_TAG"
+    sys_flag: int = 0
+    order: bool = False
+    attributes: Mapping[str, object] = field(default_factory=dict)
+    unknown: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def readable(self) -> bool:
+        return self.perm & PERM_READ != 0
+
+    @property
+    def writable(self) -> bool:
+        return self.perm & PERM_WRITE != 0
+
+    def __str__(self) -> str:
+        """As RocketMQ prints it in remarks."""
+        rights = "".join(
+            letter if self.perm & bit else "-"
+            for letter, bit in (("R", PERM_READ), ("W", PERM_WRITE), ("X", PERM_INHERIT))
+        )
+        attributes = ", ".join(f"{key}={value}" for key, value in self.attributes.items())
+        return (
+            f"TopicConfig [topicName={self.name}, readQueueNums={self.read_queue_nums}, "
+            f"writeQueueNums={self.write_queue_nums}, perm={rights}, "
+            f"topicFilterType={self.filter_type}, topicSysFlag={self.sys_flag}, "
+            f"order={str(self.order).lower()}, attributes={{{attributes}}}]"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        """Return the entry as `topics.json` holds it."""
+        return {
+            **self.unknown,
+            "attributes": dict(self.attributes),
+            "order": self.order,
+            "perm": self.perm,
+            "readQueueNums": self.read_queue_nums,
+            "topicFilterType": self.filter_type,
+            "topicName": self.name,
+            "topicSysFlag": self.sys_flag,
+            "writeQueueNums": self.write_queue_nums,
+        }
+
+    @classmethod
+    def from_json(cls, name: str, entry: JsonObject) -> TopicConfig:
+        """Read an entry; a missing field has the default of RocketMQ's class."""
+        return cls(
+            name=name,
+            read_queue_nums=max(0, as_integer(entry.get("readQueueNums"), 16)),
+            write_queue_nums=max(0, as_integer(entry.get("writeQueueNums"), 16)),
+            perm=as_integer(entry.get("perm"), PERM_READ | PERM_WRITE),
+            filter_type=as_text(entry.get("topicFilterType"), "SINGLE_TAG"),
+            sys_flag=as_integer(entry.get("topicSysFlag"), 0),
+            order=as_switch(entry.get("order"), default=False),
+            attributes=as_object(entry.get("attributes")),
+            unknown=without_keys(entry, _KNOWN_FIELDS),
+        )
+
+
+class Identity(Protocol):
+    """Who the broker is and what it creates: `config.TopicDefaults`."""
+
+    @property
+    def auto_create(self) -> bool: ...
+
+    @property
+    def default_queue_nums(self) -> int: ...
+
+    @property
+    def broker_name(self) -> str: ...
+
+    @property
+    def cluster_name(self) -> str: ...
+
+
+def built_in_topics(identity: Identity, delay_levels: int) -> dict[str, TopicConfig]:
+    """Return the topics of an empty broker, without those of features that we do not have.
+
+    Source: the constructor of `TopicConfigManager`. Pop and the timer wheel are left out.
+    """
+    everything = PERM_READ | PERM_WRITE | PERM_INHERIT
+    usual = PERM_READ | PERM_WRITE
+    rows = [
+        (SELF_TEST_TOPIC, 1, usual),
+        (BENCHMARK_TOPIC, 1_024, usual),
+        (identity.cluster_name, 16, everything),
+        (identity.broker_name, 1, everything),
+        (OFFSET_MOVED_EVENT_TOPIC, 1, usual),
+        (SCHEDULE_TOPIC, max(18, delay_levels), usual),
+        (f"{identity.cluster_name}_REPLY_TOPIC", 1, usual),
+        (f"rmq_sys_SYNC_BROKER_MEMBER_{identity.broker_name}", 1, PERM_INHERIT),
+        (HALF_TOPIC, 1, usual),
+        (OP_TOPIC, 1, usual),
+    ]
+    if identity.auto_create:
+        rows.append((DEFAULT_TOPIC, identity.default_queue_nums, everything))
+    return {name: _topic(name, queues, perm) for name, queues, perm in rows}
+
+
+def _topic(name: str, queues: int, perm: int) -> TopicConfig:
+    return TopicConfig(name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+
+
+class TopicTable:
+    """All topics by name, kept in `topics.json`."""
+
+    def __init__(
+        self,
+        path: Path,
+        identity: Identity,
+        *,
+        now_ms: Callable[[], int],
+        delay_levels: int = 18,
+        topics_max: int = TOPICS_MAX,
+        saves_beside: bool = False,
+    ) -> None:
+        """With `saves_beside`, a thread saves new topics, and the event loop goes on meanwhile."""
+        self._file = TableFile(path, now_ms, holds="topicConfigTable")
+        self._auto_create = identity.auto_create
+        self._queue_nums = identity.default_queue_nums
+        self._topics_max = topics_max
+        self._topics = built_in_topics(identity, delay_levels)
+        self._saves = PeriodicSave(0, now_ms)  # at each look
+        self._version = 0
+        self._new: dict[str, TopicConfig] = {}  # nobody sees them before they are in the file
+        self._saved_soon: dict[str, TopicConfig] = {}  # those that a thread is writing
+        self._awaited = AwaitedSave(self._begin_save, self._end_save) if saves_beside else None
+
+    def load(self) -> None:
+        """Lay the entries of the file over the built-in topics."""
+        for name, entry in as_object(self._file.load().get("topicConfigTable")).items():
+            if isinstance(entry, dict):
+                self._topics[name] = TopicConfig.from_json(name, entry)
+            else:
+                logger.warning("event=topic_not_readable topic=%s entry=%r", name, entry)
+                self._file.is_complete = False
+        self._version = self._file.counter
+
+    def complete(self, queues: Iterable[tuple[str, int]]) -> None:
+        """Add topics that have messages, if some of the file was lost; also queues of theirs.
+
+        How many queues they had beyond those with messages is lost, and so are their rights.
+        """
+        if self._file.is_complete:
+            return
+        counts: dict[str, int] = {}
+        for topic, queue_id in queues:
+            counts[topic] = max(counts.get(topic, 0), queue_id + 1)
+        made = [
+            self._completed(topic, count)
+            for topic, count in sorted(counts.items())
+            if validate_topic(topic) is None and not topic.startswith(SYSTEM_PREFIX)
+        ]
+        lost = [topic for topic in made if self._topics.get(topic.name) != topic]
+        if not lost:
+            return
+        self._show({topic.name: topic for topic in lost})
+        self._saves.dirty = True
+        names = [topic.name for topic in lost]
+        logger.error("event=topics_made_anew count=%d topics=%r", len(lost), names[:NAMES_TOLD_MAX])
+
+    def _completed(self, name: str, count: int) -> TopicConfig:
+        """Return the topic with at least so many queues."""
+        known = self._topics.get(name)
+        if known is None:
+            of_group = name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
+            queues = count if of_group else max(count, self._queue_nums)
+            return _topic(name, queues, PERM_READ | PERM_WRITE)
+        return replace(
+            known,
+            read_queue_nums=max(known.read_queue_nums, count),
+            write_queue_nums=max(known.write_queue_nums, count),
+        )
+
+    def groups(self) -> list[str]:
+        """Name the groups that have a retry topic."""
+        retry_topics = (name for name in self._topics if name.startswith(RETRY_PREFIX))
+        return [name.removeprefix(RETRY_PREFIX) for name in retry_topics]
+
+    def get(self, name: str) -> TopicConfig | None:
+        """Return the topic, or None when there is none of this name."""
+        return self._topics.get(name)
+
+    def offered(self, name: str) -> TopicConfig | None:
+        """Return the topic as clients may know of it; the template only if it may be used.
+
+        A store of a broker that created topics by itself holds `TBW102` even when that is now
+        switched off; a client that is shown it would send and be refused.
+        """
+        if name == DEFAULT_TOPIC and not self._auto_create:
+            return None
+        return self._topics.get(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._topics
+
+    def __iter__(self) -> Iterator[TopicConfig]:
+        return iter(self._topics.values())
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    @property
+    def version(self) -> int:
+        """How often the table has changed; a copy with the same number is up to date."""
+        return self._version
+
+    def create_on_send(
+        self, topic: str, default_topic: str, queue_nums: int, remote: str
+    ) -> TopicConfig | None:
+        """Return the topic of a message, made after `default_topic` if it is new.
+
+        None when it is unknown and must not be created. `remote` is the producer, for the log.
+
+        Raises:
+            RequestRefusedError: The name is no topic name, belongs to the broker, or the table is
+                full or cannot be saved.
+            NotYetError: It is new, and not in the file yet.
+        """
+        known = self._topics.get(topic)
+        if known is not None:
+            return known
+        _check_name(topic)
+        if topic.startswith(RETRY_PREFIX):
+            group = topic.removeprefix(RETRY_PREFIX)
+            return self.ensure_retry(group) if validate_group(group) is None else None
+        template = self.offered(default_topic)
+        if template is None or not template.perm & PERM_INHERIT:
+            return None
+        queues = max(1, min(queue_nums, template.write_queue_nums, QUEUES_MAX))
+        made = TopicConfig(
+            name=topic,
+            read_queue_nums=queues,
+            write_queue_nums=queues,
+            perm=template.perm & ~PERM_INHERIT,
+            filter_type=template.filter_type,
+        )
+        return self._requested(made, f"send from {remote}")
+
+    def ensure(self, name: str, queues: int = 1, perm: int = PERM_READ | PERM_WRITE) -> TopicConfig:
+        """Return the topic, created for the broker's own use if it is missing.
+
+        Then, which is rare, it blocks on the disk. What cannot be saved is saved later: a decision
+        must not fail for that.
+
+        Raises:
+            RequestRefusedError: The table is full.
+        """
+        known = self._topics.get(name)
+        if known is not None:
+            return known
+        made = _topic(name, queues, perm)
+        self._check_room(made)
+        self._show({name: made})
+        try:
+            self.save()
+        except OSError as error:
+            self._saves.dirty = True
+            logger.error("event=table_not_saved table=topics error=%r", str(error))  # noqa: TRY400
+        _log_created(made, "broker")
+        return made
+
+    def ensure_retry(self, group: str, queues: int = 1) -> TopicConfig:
+        """Return the topic from which `group` gets what it failed to consume.
+
+        Raises:
+            RequestRefusedError: The table is full or cannot be saved.
+            NotYetError: It is new, and not in the file yet.
+        """
+        return self._of_group(retry_topic(group), max(1, queues))
+
+    def ensure_dead_letter(self, group: str) -> TopicConfig:
+        """Return the topic for what `group` failed to consume too often; as `ensure_retry`."""
+        return self._of_group(dead_letter_topic(group), 1)
+
+    def _of_group(self, name: str, queues: int) -> TopicConfig:
+        known = self._topics.get(name)
+        if known is not None:
+            return known
+        return self._requested(_topic(name, queues, PERM_READ | PERM_WRITE), "its group")
+
+    def save(self) -> None:
+        """Write the file, as at the end; blocks on the disk.
+
+        Raises:
+            OSError: It could not be written; the old file is still there.
+        """
+        self._file.save(self._content())
+
+    def persist_job(self) -> Callable[[], None] | None:
+        """Return a function that writes what could not be written at once; None if there is none.
+
+        It may be called on any thread.
+        """
+        if not self._saves.is_due():
+            return None
+        return self._saves.job(self._file.prepare(self._content(), patient=True), "topics")
+
+    def _content(self) -> Callable[[], JsonObject]:
+        topics = Entries(self._topics | self._saved_soon)
+        return lambda: {"topicConfigTable": topics}
+
+    # --- new topics
+
+    def _requested(self, made: TopicConfig, reason: str) -> TopicConfig:
+        """Add a topic that a request needs; what returns it is in the file."""
+        if made.name not in self._new and made.name not in self._saved_soon:
+            self._check_room(made)
+            self._new[made.name] = made
+            _log_created(made, reason)
+        if self._awaited is not None:
+            raise NotYetError(self._awaited.wait)
+        error = None
+        try:
+            self._begin_save()()
+        except OSError as failure:
+            error = failure
+        refusal = self._end_save(error)
+        if refusal is not None:
+            raise refusal from error
+        return self._topics[made.name]
+
+    def _check_room(self, made: TopicConfig) -> None:
+        if len(self._topics) + len(self._new) + len(self._saved_soon) >= self._topics_max:
+            raise RequestRefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"topic[{made.name}] cannot be created: the broker has {len(self._topics)} topics, "
+                f"the limit is {self._topics_max}",
+            )
+
+    def _begin_save(self) -> Callable[[], None]:
+        for _ in self._new:
+            self._file.step()
+        self._saved_soon |= self._new
+        self._new = {}
+        return self._file.prepare(self._content(), patient=self._awaited is not None)
+
+    def _end_save(self, error: OSError | None) -> RequestRefusedError | None:
+        made, self._saved_soon = self._saved_soon, {}
+        if error is None:
+            self._topics |= made
+            self._version = self._file.counter
+            return None
+        logger.error("event=table_not_saved table=topics lost=%r error=%r", [*made], str(error))
+        return RequestRefusedError(
+            ResponseCode.SERVICE_NOT_AVAILABLE,
+            f"topics.json cannot be written: {error.strerror or error}",
+        )
+
+    def _show(self, made: dict[str, TopicConfig]) -> None:
+        self._topics |= made
+        self._file.step()
+        self._version = self._file.counter
+
+
+def _log_created(made: TopicConfig, reason: str) -> None:
+    logger.info(
+        "event=topic_created topic=%s queues=%d perm=%d by=%r",
+        made.name,
+        made.write_queue_nums,
+        made.perm,
+        reason,
+    )
+
+
+def _check_name(topic: str) -> None:
+    reason = validate_topic(topic)
+    if reason is not None:
+        raise RequestRefusedError(ResponseCode.INVALID_PARAMETER, reason)
+    if topic in CLIENTS_MAY_NOT_SEND:
+        raise RequestRefusedError(
+            ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden."
+        )

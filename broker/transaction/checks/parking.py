@@ -1,0 +1,209 @@
+"""Parking: the broker gives up asking about a transaction, and says so where operators look.
+
+A parked transaction stays in the table, undecided. A copy of its message goes to
+``TRANS_CHECK_MAX_TIME_TOPIC`` with the reason; only when that is in the log is nobody asked any
+more. It can be decided at any time later, or resumed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+from halfmq.store.errors import StoreError
+from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
+from halfmq.store.format.flags import TransactionType
+from halfmq.store.log.append_request import Appended, Draft
+
+from ...errors import RequestRefusedError
+from ...logs import EACH
+from ...loop.fetches import Fetch
+from ...loop.slices import Slice
+from ..counters import Counters
+from ..half import StoredHalf, bare_draft, parked_draft, real_topic, unique_key
+from ..pending import (
+    PARKING_REASONS,
+    Event,
+    ParkedReason,
+    Pending,
+    PendingTable,
+    State,
+    Verdict,
+    outcome,
+)
+
+logger = logging.getLogger(__name__)
+
+LOOKS_PER_STEP: Final = 100
+"""Transactions passed over in a step, in some hundredths of a millisecond."""
+
+
+class Log(Protocol):
+    """What parking needs of the store."""
+
+    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+
+    def request_flush(self) -> None: ...
+
+
+class Parking:
+    """Parks transactions and takes them back."""
+
+    def __init__(
+        self,
+        log: Log,
+        table: PendingTable,
+        counters: Counters,
+        *,
+        read_half: Callable[[int], StoredHalf | None],
+        fetch: Fetch,
+        wake: Callable[[], None],
+        ensure_topic: Callable[[], object],
+        store_host: bytes,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Wire it; ``ensure_topic`` has the topic of parked messages created.
+
+        ``read_half`` raises NotInMemoryError when it would have to wait for the disk and may not;
+        ``fetch`` has it in memory soon; ``wake`` has ``tick`` called soon.
+        """
+        self._log = log
+        self._table = table
+        self._counters = counters
+        self._read_half = read_half
+        self._fetch = fetch
+        self._wake = wake
+        self._ensure_topic = ensure_topic
+        self._store_host = store_host
+        self._now_ms = now_ms
+        self._parked_by = dict.fromkeys(PARKING_REASONS, 0)
+        self._blocked_at = -1  # the undecided half that last kept the log from being deleted
+        self._blocked_end = 0  # up to where halves are too old
+        self._passed = 0  # up to where those of them were parked
+        self._fetching = False  # what is to be parked next
+        self._fetched = -1  # the half that was fetched last
+
+    def metrics(self) -> dict[str, int]:
+        """Return how many were parked since the start, by reason."""
+        return {f"parked_{reason.name.lower()}": n for reason, n in self._parked_by.items()}
+
+    def park(self, entry: Pending, half: StoredHalf, event: Event = Event.GIVE_UP) -> bool:
+        """Give up asking; False when that could not be recorded, and must be tried again."""
+        if outcome(entry.state, event).verdict is not Verdict.NOTE:
+            return True
+        reason = ParkedReason.UNKNOWN if entry.answered else ParkedReason.NO_ANSWER
+        if event is Event.EXPIRED:
+            reason = ParkedReason.EXPIRED
+        try:
+            self._ensure_topic()
+            self._log.append((parked_draft(half, reason),))
+        except (StoreError, RequestRefusedError, ValueError) as error:
+            logger.warning("event=not_parked half_offset=%d error=%r", entry.offset, str(error))
+            return False
+        self._table.park(entry, reason)
+        self._counters.parked += 1
+        self._parked_by[reason] += 1
+        logger.warning(
+            "event=transaction_parked half_offset=%d group=%s unique_key=%s topic=%s reason=%s "
+            "checks_sent=%d checks=%d answered=%d",
+            entry.offset,
+            entry.group,
+            unique_key(half),
+            real_topic(half),
+            reason.text,
+            entry.sent,
+            entry.checks,
+            entry.answered,
+            extra=EACH,
+        )
+        return True
+
+    def resume(self, entry: Pending) -> int:
+        """Have its producers asked again, from the first check on.
+
+        Return the log position that must be durable before that is sure; 0 when it is not parked,
+        and nothing happens.
+
+        Raises:
+            StoreError: That could not be recorded; it stays parked.
+        """
+        if outcome(entry.state, Event.RESUME).verdict is not Verdict.NOTE:
+            return 0
+        resumed = bare_draft(
+            entry.offset,
+            entry.group,
+            TransactionType.PREPARED,
+            now_ms=self._now_ms(),
+            host=self._store_host,
+        )
+        (appended,) = self._log.append((resumed,))
+        self._log.request_flush()
+        self._table.resume(entry)
+        self._counters.resumed += 1
+        logger.info("event=transaction_resumed half_offset=%d group=%s", entry.offset, entry.group)
+        return appended.end
+
+    def note_retention_blocked(self, min_wanted_offset: int) -> None:
+        """Take note that the log should begin at an offset, and undecided halves lie before it.
+
+        They stay, and so does the log from the oldest of them on. Those that are still asked about
+        are parked by ``tick``, once, so that an operator learns of them. It is logged once for each
+        oldest half.
+        """
+        oldest = self._table.oldest
+        if oldest is None or oldest.offset >= min_wanted_offset:
+            return
+        if oldest.offset == self._blocked_at:
+            self._blocked_end = max(self._blocked_end, min_wanted_offset)
+            return
+        self._blocked_at = oldest.offset
+        self._blocked_end, self._passed = min_wanted_offset, 0
+        self._counters.retention_blocked += 1
+        logger.warning(
+            "event=retention_blocked half_offset=%d group=%s wanted_offset=%d",
+            oldest.offset,
+            oldest.group,
+            min_wanted_offset,
+        )
+
+    def tick(self, time_slice: Slice) -> int | None:
+        """Park some of those that are too old; return 0 when there are more, else None."""
+        if self._fetching or self._passed >= self._blocked_end:
+            return None
+        return None if time_slice.advance(self._expire()) else 0
+
+    def _expire(self) -> Iterator[None]:
+        """Park what is too old, from where the last slice has ended."""
+        while entries := self._table.after(self._passed - 1, LOOKS_PER_STEP):
+            for entry in entries:
+                if entry.offset >= self._blocked_end:
+                    self._passed = self._blocked_end
+                    return
+                offset = entry.offset
+                self._passed = offset + 1
+                if entry.state is State.PREPARED:
+                    try:
+                        with allowed_to_wait(offset == self._fetched):
+                            half = self._read_half(offset)
+                    except NotInMemoryError as missing:
+                        self._passed = offset
+                        self._fetching = True
+                        self._fetch(missing, partial(self._on_fetched, offset))
+                        return
+                    if half is None:
+                        logger.error("event=half_unreadable half_offset=%d", offset)
+                    else:
+                        self.park(entry, half, Event.EXPIRED)
+                    yield
+            yield
+        self._passed = self._blocked_end
+
+    def _on_fetched(self, offset: int, is_there: bool) -> None:
+        self._fetching = False
+        self._fetched = offset
+        if not is_there and self._passed == offset:
+            logger.error("event=half_unreadable half_offset=%d", offset)
+            self._passed = offset + 1
+        self._wake()

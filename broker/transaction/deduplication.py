@@ -1,0 +1,255 @@
+"""Halves that were sent twice: a producer got no answer, and sends the same message again.
+
+Official clients do that by themselves, up to three times within some seconds. The second half would
+be a transaction of its own, which nobody decides: the producer knows the ids of one only. It is
+asked about, its row is there, so it is committed as well, and the message is delivered twice.
+
+A twin is known by its group and unique key. What is kept is the log position of the first half, for
+the latest prepares. What became of the first half is asked of the table of transactions, which
+knows it anyway.
+
+A half that is staged is in no table yet. Its key is here all the same, without a position, so that
+a twin in the same pass of the event loop is told from a new message.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from halfmq.store.errors import CorruptRecordError
+from halfmq.store.format.properties import get_property
+from halfmq.store.format.record import decode_record
+from halfmq.store.format.topics import HALF_TOPIC
+from halfmq.store.log.append_request import Draft
+
+from .generations import Generations
+from .half import GroupMark, StoredHalf, group_mark, parse_half, real_topic
+from .pending import State
+
+logger = logging.getLogger(__name__)
+
+TWINS_REMEMBERED: Final = 100_000
+"""Prepares that are kept, at about 150 bytes each. Official clients repeat a send for 9 s at most
+(3 attempts of 3 s)."""
+
+REFILL_COUNT_MAX: Final = 20_000
+"""Halves read when the broker starts: those of the last seconds before it ended."""
+
+REFILL_BYTES_MAX: Final = 64 << 20
+"""Bytes of halves read when the broker starts: half a second of a slow disk. The newest half is
+read whatever its size."""
+
+_REFILL_STEP: Final = 256  # halves read at once, while that many fit
+_STAGED: Final = -1  # in place of a position: the half is about to be appended
+
+
+class FirstHalf(NamedTuple):
+    """The half that a twin repeats, as its sender should have been told."""
+
+    physical_offset: int
+    queue_offset: int  # in the half topic
+    queue_id: int  # of the real topic
+    store_host: bytes
+
+
+class Found(Protocol):
+    """What `HalfLog.get` returns, as far as twins are concerned."""
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+class HalfLog(Protocol):
+    """What filling the memory at a start needs of the store."""
+
+    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
+
+    def get(
+        self, topic: str, queue_id: int, offset: int, *, max_count: int = ..., max_bytes: int = ...
+    ) -> Found: ...
+
+    def read_cold(self, ranges: Iterable[tuple[int, int]]) -> bytes: ...
+
+
+def twin_key(group: str, unique_key: str) -> int:
+    """Return what two halves have in common if one repeats the other.
+
+    A hash, which costs half as much as the texts. Two keys with one hash, once in 10¹⁸, are told
+    apart where it matters: `TwinFinder` compares what is stored.
+    """
+    return hash(group) ^ hash(unique_key)
+
+
+class Twins:
+    """The latest halves by `twin_key`."""
+
+    def __init__(self, limit: int = TWINS_REMEMBERED) -> None:
+        self._latest = Generations(limit)
+
+    def __len__(self) -> int:
+        return len(self._latest)
+
+    def expect(self, group: str, unique_key: str) -> int:
+        """Say that such a half will be appended next; return its key, or 0 when there is one."""
+        key = hash(group) ^ hash(unique_key)  # `twin_key`, without another call
+        generations = self._latest.maps
+        for known in generations:
+            if key in known:
+                return 0
+        generations[0][key] = _STAGED
+        return key
+
+    def note(self, key: int, position: int) -> None:
+        """Remember a half that has been appended."""
+        self._latest.put(key, position)
+
+    def forget(self, key: int) -> None:
+        """Take back what `expect` was told: the half could not be appended."""
+        for known in self._latest.maps:
+            if known.get(key) == _STAGED:
+                del known[key]
+
+    def find(self, key: int) -> int | None:
+        """Return the physical offset of the latest such half; None when none is known."""
+        position = self._latest.get(key)
+        return None if position == _STAGED else position
+
+    def refill(
+        self,
+        log: HalfLog,
+        *,
+        count_max: int = REFILL_COUNT_MAX,
+        bytes_max: int = REFILL_BYTES_MAX,
+    ) -> None:
+        """Fill an empty memory with the newest halves of the log, as many as the limits allow.
+
+        A client that got no answer because the broker was killed sends again to the broker that
+        was started in its place.
+        """
+        found: list[tuple[int, int]] = []  # newest first
+        first, end = log.queue_bounds(HALF_TOPIC, 0)
+        newest, first = end, max(first, end - count_max)
+        step = _REFILL_STEP
+        while end > first:
+            start = max(first, end - step)
+            halves = log.get(HALF_TOPIC, 0, start, max_count=end - start, max_bytes=1 << 62)
+            if halves.size > bytes_max and end - start > 1:
+                step = (end - start) // 2  # of these only the newer ones may fit
+                continue
+            if halves.size > bytes_max and end < newest:
+                break
+            try:
+                found += _newest_first(log, halves)
+            except OSError:
+                logger.exception("event=halves_unreadable queue_offset=%d", start)
+                break
+            bytes_max -= halves.size
+            end = start
+        for key, position in reversed(found):
+            self.note(key, position)
+
+
+class TwinFinder:
+    """Finds the halves that a prepare repeats, if it repeats any."""
+
+    def __init__(
+        self,
+        read_record: Callable[[int], bytes | None],
+        memory: Twins,
+        state_of: Callable[[int, StoredHalf], State],
+    ) -> None:
+        """``state_of`` says where the transaction of a half stands."""
+        self._read_record = read_record
+        self._memory = memory
+        self._state_of = state_of
+
+    def find(self, messages: Sequence[tuple[Draft, str]], group: str) -> list[FirstHalf] | None:
+        """Return the halves that these messages repeat; None when they begin a new transaction.
+
+        They do when the first one was rolled back: the producer has not run its local transaction
+        yet, and must not be told ids that will be refused. Where the end of the first cannot be
+        told any more they do as well: a duplicate is better than a message that never comes.
+
+        Args:
+            messages: Of one transaction, the leader first, each with its unique key.
+            group: The producer group.
+
+        Raises:
+            NotInMemoryError: Nothing has changed.
+        """
+        leader_key = messages[0][1]
+        offset = self._memory.find(twin_key(group, leader_key))
+        if offset is None:
+            return None
+        found: list[FirstHalf] = []
+        for number, (message, unique_key) in enumerate(messages):
+            record = self._read_record(offset)
+            half = None if record is None else parse_half(record, offset)
+            if (
+                record is None
+                or half is None
+                or (not found and self._state_of(offset, half) is State.ROLLED_BACK)
+            ):
+                return None
+            mark = (
+                GroupMark(leader_key.encode(), number, len(messages)) if len(messages) > 1 else None
+            )
+            if not _repeats(half, message, group, unique_key, mark):
+                logger.warning(
+                    "event=unique_key_reused half_offset=%d group=%s unique_key=%s topic=%s",
+                    offset,
+                    group,
+                    leader_key,
+                    message.topic,
+                )
+                return None
+            queue_id = get_property(half.properties, b"REAL_QID") or b"0"
+            found.append(FirstHalf(offset, half.queue_offset, int(queue_id), half.store_host))
+            offset += len(record)  # the halves of a transaction lie side by side
+        return found
+
+
+def _repeats(
+    half: StoredHalf, message: Draft, group: str, unique_key: str, mark: GroupMark | None
+) -> bool:
+    """Tell whether a stored half is that of a message; a key alone may be used twice by mistake."""
+    return (
+        get_property(half.properties, b"UNIQ_KEY") == unique_key.encode()
+        and get_property(half.properties, b"PGROUP") == group.encode()
+        and real_topic(half) == message.topic
+        and half.body == message.body
+        and group_mark(half.properties) == mark
+    )
+
+
+def _newest_first(log: HalfLog, halves: Found) -> list[tuple[int, int]]:
+    """Return key and position of each half, the newest first."""
+    found: list[tuple[int, int]] = []
+    for one in halves.ranges:  # each by itself: what is damaged in one hides nothing of the next
+        found += _halves_of(log.read_cold([one]))
+    found.reverse()
+    return found
+
+
+def _halves_of(data: bytes) -> list[tuple[int, int]]:
+    """Return key and position of each half in `data`, up to the first damage."""
+    found: list[tuple[int, int]] = []
+    position = 0
+    while position < len(data):
+        try:
+            record = decode_record(data, position)
+        except CorruptRecordError as error:
+            logger.warning("event=half_unreadable offset=%d reason=%r", error.offset, error.reason)
+            break
+        group = get_property(record.properties, b"PGROUP")
+        unique_key = get_property(record.properties, b"UNIQ_KEY")
+        if group is not None and unique_key is not None:
+            key = twin_key(group.decode(errors="replace"), unique_key.decode(errors="replace"))
+            found.append((key, record.physical_offset))
+        position += record.total_size
+    return found

@@ -1,0 +1,1 @@
+"""Filling the table of undecided transactions at a start: snapshot and log replay."""

@@ -1,0 +1,311 @@
+"""What the log says about transactions: records in, in log order, and the table is the result.
+
+The same records always give the same table, and a record that the table already reflects changes
+nothing. So a start may begin anywhere before the point that a snapshot covers.
+
+Six kinds of record matter:
+
+=====================================  ========================================================
+half topic, no transaction bits        a half; with TRANSACTION_CHECK_TIMES a copy of one
+half topic, bits 0xC                   our rollback record, links to its half
+half topic, bits 0x4                   our resumed record, links to its half
+any other topic, bits 0x8              a final message, links to its half or to a copy of it
+op topic, tag ``d``                    half queue offsets of decided transactions
+TRANS_CHECK_MAX_TIME_TOPIC             the copy of a parked half, ours links to it
+=====================================  ========================================================
+
+The halves of several messages in one transaction lie side by side, the leader first. When some are
+missing, the append was cut off and nobody was told of it: such a transaction is ``incomplete``. The
+leader's final decides for all, and the others' finals follow it; those that a crash cut off are
+``unfinished``. Both lists are for the service, which makes good what is missing.
+
+The log of halfmq needs no more than these links. One in which Apache RocketMQ has been at work
+holds copies that are tied to their half by nothing but UNIQ_KEY. Keeping the key of every
+transaction costs more memory than everything else here, so it is done only on demand:
+``ForeignRecordError`` asks for a second reading of the whole log with ``by_key=True``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
+from halfmq.store.format.properties import get_property
+from halfmq.store.format.record import Record
+from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+
+from ..half import GroupMark, group_mark, halves_beside, immunity_s
+from ..pending import (
+    Event,
+    Member,
+    Pending,
+    PendingTable,
+    State,
+    Verdict,
+    outcome,
+    parked_reason_of,
+)
+
+KEYS_OF_DECIDED: Final = 500_000
+"""How many keys beyond those of undecided transactions are kept for late copies, at about 250 bytes
+each. RocketMQ copies a decided half only while it has not noticed the decision, some minutes."""
+
+_PREPARED: Final = int(TransactionType.PREPARED)
+_COMMIT: Final = int(TransactionType.COMMIT)
+_ROLLBACK: Final = int(TransactionType.ROLLBACK)
+
+
+class ForeignRecordError(Exception):
+    """The log holds records of Apache RocketMQ that only a reading by key can place."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
+
+    def __str__(self) -> str:
+        return f"the record at offset {self.offset} is tied to its transaction by key only"
+
+
+class Fold:
+    """Applies log records to a table."""
+
+    def __init__(self, table: PendingTable, *, by_key: bool = False) -> None:
+        self._table = table
+        self._first_by_key: dict[bytes, int] | None = {} if by_key else None
+        self._key_at_zero: bytes | None = None
+        # Half queue offsets of undecided transactions, and of decided ones without an op message.
+        self._first_by_queue_offset: dict[int, int] = {}
+        self.unmirrored: dict[int, None] = {}  # an ordered set
+        self.incomplete: dict[int, int] = {}  # leader -> how many of its members are missing
+        self.unfinished: dict[int, None] = {}  # halves whose leader's final is there
+        self._leader = (b"", -1)  # unique key and offset of the latest
+        for entry in table:
+            self._first_by_queue_offset[entry.queue_offset] = entry.offset
+        for copy in table.copies.values():
+            if table.first_of(copy.first) in table:
+                self._first_by_queue_offset[copy.queue_offset] = copy.first
+        for members in table.groups.values():
+            for member in members:
+                self._first_by_queue_offset[member.queue_offset] = member.offset
+
+    def apply(self, record: Record) -> None:
+        """Take the next record of the log.
+
+        Raises:
+            ForeignRecordError: Start again at the log's minimum, with an empty table and by key.
+        """
+        bits = record.sys_flag & TRANSACTION_MASK
+        topic = record.topic
+        if topic == HALF_TOPIC:
+            if bits == 0:
+                self._half(record)
+            elif bits == _ROLLBACK:
+                self._found(record.prepared_transaction_offset, Event.ROLLBACK_FOUND, record)
+            elif bits == _PREPARED:
+                self._found(record.prepared_transaction_offset, Event.RESUMED_FOUND, record)
+        elif bits == _COMMIT:
+            self._final(record)
+        elif topic == OP_TOPIC:
+            self._op(record)
+        elif topic == TRANS_CHECK_MAX_TIME_TOPIC:
+            self._parked(record)
+
+    def note_key_at_zero(self, key: bytes) -> None:
+        """Tell the UNIQ_KEY of the half at offset 0, when the table came with that half.
+
+        Zero is also what field 14 holds in records that are no decision, so there the key counts.
+        """
+        self._key_at_zero = key
+
+    # --- one method per kind of record
+
+    def _half(self, record: Record) -> None:
+        table = self._table
+        offset = record.physical_offset
+        checks = get_property(record.properties, b"TRANSACTION_CHECK_TIMES")
+        if checks is not None:
+            self._copy(record, int(checks) if checks.isdigit() else 0)
+        else:
+            mark = group_mark(record.properties)
+            if mark is not None and mark.number > 0:
+                self._member(record, mark)
+            else:
+                if offset not in table and offset not in table.decided:
+                    self._enter(record, checks=0)
+                    if mark is not None and mark.total > 1:
+                        self.incomplete[offset] = mark.total - 1
+                if mark is not None:
+                    self._leader = (mark.leader_key, offset)
+        if offset == 0:
+            self._key_at_zero = get_property(record.properties, b"UNIQ_KEY")
+
+    def _enter(self, record: Record, *, checks: int) -> None:
+        entry = self._table.add(
+            record.physical_offset,
+            record.queue_offset,
+            record.store_timestamp,
+            (get_property(record.properties, b"PGROUP") or b"").decode(errors="replace"),
+            immunity_s=immunity_s(record.properties),
+            checks=checks,
+        )
+        self._first_by_queue_offset[record.queue_offset] = entry.offset
+        if self._first_by_key is not None:
+            self._keep_key(self._first_by_key, record, entry.offset)
+
+    def _member(self, record: Record, mark: GroupMark) -> None:
+        """A further half of the transaction whose leader has just been read."""
+        table = self._table
+        offset = record.physical_offset
+        leader_key, leader = self._leader
+        if (
+            offset in table.decided
+            or table.is_member(offset)
+            or leader_key != mark.leader_key
+            or leader not in table
+        ):
+            return  # known, or decided, or the disk has damaged its leader
+        table.add_member(leader, Member(offset, record.queue_offset))
+        self._first_by_queue_offset[record.queue_offset] = offset
+        missing = self.incomplete.get(leader, 0) - 1
+        if missing > 0:
+            self.incomplete[leader] = missing
+        else:
+            self.incomplete.pop(leader, None)
+        if self._first_by_key is not None:
+            self._keep_key(self._first_by_key, record, offset)
+
+    def _keep_key(self, keys: dict[bytes, int], record: Record, offset: int) -> None:
+        key = get_property(record.properties, b"UNIQ_KEY")
+        # Of twins, whose producer sent twice after a lost answer, an undecided one is the one that
+        # copies are made of.
+        if key is None or keys.get(key, -1) in self._table:
+            return
+        keys[key] = offset
+        if len(keys) > 2 * len(self._table) + 2 * KEYS_OF_DECIDED:
+            self._first_by_key = {
+                known: first
+                for known, first in keys.items()
+                if first in self._table or first in self._table.decided
+            }
+
+    def _copy(self, record: Record, checks: int) -> None:
+        """A check copy of Apache RocketMQ: another name of a transaction, or all we have of it."""
+        offset = record.physical_offset
+        if offset in self._table.copies:
+            return
+        first = self._find_by_key(record)
+        if first is None:  # its half has been deleted by age
+            self._enter(record, checks=checks)
+            return
+        self._table.add_copy(offset, first, record.queue_offset)
+        entry = self._table.get(self._table.first_of(first))
+        if entry is None:
+            self.unmirrored[record.queue_offset] = None
+            return
+        self._first_by_queue_offset[record.queue_offset] = first
+        if checks == 0:
+            self._found(entry.offset, Event.RESUMED_FOUND, record)
+        entry.checks = checks
+
+    def _final(self, record: Record) -> None:
+        table = self._table
+        linked = record.prepared_transaction_offset
+        copy = table.copies.get(linked)
+        first = linked if copy is None else copy.first
+        if first == 0 and not self._is_half_zero(record):
+            return  # a consumer's retry of a committed message keeps the bits and has no link
+        if first in self.unfinished:
+            del self.unfinished[first]  # behind the final of its leader
+        elif table.is_member(first):
+            self._settle(first, State.COMMITTED, record)
+        else:
+            beside = halves_beside(record.properties) or [
+                member.offset for member in table.groups.get(first, ())
+            ]
+            if self._found(first, Event.FINAL_FOUND, record):
+                self.unfinished.update(dict.fromkeys(beside))
+
+    def _op(self, record: Record) -> None:
+        if get_property(record.properties, b"TAGS") != b"d":
+            return
+        for number in record.body.split(b","):
+            if not number.isdigit():
+                continue
+            queue_offset = int(number)
+            first = self._first_by_queue_offset.pop(queue_offset, None)
+            self.unmirrored.pop(queue_offset, None)
+            if first is None:
+                continue
+            if self._table.is_member(first):
+                self._settle(first, State.ROLLED_BACK, record)
+            else:
+                self._found(first, Event.OP_FOUND, record)
+
+    def _parked(self, record: Record) -> None:
+        first = record.prepared_transaction_offset
+        if first == 0 and not self._is_half_zero(record):
+            by_key = self._find_by_key(record)  # RocketMQ leaves field 14 empty here
+            if by_key is None:
+                return
+            first = by_key
+        self._found(self._table.first_of(first), Event.PARKED_FOUND, record)
+
+    # --- what they share
+
+    def _found(self, first: int, event: Event, record: Record) -> bool:
+        """Apply a fact about a transaction; tell whether it was news.
+
+        One about a transaction that is not known any more is remembered.
+        """
+        table = self._table
+        entry = table.get(first)
+        if entry is not None:
+            state, verdict = outcome(entry.state, event)
+            if verdict is Verdict.NOTE:
+                self._enter_state(entry, state, record)
+            return verdict is Verdict.NOTE
+        decided = table.decided.find(first)
+        if decided is not None:
+            state, verdict = outcome(decided.state, event)
+            if verdict is Verdict.NOTE:
+                table.decided.remember(first, state, record.physical_offset)
+            return verdict is Verdict.NOTE
+        if event is Event.FINAL_FOUND:
+            table.decided.remember(first, State.COMMITTED, record.physical_offset)
+        elif event is Event.ROLLBACK_FOUND:
+            table.decided.remember(first, State.ROLLED_BACK, record.physical_offset)
+        return event is Event.FINAL_FOUND
+
+    def _settle(self, offset: int, state: State, record: Record) -> None:
+        """Take note of what Apache RocketMQ decided about one of several halves."""
+        settled = self._table.settle_member(offset, state, record.physical_offset)
+        if settled is not None:
+            self._mirror(self._table.names_of_member(settled))
+
+    def _mirror(self, queue_offsets: Iterable[int]) -> None:
+        """Have op messages written for those that have none yet."""
+        for queue_offset in queue_offsets:
+            if self._first_by_queue_offset.pop(queue_offset, None) is not None:
+                self.unmirrored[queue_offset] = None
+
+    def _enter_state(self, entry: Pending, state: State, record: Record) -> None:
+        if state is State.PARKED:
+            reason = get_property(record.properties, b"TRANSACTION_PARKED")
+            self._table.park(entry, parked_reason_of(reason))
+        elif state is State.PREPARED:
+            self._table.resume(entry)
+        else:
+            self._mirror(self._table.names_of(entry))
+            self.incomplete.pop(entry.offset, None)
+            self._table.decide(entry, state, record.physical_offset)
+
+    def _find_by_key(self, record: Record) -> int | None:
+        if self._first_by_key is None:
+            raise ForeignRecordError(record.physical_offset)
+        key = get_property(record.properties, b"UNIQ_KEY")
+        return None if key is None else self._first_by_key.get(key)
+
+    def _is_half_zero(self, record: Record) -> bool:
+        key = get_property(record.properties, b"UNIQ_KEY")
+        return key is not None and key == self._key_at_zero

@@ -1,0 +1,73 @@
+"""Filling the table at a start: snapshot, then the log behind it, or the log alone.
+
+A record that the disk has damaged must not hide those behind it: a half that is missing from the
+table counts as decided, so its message would be lost. The store's walk therefore goes on at the
+next true record. What the damaged one itself said is lost, and told there.
+
+The store gives only records that may matter. Those that recovery has just scanned are read by
+their places, so that the log is not walked twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from halfmq.store.format.properties import get_property
+from halfmq.store.format.record import Record
+
+from ..pending import PendingTable
+from .log_replay import Fold, ForeignRecordError
+from .snapshot import Log as SnapshotLog
+from .snapshot import load_snapshot, remove_snapshot
+
+logger = logging.getLogger(__name__)
+
+
+class ReplayLog(SnapshotLog, Protocol):
+    """What filling the table needs of the store."""
+
+    def record_at(self, physical_offset: int) -> Record | None: ...
+
+    def scan_transactions(self, start: int) -> Iterator[Record]: ...
+
+
+class Replayed(NamedTuple):
+    """What filling the table found besides."""
+
+    position: int  # where reading the log began
+    unmirrored: Sequence[int]  # half queue offsets of decided transactions without an op message
+    incomplete: Sequence[int] = ()  # leaders of groups of which not all halves are there
+    unfinished: Sequence[int] = ()  # halves whose leader is committed, without a final message
+
+
+def replay(log: ReplayLog, table: PendingTable, snapshot_path: Path) -> Replayed:
+    """Fill an empty table with what the log says."""
+    ops: list[int] = []
+    position = load_snapshot(snapshot_path, log, table, ops)
+    if position is None:
+        position = log.min_offset
+    try:
+        return _read(log, table, position, ops, by_key=False)
+    except ForeignRecordError as error:
+        logger.info("event=transactions_by_key reason=%r", str(error))
+    table.clear()
+    remove_snapshot(snapshot_path)
+    position = log.min_offset
+    return _read(log, table, position, (), by_key=True)
+
+
+def _read(
+    log: ReplayLog, table: PendingTable, position: int, ops: Iterable[int], *, by_key: bool
+) -> Replayed:
+    fold = Fold(table, by_key=by_key)
+    fold.unmirrored.update(dict.fromkeys(ops))
+    if 0 in table and (record := log.record_at(0)) is not None:
+        key = get_property(record.properties, b"UNIQ_KEY")
+        if key is not None:
+            fold.note_key_at_zero(key)
+    for record in log.scan_transactions(position):
+        fold.apply(record)
+    return Replayed(position, list(fold.unmirrored), list(fold.incomplete), list(fold.unfinished))

@@ -1,0 +1,1 @@
+"""Files: disk access, mapped files, checkpoint, JSON tables, page cache, deferred deletion."""

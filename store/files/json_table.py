@@ -1,0 +1,262 @@
+r"""The broker's tables in ``config/*.json``: loaded tolerantly, saved so that no crash loses one.
+
+RocketMQ writes these files with fastjson, which leaves integer map keys unquoted; that is no
+JSON, and is read here all the same. What is written here is plain JSON in RocketMQ's layout (tab
+indent, no blanks), which its reader accepts.
+
+Saving never leaves a moment without a readable copy:
+
+1. the new content goes to ``<name>.tmp`` and to the disk
+2. the old file becomes ``<name>.bak`` through a second link, so that it also keeps its own name
+3. ``<name>.tmp`` is renamed to ``<name>``, and the directory is flushed
+
+A crash before 3 leaves the old table, a crash after it the new one. Only a *readable* old file
+becomes the backup; a damaged one would push out the last good copy.
+
+Loading never takes damage for an empty table. If the file is damaged its backup is used, and said
+so; if that is damaged too, whoever loads has to decide (``DamagedTableError``).
+
+Source: RocketMQ ``ConfigManager.java``, ``MixAll.java``; fastjson 1.2.83.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from pathlib import Path
+from time import sleep
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from ..errors import DamagedTableError, UnusableFileError
+from . import disk
+
+_log = logging.getLogger(__name__)
+
+_PIECE_SIZE: Final = 6_000  # characters between two pauses: half a millisecond
+_PAUSE: Final = 0.001  # seconds
+_SORTED_MAX: Final = 4_096  # entries; to sort more keeps the interpreter for over a millisecond
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+_ENTRY_INDENT: Final = "\n\t\t"
+# A string, or an integer where an object key stands. Strings are matched to be passed over.
+_STRING_OR_BARE_KEY: Final = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(-?\d+)(\s*:)')
+
+
+class Origin(Enum):
+    """Where a table came from."""
+
+    FILE = "the file"
+    BACKUP = "its .bak"  # it lacks the last change
+    NOTHING = "nothing"  # neither is there
+
+
+class LoadedTable(NamedTuple):
+    """A table, its keys as strings; empty if there is none."""
+
+    content: dict[str, Any]
+    origin: Origin
+
+
+def read_table(path: Path, holds: str | None = None) -> LoadedTable:
+    """Read the table kept at ``path``, or its ``.bak`` if the file is missing or damaged.
+
+    Without an object under the key ``holds`` a table counts as damaged: one flipped bit in that
+    key would else make it an empty one. A damaged file is never deleted: it is moved aside as
+    ``<name>.bad``, so that someone can still look at it, once its ``.bak`` was read.
+
+    Raises:
+        DamagedTableError: Something is there, and none of it can be read; all stays as it is, so
+            that the next try does not find nothing, and take that for an empty table.
+        UnusableFileError: The system does not let us read it.
+    """
+    backup_path = _beside(path, ".bak")
+    table = _read(path, holds)
+    if isinstance(table, dict):
+        return LoadedTable(table, Origin.FILE)
+    backup = _read(backup_path, holds)
+    if table is None and backup is None:
+        return LoadedTable({}, Origin.NOTHING)
+    reason = "it is missing" if table is None else table
+    if not isinstance(backup, dict):
+        raise DamagedTableError(path, f"{reason}; .bak: {backup or 'it is missing'}")
+    if table is not None:
+        disk.replace(path, _beside(path, ".bad"))
+    _log.log(
+        logging.WARNING if table is None else logging.ERROR,
+        "event=table_not_readable path=%s reason=%r instead=.bak Its last change is missing%s",
+        path,
+        reason,
+        "" if table is None else "; the damaged file is kept as .bad",
+    )
+    return LoadedTable(backup, Origin.BACKUP)
+
+
+def load_table(path: Path) -> dict[str, Any] | None:
+    """Return the table kept at ``path``, or its ``.bak``; None when there is neither.
+
+    Raises:
+        StoreError: As ``read_table``.
+    """
+    content, origin = read_table(path)
+    return None if origin is Origin.NOTHING else content
+
+
+def set_aside(path: Path) -> None:
+    """Give a table and its ``.bak``, both damaged, other names, because they were made anew."""
+    for damaged in (path, _beside(path, ".bak")):
+        if disk.exists(damaged):
+            disk.replace(damaged, _beside(damaged, ".bad"))
+
+
+def save_table(
+    path: Path, table: Mapping[str, Any], *, patient: bool = False, private: bool = False
+) -> None:
+    """Replace the table at ``path`` and keep the one before as ``.bak``; blocks on the disk.
+
+    When ``patient``, other threads have the interpreter in between; see ``encode_table``. When
+    ``private``, the file is readable by its owner only.
+
+    Raises:
+        OSError: It could not be written; the old table is still there.
+        TypeError: The table holds something that JSON has no form for; nothing was touched.
+        ValueError: The table holds text that is not Unicode, or NaN; nothing was touched.
+    """
+    content = encode_table(table, patient=patient)
+    new = _beside(path, ".tmp")
+    if private:
+        disk.remove(new)  # one left over by a crash keeps the mode it has
+    disk.write_file(new, content, sync=True, mode=disk.PRIVATE_MODE if private else disk.MODE)
+    _keep_as_backup(path)
+    disk.replace(new, path)
+    disk.sync_directory(path.parent)
+
+
+def encode_table(table: Mapping[str, Any], *, patient: bool = False) -> bytes:
+    """Return the file content: tab-indented and in alphabetical order, as RocketMQ prints it.
+
+    On a helper thread be ``patient``: then other threads get the interpreter every half
+    millisecond. A table of very many entries keeps its own order. Entries may be those of any
+    mapping, and are asked for one by one.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    for piece in _pieces(table):
+        pieces.append(piece.encode())
+        size += len(piece)
+        if patient and size >= _PIECE_SIZE:
+            size = 0
+            sleep(_PAUSE)
+    return b"".join(pieces)
+
+
+def _pieces(table: Mapping[str, Any]) -> Iterator[str]:
+    """Give the text entry by entry; ``table`` is looked at as late as that."""
+    before = "{"
+    for name in sorted(table):
+        value = table[name]
+        yield f"{before}\n\t{_key(name)}:"
+        before = ","
+        if isinstance(value, Mapping) and len(value) > 0:
+            inner_before = "{"
+            for key in sorted(value) if len(value) <= _SORTED_MAX else value:
+                yield f"{inner_before}\n\t\t{_key(key)}:{_text(value[key], _ENTRY_INDENT)}"
+                inner_before = ","
+            yield "\n\t}"
+        else:
+            yield _text(value, "\n\t")
+    yield "\n}" if table else "{}"
+
+
+def _text(value: object, indent: str) -> str:
+    """Return a value as it stands after ``indent``, a line break and the tabs of its own line.
+
+    The standard encoder with an indent makes thirty objects in a cycle for each call: garbage
+    collection had to walk through the whole broker every half second while topics were created.
+    """
+    inner = indent + "\t"
+    if isinstance(value, Mapping) and value:
+        lines = [f"{inner}{_key(key)}:{_text(value[key], inner)}" for key in sorted(value)]
+        return f"{{{','.join(lines)}{indent}}}"
+    if isinstance(value, list | tuple) and value:
+        return f"[{','.join([inner + _text(one, inner) for one in value])}{indent}]"
+    if type(value) is int:  # an offset, as most are; the encoder takes a microsecond for one
+        return str(value)
+    return _ENCODER.encode(value)
+
+
+def _key(key: object) -> str:
+    text = _ENCODER.encode(key)
+    return text if isinstance(key, str) else f'"{text}"'
+
+
+def decode_table(content: bytes) -> dict[str, Any]:
+    """Read JSON, or what fastjson takes for it: integer keys may stand without quotes.
+
+    Raises:
+        ValueError: It is neither, or not an object.
+    """
+    try:
+        table = json.loads(content)
+    except ValueError:
+        table = json.loads(_STRING_OR_BARE_KEY.sub(_quote, content.decode()))
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+    if not isinstance(table, dict):
+        raise ValueError(f"expected an object, found {type(table).__name__}")  # noqa: TRY004
+    return table
+
+
+def _quote(match: re.Match[str]) -> str:
+    string, before, key, after = match.groups()
+    return string or f'{before}"{key}"{after}'
+
+
+def _read(path: Path, holds: str | None = None) -> dict[str, Any] | str | None:
+    """Return the table; None where there is no file; where it is damaged, why it cannot be read."""
+    try:
+        content = disk.read_bytes(path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UnusableFileError(path, error.strerror or str(error)) from error
+    try:
+        table = decode_table(content)
+    except ValueError as error:
+        return f"{error} ({len(content)} bytes)"
+    if holds is not None and not isinstance(table.get(holds), dict):
+        return f"it holds no {holds}"
+    return table
+
+
+def _keep_as_backup(path: Path) -> None:
+    """Give the old table its second name; without hard links, its only one until the rename."""
+    if not _is_readable(path):
+        return
+    link = _beside(path, ".bak.tmp")  # a link cannot replace an existing .bak
+    disk.remove(link)
+    try:
+        disk.link(path, link)
+    except OSError as error:
+        _log.debug("no_hard_links path=%s reason=%s", path, error)
+        link = path
+    disk.replace(link, _beside(path, ".bak"))
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        content = disk.read_bytes(path)
+    except FileNotFoundError:
+        return False
+    try:
+        # Ours is strict JSON; checking it without building it costs microseconds.
+        content.decode()
+        msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    except (UnicodeDecodeError, msgspec.DecodeError):
+        return isinstance(_read(path), dict)  # fastjson's own form, before our first save
+    return True
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)

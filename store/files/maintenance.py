@@ -1,0 +1,60 @@
+"""The helper thread for what has time: space ahead of the appender, queues, the checkpoint.
+
+It only makes calls that release the interpreter, so the loop thread runs on beside it.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+from ..errors import StoreError
+from .worker import ThreadWorker, WorkerFactory
+
+logger = logging.getLogger(__name__)
+
+
+class Janitor:
+    """The thread: ``prepare`` whenever it is woken, ``maintain`` once per interval."""
+
+    def __init__(
+        self,
+        *,
+        prepare: Callable[[], None],
+        maintain: Callable[[], None],
+        interval_ms: int,
+        worker: WorkerFactory = ThreadWorker,
+    ) -> None:
+        self._prepare = prepare
+        self._maintain = maintain
+        self._interval = interval_ms / 1000
+        self._due = 0.0  # when to maintain next, by the monotonic clock
+        self._worker = worker("store-janitor", self._round, self._interval)
+        self.wake = self._worker.wake  # have ``prepare`` called soon; any thread, never waits
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._due = time.monotonic() + self._interval
+        self._worker.wake()
+        self._worker.start()
+
+    def stop(self) -> None:
+        """End the thread; its owner does the last maintenance itself."""
+        self._worker.stop()
+
+    def _round(self, woken: bool) -> float:
+        if woken:
+            self._attempt(self._prepare)
+        if time.monotonic() >= self._due:
+            self._attempt(self._maintain)
+            self._due = time.monotonic() + self._interval
+        return max(0.0, self._due - time.monotonic())
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        """Do the work; a failure is told and tried again, since nobody waits for the result.
+
+        A full disk becomes an error of the append that needs the space.
+        """
+        try:
+            work()
+        except (OSError, StoreError) as error:
+            logger.warning("event=store_upkeep_failed error=%r", str(error))

@@ -1,0 +1,110 @@
+"""Files in a row that one offset runs through.
+
+Each file is named after the offset of its first byte, in 20 digits, and has the same size, so
+the file of an offset follows by arithmetic. Source: RocketMQ ``MappedFileQueue.java``.
+"""
+
+import logging
+from bisect import insort
+from pathlib import Path
+from typing import Final
+
+from ..errors import UnusableFileError
+from . import disk
+from .mapped_file import create_file
+
+logger = logging.getLogger(__name__)
+
+_NAME_DIGITS: Final = 20
+
+
+class MappedFileQueue:
+    """The names of such files; whoever uses them opens them."""
+
+    __slots__ = ("bases", "directory", "file_size")
+
+    def __init__(self, directory: Path, file_size: int) -> None:
+        self.directory = directory
+        self.file_size = file_size
+        self.bases: list[int] = []  # ascending offsets of first bytes, usually without a gap
+
+    def load(self) -> None:
+        """Find the files that exist.
+
+        A last file of length zero was being created when the machine stopped, and is removed.
+
+        Raises:
+            UnusableFileError: A file has another size than the settings say, or another name
+                than a file here can have.
+        """
+        self.bases = []
+        if not disk.is_directory(self.directory):
+            return
+        paths = disk.files(self.directory)
+        if paths and disk.size_of(paths[-1]) == 0:
+            logger.warning("event=empty_file_removed path=%s", paths[-1])
+            disk.unlink(paths.pop())
+        self.bases = [self._checked(path) for path in paths]
+
+    def _checked(self, path: Path) -> int:
+        if not (path.name.isascii() and path.name.isdigit()):
+            raise UnusableFileError(path, "is no data file, and nothing else may lie here")
+        base = int(path.name)
+        if len(path.name) != _NAME_DIGITS or base % self.file_size:
+            raise UnusableFileError(path, f"is not named by a multiple of {self.file_size} bytes")
+        size = disk.size_of(path)
+        if size != self.file_size:
+            raise UnusableFileError(
+                path, f"has {size} bytes, but files here have {self.file_size} by the settings"
+            )
+        return base
+
+    def path(self, base: int) -> Path:
+        """Return the path of the file whose first byte has the offset ``base``."""
+        return self.directory / f"{base:0{_NAME_DIGITS}d}"
+
+    def base_of(self, offset: int) -> int:
+        """Return the first offset of the file that ``offset`` falls into."""
+        return offset - offset % self.file_size
+
+    def missing(self) -> int | None:
+        """Return the first offset of the first file that is not there; None when none lacks."""
+        for base, following in zip(self.bases, self.bases[1:], strict=False):
+            if base + self.file_size != following:
+                return base + self.file_size
+        return None
+
+    def create(self, base: int) -> None:
+        """Create the file and remember it; the directory is not flushed.
+
+        Raises:
+            DiskFullError: There is no space for its name.
+        """
+        create_file(self.path(base), self.file_size)
+        self.add(base)
+
+    def add(self, base: int) -> None:
+        """Remember a file that was created."""
+        insort(self.bases, base)
+
+    def forget_before(self, offset: int) -> list[int]:
+        """Take the files that end at ``offset`` or before it off the row, but never the last one.
+
+        Return their offsets, oldest first; whoever asked deletes them, in this order.
+        """
+        gone = [base for base in self.bases[:-1] if base + self.file_size <= offset]
+        del self.bases[: len(gone)]
+        return gone
+
+    def remove_from(self, offset: int) -> list[int]:
+        """Delete the files that begin at ``offset`` or behind it; return their offsets.
+
+        The newest goes first: what a crash or an error interrupts must not leave a hole.
+        """
+        removed = [base for base in self.bases if base >= offset]
+        for base in reversed(removed):
+            disk.remove(self.path(base))
+        if removed:
+            del self.bases[-len(removed) :]
+            disk.sync_directory(self.directory)
+        return removed

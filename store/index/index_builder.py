@@ -1,0 +1,275 @@
+"""Feeding the key index, some time after records are appended.
+
+Nobody waits for an index item. So of appended records only what has keys is kept, and indexed in
+slices while the loop has time, before a look-up, or when too many wait.
+
+An index that lacks much of the log, after a kill or a full disk or because somebody deleted it, is
+*behind*: it is filled from the log in slices, in log order, while messages are served. Nothing is
+kept in memory meanwhile, and look-ups find what it has.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Final
+
+from ..errors import DiskFullError, StoreError
+from ..files import disk
+from ..files.mapped_file_queue import MappedFileQueue
+from ..format.index import KeyedRecord
+from ..format.record import store_timestamp
+from ..log.append_request import Appended, Draft
+from ..log.log_scan import Found, LogScan
+from .index_file import IndexFile, IndexService
+
+logger = logging.getLogger(__name__)
+
+# Bytes of log not indexed yet: bounds what is kept of them. Beyond it, each append indexes for
+# ``SLICE_MS``; beyond twice as much, nothing is kept, and the log is read later.
+PENDING_BYTES_MAX: Final = 32 << 20
+SLICE_MS: Final = 1.0  # that an append, or a look-up in an index that is behind, spends on others
+# Indexed at once: so many that numpy's calls cost little for each record, a tenth of a microsecond,
+# and so few that a put keeps the event loop for a millisecond at most. In a new file, and after a
+# flush, each key touches a page of slots for the first time, which takes the kernel 4 us: 512
+# records with two keys each took 5 ms. The bytes stand for the keys, of which one record may have
+# thousands.
+RECORDS_PER_PUT: Final = 128
+PROPERTIES_PER_PUT: Final = 24 << 10  # bytes, unless one record has more
+PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
+FAILURE_LOGGED_EVERY: Final = 60.0  # seconds
+# Bytes of log that a start indexes before anything is served: a fifth of a second. Of ten gigabytes
+# it would be as long as everything else that a start does after a kill, twice.
+START_BYTES_MAX: Final = 64 << 20
+READ_AHEAD: Final = 8 << 20  # bytes of log that the disk is asked for before they are indexed
+RETRY_EVERY: Final = 1.0  # seconds; until the next try after the disk was full
+# Seconds between two flushes. Slots are hit at random, so each flush writes all pages of them;
+# a start after a kill indexes this much again.
+FLUSH_EVERY: Final = 10.0
+
+
+class KeyIndexing:
+    """The index, and what still has to go into it."""
+
+    def __init__(self, index: IndexService, files: MappedFileQueue) -> None:
+        self.index = index
+        self._files = files
+        self._pending: deque[KeyedRecord] = deque()
+        self._behind = False  # what the index lacks is read from the log
+        self._walk: Iterator[int] | None = None  # that reading, up to ``_walk_end``
+        self._walk_end = 0
+        self._log_end = 0  # physical offset after the newest record
+        self._retry_at = 0.0  # when to try again after a failure
+        self._logged_at = -FAILURE_LOGGED_EVERY  # when the last failure was logged
+        self._flush_due = time.monotonic() + FLUSH_EVERY
+        self._indexed_offset = 0  # physical offset up to which keys are in the index
+
+    def recover(self, *, clean: bool, log_end: int, index_timestamp: int) -> None:
+        """Open the index and put again what it lacks of the log."""
+        start = self.index.recover(clean=clean, log_end=log_end, index_timestamp=index_timestamp)
+        self._indexed_offset = self._log_end = log_end
+        if not self._files.bases:
+            return
+        logged = time.monotonic()
+        self._indexed_offset = self._boundary(start)
+        if log_end - self._indexed_offset > START_BYTES_MAX:
+            self._behind = True
+            logger.info("event=index_behind offset=%d of=%d", self._indexed_offset, log_end)
+            return
+        try:
+            for offset in self._put_log(self._indexed_offset, log_end):
+                self._indexed_offset = offset
+                if time.monotonic() - logged >= PROGRESS_EVERY:
+                    logged = time.monotonic()
+                    logger.info("event=indexing offset=%d", self._indexed_offset)
+        except DiskFullError as error:
+            # What is stored can still be consumed, and decided: the keys have time.
+            self._fall_behind(str(error))
+        else:
+            self._indexed_offset = log_end
+
+    def _put_log(self, start: int, end: int) -> Iterator[int]:
+        """Index a part of the log, piece by piece; give the offset up to which that is done."""
+        scan = LogScan(self._files, start, end, check_crc=False)
+        topics: dict[bytes, str] = {}  # one text of each topic, which spares to hash it again
+        asked = start
+        for offset, chunk, found in scan:
+            if asked < offset + READ_AHEAD:
+                asked = self._ask_for(max(asked, offset), offset + 2 * READ_AHEAD)
+            for first in range(0, len(found), RECORDS_PER_PUT):
+                part = found[first : first + RECORDS_PER_PUT]
+                self.index.put_group([_keyed(chunk, offset, record, topics) for record in part])
+                position, size, *_ = part[-1]
+                yield offset + position + size
+
+    def _ask_for(self, start: int, end: int) -> int:
+        """Have the disk read a part of the log, or of its file; return the end of that part."""
+        base = self._files.base_of(start)
+        end = min(end, base + self._files.file_size)
+        if base in self._files.bases:
+            disk.will_need(self._files.path(base), start - base, end - start)
+        return end
+
+    def _boundary(self, start: int) -> int:
+        """Return where a record begins at or shortly before ``start``.
+
+        The index knows where its newest record begins; else it is the beginning of a file.
+        """
+        newest = self.index.last_update[1]
+        base = max(self._files.base_of(start), self._files.bases[0])
+        return newest if base <= newest <= start else base
+
+    def add(self, group: Sequence[Draft], done: Sequence[Appended]) -> None:
+        """Note an appended group."""
+        log_end = self._log_end = done[-1].end
+        if self._behind:
+            return
+        self._pending += [
+            (
+                draft.topic,
+                draft.properties,
+                appended.physical_offset,
+                appended.store_timestamp,
+                draft.sys_flag,
+            )
+            for draft, appended in zip(group, done, strict=True)
+        ]
+        if log_end - self._indexed_offset > 2 * PENDING_BYTES_MAX:
+            self._fall_behind("messages come faster than they can be indexed")
+        elif log_end - self._indexed_offset > PENDING_BYTES_MAX:
+            try:
+                self._put_pending(time.monotonic() + SLICE_MS / 1000)
+            except (OSError, StoreError) as error:
+                # The disk is full, or worse, but the records are stored, and their sender must not
+                # be answered otherwise.
+                self._fall_behind(str(error))
+
+    def _fall_behind(self, reason: str) -> None:
+        """Keep nothing in memory any more; the log has it all, for later."""
+        self._behind = True
+        self._pending.clear()
+        self._retry_at = time.monotonic() + RETRY_EVERY
+        logger.error("event=index_behind offset=%d error=%r", self._indexed_offset, reason)
+
+    def work(self, budget_ms: float | None = None) -> bool:
+        """Index what waits, all of it or for ``budget_ms``; return whether more can be done now."""
+        if not self._behind and not self._pending:
+            return False
+        now = time.monotonic()
+        if now < self._retry_at and budget_ms is not None:
+            return False
+        deadline = None if budget_ms is None else now + budget_ms / 1000
+        try:
+            return self._catch_up(deadline) or self._put_pending(deadline)
+        except (OSError, StoreError) as error:
+            self._log_failure(error)
+            self._retry_at = now + RETRY_EVERY
+            return False
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the index lacks what nobody waits for, and is filled from the log."""
+        return self._behind
+
+    def _catch_up(self, deadline: float | None) -> bool:
+        """Index from the log what the index lacks of it; return whether there is more."""
+        while self._behind:
+            if self._walk is None:
+                start = max(self._indexed_offset, self._files.bases[0])
+                self._walk, self._walk_end = self._put_log(start, self._log_end), self._log_end
+            try:
+                self._indexed_offset = next(self._walk, self._walk_end)
+            except BaseException:
+                self._walk = None
+                raise
+            if self._indexed_offset == self._walk_end:
+                self._walk = None
+                self._behind = self._walk_end < self._log_end
+            if self._behind and deadline is not None and time.monotonic() >= deadline:
+                return True
+            if not self._behind:
+                logger.warning("event=index_caught_up offset=%d", self._indexed_offset)
+        return False
+
+    def _put_pending(self, deadline: float | None) -> bool:
+        """Index what was kept in memory; return whether there is more."""
+        while self._pending:
+            self._put_next()
+            if deadline is not None and time.monotonic() >= deadline:
+                break
+        return bool(self._pending)
+
+    def _put_next(self) -> None:
+        """Index the next records.
+
+        Raises:
+            DiskFullError: They still wait.
+        """
+        records: list[KeyedRecord] = []
+        size = 0  # bytes
+        for record in islice(self._pending, RECORDS_PER_PUT):
+            records.append(record)
+            size += len(record[1])
+            if size >= PROPERTIES_PER_PUT:
+                break
+        self.index.put_group(records)
+        for _ in records:
+            self._pending.popleft()
+        self._indexed_offset = self._pending[0][2] if self._pending else self._log_end
+
+    def _log_failure(self, error: Exception) -> None:
+        if time.monotonic() - self._logged_at >= FAILURE_LOGGED_EVERY:
+            self._logged_at = time.monotonic()
+            logger.warning("event=index_waits error=%r", str(error))
+
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Return the physical offsets of records with a key, those that waited included.
+
+        After a full disk some may lack for a while.
+        """
+        self.work(SLICE_MS if self._behind else None)
+        return self.index.query(topic, key, max_count, begin_ms, end_ms)
+
+    @property
+    def last_update(self) -> tuple[int, int]:
+        """Store timestamp and physical offset of the newest record in the index."""
+        self.work(SLICE_MS if self._behind else None)
+        return self.index.last_update
+
+    def forget_before(self, log_start: int) -> list[IndexFile]:
+        """Drop the files whose records are all gone from the log; see ``IndexService``."""
+        return self.index.forget_before(log_start)
+
+    def flush(self, flushed_timestamp: int) -> int:
+        """Flush the index now and then; return up to when it is on disk. For a helper thread."""
+        if time.monotonic() < self._flush_due:
+            return flushed_timestamp
+        self._flush_due = time.monotonic() + FLUSH_EVERY
+        return self.index.flush()
+
+    def finish(self) -> bool:
+        """Index what waits before closing; return whether the index is complete."""
+        self._flush_due = 0.0
+        self.work()
+        return not self._pending and not self._behind
+
+    def close(self) -> None:
+        """Flush and release the files."""
+        self.index.close()
+
+
+def _keyed(chunk: bytes, offset: int, record: Found, topics: dict[bytes, str]) -> KeyedRecord:
+    """Return what the index needs of a record in a chunk of the log, which begins at an offset."""
+    position, size, sys_flag, _, _, topic_at, topic_end, properties_at = record
+    name = chunk[topic_at:topic_end]
+    topic = topics.get(name)
+    if topic is None:
+        topic = topics[name] = name.decode(errors="replace")
+    return (
+        topic,
+        chunk[properties_at : position + size],
+        offset + position,
+        store_timestamp(chunk, position, sys_flag),
+        sys_flag,
+    )

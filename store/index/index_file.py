@@ -1,0 +1,647 @@
+"""Look-up by message key: the index files and the service over them.
+
+Items are appended by one thread, in groups and in log order; look-ups and flushes may run in other
+threads meanwhile. A group is published in this order: items, header, slots. So whoever reads
+a slot finds the item behind it written and counted, and whoever is a moment early sees the index
+as it was before. Only the newest file is mapped; all reads are preads, so that a cold page stops
+the thread that asked and not the event loop.
+
+The index is derived from the log and is never worth a failed start. After a stop that was not
+clean, or when a file is damaged, ``recover`` keeps the part that is certain and says from which
+log offset on records must be put again. Certain are the items older than the last flush (the
+page cache may have written anything newer in any order), as long as they are plausible. Their
+slots are written anew, because a slot may have reached the disk without its item. What is put
+twice is not indexed twice.
+
+Source: RocketMQ ``IndexFile.java``, ``IndexService.java``. RocketMQ deletes the newest file after
+a crash and re-indexes only the end of the log; this keeps all keys.
+"""
+
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import UnusableFileError
+from ..files import disk
+from ..files.mapped_file import create_file, make_directory, reserve
+from ..files.page_cache import read
+from ..format.index import (
+    FIRST_ITEM,
+    HEADER_SIZE,
+    ITEM_SIZE,
+    ITEMS,
+    SECONDS_MAX,
+    SLOT,
+    SLOT_SIZE,
+    SLOTS,
+    HashedKeys,
+    IndexHeader,
+    IndexItem,
+    KeyedRecord,
+    hashed_keys,
+    index_file_name,
+    index_file_size,
+    index_key,
+    index_key_hash,
+    is_index_file_name,
+    item_position,
+    seconds_after,
+    slot_position,
+    unpack_header,
+    unpack_item,
+)
+
+_log = logging.getLogger(__name__)
+
+QUERY_COUNT_MAX: Final = 64  # RocketMQ's maxMsgsNumBatch: hits of one look-up
+_RESERVED_AHEAD: Final = 4 << 20  # bytes of items given blocks at once, 210 000 items
+_READ_PIECE: Final = ITEM_SIZE * 65_536  # bytes read at once when all items are checked
+_PAGE: Final = 4096  # bytes of slots compared at once
+_NEVER_FLUSHED: Final = 0x7FFF_FFFF_FFFF_FFFF  # end timestamp of a file that is being repaired
+
+
+class _Chained(NamedTuple):
+    """What new items change in the chains of their slots."""
+
+    previous: NDArray[np.int32]  # of each item, the one before it in its slot; 0 for none
+    slots: NDArray[np.int32]  # that the items fall into, each once
+    newest: NDArray[np.int32]  # of each of these, the number of its newest item
+
+
+def _chained(slots: NDArray[np.int32], newest: NDArray[np.int32], first: int) -> _Chained:
+    """Chain new items, numbered from ``first`` on, to those that all slots have now.
+
+    A slot that points nowhere was left by a crash, or the file by another writer.
+    """
+    order = slots.argsort(kind="stable")  # so that the items of a slot follow each other
+    sorted_slots = slots[order]
+    numbers = (order + first).astype(np.int32)
+    begins = np.ones(len(order), bool)
+    np.not_equal(sorted_slots[1:], sorted_slots[:-1], out=begins[1:])
+    ends = np.ones(len(order), bool)
+    ends[:-1] = begins[1:]
+    taken = sorted_slots[begins]
+    before = np.zeros_like(numbers)
+    before[1:] = numbers[:-1]
+    found = newest[taken]
+    before[begins] = np.where((found > 0) & (found < first), found, 0)
+    previous = np.empty_like(before)
+    previous[order] = before
+    return _Chained(previous, taken, numbers[ends])
+
+
+class IndexFile:
+    """One index file: opened to be read, and mapped once it is appended to."""
+
+    def __init__(self, path: Path, slots: int, items: int) -> None:
+        """Open an existing file.
+
+        Raises:
+            UnusableFileError: It has another layout than these settings give, or no sane header.
+        """
+        self.path = path
+        self.slots = slots
+        self.items_max = items  # item numbers, of which 0 is never used
+        self._size = index_file_size(slots, items)
+        self._fd = disk.open_file(path, disk.WRITE)
+        # A look-up in another thread may still read a file that retention drops here: the last
+        # user closes it.
+        self._closer = weakref.finalize(self, disk.close, self._fd)
+        self._map: disk.Map | None = None
+        self._slots = np.empty(0, SLOTS)  # views of the map
+        self._items = np.empty(0, ITEMS)
+        self._reserved_end = 0
+        self._unflushed = False
+        try:
+            self.header = self._checked_header()
+            self.needs_check = self._needs_check()  # before any of its items is trusted
+        except BaseException:
+            self._closer()
+            raise
+
+    def _checked_header(self) -> IndexHeader:
+        size = disk.fstat(self._fd).st_size
+        if size != self._size:
+            raise UnusableFileError(self.path, f"{size} bytes instead of {self._size}")
+        header = unpack_header(disk.pread(self._fd, HEADER_SIZE, 0))
+        if header.next_item > self.items_max or min(header) < 0:
+            raise UnusableFileError(self.path, f"header {header}")
+        return header
+
+    def _needs_check(self) -> bool:
+        """Tell whether header and items contradict each other, or a repair was not finished."""
+        header = self.header
+        if self.is_empty:
+            return False
+        first, last = self._item(FIRST_ITEM), self._item(header.next_item - 1)
+        return (
+            header.end_timestamp == _NEVER_FLUSHED
+            or first.physical_offset != header.begin_physical_offset
+            or last.physical_offset != header.end_physical_offset
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it holds no item."""
+        return self.header.next_item <= FIRST_ITEM
+
+    @property
+    def room(self) -> int:
+        """How many items fit in."""
+        return self.items_max - self.header.next_item
+
+    def begin_behind(self, full: IndexHeader) -> None:
+        """Start an empty file where a full one ended, as RocketMQ does.
+
+        Its first item's time is therefore relative to the end of the full file.
+        """
+        self.header = IndexHeader(
+            begin_timestamp=full.end_timestamp,
+            end_timestamp=full.end_timestamp,
+            begin_physical_offset=full.end_physical_offset,
+            end_physical_offset=full.end_physical_offset,
+        )
+
+    def prepare(self, count: int) -> None:
+        """Map the file and reserve space, so that appending ``count`` items cannot fail.
+
+        Raises:
+            DiskFullError: There is no space for them; nothing was changed.
+        """
+        if self._map is None:
+            items_start = item_position(0, self.slots)
+            reserve(self._fd, 0, items_start, self.path)
+            self._reserved_end = items_start
+        end = item_position(self.header.next_item + count, self.slots)
+        if end > self._reserved_end:
+            reserved_end = min(end + _RESERVED_AHEAD, self._size)
+            reserve(self._fd, self._reserved_end, reserved_end, self.path)
+            self._reserved_end = reserved_end
+        if self._map is None:
+            self._map = disk.map_scattered(self._fd, self._size)
+            self._slots = np.frombuffer(self._map, SLOTS, self.slots, HEADER_SIZE)
+            self._items = np.frombuffer(self._map, ITEMS, self.items_max, slot_position(self.slots))
+
+    def append(self, keys: HashedKeys) -> None:
+        """Add items for which ``prepare`` made room."""
+        target = self._map
+        hashes, offsets, timestamps = keys
+        count = len(hashes)
+        assert target is not None
+        assert 0 < count <= self.room
+        before = self.header
+        first = before.next_item
+        begin_offset, begin_timestamp = before.begin_physical_offset, before.begin_timestamp
+        if first == FIRST_ITEM:
+            begin_offset, begin_timestamp = int(offsets[0]), int(timestamps[0])
+        chained = _chained(hashes % self.slots, self._slots, first)
+        items = self._items[first : first + count]
+        items["key_hash"] = hashes
+        items["physical_offset"] = offsets
+        items["seconds"] = seconds_after(begin_timestamp, timestamps)
+        items["previous"] = chained.previous
+        if first == FIRST_ITEM:
+            items["seconds"][:1] = seconds_after(before.begin_timestamp, timestamps[:1])
+        # Marked before and after: a flush in between sees the header, but not yet the slots.
+        self._unflushed = True
+        self.header = IndexHeader(
+            begin_timestamp,
+            int(timestamps[-1]),
+            begin_offset,
+            int(offsets[-1]),
+            before.slot_count + count - int(np.count_nonzero(chained.previous)),
+            first + count,
+        )
+        # In one step, for programs that read beside us.
+        target[:HEADER_SIZE] = self.header.pack()
+        # Of a slot only its newest item: what lies between was never the end of a group.
+        self._slots[chained.slots] = chained.newest
+        self._unflushed = True
+
+    def offsets(self, key_hash: int, begin_ms: int, end_ms: int, count_max: int) -> list[int]:
+        """Return where records lie whose key has this hash, newest first."""
+        number = self._slot(key_hash % self.slots)
+        header = self.header  # read behind the slot, so that it counts what the slot names
+        found: list[int] = []
+        while 0 < number < header.next_item and len(found) < count_max:
+            item = self._item(number)
+            timestamp = header.begin_timestamp + item.seconds * 1000
+            if item.seconds < 0:
+                break
+            if item.key_hash == key_hash and begin_ms <= timestamp <= end_ms:
+                found.append(item.physical_offset)
+            # An item only ever points back; a damaged file must not lead round in circles.
+            if item.previous >= number or timestamp < begin_ms:
+                break
+            number = item.previous
+        return found
+
+    def overlaps(self, begin_ms: int, end_ms: int) -> bool:
+        """Tell whether it can hold items of this time."""
+        return self.header.begin_timestamp <= end_ms and begin_ms <= self.header.end_timestamp
+
+    def rebuild(self, *, log_end: int, durable_ms: int) -> bool:
+        """Keep the leading items that are certain, and write header and slots anew.
+
+        An item is certain if its time is up by ``durable_ms`` in any case, its offset is not
+        before the item before it nor behind the log, it continues its slot, and the first is the
+        one that the header names.
+
+        Returns:
+            Whether all items were kept.
+        """
+        before = self.header
+        # The time of an item is known to the second, so count the whole second.
+        seconds_max = min((durable_ms + 1 - before.begin_timestamp) // 1000 - 1, SECONDS_MAX)
+        slots = np.zeros(self.slots, np.int32)
+        last_offset = last_seconds = slot_count = 0
+        number = FIRST_ITEM
+        for items in self._pieces():
+            offsets, seconds = items["physical_offset"], items["seconds"]
+            offsets_before = np.roll(offsets, 1)
+            offsets_before[0] = last_offset
+            in_slots = items["key_hash"] % self.slots
+            previous = _chained(in_slots, slots, number).previous
+            certain = (
+                (items["key_hash"] >= 0)
+                & (offsets >= offsets_before)
+                & (offsets < log_end)
+                & (seconds >= 0)
+                & (seconds <= seconds_max)
+                & (items["previous"] == previous)
+            )
+            if number == FIRST_ITEM:
+                certain[0] &= offsets[0] == before.begin_physical_offset
+            count = len(items) if certain.all() else int(certain.argmin())
+            if not count:
+                break
+            chained = _chained(in_slots[:count], slots, number)
+            slots[chained.slots] = chained.newest
+            slot_count += count - int(np.count_nonzero(chained.previous))
+            number += count
+            last_offset, last_seconds = int(offsets[count - 1]), int(seconds[count - 1])
+            if count < len(items):
+                break
+        if number == FIRST_ITEM:
+            self.header = before._replace(next_item=number)  # empty: the service deletes it
+            return number == before.next_item
+        self._write_header(before._replace(end_timestamp=_NEVER_FLUSHED))
+        self._cut(number)
+        self._write_slots(slots)
+        self._finish(before, number, slot_count, last_offset, last_seconds)
+        return number == before.next_item
+
+    def drop_from(self, physical_offset: int) -> None:
+        """Take out the newest items, those of records at or behind an offset."""
+        before = self.header
+        number = before.next_item
+        if number <= FIRST_ITEM or self._item(number - 1).physical_offset < physical_offset:
+            return
+        self._write_header(before._replace(end_timestamp=_NEVER_FLUSHED))
+        slot_count = before.slot_count
+        item = IndexItem(0, 0, 0, 0)
+        while number > FIRST_ITEM:
+            item = self._item(number - 1)
+            if item.physical_offset < physical_offset:
+                break
+            number -= 1
+            position = slot_position(item.key_hash % self.slots)
+            disk.pwrite(self._fd, SLOT.pack(item.previous), position)
+            slot_count -= item.previous == 0
+        self._cut(number)
+        self._finish(before, number, slot_count, item.physical_offset, item.seconds)
+
+    def _finish(
+        self, before: IndexHeader, number: int, slot_count: int, end_offset: int, seconds: int
+    ) -> None:
+        """Write the header of a file that lost items; until then it counts as damaged."""
+        # The exact time of the last item is not stored. A little too late is on the safe side:
+        # more is looked up in this file, and it counts as flushed a little later.
+        end_timestamp = before.begin_timestamp + seconds * 1000 + 999
+        self._sync()
+        self._write_header(
+            before._replace(
+                end_timestamp=min(end_timestamp, before.end_timestamp),
+                end_physical_offset=end_offset,
+                slot_count=max(slot_count, 0),
+                next_item=number,
+            )
+        )
+        self._sync()
+        self.needs_check = False
+
+    def _cut(self, number: int) -> None:
+        """Zero everything from an item on, so that nothing stale is ever taken for an item."""
+        disk.ftruncate(self._fd, item_position(number, self.slots))
+        disk.ftruncate(self._fd, self._size)
+
+    def _write_header(self, header: IndexHeader) -> None:
+        disk.pwrite(self._fd, header.pack(), 0)
+        self.header = header
+
+    def _write_slots(self, slots: NDArray[np.int32]) -> None:
+        """Write the slots that differ: few, and to flush all of them takes long."""
+        content = slots.astype(SLOTS).tobytes()
+        found = self._read(len(content), HEADER_SIZE)
+        for start in range(0, len(content), _PAGE):
+            page = content[start : start + _PAGE]
+            if page != found[start : start + _PAGE]:
+                disk.pwrite(self._fd, page, HEADER_SIZE + start)
+
+    def _pieces(self) -> Iterator[NDArray[np.void]]:
+        """Give all items, oldest first, some at a time."""
+        position = item_position(FIRST_ITEM, self.slots)
+        end = item_position(self.header.next_item, self.slots)
+        while position < end:
+            size = min(_READ_PIECE, end - position)
+            yield np.frombuffer(self._read(size, position), ITEMS)
+            position += _READ_PIECE
+
+    def _slot(self, slot: int) -> int:
+        return int(SLOT.unpack(self._read(SLOT_SIZE, slot_position(slot)))[0])
+
+    def _item(self, number: int) -> IndexItem:
+        return unpack_item(self._read(ITEM_SIZE, item_position(number, self.slots)))
+
+    def _read(self, size: int, position: int) -> bytes:
+        """Read bytes; zeros, which end a search, where another program cut the file meanwhile."""
+        return read(self.path, self._fd, size, position).ljust(size, b"\0")
+
+    def flush(self) -> None:
+        """Make what was appended so far durable; for a helper thread."""
+        if self._unflushed:
+            self._unflushed = False  # before the call: what comes during it needs another one
+            try:
+                self._sync()
+            except OSError:
+                self._unflushed = True
+                raise
+
+    @property
+    def is_flushed(self) -> bool:
+        """Whether all that was appended is on disk."""
+        return not self._unflushed
+
+    def _sync(self) -> None:
+        disk.sync_data(self._fd)
+
+    def unmap(self) -> None:
+        """Give the mapping back once no more is appended; the file can still be read."""
+        if self._map is not None:
+            # The map cannot be closed while a view of it lives.
+            self._slots, self._items = np.empty(0, SLOTS), np.empty(0, ITEMS)
+            self._map.close()
+            self._map = None
+
+    def close(self) -> None:
+        """Release the file; what was not flushed is left to the page cache."""
+        self.unmap()
+        self._closer()
+
+
+class IndexService:
+    """All index files of one store.
+
+    ``recover`` comes first. ``put_group`` and ``forget_before`` belong to one thread;
+    ``query`` and ``flush`` may be called from any.
+    """
+
+    def __init__(
+        self, directory: Path, max_slots: int, max_items: int, *, now_ms: Callable[[], int]
+    ) -> None:
+        if max_slots < 1 or max_items < 2:
+            raise ValueError("an index file has at least one slot and two item numbers")
+        self._directory = directory
+        self._max_slots, self._max_items = max_slots, max_items
+        self._now_ms = now_ms
+        self._files: list[IndexFile] = []
+        self._names_unflushed = True  # a kill may have come before those of the last run were
+        self._end_offset = -1  # of the newest record put; -1 so that offset 0 lies behind it
+
+    def recover(self, *, clean: bool, log_end: int, index_timestamp: int) -> int:
+        """Open what is there and keep what is certain; never fails because of damaged content.
+
+        ``log_end`` is the true end of the log: items of records behind it are dropped.
+        ``index_timestamp`` is the last result of ``flush`` that the checkpoint holds; it counts
+        only if the stop was not clean.
+
+        Returns:
+            The physical offset from which on all records of the log must be put again. 0 means
+            from the beginning, whether or not the log still reaches that far back.
+        """
+        make_directory(self._directory)
+        whole = self._open_files()
+        durable_ms = _NEVER_FLUSHED if clean else index_timestamp
+        whole = self._rebuild_uncertain(log_end, durable_ms) and whole
+        self._drop_from(log_end)
+        last_offset = self._last_offset()
+        if clean and whole:
+            self._end_offset = last_offset
+            return last_offset + 1
+        # The keys of the last record may be there in part, some perhaps in a file that is gone.
+        self._drop_from(last_offset)
+        self._end_offset = self._last_offset()
+        _log.info(
+            "event=index_recovered files=%d last_offset=%d put_again_from=%d",
+            len(self._files),
+            self._end_offset,
+            max(last_offset, 0),
+        )
+        return max(last_offset, 0)
+
+    def _open_files(self) -> bool:
+        """Open all files up to the first unusable one; say whether there was none.
+
+        Behind a file that is lost, newer ones go as well: records are only ever put in log order,
+        so the gap could not be filled.
+        """
+        found = disk.files(self._directory)
+        paths = [path for path in found if is_index_file_name(path.name)]
+        for position, path in enumerate(paths):
+            try:
+                self._files.append(IndexFile(path, self._max_slots, self._max_items))
+            except UnusableFileError as error:
+                _log.warning("event=index_file_set_aside path=%s reason=%r", path, error.reason)
+                for newer in reversed(paths[position + 1 :]):
+                    disk.unlink(newer)
+                disk.replace(path, path.with_name(path.name + ".bad"))
+                disk.sync_directory(self._directory)
+                return False
+        return True
+
+    def _rebuild_uncertain(self, log_end: int, durable_ms: int) -> bool:
+        """Rebuild the files that may not be as they were written; say whether nothing was lost."""
+        for position, file in enumerate(self._files):
+            if file.needs_check or file.header.end_timestamp > durable_ms:
+                if file.rebuild(log_end=log_end, durable_ms=durable_ms):
+                    continue
+                self._delete(self._files[position + 1 :])
+                return False
+        return True
+
+    def _drop_from(self, physical_offset: int) -> None:
+        """Take all items of records at or behind an offset out of all files."""
+        while self._files:
+            newest = self._files[-1]
+            if not newest.is_empty:
+                if newest.header.end_physical_offset < physical_offset:
+                    return
+                newest.drop_from(physical_offset)
+                if not newest.is_empty:
+                    return
+            self._delete([newest])
+
+    def _last_offset(self) -> int:
+        """Return the offset of the newest record in the index, -1 if there is none."""
+        offsets = (f.header.end_physical_offset for f in reversed(self._files) if not f.is_empty)
+        return next(offsets, -1)
+
+    def put_group(self, records: Sequence[KeyedRecord]) -> None:
+        """Index records under their ``UNIQ_KEY`` and ``KEYS``, in log order.
+
+        A record is (topic, properties, physical offset, store timestamp, sys_flag). Records
+        that are there already are ignored, so any part of the log may be put again.
+
+        Raises:
+            DiskFullError: Nothing of the group was indexed; put it again later.
+        """
+        self._append(hashed_keys(records, after=self._end_offset))
+
+    def _append(self, keys: HashedKeys) -> None:
+        """Append to the newest file and as many new ones as it takes; all or nothing."""
+        if not len(keys.hashes):
+            return
+        plan = self._plan(len(keys.hashes))
+        start = 0
+        for file, count in plan:
+            if not self._files or file is not self._files[-1]:
+                if self._files:
+                    file.begin_behind(self._files[-1].header)
+                self._files.append(file)
+            file.append(keys.part(start, start + count))
+            start += count
+        self._end_offset = int(keys.physical_offsets[-1])
+
+    def _plan(self, count: int) -> list[tuple[IndexFile, int]]:
+        """Return which files take how many of so many items, with space for them reserved."""
+        plan: list[tuple[IndexFile, int]] = []
+        created: list[IndexFile] = []
+        try:
+            if self._files and self._files[-1].room > 0:
+                file = self._files[-1]
+                plan.append((file, min(count, file.room)))
+                file.prepare(plan[-1][1])
+                count -= plan[-1][1]
+            while count > 0:
+                file = self._create_file(created)
+                plan.append((file, min(count, file.room)))
+                file.prepare(plan[-1][1])
+                count -= plan[-1][1]
+        except BaseException:
+            for file in created:
+                disk.unlink(file.path)
+                file.close()
+            raise
+        return plan
+
+    def _create_file(self, created: list[IndexFile]) -> IndexFile:
+        newest = (*self._files[-1:], *created[-1:])[-1:]
+        name = index_file_name(self._now_ms(), behind=newest[0].path.name if newest else "")
+        path = self._directory / name
+        create_file(path, index_file_size(self._max_slots, self._max_items))
+        self._names_unflushed = True
+        created.append(IndexFile(path, self._max_slots, self._max_items))
+        return created[-1]
+
+    def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Return the physical offsets of records with a key, in log order; newest are preferred.
+
+        At most 64, whatever is asked. Only hashes are compared, so the caller checks the records'
+        keys. Times are known to the second only. May block on the disk.
+        """
+        max_count = min(max_count, QUERY_COUNT_MAX)
+        key_hash = index_key_hash(index_key(topic, key))
+        found: list[int] = []
+        for file in reversed(self._files):
+            if file.overlaps(begin_ms, end_ms):
+                found += file.offsets(key_hash, begin_ms, end_ms, max_count - len(found))
+            if file.header.begin_timestamp < begin_ms or len(found) >= max_count:
+                break
+        return sorted(found)
+
+    @property
+    def last_update(self) -> tuple[int, int]:
+        """Store timestamp and physical offset of the newest record in the index; zeros if none."""
+        if not self._files:
+            return 0, 0
+        header = self._files[-1].header
+        return header.end_timestamp, header.end_physical_offset
+
+    def flush(self) -> int:
+        """Make everything put so far durable; blocks on the disk, so for one helper thread.
+
+        Returns:
+            What the checkpoint should keep as index timestamp: ``recover`` takes all records
+            stored up to it, in ms, for indexed.
+        """
+        files = list(self._files)
+        if not files:
+            return 0
+        # More records may come within the millisecond of the last one, after this flush.
+        durable_ms = max(files[-1].header.end_timestamp - 1, 0)
+        for file in files:
+            file.flush()
+            if file is not files[-1]:
+                file.unmap()
+        if self._names_unflushed:
+            self._names_unflushed = False
+            disk.sync_directory(self._directory)
+        return durable_ms
+
+    def extents(self) -> list[tuple[Path, int]]:
+        """Return the files, oldest first, with how many bytes of each are used; any thread.
+
+        Up to the first that is not on disk as it is: nobody may rely on what a power cut takes.
+        """
+        extents: list[tuple[Path, int]] = []
+        for file in self._files:
+            extents.append((file.path, item_position(file.header.next_item, file.slots)))
+            if not file.is_flushed:
+                break
+        return extents
+
+    def forget_before(self, log_start: int) -> list[IndexFile]:
+        """Drop the oldest files whose records are all gone from the log; never the newest.
+
+        Whoever asked deletes them and lets go of the objects, on a thread that may wait: the last
+        use of a file closes it, and frees its hundreds of megabytes.
+        """
+        expired = list(
+            takewhile(lambda file: file.header.end_physical_offset < log_start, self._files[:-1])
+        )
+        self._files = self._files[len(expired) :]
+        return expired
+
+    def _delete(self, files: Sequence[IndexFile]) -> None:
+        """Delete files during recovery; durably, or they would come back behind newer ones."""
+        for file in reversed(list(files)):  # the newest first: no gap if that is interrupted
+            self._files.remove(file)
+            file.close()
+            disk.unlink(file.path)
+            _log.info("event=index_file_deleted path=%s reason=uncertain", file.path)
+        disk.sync_directory(self._directory)
+
+    def close(self) -> None:
+        """Flush and release all files; nothing else may be called any more."""
+        try:
+            self.flush()
+        finally:
+            for file in self._files:
+                file.close()
+            self._files = []

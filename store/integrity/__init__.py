@@ -1,0 +1,1 @@
+"""Digests of files, and turning back bits that a disk has flipped."""

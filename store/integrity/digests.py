@@ -1,0 +1,215 @@
+"""Which files get a digest, and when.
+
+The log: a file's digest grows while it is written, once per second, and never further than the file
+is on disk. What was written in the last second or two before a kill has none. Queues and index:
+full files once, the others at an ordered stop, before which they keep changing. All of it is work
+for the helper thread, whose time has gaps, and costs nothing where messages are appended.
+
+After a start, digests reach no further than what the start has found. A file whose digest was lost
+is not taken in again from its beginning: who knows what happened to it meanwhile.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from ..files import disk
+from ..files.mapped_file_queue import MappedFileQueue
+from ..format.digest import DIRECTORY
+from ..format.queue_entry import ENTRY_SIZE
+from ..log.resync import Damage
+from ..queue.consume_queue import ConsumeQueue, QueueTable
+from .digest import Digest, digest_path, load_digest
+
+IndexExtent = tuple[Path, int]
+"""An index file, and how many of its bytes are used."""
+
+
+class LogDigests:
+    """The digests of the log's files; used by one thread at a time."""
+
+    def __init__(self, root: Path, files: MappedFileQueue) -> None:
+        self._root = root
+        self._files = files
+        self._base = 0  # of the file that is being taken in
+        self._digest = Digest()
+
+    def start(self, end_offset: int, damages: Iterable[Damage] = ()) -> None:
+        """Begin behind a start that found the log's end there, and put fillers on ``damages``."""
+        active = self._files.base_of(end_offset)
+        for path in _files_below(self._directory()):
+            if path.name.isdecimal() and int(path.name) not in self._files.bases:
+                disk.remove(path)
+        for base in {self._files.base_of(damage.offset) for damage in damages}:
+            disk.remove(self._path(base))
+        self._base, self._digest = active, Digest()
+        for base in reversed([base for base in self._files.bases if base <= active]):
+            digest = load_digest(self._path(base))
+            if digest is not None and base < active and digest.end == self._files.file_size:
+                break
+            if digest is not None:  # from here on the last run was behind
+                if digest.end > end_offset - base:
+                    digest.cut(end_offset - base)
+                    digest.save(self._path(base))
+                self._base, self._digest = base, digest
+
+    def advance(self, durable_offset: int, bytes_max: int) -> None:
+        """Take in what is on disk, up to so many bytes, and save that."""
+        size = self._files.file_size
+        while bytes_max > 0:
+            end = min(durable_offset - self._base, size, self._digest.end + bytes_max)
+            if end <= self._digest.end:
+                break
+            bytes_max -= end - self._digest.end
+            if self._take_in(end):
+                self._digest.save(self._path(self._base))
+                if end == size:
+                    self._base, self._digest = self._base + size, Digest()
+
+    def _take_in(self, end: int) -> bool:
+        """Take in the current file up to byte ``end``; False if it is no more."""
+        try:
+            _extend(self._digest, self._files.path(self._base), end)
+        except FileNotFoundError:  # deleted by age
+            self._base, self._digest = self._base + self._files.file_size, Digest()
+            return False
+        return True
+
+    def _path(self, base: int) -> Path:
+        return digest_path(self._root, self._files.path(base))
+
+    def _directory(self) -> Path:
+        return self._path(0).parent
+
+
+class QueueDigests:
+    """The digests of queue files; used by one thread at a time."""
+
+    def __init__(self, root: Path, queues: QueueTable) -> None:
+        self._root = root
+        self._queues = queues
+        self._taken: dict[ConsumeQueue, int] = {}  # queue offset up to which all is taken in
+
+    def start(self) -> None:
+        """Begin with what the queues hold now."""
+        self._taken = {
+            queue: min(queue.next_offset, queue.kept_end) for queue in self._queues.values()
+        }
+
+    def advance(self, *, closing: bool = False) -> None:
+        """Take in the files that have become full; when ``closing``, all that were written to."""
+        for queue in list(self._queues.values()):
+            end = queue.flushed_offset
+            taken = self._taken.get(queue, 0)
+            if end == taken:
+                continue
+            per_file = queue.files.file_size // ENTRY_SIZE
+            first, last = min(taken, end) // per_file, -(-end // per_file)
+            full = end // per_file
+            for number in range(first, last if closing else full):
+                count = min(end - number * per_file, per_file)
+                self._take_in(queue, number * per_file * ENTRY_SIZE, count * ENTRY_SIZE)
+            if closing or full > taken // per_file:
+                self._taken[queue] = end if closing else full * per_file
+
+    def _take_in(self, queue: ConsumeQueue, base: int, end: int) -> None:
+        """Extend the digest of a file; what was taken in before may not have been compared yet."""
+        path = queue.files.path(base)
+        kept = digest_path(self._root, path)
+        digest = load_digest(kept) or Digest()
+        digest.cut(max(min(end, queue.kept_end * ENTRY_SIZE - base), 0))
+        try:
+            _extend(digest, path, end)
+        except FileNotFoundError:  # deleted by age
+            return
+        digest.save(kept)
+
+
+class IndexDigests:
+    """The digests of index files; used by one thread at a time."""
+
+    def __init__(self, root: Path, slots_end: int) -> None:
+        """Before byte ``slots_end`` a file changes as long as it is written to."""
+        self._root = root
+        self._slots_end = slots_end
+        self._done: set[Path] = set()
+        self.path: Path | None = None  # of the file that is taken in, or will be
+        self.digest = Digest()
+
+    def write_to(self, path: Path | None, *, keep: bool = False) -> None:
+        """Delete the digest of a file that is about to change; with ``keep`` go on with it.
+
+        Durably: after a power cut it would not fit any more. None: there is no such file.
+        """
+        self.path, self.digest = path, Digest()
+        kept = None if path is None else digest_path(self._root, path)
+        if kept is not None and disk.exists(kept):
+            self.digest = (load_digest(kept) if keep else None) or Digest()
+            disk.remove(kept)
+            disk.sync_directory(kept.parent)
+
+    def start(self, files: Sequence[IndexExtent], before: Sequence[Path]) -> None:
+        """Begin with what the index holds now; ``before`` it was opened it had other files perhaps.
+
+        Files that are full already have a digest, or nobody knows what happened to them. Not so the
+        one that the index has gone on with.
+        """
+        paths = [path for path, _ in files]
+        written = max({*paths}.intersection(before), default=None)
+        if written != self.path:
+            self.write_to(written)  # newer ones were uncertain, and deleted
+        self._done = {*paths[:-1]} - {written}
+
+    def advance(self, files: Sequence[IndexExtent], bytes_max: int) -> None:
+        """Take in what has become full, up to so many bytes; ``files`` are all, newest last."""
+        full = [path for path, _ in files[:-1] if path not in self._done]
+        if full:
+            self._take_in(full[0], disk.size_of(full[0]), bytes_max)
+
+    def close(self, files: Sequence[IndexExtent]) -> None:
+        """Take in what is left, and the newest file as far as it is used; none changes any more."""
+        for path, used in files:
+            if path not in self._done:
+                end = used if path == files[-1][0] else disk.size_of(path)
+                self._take_in(path, end, end)
+
+    def _take_in(self, path: Path, end: int, bytes_max: int) -> None:
+        if path != self.path:
+            self.path, self.digest = path, Digest()
+        digest = self.digest
+        fd = disk.open_file(path, disk.READ)
+        try:
+            digest.extend(fd, min(end, digest.end + bytes_max))
+            if digest.end == end:
+                digest.refresh(fd, 0, self._slots_end)
+                digest.save(digest_path(self._root, path))
+                self._done.add(path)
+        finally:
+            disk.close(fd)
+
+
+def _extend(digest: Digest, path: Path, end: int) -> None:
+    fd = disk.open_file(path, disk.READ)
+    try:
+        digest.extend(fd, end)
+    finally:
+        disk.close(fd)
+
+
+def _files_below(directory: Path) -> Iterator[Path]:
+    if disk.is_directory(directory):
+        yield from disk.files(directory)
+
+
+def remove_all(root: Path, name: str = "") -> None:
+    """Delete all digests, or those of one directory of the store."""
+    for path in reversed(disk.below(root / DIRECTORY / name)):
+        if disk.is_file(path):
+            disk.remove(path)
+
+
+def remove_orphans(root: Path) -> None:
+    """Delete the digests of queue and index files that are no more, and what saves left behind."""
+    for name in ("consumequeue", "index"):
+        for path in reversed(disk.below(root / DIRECTORY / name)):
+            if disk.is_file(path) and not disk.exists(root / path.relative_to(root / DIRECTORY)):
+                disk.remove(path)

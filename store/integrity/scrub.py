@@ -1,0 +1,222 @@
+"""Turning back bits that the disk has flipped in log, queue and index files.
+
+A digest has a CRC-32 of each 64 KiB of a file. If a block differs from it in one bit, the CRC tells
+which one, and that bit is turned back: it costs no message. A block with several bad bits looks
+like one with a single bad bit once in 8,192 times. So the record or entry that holds the bit is
+checked afterwards, and the bit is turned again if that is not whole.
+
+A start compares queues and index before it relies on them, the newest files first, and after a kill
+the end of the log. The rest is compared while the broker works. A damaged block of a queue or index
+is reported, and a marker has this start or the next one rebuild all queues, or the whole index.
+"""
+
+import logging
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from ..files import disk
+from ..files.checkpoint import Marker, rebuild_marker
+from ..files.mapped_file_queue import MappedFileQueue
+from ..format.digest import BLOCK
+from ..format.index import is_index_file_name
+from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, unpack_entry
+from ..format.record import MAGIC_BLANK, PREFIX
+from ..log.log_scan import find_records
+from ..log.resync import LogFile, candidate_at, candidates
+from ..queue.consume_queue import ConsumeQueue, QueueTable
+from .digest import Block, Digest, digest_of, digest_path
+
+logger = logging.getLogger(__name__)
+
+# Bytes of queues, and of index files, that a start compares: all that belongs to a gigabyte of log.
+START_BYTES: Final = 64 << 20
+_RECORD_MAX: Final = 8 << 20  # bytes before a bit in which the start of its record is looked for
+
+
+class Target(NamedTuple):
+    """A file to compare with its digest, if it has one."""
+
+    path: Path
+    digest: Digest | None
+    start: int = 0  # bytes before are not compared
+    used: int = sys.maxsize  # bytes that matter; damage after them does not
+    # Given the open file and a position: whether what holds that byte is whole.
+    is_whole: Callable[[int, int], bool] = lambda _fd, _position: True
+    rebuild: Marker | None = None  # to be set if the file is damaged
+
+
+Comparison = Generator[tuple[Block, bool], None, None]
+"""Blocks as they were found, each with whether it is as it should be now."""
+
+
+def compare(targets: Iterable[Target]) -> Comparison:
+    """Compare files block by block, turn bits back, and report damage."""
+    for target in targets:
+        if target.digest is None:
+            continue
+        try:
+            fd = disk.open_file(target.path, disk.WRITE)
+        except FileNotFoundError:
+            continue  # deleted by age
+        try:
+            for block in target.digest.blocks(fd, target.start):
+                sound = block.is_sound or _turn_back(target, fd, block)
+                if not sound and block.end > target.used:
+                    break
+                if not sound:
+                    _report(target, block)
+                yield block, sound
+                if not sound and target.rebuild is not None:
+                    break  # whatever else is wrong with it
+        finally:
+            disk.close(fd)
+
+
+def _turn_back(target: Target, fd: int, block: Block) -> bool:
+    """Turn back the bit that differs; return False if it is not just one."""
+    flipped = block.flipped_bit()
+    if flipped is None:
+        return False
+    position, bit = flipped
+    content = disk.pread(fd, 1, position)
+    disk.pwrite(fd, bytes([content[0] ^ 1 << bit]), position)
+    if not target.is_whole(fd, position):
+        disk.pwrite(fd, content, position)
+        return False
+    disk.sync_data(fd)
+    logger.error("event=bit_turned_back path=%s position=%d bit=%d", target.path, position, bit)
+    return True
+
+
+def _report(target: Target, block: Block) -> None:
+    size = len(block.content)
+    logger.error(
+        "event=block_damaged path=%s position=%d length=%d", target.path, block.position, size
+    )
+    if target.rebuild is not None and not target.rebuild.is_set():
+        target.rebuild.create()
+
+
+def compare_first(targets: Iterable[Target]) -> bool:
+    """Compare as much as a start has time for; return whether a bit was turned back."""
+    compared = compare(targets)
+    first = islice(compared, START_BYTES // BLOCK)
+    turned_back = [sound and not block.is_sound for block, sound in first]
+    compared.close()
+    return any(turned_back)
+
+
+def log_targets(
+    root: Path, log: MappedFileQueue, bases: Iterable[int], start: int = 0
+) -> Iterator[Target]:
+    """Give files of the log by their first offsets, to be compared from offset ``start`` on."""
+    for base in bases:
+        path = log.path(base)
+        is_whole = partial(_is_whole, base, log.file_size)
+        yield Target(path, digest_of(root, path), max(start - base, 0), is_whole=is_whole)
+
+
+def mend_log(root: Path, log: MappedFileQueue, start: int) -> int:
+    """Turn flipped bits back in the log from ``start`` on, as far as digests reach.
+
+    Returns:
+        The physical offset up to which all is as it was written; ``start`` if nothing is known.
+    """
+    sound_end = start
+    for base in [base for base in log.bases if base + log.file_size > start]:
+        for block, sound in compare(log_targets(root, log, [base], start)):
+            if sound and base + block.position <= sound_end:
+                sound_end = max(sound_end, base + block.end)
+    return sound_end
+
+
+def _is_whole(base: int, size: int, fd: int, position: int) -> bool:
+    """Tell whether a byte of the log lies in a whole record, or after the last one of its file."""
+    file = LogFile(fd, base, size)
+    near = file._replace(limit=min(position + PREFIX.size, file.limit))
+    for start in reversed([*candidates(near, max(position - _RECORD_MAX, 0))]):
+        found = find_records(candidate_at(file, start), file.base + start, check_crc=True)
+        if start <= position and found:
+            end = start + found[0][1]
+            return position < end or _is_blank(file, end)
+    return _is_blank(file, 0)
+
+
+def _is_blank(file: LogFile, position: int) -> bool:
+    head = file.read(position, PREFIX.size)
+    return head == PREFIX.pack(file.limit - position, MAGIC_BLANK)
+
+
+def queue_targets(root: Path, queues: QueueTable, log: MappedFileQueue) -> Iterator[Target]:
+    """Give the queue files: the last one of each queue, then older ones."""
+    files = [(queue, list(queue.files.bases)) for queue in list(queues.values())]
+    newest = [(queue, base) for queue, bases in files for base in bases[-1:]]
+    older = [(queue, base) for queue, bases in files for base in reversed(bases[:-1])]
+    rebuild = rebuild_marker(root, "consumequeue")
+    for queue, base in newest + older:
+        path = queue.files.path(base)
+        digest = digest_of(root, path)
+        if digest is not None:
+            digest.cut(
+                max(queue.kept_end * ENTRY_SIZE - base, 0)
+            )  # this start has written the rest
+        used = queue.next_offset * ENTRY_SIZE - base  # one that was killed has left it shorter
+        yield Target(path, digest, 0, used, partial(_is_true, queue, log), rebuild)
+
+
+def mend_queues(root: Path, queues: QueueTable, log: MappedFileQueue) -> None:
+    """Compare queues that are loaded, before anything relies on them."""
+    if compare_first(queue_targets(root, queues, log)):
+        queues.load()  # a queue may not end where it seemed to
+
+
+def _is_true(queue: ConsumeQueue, log: MappedFileQueue, fd: int, position: int) -> bool:
+    """Tell whether the entry at a position leads to a record of its queue, or says it is none.
+
+    Of a record that was deleted by age nobody can tell.
+    """
+    entry = unpack_entry(disk.pread(fd, ENTRY_SIZE, position - position % ENTRY_SIZE))
+    if entry.size == PRE_BLANK.size:
+        return True
+    if not entry.is_valid or entry.physical_offset < (log.bases or [0])[0]:
+        return entry.is_valid
+    base = log.base_of(entry.physical_offset)
+    try:
+        with disk.opened(log.path(base)) as log_fd:
+            content = disk.pread(log_fd, entry.size, entry.physical_offset - base)
+    except FileNotFoundError:
+        return False
+    for found in find_records(content, entry.physical_offset, check_crc=False):
+        _, size, _, queue_id, _, topic_at, topic_end, _ = found
+        place = content[topic_at:topic_end], queue_id
+        return size == entry.size and place == (queue.topic.encode(), queue.queue_id)
+    return False
+
+
+def index_targets(root: Path, paths: Sequence[Path]) -> Iterator[Target]:
+    """Give index files, the newest first; ``paths`` are in order."""
+    for path in reversed(paths):
+        yield Target(path, digest_of(root, path), rebuild=rebuild_marker(root, "index"))
+
+
+def mend_index(root: Path) -> list[Path]:
+    """Compare index files before the index is opened; delete all if one has to be rebuilt.
+
+    Their keys are put again from the log then. Returns the files that are left, in order.
+    """
+    directory, marker = root / "index", rebuild_marker(root, "index")
+    found = disk.files(directory) if disk.is_directory(directory) else []
+    paths = [path for path in found if is_index_file_name(path.name)]
+    compare_first(index_targets(root, paths))
+    if not marker.is_set():
+        return paths
+    logger.error("event=index_deleted files=%d Keys are put again from the log", len(paths))
+    for path in reversed(paths):
+        disk.remove(path)
+        disk.remove(digest_path(root, path))
+    marker.remove()
+    return []

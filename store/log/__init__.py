@@ -1,0 +1,1 @@
+"""The commit log: append, group commit, read, scan."""

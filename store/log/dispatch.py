@@ -1,0 +1,59 @@
+"""What consume queues and index say of a record, worked out from the record alone.
+
+The appender gets most of it from its caller; recovery has nothing but the log.
+Source: RocketMQ ``CommitLog.java`` (``checkMessageAndReturnSize``), ``DefaultMessageStore.java``.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from ..format.filler import FILLER_TAGS_CODE, is_filler
+from ..format.properties import PROPERTY_INNER_BASE, PROPERTY_INNER_NUM, get_property, tags_code
+from ..format.record import store_timestamp
+from ..format.topics import SCHEDULE_TOPIC
+
+_NO_LEVEL_DELAY_MS: Final = 1000  # of a level that no longer exists
+_SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
+
+
+def entry_code(
+    record: bytes,
+    properties_at: int,
+    *,
+    topic: bytes,
+    sys_flag: int,
+    delay_levels_ms: Sequence[int],
+) -> int:
+    """Return the tags code that a whole record's entry has in the queue of a topic."""
+    properties = record[properties_at:]
+    if is_filler(record, 0, sys_flag):
+        return FILLER_TAGS_CODE
+    if topic == _SCHEDULE_TOPIC:
+        return delivery_time(properties, store_timestamp(record, 0, sys_flag), delay_levels_ms)
+    return tags_code(properties)
+
+
+def delivery_time(properties: bytes, store_timestamp: int, delay_levels_ms: Sequence[int]) -> int:
+    """Return when a delayed record is due, in ms; without a delay level, its tags code."""
+    raw = get_property(properties, b"DELAY")
+    try:
+        level = int(raw or b"0")
+    except ValueError:
+        level = 0
+    if level <= 0:
+        return tags_code(properties)
+    level = min(level, len(delay_levels_ms))
+    delay = delay_levels_ms[level - 1] if level else _NO_LEVEL_DELAY_MS
+    return store_timestamp + delay
+
+
+def inner_batch_size(properties: bytes, queue_offset: int) -> int:
+    """Return how many queue offsets a record of a batch queue takes; 1 if it does not say.
+
+    Source: RocketMQ ``CommitLog.java`` (``getMessageNum``).
+    """
+    count = get_property(properties, PROPERTY_INNER_NUM.encode()) or b""
+    base = get_property(properties, PROPERTY_INNER_BASE.encode())
+    if base != b"%d" % queue_offset or not count.isdigit():
+        return 1
+    return max(int(count), 1)

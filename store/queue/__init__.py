@@ -1,0 +1,1 @@
+"""Consume queues, and choosing what a pull gets."""

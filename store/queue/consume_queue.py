@@ -1,0 +1,628 @@
+"""Consume queues: for each topic and queue id, where its messages lie in the commit log.
+
+A queue is derived from the log and can be rebuilt from it, so nothing here is flushed before a
+message is acknowledged. The appender writes entries inline through ``map``, ``position`` and
+``limit``, which it reads and moves itself; ``grow`` is called when ``position`` has reached
+``limit``, be it because the file is full, its reserved space is used up, or the map was closed.
+
+Readers get what was written just now from the map. Everything else is read by ``preadv``: a fault
+on a page that is not in memory would stop the whole process, and bring megabytes with it.
+
+A broker can have more queues than the process may open files. ``MapPool`` closes the files of
+queues that opened theirs longest ago; they open again when they are used.
+"""
+
+import sys
+from bisect import bisect_left
+from pathlib import Path
+from typing import Final
+
+from ..errors import DiskFullError
+from ..files import disk
+from ..files.mapped_file import try_reserve, write_zeros, zero_tail
+from ..files.mapped_file_queue import MappedFileQueue
+from ..files.page_cache import CachedReads, read
+from ..format.crc import crc32
+from ..format.properties import PROPERTIES_SIZE_MAX
+from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry, unpack_entry
+from ..format.record import HEAD_V4, MAGIC_V1, MAGIC_V2, TOPIC_LENGTH_V1_MAX, topic_field
+from ..format.record_fields import PROPERTIES_LENGTH
+
+# Bytes reserved at a time: a page at first, since most queues are short, then as much as the file
+# holds already, at most this. Whole files would cost 6 MB per queue.
+RESERVE_STEP: Final = 1 << 16
+# Bytes behind a queue's end that are read through the map, if they were written in this life: they
+# are in memory, and the map spares 3 us of a pull to consumers that are up to 13 000 messages late.
+FRESH_BYTES: Final = 1 << 18
+WARMED_BYTES: Final = 1 << 18  # read at once, so that the next 13 000 entries are in memory as well
+_PAGE: Final = 4096
+assert PROPERTIES_SIZE_MAX < 1 << 15  # RocketMQ writes the length as int16
+
+
+# Stands for a map that is not open, so that the appender needs no test for None.
+_CLOSED: Final = disk.Map(-1, ENTRY_SIZE)
+
+
+def _unmap(opened: disk.Map) -> None:
+    if opened is not _CLOSED:
+        opened.close()
+
+
+def is_directory_name(topic: str) -> bool:
+    """Refuse names that would leave the queues' directory; a damaged log may hold any."""
+    return topic not in {"", ".", ".."} and "/" not in topic and "\0" not in topic
+
+
+def _first_behind(fd: int, base: int, queue_offsets: range, physical_offset: int) -> int:
+    """Return the first of some queue offsets in one file whose record lies at or behind another."""
+
+    def is_behind(queue_offset: int) -> bool:
+        for place in range(queue_offset, queue_offsets.stop):
+            entry = unpack_entry(disk.pread(fd, ENTRY_SIZE, place * ENTRY_SIZE - base))
+            if entry != PRE_BLANK:  # one without a record says nothing; the next one does
+                return entry.physical_offset >= physical_offset
+        return True
+
+    return queue_offsets.start + bisect_left(queue_offsets, True, key=is_behind)
+
+
+class MapPool:
+    """Bounds how many queues have files open, each of which costs up to two descriptors."""
+
+    __slots__ = ("_queues", "_size_max")
+
+    def __init__(self, size_max: int) -> None:
+        self._queues: dict[ConsumeQueue, None] = {}  # in the order of their last mapping
+        self._size_max = size_max
+
+    def mapped(self, queue: "ConsumeQueue") -> None:
+        """Note that a queue has opened a file; close those of another if there are too many."""
+        self._queues.pop(queue, None)
+        self._queues[queue] = None
+        if len(self._queues) > self._size_max:
+            oldest = next(iter(self._queues))
+            self.forget(oldest)
+            oldest.close()
+
+    def forget(self, queue: "ConsumeQueue") -> None:
+        """Note that a queue has closed its files."""
+        self._queues.pop(queue, None)
+
+
+class ConsumeQueue:
+    """The entries of one topic and queue id, and what every record of it has in common."""
+
+    __slots__ = (
+        "_active_base",
+        "_cached",
+        "_end_durable",
+        "_files",
+        "_fresh_from",
+        "_names_durable",
+        "_pool",
+        "_read_base",
+        "_read_fd",
+        "_reserved_end",
+        "_visible_end",
+        "flushed_offset",
+        "kept_end",
+        "last_end",
+        "limit",
+        "magic",
+        "map",
+        "min_offset",
+        "next_offset",
+        "overhead",
+        "position",
+        "queue_id",
+        "special",
+        "topic",
+        "topic_field",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        queue_id: int,
+        *,
+        directory: Path,
+        file_size: int,
+        pool: MapPool,
+        special: bool = False,
+    ) -> None:
+        topic_bytes = topic.encode()
+        if not is_directory_name(topic) or queue_id < 0:
+            raise ValueError(f"topic {topic!r}, queue {queue_id} cannot name a directory")
+        version_2 = len(topic_bytes) > TOPIC_LENGTH_V1_MAX
+        self.topic = topic
+        self.queue_id = queue_id
+        self.special = special  # its records need more than the appender's fast path does
+        self.magic = MAGIC_V2 if version_2 else MAGIC_V1
+        self.topic_field = topic_field(topic_bytes, version_2=version_2)
+        self.overhead = HEAD_V4.size + len(self.topic_field) + PROPERTIES_LENGTH.size
+
+        self.next_offset = 0  # queue offset of the next entry
+        self.min_offset = 0
+        self.last_end = 0  # physical offset behind the newest record
+        self.flushed_offset = 0  # entries below are on disk; moved by the janitor alone
+        self.kept_end = sys.maxsize  # entries below are as they were before this start
+
+        self.map = _CLOSED  # of the file that next_offset falls into
+        self.position = 0  # where in that file the next entry goes
+        self.limit = 0  # position from which grow() must be called first
+        self._active_base = 0
+        self._reserved_end = 0  # in that file, up to where blocks are known to be reserved
+        self._fresh_from = file_size  # position of the first entry written through that map
+        self._read_fd = -1  # of the file that readers behind are in
+        self._read_base = -1
+        self._cached = CachedReads()
+        self._visible_end = 0  # where the last search for it ended
+        self._pool = pool
+        self._files = MappedFileQueue(directory, file_size)
+        self._names_durable = False  # those of the files, and of the directories they are in
+        self._end_durable = True  # zeros behind the end, where entries were removed
+
+    # Writing -------------------------------------------------------------------------------
+
+    def grow(self, size: int = ENTRY_SIZE) -> None:
+        """Make room for so many bytes of entries at ``position``, or up to the end of its file.
+
+        For one more entry there is room in any case, if need be in the next file.
+
+        Raises:
+            DiskFullError: There is none; nothing has changed.
+        """
+        files = self._files
+        base, position = self._active_base, self.position
+        if position >= files.file_size:
+            base, position = base + files.file_size, 0
+        if base not in files.bases[-2:]:
+            self._create(base)
+        self._reserved_end = self._map_active(base, position, size)
+        self._active_base, self.position = base, position
+        self.limit = self._reserved_end // ENTRY_SIZE * ENTRY_SIZE
+
+    def _create(self, base: int) -> None:
+        try:
+            disk.make_directories(self._files.directory)
+        except OSError as error:
+            raise DiskFullError(self._files.directory, str(error)) from error
+        self._files.create(base)
+        self._names_durable = False
+
+    def _map_active(self, base: int, position: int, room: int) -> int:
+        """Map the file for writing and reserve space from ``position`` on; return its end."""
+        size = self._files.file_size
+        reserved_end = self._reserved_end if base == self._active_base else 0
+        path = self._files.path(base)
+        fd = disk.open_file(path, disk.WRITE)
+        try:
+            if reserved_end < min(position + room, size):
+                reserved_end = self._reserve(fd, position, room, path)
+            if self.map is _CLOSED or base != self._active_base:
+                _unmap(self.map)
+                self.map = disk.Map(fd, size)
+                self._fresh_from = position
+                self._pool.mapped(self)
+        finally:
+            disk.close(fd)
+        return reserved_end
+
+    def _reserve(self, fd: int, position: int, room: int, path: Path) -> int:
+        """Reserve space from ``position`` on, the more the longer the file; return its end."""
+        step = max(min(max(position, _PAGE), RESERVE_STEP), room)
+        end = min((position + step + _PAGE) // _PAGE * _PAGE, self._files.file_size)
+        try_reserve(fd, position - position % _PAGE, end, path)
+        # A first touch through the map would read ahead, megabytes where the system is set up
+        # so, to find that nothing is there: 1.3 ms instead of 10 us.
+        write_zeros(fd, position, end, path)
+        return end
+
+    def extend(self, entries: bytes, physical_end: int) -> None:
+        """Write many next entries; the last one's record ends at ``physical_end``."""
+        done = 0
+        while done < len(entries):
+            if self.position >= self.limit:
+                self.grow()
+            size = min(self.limit - self.position, len(entries) - done)
+            self.map[self.position : self.position + size] = entries[done : done + size]
+            self.position += size
+            done += size
+        self.next_offset += len(entries) // ENTRY_SIZE
+        self.last_end = physical_end
+
+    def replace(self, queue_offset: int, entry: QueueEntry) -> None:
+        """Write one entry anew; only recovery may do that."""
+        position = queue_offset * ENTRY_SIZE
+        base = self._files.base_of(position)
+        with disk.opened(self._files.path(base), disk.WRITE) as fd:
+            disk.pwrite(fd, entry.pack(), position - base)
+        self.flushed_offset = min(self.flushed_offset, queue_offset)
+        self.kept_end = min(self.kept_end, queue_offset)
+
+    def move_to(self, queue_offset: int) -> None:
+        """Let the next entry be that of ``queue_offset``; what lies there stays for now."""
+        self.close()
+        position = queue_offset * ENTRY_SIZE
+        self._active_base = self._files.base_of(position)
+        self._reserved_end = 0
+        self.position = position - self._active_base
+        self.next_offset = queue_offset
+        self._visible_end = min(self._visible_end, queue_offset)
+        self.flushed_offset = min(self.flushed_offset, queue_offset)
+
+    def cut(self, end: int) -> None:
+        """Remove all entries from queue offset ``end`` on, and let the next one be there.
+
+        A file that becomes empty stays, zeroed: after a kill that is every queue's only one, and
+        to delete and create it costs milliseconds, each.
+        """
+        self.move_to(end)
+        self.kept_end = min(self.kept_end, end)
+        files = self._files
+        bases = files.bases
+        removed: object = files.remove_from(self._active_base + 1)
+        if bases and bases[-1] == self._active_base:
+            removed = zero_tail(files.path(self._active_base), self.position) or removed
+        if removed:
+            self.doubt_end()
+        if end and not self.position:
+            self._active_base -= files.file_size
+            self.position = files.file_size
+        self.last_end = self._end_of(end - 1) if end > self.first_offset else 0
+
+    def doubt_end(self) -> None:
+        """Have the next `sync` write what is behind the end, though no entry was added.
+
+        The zeros there may be in memory alone. A power cut would bring the entries back that were
+        removed, and the next start believe them as soon as the checkpoint has passed them.
+        """
+        self._end_durable = False
+
+    def _end_of(self, queue_offset: int) -> int:
+        entry = self.entry(queue_offset)
+        return 0 if entry.size == PRE_BLANK.size else entry.physical_offset + entry.size
+
+    def skip_to(self, queue_offset: int) -> None:
+        """Let the next entry be that of an offset ahead; the log lacks what lies between."""
+        gap = queue_offset - self.next_offset
+        if self.next_offset == self.first_offset or gap > self._files.file_size // ENTRY_SIZE:
+            self._start_at(queue_offset)
+        else:
+            self.extend(PRE_BLANK.pack() * gap, self.last_end)
+
+    def _start_at(self, queue_offset: int) -> None:
+        """Let an empty queue begin at an offset other than 0.
+
+        The entries before it in its file say that they are none.
+        Source: RocketMQ ``ConsumeQueue.java``, ``fillPreBlank``.
+        """
+        self._files.remove_from(0)
+        in_file = queue_offset * ENTRY_SIZE % self._files.file_size // ENTRY_SIZE
+        self.cut(queue_offset - in_file)
+        self.extend(PRE_BLANK.pack() * in_file, 0)
+        self.min_offset = queue_offset
+
+    # Reading -------------------------------------------------------------------------------
+
+    @property
+    def first_offset(self) -> int:
+        """The queue offset of the first entry of the first file, real or not."""
+        bases = self._files.bases
+        return bases[0] // ENTRY_SIZE if bases else self.next_offset
+
+    def visible_end(self, readable_offset: int) -> int:
+        """Return the queue offset behind the last entry whose record may be read."""
+        if self.last_end <= readable_offset:
+            return self.next_offset
+        low, high = max(self.min_offset, self._visible_end), self.next_offset
+        while low < high:
+            middle = (low + high) // 2
+            physical_offset, size, _ = self.entry(middle)
+            if physical_offset + size <= readable_offset or size == PRE_BLANK.size:
+                low = middle + 1
+            else:
+                high = middle
+        self._visible_end = low  # the readable offset never goes back
+        return low
+
+    def entry(self, queue_offset: int) -> QueueEntry:
+        """Read one entry; it need not be valid."""
+        return unpack_entry(self.entries(queue_offset, 1))
+
+    def entries(self, queue_offset: int, count: int) -> bytes:
+        """Read entries that follow each other, 20 bytes each; wait for the disk where needed.
+
+        Raises:
+            FileNotFoundError: The file they would lie in does not exist.
+        """
+        found = self.cached_entries(queue_offset, count)
+        if found is not None:
+            return found
+        position = queue_offset * ENTRY_SIZE
+        wanted = count * ENTRY_SIZE
+        base = self._files.base_of(position)
+        found = read(self._files.path(base), self._reading(base), wanted, position - base)
+        while len(found) < wanted:
+            base += self._files.file_size
+            found += read(self._files.path(base), self._reading(base), wanted - len(found), 0)
+        return found
+
+    def cached_entries(self, queue_offset: int, count: int) -> bytes | None:
+        """Return the same, or None if some would have to come from disk.
+
+        Raises:
+            FileNotFoundError: As above.
+        """
+        file_size = self._files.file_size
+        position = queue_offset * ENTRY_SIZE
+        start = position % file_size
+        wanted = count * ENTRY_SIZE
+        base = position - start
+        if (
+            base == self._active_base
+            and start >= self._fresh_from
+            and start >= self.position - FRESH_BYTES
+        ):
+            return self.map[start : start + wanted]
+        target = bytearray(wanted)
+        if start + wanted <= file_size:
+            read = self._cached.read_into(self._reading(base), (target,), start)
+            return bytes(target) if read == wanted else None
+        in_file = file_size - start
+        view = memoryview(target)
+        if self._cached.read_into(self._reading(base), (view[:in_file],), start) != in_file:
+            return None
+        while in_file < wanted:
+            base += file_size
+            more = view[in_file : in_file + file_size]
+            if self._cached.read_into(self._reading(base), (more,), 0) != len(more):
+                return None
+            in_file += len(more)
+        return bytes(target)
+
+    def warm(self, queue_offset: int) -> None:
+        """Have entries from an offset on in memory, waiting for the disk; any thread may do so.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+        """
+        position = queue_offset * ENTRY_SIZE
+        base = self._files.base_of(position)
+        with disk.opened(self._files.path(base)) as fd:
+            got = disk.pread(fd, WARMED_BYTES, position - base)
+        if len(got) < WARMED_BYTES and base + self._files.file_size in self._files.bases:
+            with disk.opened(self._files.path(base + self._files.file_size)) as fd:
+                disk.pread(fd, WARMED_BYTES - len(got), 0)
+
+    def _reading(self, base: int) -> int:
+        """Return a descriptor of a file."""
+        if base != self._read_base or self._read_fd < 0:
+            self._stop_reading()
+            self._read_fd = disk.open_file(self._files.path(base), disk.READ)
+            self._read_base = base
+            self._pool.mapped(self)
+        return self._read_fd
+
+    def _stop_reading(self) -> None:
+        if self._read_fd >= 0:
+            disk.close(self._read_fd)
+            self._read_fd = -1
+
+    # Files ---------------------------------------------------------------------------------
+
+    @property
+    def files(self) -> MappedFileQueue:
+        """The files, for those who look at them on their own."""
+        return self._files
+
+    def next_file_offset(self, queue_offset: int) -> int:
+        """Return the queue offset with which the next file begins."""
+        size = self._files.file_size
+        return (queue_offset * ENTRY_SIZE // size + 1) * size // ENTRY_SIZE
+
+    def load(self) -> None:
+        """Find the files, and the end of what was written to them.
+
+        Raises:
+            UnusableFileError: A file has a wrong size or name.
+        """
+        files = self._files
+        files.load()
+        missing = files.missing()
+        if missing is not None:
+            # Entries behind a missing file cannot be reached by going on; recovery rebuilds.
+            files.remove_from(missing)
+        end = self._find_end()
+        self.move_to(end)
+        self.flushed_offset = end
+        if end and not self.position:
+            self._active_base -= files.file_size
+            self.position = files.file_size
+        self.last_end = self._end_of(end - 1) if end > self.first_offset else 0
+
+    def _find_end(self) -> int:
+        """Return the queue offset behind the last valid entry.
+
+        Unwritten space is zero, so a search by halves finds where entries end. Should a crash
+        have left a hole among them, it may find the hole: recovery checks against the log.
+        """
+        for base in reversed(self._files.bases):
+            used = self._used(base)
+            if used:
+                return base // ENTRY_SIZE + used
+        return self._files.bases[0] // ENTRY_SIZE if self._files.bases else 0
+
+    def _used(self, base: int) -> int:
+        """Return how many entries a file holds; read piece by piece, since most of it is a hole."""
+        fd = disk.open_file(self._files.path(base), disk.READ)
+        try:
+            return bisect_left(
+                range(self._files.file_size // ENTRY_SIZE),
+                True,
+                key=lambda place: (
+                    not unpack_entry(disk.pread(fd, ENTRY_SIZE, place * ENTRY_SIZE)).is_valid
+                ),
+            )
+        finally:
+            disk.close(fd)
+
+    def find_physical(self, physical_offset: int) -> int:
+        """Return the first queue offset whose record lies at ``physical_offset`` or behind it."""
+        first = self.first_offset
+        return first + bisect_left(
+            range(self.next_offset - first),
+            True,
+            key=lambda index: self.start_of(first + index) >= physical_offset,
+        )
+
+    def start_of(self, queue_offset: int) -> int:
+        """Return the physical offset of an entry; of one that is none, that of the one before.
+
+        Without one before it is -1.
+        """
+        first = self.first_offset
+        while (entry := self.entry(queue_offset)) == PRE_BLANK:
+            if queue_offset == first:
+                return -1
+            queue_offset -= 1
+        return entry.physical_offset
+
+    def look_for(self, physical_offset: int) -> int:
+        """Return from where on, ``min_offset`` at least, records lie at an offset or behind it.
+
+        Any thread may look. Files are read one after the other and not mapped: those at the
+        beginning of a queue are rarely in memory, and only a read lets others run meanwhile.
+        """
+        files = self._files
+        end, low = self.next_offset, self.min_offset
+        per_file = files.file_size // ENTRY_SIZE
+        while low < end:
+            base = files.base_of(low * ENTRY_SIZE)
+            high = min(base // ENTRY_SIZE + per_file, end)
+            try:
+                fd = disk.open_file(files.path(base), disk.READ)
+            except FileNotFoundError:
+                low = high
+                continue
+            try:
+                low = _first_behind(fd, base, range(low, high), physical_offset)
+            finally:
+                disk.close(fd)
+            if low < high:
+                break
+        return low
+
+    def begin_at(self, queue_offset: int) -> list[Path]:
+        """Let the queue begin at an offset; return its files that have no entry behind that.
+
+        They are no part of it any more; whoever asked deletes them, in this order.
+        """
+        self.min_offset = max(self.min_offset, queue_offset)
+        files = self._files
+        # The one that is appended to stays, wherever the queue begins.
+        gone = files.forget_before(min(self.min_offset * ENTRY_SIZE, self._active_base))
+        if self._read_base in gone:
+            self._stop_reading()
+        return [files.path(base) for base in gone]
+
+    def sync(self) -> bool:
+        """Flush what was written since the last time; called by the janitor's thread.
+
+        Recovery believes that the entries of what the checkpoint covers are there. So the names by
+        which they are found have to be on disk as well.
+
+        Files are opened anew, so that no map or descriptor is shared between threads.
+        """
+        start, end = self.flushed_offset, self.next_offset
+        if start == end and self._end_durable:
+            return False
+        self._end_durable = True  # first: entries removed meanwhile take it back
+        try:
+            self._sync(start, end)
+        except OSError:
+            self._end_durable = False
+            raise
+        self.flushed_offset = end
+        return True
+
+    def _sync(self, start: int, end: int) -> None:
+        files = self._files
+        first = files.base_of(min(start, end) * ENTRY_SIZE)
+        for base in range(first, end * ENTRY_SIZE + 1, files.file_size):
+            try:
+                fd = disk.open_file(files.path(base), disk.WRITE)
+            except FileNotFoundError:
+                continue  # deleted meanwhile, with the records it pointed at
+            try:
+                disk.sync_data(fd)
+            finally:
+                disk.close(fd)
+        if files.bases and not self._names_durable:
+            self._names_durable = True  # first: a file created meanwhile takes it back
+            queue = files.directory
+            for directory in (queue, queue.parent, queue.parent.parent):
+                disk.sync_directory(directory)
+
+    def close(self) -> None:
+        """Close the files; the queue opens them again when it is used."""
+        _unmap(self.map)
+        self.map = _CLOSED
+        self._fresh_from = self._files.file_size
+        self._stop_reading()
+        self.limit = 0
+        self._pool.forget(self)
+
+
+class QueueTable(dict[tuple[str, int], ConsumeQueue]):
+    """All queues of a store by topic and queue id."""
+
+    def __init__(
+        self,
+        directory: Path,
+        file_size: int,
+        *,
+        maps_max: int,
+        special_topics: frozenset[str],
+        all_special: bool = False,
+    ) -> None:
+        super().__init__()
+        self._directory = directory
+        self._file_size = file_size
+        self._pool = MapPool(maps_max)
+        self._special_topics = special_topics
+        self._all_special = all_special
+
+    def __missing__(self, key: tuple[str, int]) -> ConsumeQueue:
+        """Add the queue; its files come with its first entry."""
+        topic, queue_id = key
+        queue = self[key] = ConsumeQueue(
+            topic,
+            queue_id,
+            directory=self._directory / topic / str(queue_id),
+            file_size=self._file_size,
+            pool=self._pool,
+            special=self._all_special or topic in self._special_topics,
+        )
+        return queue
+
+    def load(self) -> None:
+        """Find the queues that exist; directories not named by a number are none.
+
+        Raises:
+            UnusableFileError: A file of a queue has a wrong size or name.
+        """
+        for topic in disk.directories(self._directory):
+            for directory in disk.directories(topic):
+                if directory.name.isdecimal():
+                    self[topic.name, int(directory.name)].load()
+
+    def digest(self) -> int:
+        """Return a number that tells whether any queue ends elsewhere than it did."""
+        ends = sorted((*key, queue.next_offset) for key, queue in self.items() if queue.next_offset)
+        return crc32(repr(ends).encode())
+
+    def close(self) -> None:
+        """Close all files."""
+        for queue in self.values():
+            queue.close()

@@ -1,0 +1,1 @@
+"""What a start does: find the end of the log, rebuild queues, fill damaged ranges."""

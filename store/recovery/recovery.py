@@ -1,0 +1,474 @@
+"""Opening a store after any kind of stop: the true end of the log, and queues that match it.
+
+The log is the truth. Queues are derived from it, and what they say is used only where it is
+proven, so that no stop and no earlier fault can make a message unreachable:
+
+* After a clean stop each queue's last entry must name a record that says it is that entry's,
+  and if the stop was ours, all queues must end where they did. Then the scan starts where the
+  newest of these records ends; records found there are dispatched.
+* After a kill log and queue entries are on disk below the newest file that was begun three
+  seconds before the checkpoint, and below the record that the checkpoint names. The scan starts
+  with the file; with the record, where digests say that the log between the two is as it was
+  written. Entries of records behind that point are removed and written anew.
+* If a proof fails, or a queue lacks entries below the start, the scan is repeated from the first
+  record of the log, which rebuilds all queues. Entries of records that retention has deleted
+  stay, because they carry the queue offset.
+
+Before the scan, bits are turned back that digests show to be flipped (``scrub``). Where the log is
+damaged all the same, the scan goes on behind it (``log_scan``), and what is lost keeps its place in
+log and queues (``queue_rebuild``, ``repair``). The log ends where no true record follows. What
+lies behind is zeroed, in log and queues, before anything is appended: RocketMQ leaves it, and a
+later crash then brings cut records back.
+
+Source: RocketMQ ``CommitLog.java`` (``recoverNormally``, ``recoverAbnormally``).
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ..config import StoreConfig
+from ..files import disk
+from ..files.checkpoint import Checkpoint, rebuild_marker
+from ..files.mapped_file import write_again, zero_tail
+from ..files.mapped_file_queue import MappedFileQueue
+from ..format.flags import INNER_BATCH
+from ..format.queue_entry import PRE_BLANK, QueueEntry
+from ..format.record import PREFIX, Record
+from ..log.dispatch import inner_batch_size
+from ..log.log_reader import LogReader
+from ..log.log_scan import LogScan, Trust
+from ..log.resync import Damage
+from ..log.transaction_ranges import TransactionPlaces
+from ..queue.consume_queue import ConsumeQueue, QueueTable
+from .queue_rebuild import IncompleteError, LastEntries, QueueRebuild
+from .repair import DAMAGED, Repair
+
+logger = logging.getLogger(__name__)
+
+# The checkpoint may be ahead of what it promises by a timer's tick or two. Source: RocketMQ
+# StoreCheckpoint.java, getMinTimestamp.
+CHECKPOINT_MARGIN_MS: Final = 3000
+PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
+# Bytes after the log's end in which zeros are written again: more than can have been cut by an
+# earlier start that failed: a broker takes no more when 128 MiB of log are not on disk.
+ZEROED_ANEW: Final = 256 << 20
+_NO_END: Final = 1 << 63  # behind every record
+DAMAGES_TOLD_MAX: Final = 100  # lines of the log about damaged stretches, in one start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryReport:
+    """What opening a store found and did."""
+
+    clean: bool  # the last stop was an ordered one
+    start_offset: int  # where the scan began
+    end_offset: int  # where the log ends, and the next record goes
+    records: int  # records scanned
+    truncated_bytes: int  # bytes of a torn or stale tail that were removed
+    queues_rebuilt: bool  # the scan had to begin with the first record of the log
+    duration_ms: int
+    damages: tuple[Damage, ...] = ()  # stretches of the log whose records are lost
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a recovery is; written by the thread that opens the store, read by any."""
+
+    done: int = 0  # bytes of the log that were scanned
+    total: int = 0  # bytes at most, with unwritten space; 0 before it is known
+    records: int = 0
+
+
+class Recovery:
+    """One opening of a store, from loaded files to a log that may be appended to."""
+
+    def __init__(
+        self,
+        config: StoreConfig,
+        files: MappedFileQueue,
+        queues: QueueTable,
+        reader: LogReader,
+        progress: Progress | None = None,
+        *,
+        mend_log: Callable[[int], int] = lambda start: start,
+    ) -> None:
+        """``mend_log`` turns flipped bits back in the log from a physical offset on.
+
+        It returns up to where the log is known to be as it was written.
+        """
+        self._config = config
+        self._files = files
+        self._queues = queues
+        self._reader = reader
+        self._progress = progress or Progress()
+        self._mend_log = mend_log
+        self._must_rebuild = rebuild_marker(config.root, "consumequeue")
+        self._scan_start = 0
+        self._log_start = 0
+        self._trust = Trust()
+        self._batch_queues: frozenset[tuple[str, int]] = frozenset()
+        self._before: dict[ConsumeQueue, LastEntries] = {}
+        self._damages: list[Damage] = []
+        self.last_record = -1
+        self.last_timestamp = 0
+        self.transactions = TransactionPlaces()  # where the scan has met such records
+
+    def run(
+        self, checkpoint: Checkpoint, *, clean: bool, durable_offset: int = -1
+    ) -> RecoveryReport:
+        """Find the end of the log, make the queues match it, and cut what is behind.
+
+        Below ``durable_offset`` the log was on disk; -1 if that is not known.
+
+        Raises:
+            DiskFullError: There is no space for queue entries that must be written.
+        """
+        began = time.monotonic()
+        log_start = self._log_start = self._files.bases[0] if self._files.bases else 0
+        self._batch_queues = _batch_queues(self._config.root / "batchconsumequeue")
+        if not self._files.bases:
+            for queue in self._queues.values():
+                queue.cut(0)  # there is no log any more that could hold their records
+        self._trust = self._trust_of(checkpoint, clean=clean, durable_offset=durable_offset)
+        rebuilt = False
+        try:
+            self._refuse_doubtful(checkpoint)
+            start = self._clean_start(log_start) if clean else self._killed_start(checkpoint)
+            scan = self._scan_from(start)
+            if clean:
+                self._compare(scan.end_offset, checkpoint)
+        except IncompleteError as reason:
+            logger.warning("event=queues_rebuilt offset=%d reason=%r", log_start, str(reason))
+            start, rebuilt = log_start, True
+            # The next start would find queues cut, and nothing else wrong with them.
+            self._must_rebuild.create()
+            scan = self._scan_from(start)
+            for queue in self._queues.values():
+                queue.sync()
+            self._must_rebuild.remove()
+        self._find_last(scan)
+        truncated = self._cut_log(start, scan.end_offset, clean=clean)
+        for queue in self._queues.values():
+            queue.min_offset = queue.find_physical(log_start)
+            if not clean:
+                queue.doubt_end()  # an earlier start may have cut it, and been killed
+        report = RecoveryReport(
+            clean=clean,
+            start_offset=start,
+            end_offset=scan.end_offset,
+            records=scan.records,
+            truncated_bytes=truncated,
+            queues_rebuilt=rebuilt or (start == log_start and scan.records > 0),
+            duration_ms=round((time.monotonic() - began) * 1000),
+            damages=tuple(self._damages),
+        )
+        _tell(report)
+        return report
+
+    def _trust_of(self, checkpoint: Checkpoint, *, clean: bool, durable_offset: int) -> Trust:
+        """Gather what the last life says of the log's end."""
+        trust = Trust(
+            durable_offset=_NO_END if clean else durable_offset,
+            durable_since=checkpoint.log_timestamp,
+            closed_offset=checkpoint.closed_offset if clean else -1,
+        )
+        # A store of ours has no stale records: what is cut off is zeroed.
+        is_stale_possible = checkpoint.confirm_offset > 0 and not checkpoint.is_ours
+        last = self._record_at(checkpoint.confirm_offset) if is_stale_possible else None
+        if last is None:
+            return trust
+        # Behind the record that was the last one when RocketMQ recovered, everything is newer than
+        # what it wrote there first; the checkpoint tells whether its clock was turned back since.
+        first = self._record_at(last.end) or self._record_at(self._following(last.end))
+        if first is None or not last.store_timestamp <= first.store_timestamp:
+            return trust._replace(fresh_offset=last.end, fresh_timestamp=last.store_timestamp)
+        if first.store_timestamp > checkpoint.queues_timestamp:
+            return trust
+        return trust._replace(fresh_offset=last.end, fresh_timestamp=first.store_timestamp)
+
+    def _record_at(self, physical_offset: int) -> Record | None:
+        end = self._files.base_of(physical_offset) + self._files.file_size
+        return self._reader.record_at(physical_offset, end)
+
+    def _following(self, offset: int) -> int:
+        """Return where the next file begins."""
+        return self._files.base_of(offset) + self._files.file_size
+
+    def _refuse_doubtful(self, checkpoint: Checkpoint) -> None:
+        """Refuse queues damaged or half rebuilt, or where RocketMQ may have queued fillers."""
+        if self._must_rebuild.is_set():
+            raise IncompleteError("a block is damaged, or a start was killed while it rebuilt them")
+        if not checkpoint.is_ours and disk.is_directory(self._config.root / DAMAGED):
+            raise IncompleteError("another broker was here, and the log has fillers")
+
+    # Where to start -------------------------------------------------------------------------
+
+    def _clean_start(self, log_start: int) -> int:
+        """Return where the newest record ends that a queue knows; every queue must prove its end.
+
+        Records in no queue may follow it, and, if someone's stop was not as clean as it said,
+        others too: the scan goes on from here.
+        """
+        start = log_start
+        for key in self._batch_queues:
+            if key not in self._queues:
+                raise IncompleteError(f"{key[0]}:{key[1]} is a batch queue of RocketMQ")
+        for queue in self._queues.values():
+            self._prove(queue, queue.next_offset)
+            start = max(start, queue.last_end)
+        return start
+
+    def _compare(self, end: int, checkpoint: Checkpoint) -> None:
+        """Check that all queues end where they did at the ordered stop, if it was one of ours.
+
+        What is lost at the end of one queue shows nowhere else: the others reach the log's end.
+        """
+        if 0 <= end < checkpoint.closed_offset:
+            logger.error(
+                "event=log_shorter_than_closed end=%d closed=%d", end, checkpoint.closed_offset
+            )
+        if end == checkpoint.closed_offset and self._queues.digest() != checkpoint.queues_digest:
+            raise IncompleteError("queues end elsewhere than at the last stop")
+
+    def _prove(self, queue: ConsumeQueue, end: int) -> None:
+        """Check that the last entry before ``end`` is true, if its record still exists."""
+        if end <= queue.first_offset:
+            return
+        last = queue.entry(end - 1)
+        if last == PRE_BLANK or self._is_expired(last):
+            return
+        if not self._is_entry_of(queue, end - 1, last):
+            raise IncompleteError(f"entry {end - 1} of {queue.topic}:{queue.queue_id} is false")
+
+    def _is_expired(self, entry: QueueEntry) -> bool:
+        """Tell whether an entry names a record that retention has deleted; garbage rarely does."""
+        return entry.is_valid and entry.physical_offset < self._log_start
+
+    def _is_entry_of(self, queue: ConsumeQueue, queue_offset: int, entry: QueueEntry) -> bool:
+        """Tell whether the record that an entry names says that it belongs there."""
+        record = self._record_at(entry.physical_offset)
+        if record is None or (record.topic, record.queue_id) != (queue.topic, queue.queue_id):
+            return False
+        last_offset = record.queue_offset
+        if record.sys_flag & INNER_BATCH and (queue.topic, queue.queue_id) in self._batch_queues:
+            last_offset += inner_batch_size(record.properties, record.queue_offset) - 1
+        return (last_offset, record.total_size) == (queue_offset, entry.size)
+
+    def _killed_start(self, checkpoint: Checkpoint) -> int:
+        """Return a record, or a file, before which log and queues are as they were on disk."""
+        start = self._checkpoint_start(checkpoint)
+        offset = checkpoint.queues_offset
+        queues = self._queues.values()
+        entries = sum(queue.next_offset - queue.first_offset for queue in queues)
+        if (
+            start < offset < self._trust.durable_offset
+            and entries >= checkpoint.queue_entries
+            and self._mend_log(start) >= offset
+            and self._record_at(offset) is not None
+            and self._are_proven(offset)
+        ):
+            return offset
+        return start
+
+    def _are_proven(self, start: int) -> bool:
+        """Tell whether all queues prove what they hold of records below ``start``.
+
+        A power cut may spoil a sector that was written again, and entries in it that were on disk.
+        """
+        self._scan_start = start
+        try:
+            for queue in self._queues.values():
+                self._held(queue)
+        except IncompleteError:
+            return False
+        return True
+
+    def _checkpoint_start(self, checkpoint: Checkpoint) -> int:
+        """Return the newest file that was begun long enough before the checkpoint."""
+        trusted = min(checkpoint.log_timestamp, checkpoint.queues_timestamp) - CHECKPOINT_MARGIN_MS
+        for base in reversed(self._files.bases[1:]):
+            first = self._reader.record_at(base, base + self._files.file_size)
+            if first is not None and 0 < first.store_timestamp <= trusted:
+                return base
+        return self._files.bases[0] if self._files.bases else 0
+
+    # The scan -------------------------------------------------------------------------------
+
+    def _scan_from(self, start: int) -> LogScan:
+        """Dispatch every record from ``start`` on to its queue; cut queues to what was found."""
+        sound_end = self._mend_log(start)
+        self._scan_start = start
+        rebuild = QueueRebuild(
+            self._queues,
+            start=start,
+            log_start=self._log_start,
+            held=self._held,
+            delay_levels_ms=self._config.delay_levels_ms,
+            batch_queues=self._batch_queues,
+            before=self._before,
+        )
+        check_crc = self._config.check_crc_on_recover
+        scan = LogScan(
+            self._files, start, check_crc=check_crc, trust=self._trust, sound_end=sound_end
+        )
+        stored = self._dispatch(scan, rebuild)
+        self.transactions = rebuild.transactions
+        self._mend(rebuild, list(zip(scan.damages, stored, strict=True)))
+        return scan
+
+    def _dispatch(self, scan: LogScan, rebuild: QueueRebuild) -> list[int]:
+        """Do so; return when the record before each damage was stored, in ms."""
+        stored: list[int] = []
+        before = 0
+        told = time.monotonic()
+        progress, start = self._progress, self._scan_start
+        ends = self._files.bases[-1:]
+        progress.total = ends[0] + self._files.file_size - start if ends else 0
+        for chunk_offset, chunk, found in scan:
+            stored += [before] * (len(scan.damages) - len(stored))
+            before = scan.last_timestamp
+            rebuild.dispatch(chunk_offset, chunk, found)
+            progress.done, progress.records = scan.end_offset - start, scan.records
+            if time.monotonic() - told >= PROGRESS_EVERY:
+                told = time.monotonic()
+                logger.info(
+                    "event=recovering offset=%d bytes=%d of=%d records=%d",
+                    scan.end_offset,
+                    progress.done,
+                    progress.total,
+                    progress.records,
+                )
+        return stored
+
+    def _mend(self, rebuild: QueueRebuild, damages: list[tuple[Damage, int]]) -> None:
+        """Give what is lost its place in log and queues."""
+        scans = rebuild.finish()
+        damages = sorted(damages + rebuild.given_up)
+        self._damages += [damage for damage, _ in damages]
+        repair = Repair(self._files, damages)
+        blank_count = repair.fill_gaps(rebuild.gaps)
+        for scan in scans:
+            repair.mend_end(scan)
+            if scan.queue.next_offset < scan.before.end:
+                # Entries that are gone must not come back with a power cut and be believed then.
+                scan.queue.sync()
+        repair.write(self._config.root / DAMAGED)
+        if blank_count or rebuild.left_out:
+            logger.error(
+                "event=queues_damaged places_without_message=%d records_without_place=%d",
+                blank_count,
+                rebuild.left_out,
+            )
+
+    def _held(self, queue: ConsumeQueue) -> int:
+        """Return how many entries a queue holds of records below the scan, proven by the last.
+
+        What a power cut has left at a queue's end may be anything; a blank proves nothing.
+
+        Raises:
+            IncompleteError: The last one names no record of this queue.
+        """
+        held = queue.find_physical(self._scan_start)
+        if self._scan_start == self._log_start:
+            while held > queue.first_offset and not self._may_be_expired(queue, held - 1):
+                held -= 1
+            return held
+        if held > queue.first_offset and queue.entry(held - 1) == PRE_BLANK:
+            if queue.start_of(held - 1) >= 0:
+                raise IncompleteError(f"{queue.topic}:{queue.queue_id} has a blank end")
+        else:
+            self._prove(queue, held)
+        return held
+
+    def _may_be_expired(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+        entry = queue.entry(queue_offset)
+        return entry == PRE_BLANK or self._is_expired(entry)
+
+    # The end --------------------------------------------------------------------------------
+
+    def _find_last(self, scan: LogScan) -> None:
+        """Note the last record of the log; a scan that found none began right behind it."""
+        self.last_record, self.last_timestamp = scan.last_record, scan.last_timestamp
+        if scan.records:
+            return
+        for queue in self._queues.values():
+            if queue.last_end == scan.end_offset and queue.next_offset > queue.first_offset:
+                last = queue.entry(queue.next_offset - 1)
+                self.last_record = last.physical_offset
+                self.last_timestamp = self._reader.store_timestamp(last.physical_offset)
+                return
+
+    def _cut_log(self, start: int, end: int, *, clean: bool) -> int:
+        """Remove what follows the end of the log, and make durable what precedes it."""
+        files = self._files
+        base = files.base_of(end)
+        truncated = 0
+        for later in [later for later in files.bases if later > base]:
+            with disk.opened(files.path(later)) as fd:
+                # The next file is made ahead, all zeros; anything else was part of the log.
+                truncated += files.file_size if any(disk.pread(fd, PREFIX.size, 0)) else 0
+        self._reader.forget_from(base + 1)
+        files.remove_from(base + 1)
+        if base in files.bases:
+            known = self._trust.durable_offset >= 0
+            anew = 0 if clean else ZEROED_ANEW if known else files.file_size
+            truncated += zero_tail(files.path(base), end - base, anew=anew)
+        self._write_anew(end)
+        for scanned in [scanned for scanned in files.bases if scanned >= files.base_of(start)]:
+            with disk.opened(files.path(scanned), disk.WRITE) as fd:
+                disk.sync_data(fd)
+        if files.bases:
+            disk.sync_directory(files.directory)
+        return truncated
+
+    def _write_anew(self, end: int) -> None:
+        """Write again what the last life may have failed to flush.
+
+        After a failed flush the kernel takes pages for clean that are in memory alone: they can be
+        read, by this start too, and no later flush writes them.
+        """
+        durable = self._trust.durable_offset
+        files = self._files
+        if not 0 <= durable < end:
+            return
+        for base in files.bases:
+            if base < end and base + files.file_size > durable:
+                write_again(
+                    files.path(base), max(durable - base, 0), min(end - base, files.file_size)
+                )
+
+
+def _batch_queues(directory: Path) -> frozenset[tuple[str, int]]:
+    """Return topic and queue id of the batch queues that RocketMQ had."""
+    return frozenset(
+        (topic.name, int(queue.name))
+        for topic in disk.directories(directory)
+        for queue in disk.directories(topic)
+        if queue.name.isdecimal() and disk.entries(queue)
+    )
+
+
+def _tell(report: RecoveryReport) -> None:
+    for damage in report.damages[:DAMAGES_TOLD_MAX]:
+        logger.error(
+            "event=log_damaged offset=%d length=%d reason=%r",
+            damage.offset,
+            damage.length,
+            damage.reason,
+        )
+    logger.info(
+        "event=recovered clean=%s start=%d end=%d records=%d truncated_bytes=%d "
+        "queues_rebuilt=%s damages=%d elapsed_ms=%d",
+        report.clean,
+        report.start_offset,
+        report.end_offset,
+        report.records,
+        report.truncated_bytes,
+        report.queues_rebuilt,
+        len(report.damages),
+        report.duration_ms,
+    )
