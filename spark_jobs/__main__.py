@@ -13,6 +13,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a job and return its exit code."""
     # Imported here, so that Ctrl-C is answered in a line meanwhile.
     import argparse  # noqa: PLC0415
+    import contextlib  # noqa: PLC0415
+    import io  # noqa: PLC0415
     import os  # noqa: PLC0415
 
     try:
@@ -32,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job.add(jobs)
     options = parser.parse_args(arguments)
     try:
-        code: int = options.run(options)
+        is_alone = options.json == "-" and _is_one_pipe()
+        with contextlib.redirect_stderr(io.StringIO() if is_alone else sys.stderr):
+            code: int = options.run(options)
         sys.stdout.flush()
     except (SparkJobsError, OSError) as error:
         sys.stderr.write(f"{options.job}: {error}\n")
@@ -44,6 +48,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     return code
+
+
+def _is_one_pipe() -> bool:
+    """Tell whether standard error would be mixed into what a program reads from standard output.
+
+    ``spark-submit`` gives a Python program one pipe for both.
+    """
+    import os  # noqa: PLC0415  see main
+
+    try:
+        same = os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError):  # it is no file
+        return False
+    return same and not sys.stderr.isatty()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,13 @@ SparkJobsError
 └── SparkFailedError     Spark could not do what it was asked
 """
 
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class SparkJobsError(Exception):
     """Catch this to catch everything that these jobs raise on purpose."""
@@ -69,3 +76,19 @@ class JavaNotFoundError(SparkJobsError):
 
 class SparkFailedError(SparkJobsError):
     """Spark could not do what it was asked; says what a worker or Spark itself told of it."""
+
+
+def in_one_sentence(step: Callable[P, T]) -> Callable[P, T]:
+    """Have an error of ours leave a data source without the way that it took.
+
+    Spark puts the whole traceback of a worker into the message that its user sees.
+    """
+
+    @wraps(step)
+    def told(*arguments: P.args, **named: P.kwargs) -> T:
+        try:
+            return step(*arguments, **named)
+        except SparkJobsError as error:
+            raise error.with_traceback(None) from None
+
+    return told

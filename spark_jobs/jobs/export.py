@@ -261,8 +261,8 @@ class Export:
         from ..source.stream import OFFSET  # noqa: PLC0415  from Spark 4.2 on
 
         # The last line of Spark's note is what the source said.
-        note = (self._checkpoint / "offsets" / str(number)).read_text("utf-8")
-        end = int(json.loads(note.splitlines()[-1])[OFFSET])
+        note = self._checkpoint / "offsets" / str(number)
+        end = int(json.loads(note.read_text("utf-8").splitlines()[-1])[OFFSET])
         first = self._extent.first_offset
         start = first if self._state.end is None else max(first, self._state.end)
         if end <= start:
@@ -270,17 +270,17 @@ class Export:
         seen = Observation()
         is_wanted = _is_wanted(self._topics)
         rows = exported(batch.observe(seen, *_measures(is_wanted)), self._topics)
-        self._publish(rows, self._home / f"batch={number:08}")
+        self._publish(rows, self._home / f"batch={number:08}", note)
         self._keep(start, end, seen.get)
 
-    def _publish(self, rows: DataFrame, place: Path) -> None:
+    def _publish(self, rows: DataFrame, place: Path, note: Path) -> None:
         rows.write.mode("overwrite").partitionBy(*PARTITIONED_BY).parquet(str(self._staging))
         if not place.exists() and any(self._staging.glob(f"{PARTITIONED_BY[0]}=*")):
             # What is visible outlives a power cut, and so does Spark's note of its offsets.
-            _sync(self._checkpoint)
-            _sync(self._staging)
+            _sync(note, *note.parents[:3])
+            _sync(*self._staging.rglob("*"), self._staging)
             self._staging.rename(place)
-            _sync_one(self._home)
+            _sync(self._home)
 
     def _keep(self, start: int, end: int, told: dict[str, Any]) -> None:
         last = told.pop("last")
@@ -294,9 +294,9 @@ class Export:
     def _save(self) -> None:
         beside = self._state_file.with_suffix(".tmp")
         beside.write_text(json.dumps(asdict(self._state), indent=1), "utf-8")
-        _sync_one(beside)
+        _sync(beside)
         beside.replace(self._state_file)
-        _sync_one(beside.parent)
+        _sync(beside.parent)
 
     def _error(self, reason: str) -> PlaceError:
         return PlaceError(self._home, reason)
@@ -336,18 +336,14 @@ def _measures(is_wanted: Column) -> list[Column]:
     ]
 
 
-def _sync(folder: Path) -> None:
-    """Flush all that is below a directory to the disk."""
-    for path in (*folder.rglob("*"), folder):
-        _sync_one(path)
-
-
-def _sync_one(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _sync(*paths: Path) -> None:
+    """Flush files and directories to the disk."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 # --- the command

@@ -8,11 +8,12 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark import SparkConf
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
@@ -65,7 +66,16 @@ def spark_session(*, log_bytes: int = 0) -> Iterator[SparkSession]:
     try:
         yield session
     finally:
+        _mute(session)
         session.stop()
+
+
+def _mute(session: SparkSession) -> None:
+    """Have a JVM that is about to end say nothing of what it cuts off, as a needless broadcast."""
+    with suppress(Py4JError, OSError):  # it may have ended by itself
+        java = session._jvm.java  # type: ignore[union-attr]  # noqa: SLF001  there is no other way
+        nowhere = java.io.PrintStream(java.io.OutputStream.nullOutputStream())
+        java.lang.System.setErr(nowhere)
 
 
 def start_session(*, log_bytes: int = 0, settings: Mapping[str, str] | None = None) -> SparkSession:

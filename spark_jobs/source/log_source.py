@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ..errors import CorruptLogError, OptionError
+from ..errors import CorruptLogError, OptionError, in_one_sentence
 from ..log.bodies import TooMuchError, unpacked
 from ..log.rows import Rows
 from ..log.segments import Hole, Segment, SegmentReader, survey
@@ -45,12 +45,15 @@ class CommitLogDataSource(DataSource):
     def name(cls) -> str:
         return FORMAT
 
+    @in_one_sentence
     def schema(self) -> str:
         return full_ddl(ReadOptions.parse_any(self.options))
 
+    @in_one_sentence
     def reader(self, schema: StructType) -> "CommitLogReader":
         return CommitLogReader(schema, ReadOptions.parse(self.options))
 
+    @in_one_sentence
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  Spark's name
         try:
             from .stream import CommitLogStreamReader  # noqa: PLC0415  from Spark 4.2 on
@@ -131,6 +134,7 @@ class SplitReader:
 class CommitLogReader(SplitReader, DataSourceReader):
     """Plans splits on the driver and reads them on the executors."""
 
+    @in_one_sentence
     def partitions(self) -> Sequence[InputPartition]:
         extent = survey(self._options.path, memory_map=self._options.memory_map)
         return plan_partitions(extent, self._options, chosen=in_times(extent, self._options))

@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from halfmq.store.format.queue_entry import ENTRY_SIZE
 
-from ..errors import CorruptLogError
+from ..errors import CorruptLogError, in_one_sentence
 from ..log.arrays import from_numpy, one, repeated, texts
 from ..log.queue_entries import (
     NOT_AN_ENTRY,
@@ -111,6 +111,7 @@ class ConsumeQueueDataSource(DataSource):
     def schema(self) -> str:
         return ddl(*QUEUE_COLUMNS, columns=QUEUE_COLUMNS)
 
+    @in_one_sentence
     def reader(self, schema: StructType) -> "ConsumeQueueReader":
         return ConsumeQueueReader(schema, QueueOptions.parse(self.options))
 
@@ -122,6 +123,7 @@ class ConsumeQueueReader(DataSourceReader):
         self._schema = arrow_schema(schema, QUEUE_COLUMNS)
         self._options = options
 
+    @in_one_sentence
     def partitions(self) -> Sequence[InputPartition]:
         files = find_queue_files(self._options.path, self._options.subscribe)
         total = sum(file.size for file in files)

@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from ..errors import in_one_sentence
 from ..log.files import exists
 from ..log.follow import LogFollower, part_of
 from .log_source import SplitReader
@@ -40,6 +41,7 @@ class CommitLogStreamReader(SplitReader, DataSourceStreamReader, SupportsTrigger
         self._target = options.ending_offsets  # or the log's end, of trigger(availableNow=True)
         self._is_checked = False  # whether the first offset still is a border
 
+    @in_one_sentence
     def initialOffset(self) -> StreamOffset:  # noqa: N802  Spark's name, as are those below
         if self._options.from_latest:
             return {OFFSET: self._follower.extent().end_offset}
@@ -55,6 +57,7 @@ class CommitLogStreamReader(SplitReader, DataSourceStreamReader, SupportsTrigger
         end = self._follower.extent().end_offset
         self._target = end if self._target is None else min(self._target, end)
 
+    @in_one_sentence
     def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:  # noqa: N802
         first = int(start[OFFSET])
         self._demand(first)
@@ -66,6 +69,7 @@ class CommitLogStreamReader(SplitReader, DataSourceStreamReader, SupportsTrigger
     def reportLatestOffset(self) -> StreamOffset:  # noqa: N802
         return {OFFSET: self._follower.extent().end_offset}
 
+    @in_one_sentence
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
         first, last = int(start[OFFSET]), int(end[OFFSET])
         self._demand(first, last)

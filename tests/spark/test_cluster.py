@@ -20,6 +20,15 @@ from tests.support import golden_store
 from tests.support.planted_log import plant
 from tests.support.spark_cluster import cluster, submit
 
+ALL = """
+import json, sys
+from halfmq.spark_jobs.__main__ import main
+from halfmq.spark_jobs.jobs.session import spark_session
+
+with spark_session():
+    print(json.dumps([main(arguments) for arguments in json.loads(sys.argv[1])]))
+"""
+
 
 def done_here(arguments: list[str], folder: Path) -> tuple[int, object]:
     """Run a job in this process."""
@@ -78,71 +87,56 @@ def url(folder: Path) -> Iterator[str]:
         yield master
 
 
-def audited_there(url: str, folder: Path, arguments: list[str], tmp_path: Path) -> None:
-    """Audit on the cluster, and compare with an audit here."""
-    summary = tmp_path / "there.json"
-    there = [*arguments, "--json", str(summary)]
-    ran = submit(url, folder / ARCHIVE, folder / PROGRAM, *there)
-
-    assert summary.exists(), ran.stderr
-    told = json.loads(summary.read_text())
-    assert (ran.returncode, told) == done_here(arguments[:2], tmp_path)
-    assert told["anomaly_count"]
-
-
 @pytest.mark.campaign
 def test_an_audit_on_a_cluster_finds_what_one_here_finds(
     url: str, folder: Path, tmp_path: Path
 ) -> None:
-    """Of a store that RocketMQ wrote."""
-    root = golden_store.unpack("tx-midway-killed", tmp_path).root
-    audited_there(url, folder, ["audit", str(root)], tmp_path)
-
-
-@pytest.mark.campaign
-def test_planted_anomalies_are_found_by_both_workers(
-    url: str, folder: Path, tmp_path: Path
-) -> None:
-    """Of a larger log, with all of them; the cache and the output are where both can write."""
+    """Submitted as documented; both workers see the log, and JSON alone is printed."""
     root = tmp_path / "planted"
     plant(root, 11, 20_000, fault_every=700, segment_size=1 << 21)
-    places = ["--cache", str(tmp_path / "cache"), "--output", str(tmp_path / "out")]
-    audited_there(url, folder, ["audit", str(root), *places], tmp_path)
+    ran = submit(
+        url, folder / ARCHIVE, folder / PROGRAM,
+        "audit", str(root), "--output", str(tmp_path / "out"), "--json", "-",
+    )  # fmt: skip
 
+    told = json.loads(ran.stdout)
+    assert (ran.returncode, told) == done_here(["audit", str(root)], tmp_path)
+    assert told["anomaly_count"]
     used = [path for path in folder.glob("work*/app-*/*") if path.is_dir()]
     assert len({path.parts[-3] for path in used}) == 2, "both workers had an executor"
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize(
-    "job",
-    [
-        ["traffic"],
-        ["lag"],
-        ["reconcile", "--topic", "orders", "--ledger", "LEDGER", "--key-column", "key"],
-        ["export", "--active", "--output", "OUT"],
-    ],
-    ids=lambda job: job[0],
-)
-def test_a_job_on_a_cluster_tells_what_one_here_tells(
-    url: str, folder: Path, tmp_path: Path, job: list[str]
+def test_the_jobs_on_a_cluster_tell_what_they_tell_here(
+    url: str, folder: Path, tmp_path: Path
 ) -> None:
-    """All that is not the audit, over a store that RocketMQ wrote."""
-    root = golden_store.unpack("plain-clean", tmp_path).root
-    ledger, summary = tmp_path / "ledger.csv", tmp_path / "there.json"
+    """In one application, which takes most of the time to start, over stores of RocketMQ."""
+    plain = golden_store.unpack("plain-clean", tmp_path).root
+    killed = golden_store.unpack("tx-midway-killed", tmp_path).root
+    ledger = tmp_path / "ledger.csv"
     ledger.write_text("key\norder-1\nno-such-order\n")
+    jobs = [
+        ["audit", str(killed)],
+        ["traffic", str(plain)],
+        ["lag", str(plain)],
+        ["reconcile", str(plain), "--topic", "orders", "--ledger", str(ledger), "--key-column=key"],
+        ["export", str(plain), "--active", "--output", "OUT"],
+    ]
 
-    def arguments(out: str) -> list[str]:
-        places = {"LEDGER": str(ledger), "OUT": str(tmp_path / out)}
-        return [job[0], str(root), *(places.get(word, word) for word in job[1:])]
+    def arguments(job: list[str], where: str) -> list[str]:
+        return [str(tmp_path / where) if word == "OUT" else word for word in job]
 
-    there = [*arguments("there"), "--json", str(summary)]
-    ran = submit(url, folder / ARCHIVE, folder / PROGRAM, *there)
+    there = [
+        [*arguments(job, "there"), "--json", str(tmp_path / f"there-{job[0]}.json")] for job in jobs
+    ]
+    program = tmp_path / "all.py"
+    program.write_text(ALL)
+    ran = submit(url, folder / ARCHIVE, program, json.dumps(there))
 
-    assert summary.exists(), ran.stderr
-    assert (ran.returncode, json.loads(summary.read_text())) == done_here(
-        arguments("here"), tmp_path
-    )
-    if job[0] == "export":
-        files = {name: parquet.read_table(tmp_path / name).num_rows for name in ("here", "there")}
-        assert files["here"] == files["there"] > 0
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    codes = json.loads(ran.stdout.splitlines()[-1])
+    for job, code in zip(jobs, codes, strict=True):
+        told = json.loads((tmp_path / f"there-{job[0]}.json").read_text())
+        assert (code, told) == done_here(arguments(job, "here"), tmp_path), job[0]
+    files = {name: parquet.read_table(tmp_path / name).num_rows for name in ("here", "there")}
+    assert files["here"] == files["there"] > 0

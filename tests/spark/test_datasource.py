@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from halfmq.spark_jobs.datasource import FORMAT
 from halfmq.spark_jobs.source.columns import COLUMNS
 from halfmq.spark_jobs.source.schema import ddl
 from tests.support import golden_store
@@ -322,3 +323,20 @@ def test_a_strange_clock_does_not_fail_the_read(spark: SparkSession, tmp_path: P
     assert [row[1] for row in years] == [9999, 1, timestamp(START).year]
     assert years[-1]["tags"] != properties["TAGS"]
     assert years[-1]["tags"] == "\ufffd\ufffd"
+
+
+def test_a_wrong_option_is_told_without_the_way_that_it_took(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Also in a session of a user's, which shows tracebacks of workers."""
+    hide = "spark.sql.execution.pyspark.udf.hideTraceback.enabled"
+    spark.conf.set(hide, "false")
+    try:
+        for reader in (spark.read, spark.readStream):
+            with pytest.raises(PySparkException) as raised:
+                reader.format(FORMAT).option("startingOffsets", "x").load(str(tmp_path))
+            said = str(raised.value).splitlines()
+            assert len([line for line in said if line.startswith("  File ")]) == 1
+            assert "OptionError: startingOffsets=x: expected earliest or" in said[-2]
+    finally:
+        spark.conf.set(hide, "true")

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -31,34 +30,15 @@ from tests.support import golden_store, messages
 from tests.support.log_writer import LogWriter, Ours, Written
 
 SEGMENT = 1 << 12
-KILL = """
-import os, signal, sys
+BATCHED = """
+import sys
 from halfmq.spark_jobs import __main__
 from halfmq.spark_jobs.jobs import export
 
-left = int(sys.argv[1])
-export._BATCH_BYTES = int(sys.argv[2])
-
-
-def dying(step):
-    def run(*arguments, **named):
-        global left
-        for moment in ("before", "after"):
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            left -= 1
-            if moment == "before":
-                result = step(*arguments, **named)
-        return result
-
-    return run
-
-
-for owner, name in STEPS:
-    owner = getattr(export, owner)
-    setattr(owner, name, dying(getattr(owner, name)))
-sys.exit(__main__.main(sys.argv[3:]))
+export._BATCH_BYTES = int(sys.argv[1])
+sys.exit(__main__.main(sys.argv[2:]))
 """
+ROWS = int(os.environ.get("HALFMQ_EXPORT_ROWS", "20000"))
 # What a run does with the directory: a run can end before and after each of these.
 STEPS = [("Export", name) for name in ("_write", "_publish", "_keep", "_save")]
 STEPS += [("Path", "rename"), ("Path", "replace")]
@@ -78,9 +58,9 @@ def offsets(out: Path) -> list[int]:
     return [row["physicalOffset"] for row in exported(out)]
 
 
-def log_of_orders(folder: Path, count: int, *, first: int = 0) -> LogWriter:
+def log_of_orders(folder: Path, count: int, *, segment_size: int = SEGMENT) -> LogWriter:
     """Orders and bills in small segments; the last one is not full."""
-    log = LogWriter(folder / "commitlog", segment_size=SEGMENT, first=first)
+    log = LogWriter(folder / "commitlog", segment_size=segment_size)
     for number in range(count):
         log.append(
             ("orders", "bills")[number % 3 == 0], b"%d" % number * 20, {"KEYS": f"k{number}"}
@@ -268,60 +248,42 @@ def test_a_run_that_ends_between_any_two_steps_loses_and_repeats_nothing(tmp_pat
 
 
 def test_an_export_that_is_killed_twice_loses_and_repeats_nothing(tmp_path: Path) -> None:
-    """Real processes, SIGKILL, and a reader that knows nothing of Spark."""
-    log = log_of_orders(tmp_path, 3_000)
-    script, out = kill_script(tmp_path), tmp_path / "out"
-    assert export_process(script, 7, tmp_path, out) == -signal.SIGKILL  # before it is noted
-    assert len(list(out.glob("batch=*"))) == 1
-    assert export_process(script, 13, tmp_path, out) == -signal.SIGKILL
+    """SIGKILL at any moment while it writes, and a reader that knows nothing of Spark.
 
-    assert export_process(script, -1, tmp_path, out) == 0
+    ``HALFMQ_EXPORT_ROWS`` says how many messages there are.
+    """
+    log, out = log_of_orders(tmp_path, ROWS, segment_size=1 << 17), tmp_path / "out"
+    batch_bytes = log.end // 16
+    choose = next(campaign())
+    visible = 0
+    for _ in range(2):
+        with batched_export(tmp_path, out, batch_bytes) as process:
+            visible += choose.randint(1, 3)
+            while len(batches(out)) < visible and process.poll() is None:
+                time.sleep(0.01)
+            time.sleep(choose.random() / 2)  # any part of a batch, or of the next ones
+            assert process.poll() is None, "it was done before it was killed"
+            process.kill()
+        visible = len(batches(out))
+        print(f"killed with {visible} batches visible")
 
-    assert offsets(out) == [written.offset for written in of_full_segments(log)]
+    with batched_export(tmp_path, out, batch_bytes) as process:
+        assert process.wait(300) == 0
+
+    assert len(batches(out)) > visible
+    full = [written.offset for written in log.written if written.offset < log.end >> 17 << 17]
+    assert offsets(out) == full
     assert not list(out.rglob("staging"))
 
 
-@pytest.mark.campaign
-def test_a_process_that_is_killed_anywhere_loses_and_repeats_nothing(tmp_path: Path) -> None:
-    """Real processes that kill themselves at random steps, until one gets through."""
-    log = log_of_orders(tmp_path, 3_000)
-    script, out, kills = kill_script(tmp_path), tmp_path / "out", 0
-    for choose in campaign():
-        kills += export_process(script, choose.randrange(1, 30), tmp_path, out) != 0
-    assert kills
-
-    assert export_process(script, -1, tmp_path, out) == 0
-
-    print(f"killed {kills} times")
-    assert offsets(out) == [written.offset for written in of_full_segments(log)]
+def batches(out: Path) -> list[Path]:
+    return list(out.glob("batch=*"))
 
 
-def kill_script(folder: Path) -> Path:
-    script = folder / "killed.py"
-    script.write_text(KILL.replace("STEPS", repr(STEPS)))
-    return script
-
-
-def export_process(script: Path, steps: int, store: Path, out: Path) -> int:
-    batch = str(32 * SEGMENT)
-    ended = subprocess.run(
-        [
-            sys.executable,
-            str(script),
-            str(steps),
-            batch,
-            "export",
-            str(store),
-            "--output",
-            str(out),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode in {0, -signal.SIGKILL}, ended.stderr
-    return ended.returncode
+def batched_export(store: Path, out: Path, batch_bytes: int) -> subprocess.Popen[bytes]:
+    """Begin an export in a process of its own; its JVM ends when it does."""
+    command = [sys.executable, "-c", BATCHED, str(batch_bytes), "export", str(store)]
+    return subprocess.Popen([*command, "--output", str(out)], stderr=subprocess.DEVNULL)
 
 
 def test_damage_and_bad_bodies_are_findings(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from halfmq.spark_jobs.__main__ import main
 from halfmq.spark_jobs.jobs.stages import Stages
 from tests.support.log_writer import LogWriter
 
+_JAVA = ("HOME", "JAVA_HOME", "TMPDIR")
 READING = "reading 970 bytes of log"
 
 
@@ -60,6 +64,20 @@ def test_each_step_is_a_line(
     assert all(line.startswith(f"{job}: ") for line in lines)
     assert told == ["starting Spark", *steps]
     assert seconds == sorted(seconds)
+
+
+def test_json_stands_alone_in_a_pipe_that_standard_error_shares(tmp_path: Path) -> None:
+    """As under spark-submit: a program reads it. A Python called by its path is enough."""
+    (tmp_path / "store" / "config").mkdir(parents=True)
+    LogWriter(tmp_path / "store" / "commitlog").close()
+    bare = {"PATH": "/usr/bin:/bin"} | {k: os.environ[k] for k in _JAVA if k in os.environ}
+    ended = subprocess.run(
+        [sys.executable, "-m", "halfmq.spark_jobs", "lag", str(tmp_path / "store"), "--json", "-"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=bare, timeout=300, check=False,
+    )  # fmt: skip
+
+    assert json.loads(ended.stdout)["groups"] == []
+    assert ended.returncode == 0
 
 
 def test_a_terminal_has_one_line_with_the_share_of_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
