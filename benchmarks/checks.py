@@ -35,7 +35,7 @@ from halfmq.store.config import FlushMode, StoreConfig
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import encode_properties
 from halfmq.store.format.record import decode_record
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import MessageStore
 
 from .build import CompilerMissingError, cache_directory
@@ -112,10 +112,10 @@ class _Willing:
         return len(waiting)
 
 
-def _half(number: int) -> tuple[Draft, str]:
+def _half(number: int) -> tuple[AppendRequest, str]:
     key = f"7F000001{number:024X}"
     properties = encode_properties({"TRAN_MSG": "true", "PGROUP": "slices", "UNIQ_KEY": key})
-    message = Draft(
+    message = AppendRequest(
         topic="orders",
         queue_id=0,
         body=bytes(BODY_SIZE),

@@ -24,7 +24,7 @@ from halfmq.store.config import FlushMode, StoreConfig
 from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import encode_properties
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import MessageStore
 
 GROUP: Final = "benchmark-producers"
@@ -78,11 +78,11 @@ def processor_seconds(pid: int) -> float:
     return sum(int(ticks) for ticks in fields[11:13]) / os.sysconf("SC_CLK_TCK")
 
 
-def message(number: int, body: bytes) -> tuple[Draft, str]:
+def message(number: int, body: bytes) -> tuple[AppendRequest, str]:
     """A transactional message as a producer sends it, and its unique key."""
     key = f"7F000001{number:024X}"
     properties = {"UNIQ_KEY": key, "TRAN_MSG": "true", "PGROUP": GROUP, "KEYS": f"o-{number}"}
-    return Draft(
+    return AppendRequest(
         topic="orders",
         queue_id=number % 4,
         body=body,

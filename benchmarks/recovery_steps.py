@@ -20,7 +20,7 @@ from halfmq.store.config import FlushMode, StoreConfig
 from halfmq.store.format.crc import crc32
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import encode_properties, tags_code
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import MessageStore
 
 KINDS: Final[dict[str, tuple[tuple[int, ...], int]]] = {
@@ -44,7 +44,7 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def messages(kind: str) -> Iterator[Draft]:
+def messages(kind: str) -> Iterator[AppendRequest]:
     """Give messages without end; the same ones every time, but for their clock."""
     sizes, topics = KINDS[kind]
     random = Random(7)
@@ -53,7 +53,7 @@ def messages(kind: str) -> Iterator[Draft]:
         properties = encode_properties(
             {"UNIQ_KEY": f"7F00000100000000AB{number:014X}", "TAGS": "TagA", "WAIT": "true"}
         )
-        yield Draft(
+        yield AppendRequest(
             topic=f"topic-{random.randrange(topics):02d}",
             queue_id=number % _QUEUES,
             body=bodies[random.choice(sizes)],

@@ -25,7 +25,7 @@ from halfmq.store.files.mapped_file import make_directory
 from halfmq.store.files.worker import ThreadWorker, WorkerFactory
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.recovery.recovery import RecoveryReport
 
 from .access.build import AccessSetup, Reloading
@@ -464,7 +464,7 @@ class Broker:
         """Where name-server requests are served, `host:port`."""
         return self._server.namesrv_address
 
-    def _appended(self, group: Sequence[Draft]) -> None:
+    def _appended(self, group: Sequence[AppendRequest]) -> None:
         for draft in group:
             if draft.topic == SCHEDULE_TOPIC:
                 self._delay.note_stored(draft.queue_id)

@@ -13,7 +13,7 @@ from halfmq.store.config import StoreConfig
 from halfmq.store.errors import DiskFullError, StoreError, UnusableFileError
 from halfmq.store.files.mapped_file import ROOM_LEFT, lacks_space
 from halfmq.store.files.worker import ThreadWorker, WorkerFactory
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery.recovery import RecoveryReport
 
@@ -33,7 +33,7 @@ class ObservedStore(MessageStore):
         now_ms: Callable[[], int],
         on_durable: Callable[[int], None],
         on_failure: Callable[[Exception], None],
-        on_append: Callable[[Sequence[Draft]], None],
+        on_append: Callable[[Sequence[AppendRequest]], None],
         worker: WorkerFactory = ThreadWorker,
     ) -> None:
         super().__init__(
@@ -41,7 +41,9 @@ class ObservedStore(MessageStore):
         )
         self._on_append = on_append
 
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+    def append(
+        self, group: Sequence[AppendRequest], *, contiguous: bool = False
+    ) -> list[AppendResult]:
         """Append records; see `MessageStore.append`."""
         appended = super().append(group, contiguous=contiguous)
         self._on_append(group)

@@ -39,7 +39,7 @@ from .index.index_builder import KeyIndexing
 from .index.index_file import IndexService
 from .integrity.digests import IndexExtent
 from .integrity.verification import Integrity
-from .log.append_request import Appended, Draft
+from .log.append_request import AppendRequest, AppendResult
 from .log.commit_log import CommitLog
 from .log.group_commit import Flusher
 from .log.log_reader import LogReader
@@ -350,7 +350,9 @@ class MessageStore:
 
     # Appending ------------------------------------------------------------------------------
 
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+    def append(
+        self, group: Sequence[AppendRequest], *, contiguous: bool = False
+    ) -> list[AppendResult]:
         """Store the records of a group, in order; all of them or, with an error, none.
 
         They are not on disk before ``durable_offset`` has reached the ``end`` of the last one.

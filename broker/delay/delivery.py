@@ -46,7 +46,7 @@ from halfmq.store.errors import (
 from halfmq.store.files.page_cache import Missing, NotInMemoryError, allowed_to_wait
 from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import SCHEDULE_TOPIC
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ..loop.fetches import Fetch
 from ..loop.slices import Slice
@@ -109,7 +109,9 @@ class ScheduleStore(ResumeStore, Protocol):
 class Log(Protocol):
     """Where due messages go: appends, has them flushed, and wakes who waits for them."""
 
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+    def append(
+        self, group: Sequence[AppendRequest], *, contiguous: bool = False
+    ) -> list[AppendResult]: ...
 
 
 class _Delivered(NamedTuple):
@@ -129,7 +131,7 @@ class _Found(NamedTuple):
 class _Batch(NamedTuple):
     """What a look at the head of a queue found."""
 
-    drafts: list[Draft]
+    drafts: list[AppendRequest]
     next_offset: int
     head_due_ms: int | None  # when the first that is not due will be, on the monotonic clock
 
@@ -431,7 +433,9 @@ class DelayService:
 
     # --- what was delivered
 
-    def _append(self, queue: _Level, offset: int, drafts: list[Draft], now: int) -> int | None:
+    def _append(
+        self, queue: _Level, offset: int, drafts: list[AppendRequest], now: int
+    ) -> int | None:
         """Append them; return where the log must be durable, None when the store refused."""
         try:
             return self._append_fitting(drafts)
@@ -445,7 +449,7 @@ class DelayService:
             self._paused_until_ms = now + RETRY_AFTER_ERROR_MS
             return None
 
-    def _append_fitting(self, drafts: list[Draft]) -> int:
+    def _append_fitting(self, drafts: list[AppendRequest]) -> int:
         """Append all; return where the log must be durable. Leave out what no longer fits."""
         try:
             return max((one.end for one in self._log.append(drafts)), default=0) if drafts else 0
@@ -519,7 +523,7 @@ def _due_of(
 
     `now` is on the monotonic clock, `now_ms` by the wall clock.
     """
-    drafts: list[Draft] = []
+    drafts: list[AppendRequest] = []
     next_offset = start
     position = 0
     while position < len(data):

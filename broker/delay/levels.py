@@ -30,7 +30,7 @@ from halfmq.store.format.properties import (
 )
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 
 DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 """Source: `messageDelayLevel` of RocketMQ's `MessageStoreConfig`."""
@@ -82,7 +82,7 @@ class DelayLevels:
         """Return how long a level waits; one beyond the last waits as long as the last."""
         return self.levels_ms[min(level, len(self.levels_ms)) - 1]
 
-    def delayed(self, draft: Draft) -> Draft:
+    def delayed(self, draft: AppendRequest) -> AppendRequest:
         """Return the draft as it must be stored to wait for its level (property `DELAY`).
 
         Without a positive level it is returned as it is. A level beyond the last becomes the last.
@@ -90,7 +90,7 @@ class DelayLevels:
         level = min(delay_level(draft.properties), len(self.levels_ms))
         return draft if level <= 0 else self._in_level(draft, level)
 
-    def _in_level(self, draft: Draft, level: int) -> Draft:
+    def _in_level(self, draft: AppendRequest, level: int) -> AppendRequest:
         return replace(
             draft,
             topic=SCHEDULE_TOPIC,
@@ -107,7 +107,7 @@ class DelayLevels:
             tags_code=self._now_ms() + self.delay_ms(level),
         )
 
-    def after_commit(self, final: Draft, now_ms: int) -> Draft:
+    def after_commit(self, final: AppendRequest, now_ms: int) -> AppendRequest:
         """Return the final message of a transaction as its commit, now, must store it.
 
         It stays the record that decides, wherever it is stored.
@@ -115,13 +115,13 @@ class DelayLevels:
         left_ms = left_to_wait_ms(final.properties, waited_ms=0, now_ms=now_ms)
         return self.waiting(final, left_ms) if left_ms > 0 else delivered(final)
 
-    def waiting(self, draft: Draft, remaining_ms: int) -> Draft:
+    def waiting(self, draft: AppendRequest, remaining_ms: int) -> AppendRequest:
         """Return the draft as it must be stored to wait once, for not too long if possible."""
         fitting = [ms for ms in self.levels_ms if ms <= remaining_ms]
         level = self.levels_ms.index(max(fitting) if fitting else min(self.levels_ms)) + 1
         return self._in_level(draft, level)
 
-    def wait_again(self, draft: Draft, left_ms: int) -> Draft:
+    def wait_again(self, draft: AppendRequest, left_ms: int) -> AppendRequest:
         """Return a message as it must be stored to wait in its next level."""
         if _DELAY_MARK in draft.properties:
             left = ((PROPERTY_TRANSACTION_DELAY_MS, str(left_ms)),)
@@ -174,7 +174,7 @@ def with_properties(properties: bytes, changed: Iterable[tuple[str, str]]) -> by
     return kept + b"".join(f"{name}\x01{value}\x02".encode() for name, value in pairs)
 
 
-def restored(record: Record) -> Draft | None:
+def restored(record: Record) -> AppendRequest | None:
     """Return the draft that delivers a message of the schedule topic; None if it says not where.
 
     It keeps `DELAY` and the two properties, as RocketMQ does: nothing delays it again.
@@ -183,7 +183,7 @@ def restored(record: Record) -> Draft | None:
     queue_text = get_property(record.properties, b"REAL_QID") or b""
     if not topic or topic == HALF_TOPIC or not queue_text.isdigit():
         return None
-    return Draft(
+    return AppendRequest(
         topic=topic,
         queue_id=int(queue_text),
         body=record.body,
@@ -200,7 +200,7 @@ def restored(record: Record) -> Draft | None:
     )
 
 
-def delivered(draft: Draft) -> Draft:
+def delivered(draft: AppendRequest) -> AppendRequest:
     """Return a message for its consumers, without the delay: a retry must not wait for it again."""
     if _DELAY_MARK not in draft.properties and DELIVER_MARK not in draft.properties:
         return draft

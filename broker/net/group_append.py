@@ -17,7 +17,7 @@ from typing import Final, Protocol, cast
 from halfmq.remoting.codes import FLAG_ONE_WAY
 from halfmq.remoting.command import RemotingCommand
 from halfmq.store.errors import StoreError
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ..ports import Connection, Handler
 
@@ -35,7 +35,7 @@ class Staged(Protocol):
     """A record to append, and what follows from it."""
 
     @property
-    def draft(self) -> Draft: ...
+    def draft(self) -> AppendRequest: ...
 
     @property
     def request(self) -> RemotingCommand: ...
@@ -43,7 +43,7 @@ class Staged(Protocol):
     @property
     def connection(self) -> Connection: ...
 
-    def appended(self, one: Appended) -> bytes | None:
+    def appended(self, one: AppendResult) -> bytes | None:
         """Take note of it; return a reply that need not wait for the disk."""
         ...
 
@@ -56,7 +56,7 @@ class StagedSeveral(Protocol):
     """Records to append side by side, and what follows from them."""
 
     @property
-    def drafts(self) -> Sequence[Draft]: ...
+    def drafts(self) -> Sequence[AppendRequest]: ...
 
     @property
     def request(self) -> RemotingCommand: ...
@@ -64,7 +64,7 @@ class StagedSeveral(Protocol):
     @property
     def connection(self) -> Connection: ...
 
-    def appended(self, several: Sequence[Appended]) -> bytes | None:
+    def appended(self, several: Sequence[AppendResult]) -> bytes | None:
         """Take note of them; return a reply that need not wait for the disk."""
         ...
 
@@ -76,7 +76,9 @@ class StagedSeveral(Protocol):
 class Log(Protocol):
     """What this needs of the store."""
 
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+    def append(
+        self, group: Sequence[AppendRequest], *, contiguous: bool = False
+    ) -> list[AppendResult]: ...
 
 
 def _call_soon(work: Callable[[], None]) -> None:
@@ -169,10 +171,10 @@ class GroupAppend:
         late, self._late, self._late_bytes = self._late, {}, 0
         _write(late)
 
-    def _append_with_several(self, group: Sequence[tuple[Staged, Handler]]) -> list[Appended]:
+    def _append_with_several(self, group: Sequence[tuple[Staged, Handler]]) -> list[AppendResult]:
         """Append a group; return per request where its record lies, or a list of such places."""
         places, self._several, self._records_of_several = self._several, {}, 0
-        drafts: list[Draft] = []
+        drafts: list[AppendRequest] = []
         for place, (staged, _) in enumerate(group):
             several = places.get(place)
             if several is None:
@@ -180,14 +182,14 @@ class GroupAppend:
             else:
                 drafts += several.drafts
         appended = self._append(drafts)
-        results: list[Appended | list[Appended]] = []
+        results: list[AppendResult | list[AppendResult]] = []
         at = 0
         for place in range(len(group)):
             several = places.get(place)
             count = 1 if several is None else len(several.drafts)
             results.append(appended[at] if several is None else appended[at : at + count])
             at += count
-        return cast("list[Appended]", results)
+        return cast("list[AppendResult]", results)
 
 
 def _write(replies: Mapping[Connection, Sequence[bytes]]) -> None:

@@ -25,7 +25,7 @@ from halfmq.store.format.properties import (
 )
 from halfmq.store.format.record import record_size
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 
 from ..config import TransactionConfig
 from ..delay.levels import DELAY_MS_MAX, delay_level, is_milliseconds
@@ -163,7 +163,7 @@ def refuse_large(properties: bytes, *, reserve: int = FINAL_RESERVE) -> None:
 
 
 def leave_room(
-    half: Draft, topic: str, *, record_size_max: int, reserve: int = DECISION_RESERVE
+    half: AppendRequest, topic: str, *, record_size_max: int, reserve: int = DECISION_RESERVE
 ) -> None:
     """Raise if a half, as it is to be stored, leaves no room for what follows from it.
 

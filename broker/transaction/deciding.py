@@ -20,7 +20,7 @@ from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.flags import TransactionType
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import get_property
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ..errors import RequestRefusedError
 from .counters import Counters
@@ -56,7 +56,9 @@ _DECISION_NAMES: Final = {State.COMMITTED: "committed", State.ROLLED_BACK: "roll
 class Log(Protocol):
     """What deciding needs of the store."""
 
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+    def append(
+        self, group: Sequence[AppendRequest], *, contiguous: bool = False
+    ) -> list[AppendResult]: ...
 
     def request_flush(self) -> None: ...
 
@@ -87,10 +89,10 @@ class Ended(NamedTuple):
 class PlannedDecision(msgspec.Struct, gc=False):
     """A first decision whose records are not in the log yet."""
 
-    draft: Draft  # of the record that decides
+    draft: AppendRequest  # of the record that decides
     entry: Pending
     state: State
-    rest: Sequence[Draft] = ()  # the final messages of the other halves
+    rest: Sequence[AppendRequest] = ()  # the final messages of the other halves
     dropped: int = 0  # bytes of the message that a rollback was made from
     waits: bool = True  # for the disk, before it is answered
 
@@ -136,7 +138,7 @@ class Decisions:
         *,
         read_half: ReadHalf,
         place: Callable[[str, int], tuple[str, int]],
-        delayed: Callable[[Draft, int], Draft],
+        delayed: Callable[[AppendRequest, int], AppendRequest],
         store_host: bytes,
         now_ms: Callable[[], int],
         unflushed_topics: Container[str] = frozenset(),
@@ -291,7 +293,7 @@ class Decisions:
             rollback_draft(final, beside), entry, State.ROLLED_BACK, (), len(final.body), waits
         )
 
-    def _final_at(self, offset: int) -> Draft:
+    def _final_at(self, offset: int) -> AppendRequest:
         final = self._take_recent(offset)
         if final is not None:
             return final
@@ -310,14 +312,14 @@ class Decisions:
         except ValueError as error:
             raise HalfMismatchError(offset, str(error)) from error
 
-    def _placed(self, final: Draft) -> Draft:
+    def _placed(self, final: AppendRequest) -> AppendRequest:
         """Return a final message as it must be stored now."""
         final.topic, final.queue_id = self._place(final.topic, final.queue_id)
         if final.properties.rfind(_ASKS_DELAY) < 0:
             return final
         return self._delayed(final, self._now_ms())
 
-    def decided(self, planned: PlannedDecision, appended: Sequence[Appended]) -> int:
+    def decided(self, planned: PlannedDecision, appended: Sequence[AppendResult]) -> int:
         """Carry out a decision whose records are in the log now.
 
         Return the position up to which the log must be durable before it is answered: where the

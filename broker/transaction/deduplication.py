@@ -22,7 +22,7 @@ from halfmq.store.errors import CorruptRecordError
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import HALF_TOPIC
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 
 from .generations import Generations
 from .half import GroupMark, StoredHalf, group_mark, parse_half, real_topic
@@ -168,7 +168,9 @@ class TwinFinder:
         self._memory = memory
         self._state_of = state_of
 
-    def find(self, messages: Sequence[tuple[Draft, str]], group: str) -> list[FirstHalf] | None:
+    def find(
+        self, messages: Sequence[tuple[AppendRequest, str]], group: str
+    ) -> list[FirstHalf] | None:
         """Return the halves that these messages repeat; None when they begin a new transaction.
 
         They do when the first one was rolled back: the producer has not run its local transaction
@@ -215,7 +217,7 @@ class TwinFinder:
 
 
 def _repeats(
-    half: StoredHalf, message: Draft, group: str, unique_key: str, mark: GroupMark | None
+    half: StoredHalf, message: AppendRequest, group: str, unique_key: str, mark: GroupMark | None
 ) -> bool:
     """Tell whether a stored half is that of a message; a key alone may be used twice by mistake."""
     return (

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 
 BYTES_MAX: Final = 16 << 20
 """Memory for messages that wait for a decision here: what the fastest producers prepare within a
 fifth of a second. Older ones are read from the log."""
 
-_OVERHEAD: Final = 500  # bytes of a Draft, its numbers, its key and its place in the map
+_OVERHEAD: Final = 500  # bytes of an AppendRequest, its numbers, its key and its place in the map
 
 
 _GENERATIONS: Final = 16  # one is dropped at once, of some thousand drafts: half a millisecond
@@ -26,10 +26,12 @@ class RecentFinals:
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._generation_max = bytes_max // _GENERATIONS
-        self._generations: deque[dict[int, Draft]] = deque([{}], _GENERATIONS)  # newest first
+        self._generations: deque[dict[int, AppendRequest]] = deque(
+            [{}], _GENERATIONS
+        )  # newest first
         self._left = self._generation_max  # bytes of the newest
 
-    def add(self, offset: int, final: Draft) -> None:
+    def add(self, offset: int, final: AppendRequest) -> None:
         """Keep the final message of the half at ``offset`` for a while, unless it is very large."""
         size = len(final.body) + len(final.properties) + _OVERHEAD
         if size > self._left:
@@ -40,7 +42,7 @@ class RecentFinals:
         self._left -= size
         self._generations[0][offset] = final
 
-    def take(self, offset: int) -> Draft | None:
+    def take(self, offset: int) -> AppendRequest | None:
         """Return and drop the final message of a half; None when it is kept no more."""
         for generation in self._generations:
             if offset in generation:

@@ -61,7 +61,7 @@ from halfmq.store.format.record import (
 )
 from halfmq.store.format.record_fields import HOST_BITS_AT, PROPERTIES_LENGTH
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 
 from .pending import ParkedReason
 
@@ -113,13 +113,13 @@ class StoredHalf(msgspec.Struct, gc=False):
     properties: bytes
 
 
-def half_draft(message: Draft, unique_key: str) -> Draft:
+def half_draft(message: AppendRequest, unique_key: str) -> AppendRequest:
     """Return what is stored in place of a producer's transactional message."""
     own = (
         f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{message.queue_id}\x02"
         f"__transactionId__\x01{unique_key}\x02"
     )
-    return Draft(
+    return AppendRequest(
         topic=HALF_TOPIC,
         queue_id=0,
         body=message.body,
@@ -161,7 +161,7 @@ def _without_marks(properties: bytes) -> bytes:
     return without_properties(properties, _MARKS_OF_COPIES)
 
 
-def in_group(half: Draft, mark: GroupMark) -> Draft:
+def in_group(half: AppendRequest, mark: GroupMark) -> AppendRequest:
     """Return the half, not appended yet, as one of several."""
     half.properties = b"%b%b,%d,%d\x02%b" % (_GROUP_MARK, *mark, half.properties)
     return half
@@ -185,7 +185,7 @@ def halves_beside(properties: bytes) -> list[int]:
     return [int(part[:_DIGITS_MAX]) for part in value.split(b",") if part.isdigit()]
 
 
-def prepared_final(message: Draft, half: Draft, half_offset: int) -> Draft:
+def prepared_final(message: AppendRequest, half: AppendRequest, half_offset: int) -> AppendRequest:
     """Make a message, whose half has just been appended, its final message; return it.
 
     It is the same as ``final_draft`` of the stored record, without reading that back. ``committed``
@@ -296,7 +296,7 @@ def unique_key(half: StoredHalf) -> str | None:
     return None if key is None else key.decode(errors="replace")
 
 
-def final_draft(half: StoredHalf) -> Draft:
+def final_draft(half: StoredHalf) -> AppendRequest:
     """Return the message as consumers get it, but for what ``committed`` adds.
 
     The stored properties are kept whole, with ``TRAN_MSG`` and ``REAL_*``: Java consumers find the
@@ -307,7 +307,7 @@ def final_draft(half: StoredHalf) -> Draft:
     """
     properties = half.properties
     topic, queue_id = _destination(properties)
-    return Draft(
+    return AppendRequest(
         topic=topic,
         queue_id=queue_id,
         body=half.body,
@@ -323,7 +323,7 @@ def final_draft(half: StoredHalf) -> Draft:
     )
 
 
-def committed(final: Draft, beside: Sequence[int] = ()) -> Draft:
+def committed(final: AppendRequest, beside: Sequence[int] = ()) -> AppendRequest:
     """Complete a final message; its append is the commit.
 
     Args:
@@ -346,7 +346,7 @@ def _halves(beside: Iterable[int]) -> bytes:
     return b"%b%b\x02" % (_HALVES_MARK, offsets) if offsets else b""
 
 
-def committed_again(half: StoredHalf) -> Draft:
+def committed_again(half: StoredHalf) -> AppendRequest:
     """Return the message of a committed half as it is stored once more.
 
     It has the content and the half message id of the final message, and decides nothing.
@@ -360,7 +360,7 @@ def committed_again(half: StoredHalf) -> Draft:
     return again
 
 
-def rollback_draft(final: Draft, beside: Sequence[int] = ()) -> Draft:
+def rollback_draft(final: AppendRequest, beside: Sequence[int] = ()) -> AppendRequest:
     """Return the record that says: the transaction with this final message was rolled back.
 
     Of the leader of several messages, ``beside`` are the offsets of the other halves.
@@ -370,7 +370,7 @@ def rollback_draft(final: Draft, beside: Sequence[int] = ()) -> Draft:
         value = get_property(final.properties, name)
         if value is not None:
             parts.append(b"%b\x01%b\x02" % (name, value))
-    return Draft(
+    return AppendRequest(
         topic=HALF_TOPIC,
         queue_id=0,
         body=b"",
@@ -385,13 +385,13 @@ def rollback_draft(final: Draft, beside: Sequence[int] = ()) -> Draft:
 
 def bare_draft(
     half_offset: int, group: str, kind: TransactionType, *, now_ms: int, host: bytes
-) -> Draft:
+) -> AppendRequest:
     """Return a record about a half without a look at it.
 
     As ROLLBACK it is the decision about a half that cannot be read any more; as PREPARED it says
     that the producer of a parked one is asked again.
     """
-    return Draft(
+    return AppendRequest(
         topic=HALF_TOPIC,
         queue_id=0,
         body=b"",
@@ -404,7 +404,7 @@ def bare_draft(
     )
 
 
-def parked_draft(half: StoredHalf, reason: ParkedReason) -> Draft:
+def parked_draft(half: StoredHalf, reason: ParkedReason) -> AppendRequest:
     """Return the copy for operators of a message that no producer could decide about."""
     parked = final_draft(half)
     if reason.text is not None:

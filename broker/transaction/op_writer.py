@@ -17,7 +17,7 @@ from typing import Final
 from halfmq.store.errors import StoreError
 from halfmq.store.format.properties import tags_code
 from halfmq.store.format.topics import OP_TOPIC
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ..config import TransactionConfig
 
@@ -37,7 +37,7 @@ class OpWriter:
 
     def __init__(
         self,
-        append: Callable[[Sequence[Draft]], list[Appended]],
+        append: Callable[[Sequence[AppendRequest]], list[AppendResult]],
         config: TransactionConfig,
         host: bytes,
         now_ms: Callable[[], int],
@@ -87,7 +87,7 @@ class OpWriter:
 
     def _write(self, records_max: int) -> bool:
         """Write up to ``records_max`` op messages; False when the store refuses."""
-        drafts: list[Draft] = []
+        drafts: list[AppendRequest] = []
         taken = 0
         while taken < len(self._waiting) and len(drafts) < records_max:
             body, count = self._body(taken)
@@ -113,8 +113,8 @@ class OpWriter:
                 break
         return "".join(parts).encode(), len(parts)
 
-    def _draft(self, body: bytes) -> Draft:
-        return Draft(
+    def _draft(self, body: bytes) -> AppendRequest:
+        return AppendRequest(
             topic=OP_TOPIC,
             queue_id=0,
             body=body,

@@ -27,7 +27,7 @@ from typing import Final, Protocol
 from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
 from halfmq.store.format.properties import get_property
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ..config import TransactionConfig
 from ..loop.fetches import Fetch
@@ -86,7 +86,9 @@ sends ever new ones is logged each time."""
 class TransactionLog(ReplayLog, HalfLog, PastLog, Protocol):
     """What transactions need of the store."""
 
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+    def append(
+        self, group: Sequence[AppendRequest], *, contiguous: bool = False
+    ) -> list[AppendResult]: ...
 
     def unchecked_bytes(self, physical_offset: int) -> bytes | None: ...
 
@@ -111,7 +113,7 @@ class TransactionService:
         fetch: Fetch,
         before_parking: Callable[[], object] = lambda: None,
         place: Callable[[str, int], tuple[str, int]] = lambda topic, queue_id: (topic, queue_id),
-        delayed: Callable[[Draft, int], Draft] = lambda final, _now_ms: final,
+        delayed: Callable[[AppendRequest, int], AppendRequest] = lambda final, _now_ms: final,
         jitter: Random | None = None,
         wake: Callable[[], None] = lambda: None,
         snapshot_log_bytes: int = LOG_BYTES_MIN,
@@ -270,7 +272,9 @@ class TransactionService:
         """
         refuse_delays(sent, self._now_ms())
 
-    def half_of(self, message: Draft, unique_key: str, *, reserve: int = FINAL_RESERVE) -> Draft:
+    def half_of(
+        self, message: AppendRequest, unique_key: str, *, reserve: int = FINAL_RESERVE
+    ) -> AppendRequest:
         """Return what is to be appended for a transactional message.
 
         Raises:
@@ -283,9 +287,9 @@ class TransactionService:
 
     def prepared(
         self,
-        message: Draft,
-        half: Draft,
-        appended: Appended,
+        message: AppendRequest,
+        half: AppendRequest,
+        appended: AppendResult,
         producer_group: str,
         key: int,
         connection: Producer,
@@ -311,10 +315,10 @@ class TransactionService:
 
     def prepare_group(
         self,
-        messages: Sequence[tuple[Draft, str]],
+        messages: Sequence[tuple[AppendRequest, str]],
         producer_group: str,
         connection: Producer,
-    ) -> list[Appended]:
+    ) -> list[AppendResult]:
         """Store the messages of one transaction as halves, all or none, the leader first.
 
         Args:
@@ -351,7 +355,7 @@ class TransactionService:
         self._counters.groups += total > 1
         return appended
 
-    def _immunity_s(self, half: Draft) -> int:
+    def _immunity_s(self, half: AppendRequest) -> int:
         """Return for how long the producer asked not to be checked; log a wish that is none."""
         value = get_property(half.properties, b"CHECK_IMMUNITY_TIME_IN_SECONDS")
         if value is not None and not value.isdigit() and value not in self._odd_immunities:
@@ -366,7 +370,7 @@ class TransactionService:
 
     def twin(
         self,
-        messages: Sequence[tuple[Draft, str]],
+        messages: Sequence[tuple[AppendRequest, str]],
         producer_group: str,
         connection: Producer,
     ) -> list[FirstHalf] | None:
@@ -414,7 +418,7 @@ class TransactionService:
             self._checker.schedule_again(entry, self._now_ms() - entry.store_timestamp)
         return Ended(position)
 
-    def committed_message(self, half_message_id: str) -> Draft | None:
+    def committed_message(self, half_message_id: str) -> AppendRequest | None:
         """Return a message that was committed here as it is stored once more, for a retry.
 
         None unless the id is that of its half, in this log.

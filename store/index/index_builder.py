@@ -20,7 +20,7 @@ from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
 from ..format.index import KeyedRecord
 from ..format.record import store_timestamp
-from ..log.append_request import Appended, Draft
+from ..log.append_request import AppendRequest, AppendResult
 from ..log.log_scan import Found, LogScan
 from .index_file import IndexFile, IndexService
 
@@ -120,7 +120,7 @@ class KeyIndexing:
         base = max(self._files.base_of(start), self._files.bases[0])
         return newest if base <= newest <= start else base
 
-    def add(self, group: Sequence[Draft], done: Sequence[Appended]) -> None:
+    def add(self, group: Sequence[AppendRequest], done: Sequence[AppendResult]) -> None:
         """Note an appended group."""
         log_end = self._log_end = done[-1].end
         if self._behind:

@@ -1,9 +1,9 @@
-"""What goes into ``MessageStore.append``, and what comes back."""
+"""The argument and the result of ``MessageStore.append``."""
 
 import msgspec
 
 
-class Draft(msgspec.Struct, gc=False, kw_only=True):
+class AppendRequest(msgspec.Struct, gc=False, kw_only=True):
     """A record to append.
 
     The store fills in queue offset, physical offset, store timestamp, the CRCs and the IPv6 bits
@@ -24,8 +24,8 @@ class Draft(msgspec.Struct, gc=False, kw_only=True):
     prepared_transaction_offset: int = 0
 
 
-class Appended(msgspec.Struct, gc=False):
-    """Where a draft lies now."""
+class AppendResult(msgspec.Struct, gc=False):
+    """Where an appended record lies."""
 
     physical_offset: int
     size: int

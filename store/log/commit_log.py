@@ -50,7 +50,7 @@ from ..format.record import (
 from ..format.record_fields import PROPERTIES_LENGTH, TOPIC_LENGTH_V2
 from ..format.topics import SCHEDULE_TOPIC
 from ..queue.consume_queue import ConsumeQueue, QueueTable
-from .append_request import Appended, Draft
+from .append_request import AppendRequest, AppendResult
 from .dispatch import delivery_time
 
 logger = logging.getLogger(__name__)
@@ -119,7 +119,9 @@ class CommitLog:
 
     # Appending -----------------------------------------------------------------------------
 
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+    def append(
+        self, group: Sequence[AppendRequest], *, contiguous: bool = False
+    ) -> list[AppendResult]:
         """Write the records of a group; all of them or, with an error, none.
 
         With ``contiguous`` they follow each other in one file.
@@ -131,7 +133,7 @@ class CommitLog:
             WriteFailedError: The system refused to write for another reason.
         """
         now = max(self._now_ms(), self.last_store_timestamp)
-        done: list[Appended] = []
+        done: list[AppendResult] = []
         start = self.write_offset
         try:
             end = self._stage(group, now, done, roll=contiguous and self._must_roll(group))
@@ -146,7 +148,9 @@ class CommitLog:
         self.last_store_timestamp = now
         return done
 
-    def _stage(self, group: Sequence[Draft], now: int, done: list[Appended], *, roll: bool) -> int:
+    def _stage(
+        self, group: Sequence[AppendRequest], now: int, done: list[AppendResult], *, roll: bool
+    ) -> int:
         """Write a group behind ``write_offset`` and return its end, leaving that where it is.
 
         One function, because calls per record would cost as much as the record. A queue moves on
@@ -211,12 +215,14 @@ class CommitLog:
                 queue.position = position + ENTRY_SIZE
                 queue.next_offset = queue_offset + 1
                 queue.last_end = offset + size
-            add(Appended(offset, size, queue_offset, now))
+            add(AppendResult(offset, size, queue_offset, now))
             offset += size
         self._write(chunk_start, parts)
         return offset
 
-    def _encode_special(self, draft: Draft, queue: ConsumeQueue, offset: int, now: int) -> bytes:
+    def _encode_special(
+        self, draft: AppendRequest, queue: ConsumeQueue, offset: int, now: int
+    ) -> bytes:
         """Encode what the fast path cannot: IPv6 hosts, the CRC tail, records without an entry."""
         properties = draft.properties
         if self._append_property_crc:
@@ -242,12 +248,12 @@ class CommitLog:
         encoded = encode_record(record)
         return seal_crc_tail(encoded) if self._append_property_crc else encoded
 
-    def _refuse(self, draft: Draft, size: int) -> NoReturn:
+    def _refuse(self, draft: AppendRequest, size: int) -> NoReturn:
         if len(draft.properties) > PROPERTIES_SIZE_MAX:
             raise PropertiesTooLongError(len(draft.properties), PROPERTIES_SIZE_MAX)
         raise RecordTooLargeError("a record", size, self._record_max)
 
-    def _must_roll(self, group: Sequence[Draft]) -> bool:
+    def _must_roll(self, group: Sequence[AppendRequest]) -> bool:
         """Tell whether a group that has to stay together needs a new file."""
         room = self._file_end(self.write_offset) - self.write_offset - BLANK_SIZE
         size_max = len(group) * _BESIDE_MAX + sum(
@@ -263,7 +269,7 @@ class CommitLog:
             raise RecordTooLargeError("a batch", size, self._record_max)
         return size > room
 
-    def _size_of(self, draft: Draft) -> int:
+    def _size_of(self, draft: AppendRequest) -> int:
         queue = self._queues[draft.topic, draft.queue_id]
         properties = draft.properties
         if self._append_property_crc:
@@ -284,7 +290,11 @@ class CommitLog:
             self._active.write(start - self._active.base, b"".join(parts))
 
     def _take_back(
-        self, error: BaseException, start: int, group: Sequence[Draft], done: list[Appended]
+        self,
+        error: BaseException,
+        start: int,
+        group: Sequence[AppendRequest],
+        done: list[AppendResult],
     ) -> None:
         """Undo what a failed group has written.
 
@@ -303,7 +313,7 @@ class CommitLog:
         if isinstance(error, OSError):
             raise WriteFailedError(str(error)) from error
 
-    def _undo(self, start: int, group: Sequence[Draft], done: list[Appended]) -> None:
+    def _undo(self, start: int, group: Sequence[AppendRequest], done: list[AppendResult]) -> None:
         """Take back what a failed group has written."""
         first_offsets: dict[ConsumeQueue, int] = {}
         for draft, appended in zip(group, done, strict=False):

@@ -34,7 +34,7 @@ from halfmq.store.format.properties import (
     tags_code,
     terminated,
 )
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 from tests.support.broker_doubles import FakeConnection
 
 TOPIC = TopicConfig(name="T", read_queue_nums=4, write_queue_nums=4)
@@ -44,18 +44,20 @@ class Log:
     """Keeps what is appended; refuses groups that hold a body it is told to refuse."""
 
     def __init__(self) -> None:
-        self.drafts: list[Draft] = []
+        self.drafts: list[AppendRequest] = []
         self.refused = b""
         self.failure: Exception | None = None
 
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+    def append(
+        self, group: Sequence[AppendRequest], *, contiguous: bool = False
+    ) -> list[AppendResult]:
         if self.failure is not None:
             raise self.failure
         if any(draft.body == self.refused for draft in group):
             raise RecordTooLargeError("a record", 1, 0)
         start = len(self.drafts)
         self.drafts += group
-        return [Appended(100 * n, 100, n, 1) for n in range(start, len(self.drafts))]
+        return [AppendResult(100 * n, 100, n, 1) for n in range(start, len(self.drafts))]
 
 
 class Topics:
@@ -80,11 +82,14 @@ class Halves:
 
     def __init__(self, log: Log) -> None:
         self._log = log
-        self.entered: list[tuple[Draft, Draft, int, str]] = []
+        self.entered: list[tuple[AppendRequest, AppendRequest, int, str]] = []
         self.twins = Twins()
 
     def twin(
-        self, messages: Sequence[tuple[Draft, str]], producer_group: str, connection: Connection
+        self,
+        messages: Sequence[tuple[AppendRequest, str]],
+        producer_group: str,
+        connection: Connection,
     ) -> list[FirstHalf] | None:
         ((message, unique_key),) = messages
         offset = self.twins.find(twin_key(producer_group, unique_key))
@@ -93,17 +98,17 @@ class Halves:
     def refuse_delays(self, sent: Delays) -> None:
         """Every delay is taken here."""
 
-    def half_of(self, message: Draft, unique_key: str) -> Draft:
+    def half_of(self, message: AppendRequest, unique_key: str) -> AppendRequest:
         return half_draft(message, unique_key)
 
-    def committed_message(self, half_message_id: str) -> Draft | None:
+    def committed_message(self, half_message_id: str) -> AppendRequest | None:
         """Nothing is committed here."""
 
     def prepared(
         self,
-        message: Draft,
-        half: Draft,
-        appended: Appended,
+        message: AppendRequest,
+        half: AppendRequest,
+        appended: AppendResult,
         producer_group: str,
         key: int,
         _connection: Connection,
@@ -230,7 +235,7 @@ def test_a_message_is_stored_the_same_whatever_came_before(
 ) -> None:
     """Nothing is remembered of the messages of others."""
 
-    async def last_stored(*sent: str) -> tuple[list[Draft], bool]:
+    async def last_stored(*sent: str) -> tuple[list[AppendRequest], bool]:
         log = Log()
         handler = _handler(log)
         requests = [_request(f"{one}\x02UNIQ_KEY\x01K") for one in sent]

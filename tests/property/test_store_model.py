@@ -24,7 +24,7 @@ from halfmq.store.files.worker import Round, ThreadWorker, Worker
 from halfmq.store.format.index import index_keys
 from halfmq.store.format.properties import encode_properties, tag_hash, tags_code
 from halfmq.store.format.record import Record, decode_record, decode_records
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import GetStatus, MessageStore
 from tests.support.stepped_worker import SteppedWorker
 from tests.support.stores import BORN, HOST, HOST_V6, Clock, crash, flush, small_config
@@ -40,7 +40,7 @@ UNIQUE_KEYS = tuple(
 Key = tuple[str, int]
 
 drafts = st.builds(
-    lambda topic, queue_id, body, tag, key, sys_flag, born_host: Draft(
+    lambda topic, queue_id, body, tag, key, sys_flag, born_host: AppendRequest(
         topic=topic,
         queue_id=queue_id,
         body=body,
@@ -81,7 +81,7 @@ class StoreModel(RuleBasedStateMachine):
         self.directory = Path(tempfile.mkdtemp(prefix="store-model-"))
         self.lives = 0
         self.clock = Clock()
-        self.log: list[tuple[int, Draft, int]] = []  # physical offset, draft, queue offset
+        self.log: list[tuple[int, AppendRequest, int]] = []  # physical offset, draft, queue offset
         self.queues: dict[Key, list[int]] = {}  # physical offsets
 
     @initialize(
@@ -120,7 +120,7 @@ class StoreModel(RuleBasedStateMachine):
         return self.store.min_offset
 
     @rule(group=st.lists(drafts, min_size=1, max_size=12), contiguous=st.booleans())
-    def append(self, group: list[Draft], *, contiguous: bool) -> None:
+    def append(self, group: list[AppendRequest], *, contiguous: bool) -> None:
         before = self.store.write_offset
         try:
             done = self.store.append(group, contiguous=contiguous)
@@ -299,7 +299,7 @@ class StoreModel(RuleBasedStateMachine):
             assert all(physical < self.start for physical in queue[:first])
 
     @staticmethod
-    def check(record: Record, draft: Draft, queue_offset: int) -> None:
+    def check(record: Record, draft: AppendRequest, queue_offset: int) -> None:
         assert (record.topic, record.queue_id, record.body) == (
             draft.topic,
             draft.queue_id,

@@ -39,7 +39,7 @@ from halfmq.broker.transaction.errors import (
 )
 from halfmq.broker.transaction.pending import Event, PendingTable, State
 from halfmq.broker.transaction.replay.log_replay import Fold
-from halfmq.store.log.append_request import Appended
+from halfmq.store.log.append_request import AppendResult
 from tests.support.transactions import Broker, Connected
 
 GROUPS = ("pg-a", "pg-b")
@@ -49,7 +49,7 @@ GROUPS = ("pg-a", "pg-b")
 class Known:
     """What clients know of one half."""
 
-    halves: list[Appended]  # the leader first; of most transactions the only one
+    halves: list[AppendResult]  # the leader first; of most transactions the only one
     group: str
     lost: bool = False  # a crash took it before its sender was answered
     told: Event | None = None  # the decision that was answered with success
@@ -57,7 +57,7 @@ class Known:
     waiting: list[Answer] = field(default_factory=list)  # held for the disk
 
     @property
-    def half(self) -> Appended:
+    def half(self) -> AppendResult:
         """The half by which the broker knows the transaction."""
         return self.halves[0]
 

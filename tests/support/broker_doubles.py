@@ -18,7 +18,7 @@ from halfmq.store.files.page_cache import Missing, NotInMemoryError
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.record import Record, decode_record, encode_record, new_record
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 START_MS: Final = 1_700_000_000_000
 """Where the clocks of tests begin."""
@@ -112,7 +112,7 @@ class FakeLog:
         """Where records lie that the disk does not give."""
         self._from_the_beginning = False
         self.cold_reads = 0
-        self.on_append: Callable[[Sequence[Draft]], object] = lambda _group: None
+        self.on_append: Callable[[Sequence[AppendRequest]], object] = lambda _group: None
 
     @property
     def durable_offset(self) -> int:
@@ -123,7 +123,9 @@ class FakeLog:
         last = max(self.records)
         return self.records[last].store_timestamp, last
 
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+    def append(
+        self, group: Sequence[AppendRequest], *, contiguous: bool = False
+    ) -> list[AppendResult]:
         del contiguous
         if self.failure is not None:
             raise self.failure
@@ -131,7 +133,7 @@ class FakeLog:
         self.on_append(group)
         return appended
 
-    def _append(self, draft: Draft) -> Appended:
+    def _append(self, draft: AppendRequest) -> AppendResult:
         queue = self._queues.setdefault((draft.topic, draft.queue_id), [])
         queue_offset = len(queue) + self._first.get((draft.topic, draft.queue_id), 0)
         record = new_record(
@@ -154,7 +156,7 @@ class FakeLog:
         queue.append(record.physical_offset)
         self._add_keys(record)
         self.write_offset += record.total_size
-        return Appended(
+        return AppendResult(
             record.physical_offset, record.total_size, queue_offset, record.store_timestamp
         )
 
@@ -300,9 +302,9 @@ def draft(
     *,
     reconsume_times: int = 0,
     sys_flag: int = 0,
-) -> Draft:
+) -> AppendRequest:
     """A message as a handler would append it."""
-    return Draft(
+    return AppendRequest(
         topic=topic,
         queue_id=queue_id,
         body=body,

@@ -32,7 +32,7 @@ from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_request
 from halfmq.store.format.properties import decode_properties, tags_code
 from halfmq.store.format.record import Record, decode_records
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 from tests.support.patience import PATIENCE_S
 from tests.support.recording import (
     WITH_RECORDS,
@@ -448,8 +448,8 @@ def _choose_queue(step: Step) -> None:
     raise AssertionError(f"no seed chooses queue {recorded}")
 
 
-def _draft(record: Record) -> Draft:
-    return Draft(
+def _draft(record: Record) -> AppendRequest:
+    return AppendRequest(
         topic=record.topic,
         queue_id=record.queue_id,
         body=record.body,

@@ -11,7 +11,7 @@ import sys
 import zlib
 from pathlib import Path
 
-from halfmq.store.log.append_request import Appended
+from halfmq.store.log.append_request import AppendResult
 from halfmq.store.message_store import MessageStore
 from tests.support.stores import BORN, draft, small_config, wait_until
 
@@ -30,7 +30,7 @@ class SteppingClock:
         return self.now
 
 
-def acknowledge(store: MessageStore, done: list[Appended], keys: list[tuple[str, int]]) -> None:
+def acknowledge(store: MessageStore, done: list[AppendResult], keys: list[tuple[str, int]]) -> None:
     lines = []
     for (topic, queue_id), appended in zip(keys, done, strict=True):
         encoded = store.record_bytes(appended.physical_offset)

@@ -9,7 +9,7 @@ from typing import Any
 from halfmq.store.config import StoreConfig
 from halfmq.store.format.properties import encode_properties, tags_code
 from halfmq.store.format.record import Record, decode_records
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 from halfmq.store.message_store import GetStatus, MessageStore
 from tests.support.golden_store import GoldenStore
 from tests.support.patience import PATIENCE_S
@@ -55,7 +55,9 @@ def golden_config(golden: GoldenStore) -> StoreConfig:
     )
 
 
-def draft(topic: str = "T", queue_id: int = 0, body: bytes = b"body", **fields: Any) -> Draft:
+def draft(
+    topic: str = "T", queue_id: int = 0, body: bytes = b"body", **fields: Any
+) -> AppendRequest:
     """Return a draft; ``properties`` may be given as a map."""
     properties = fields.pop("properties", b"")
     if isinstance(properties, dict):
@@ -66,7 +68,7 @@ def draft(topic: str = "T", queue_id: int = 0, body: bytes = b"body", **fields: 
         "born_host": HOST,
         "store_host": HOST,
     }
-    return Draft(
+    return AppendRequest(
         topic=topic, queue_id=queue_id, body=body, properties=properties, **(settings | fields)
     )
 
@@ -85,7 +87,7 @@ def flush(store: MessageStore) -> None:
     wait_until(lambda: store.durable_offset >= store.write_offset)
 
 
-def append_durably(store: MessageStore, *drafts: Draft) -> list[Appended]:
+def append_durably(store: MessageStore, *drafts: AppendRequest) -> list[AppendResult]:
     """Append a group and wait until it is on disk."""
     done = store.append(drafts)
     flush(store)

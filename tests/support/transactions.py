@@ -28,7 +28,7 @@ from halfmq.store.format.record import (
     encode_record,
     new_record,
 )
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 from halfmq.store.queue.pull_selection import GetResult, GetStatus
 from tests.support.golden_store import GoldenStore
 
@@ -76,12 +76,14 @@ class MemoryLog:
         self.failing = False
         self._newest_ms = 0  # store timestamps never go back
 
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+    def append(
+        self, group: Sequence[AppendRequest], *, contiguous: bool = False
+    ) -> list[AppendResult]:
         if self.failing:
             raise StoreError("the test says no")
         return [self._append(draft) for draft in group]
 
-    def _append(self, draft: Draft) -> Appended:
+    def _append(self, draft: AppendRequest) -> AppendResult:
         queue = (draft.topic, draft.queue_id)
         queue_offset = self._queues.get(queue, 0) if has_queue_entry(draft.sys_flag) else 0
         record = new_record(
@@ -101,7 +103,7 @@ class MemoryLog:
             prepared_transaction_offset=draft.prepared_transaction_offset,
         )
         self.put(encode_record(record))
-        return Appended(
+        return AppendResult(
             record.physical_offset, record.total_size, record.queue_offset, record.store_timestamp
         )
 
@@ -336,13 +338,13 @@ def message(
     queue_id: int = 1,
     born_ms: int = START_MS,
     properties: Mapping[str, str] | None = None,
-) -> Draft:
+) -> AppendRequest:
     """Return what the send handler hands over for a transactional message."""
     raw = encode_properties(
         {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": key, "WAIT": "true"}
         | dict(properties or {})
     )
-    return Draft(
+    return AppendRequest(
         topic=topic,
         queue_id=queue_id,
         body=body,
@@ -414,7 +416,7 @@ class Broker:
         service.rebuild()
         return service
 
-    def park(self, half: Appended) -> bool:
+    def park(self, half: AppendResult) -> bool:
         """Have it give up asking about a half."""
         entry, stored = (
             self.service._table.get(half.physical_offset),
@@ -440,7 +442,7 @@ class Broker:
         key: str = "",
         born_ms: int = 0,
         **properties: str,
-    ) -> Appended:
+    ) -> AppendResult:
         """Store a half message; its unique key is new unless given.
 
         Without a producer it comes from a connection that is gone when it is asked about.
@@ -453,7 +455,7 @@ class Broker:
 
     def prepare_group(
         self, count: int, producer: Connected | None = None, *, group: str = "pg", **properties: str
-    ) -> list[Appended]:
+    ) -> list[AppendResult]:
         """Store several messages of one transaction, with bodies `0`, `1`, ... in turn."""
         messages = []
         for number in range(count):
@@ -471,11 +473,11 @@ class Broker:
             messages.append((one, key))
         return self.service.prepare_group(messages, group, producer or gone())
 
-    def end(self, half: Appended, event: Event, *, group: str = "pg") -> int:
+    def end(self, half: AppendResult, event: Event, *, group: str = "pg") -> int:
         """Send a decision; return the log position that its answer waits for."""
         return self.ended(half, event, group=group).position
 
-    def ended(self, half: Appended, event: Event, *, group: str = "pg") -> Ended:
+    def ended(self, half: AppendResult, event: Event, *, group: str = "pg") -> Ended:
         return self.service.end(
             DecisionRequest(half.physical_offset, half.queue_offset, group, event)
         )
@@ -488,7 +490,7 @@ class Broker:
         while self.service.tick() == 0:
             pass
 
-    def finals_of(self, half: Appended) -> list[Record]:
+    def finals_of(self, half: AppendResult) -> list[Record]:
         return [
             record
             for record in self.log.records()

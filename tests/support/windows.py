@@ -38,7 +38,7 @@ from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import OP_TOPIC
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 from halfmq.store.message_store import MessageStore
 from tests.support.patience import PATIENCE_S
 from tests.support.peers import START_MS, Half, Peer, until
@@ -206,7 +206,9 @@ class Rig:
         log = self.store._log
         append = log.append
 
-        def refuse(group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+        def refuse(
+            group: Sequence[AppendRequest], *, contiguous: bool = False
+        ) -> list[AppendResult]:
             if any(draft.topic in topics for draft in group):
                 raise DiskFullError(self.root, "the test says no")
             return append(group, contiguous=contiguous)

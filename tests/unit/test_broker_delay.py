@@ -22,7 +22,7 @@ from halfmq.store.files.json_table import load_table
 from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.properties import decode_properties, tag_hash
 from halfmq.store.format.topics import SCHEDULE_TOPIC
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 from tests.support.broker_doubles import (
     START_MS,
     Clock,
@@ -61,10 +61,10 @@ def service(
     return made
 
 
-def noting(delays: DelayService) -> Callable[[Sequence[Draft]], None]:
+def noting(delays: DelayService) -> Callable[[Sequence[AppendRequest]], None]:
     """What the broker does after each append."""
 
-    def note(group: Sequence[Draft]) -> None:
+    def note(group: Sequence[AppendRequest]) -> None:
         for one in group:
             if one.topic == SCHEDULE_TOPIC:
                 delays.note_stored(one.queue_id)
@@ -72,7 +72,9 @@ def noting(delays: DelayService) -> Callable[[Sequence[Draft]], None]:
     return note
 
 
-def delayed(clock: Clock, level: str | int, topic: str = "orders", queue_id: int = 3) -> Draft:
+def delayed(
+    clock: Clock, level: str | int, topic: str = "orders", queue_id: int = 3
+) -> AppendRequest:
     properties = f"TAGS\x01x\x02DELAY\x01{level}\x02KEYS\x01k\x02".encode()
     return DelayLevels(LEVELS, now_ms=clock).delayed(draft(topic, queue_id, b"late", properties))
 
@@ -180,13 +182,13 @@ def test_the_filter_code_of_a_delivered_message_is_its_tag(tmp_path: Path) -> No
     """While it waited the code was its due time."""
     clock = Clock()
     log = FakeLog(clock)
-    appended: list[Draft] = []
+    appended: list[AppendRequest] = []
     delays = service(tmp_path, log, clock)
     log.append([delayed(clock, 1)])
     clock.now += 1_000
     append = log.append
 
-    def noted(group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+    def noted(group: Sequence[AppendRequest], *, contiguous: bool = False) -> list[AppendResult]:
         appended.extend(group)
         return append(group, contiguous=contiguous)
 
@@ -410,7 +412,7 @@ def test_a_message_that_no_longer_fits_does_not_hold_up_others(tmp_path: Path) -
     clock.now += 1_000
     append = log.append
 
-    def bounded(group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+    def bounded(group: Sequence[AppendRequest], *, contiguous: bool = False) -> list[AppendResult]:
         if any(len(one.body) > 50 for one in group):
             raise RecordTooLargeError("body", 100, 50)
         return append(group, contiguous=contiguous)
@@ -506,7 +508,7 @@ class Threads:
             self.end()
 
 
-def numbered(clock: Clock, level: int, number: int) -> Draft:
+def numbered(clock: Clock, level: int, number: int) -> AppendRequest:
     return replace(delayed(clock, level), body=b"%d" % number)
 
 
@@ -667,7 +669,7 @@ def test_levels_take_turns_slice_by_slice(tmp_path: Path, monkeypatch: pytest.Mo
 HALF_ID = "7F00000100002A9F000000000000004D"
 
 
-def final(delay: str, properties: str = "") -> Draft:
+def final(delay: str, properties: str = "") -> AppendRequest:
     """The final message of a half at 77 that asks for a delay."""
     properties = f"TAGS\x01x\x02{delay}\x02TRANSACTION_HALF_ID\x01{HALF_ID}\x02{properties}"
     made = draft("orders", 3, b"late", properties.encode(), sys_flag=0x8)

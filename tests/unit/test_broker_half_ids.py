@@ -12,7 +12,7 @@ from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.properties import decode_properties, encode_properties
 from halfmq.store.format.record import Record
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 from tests.support.broker_doubles import draft
 from tests.support.peers import COMMIT, ROLLBACK, START_MS, Half, Peer
 from tests.support.windows import Rig, windowed
@@ -141,7 +141,7 @@ async def test_the_id_is_the_same_in_delays_retries_and_dead_letters(rig: Rig) -
     assert {_half_id(copy) for copy in copies} == {half.message_id}
 
 
-def _stored(rig: Rig, message: Draft) -> Record:
+def _stored(rig: Rig, message: AppendRequest) -> Record:
     """Store a record as an earlier broker, or Apache RocketMQ, has left it."""
     (appended,) = rig.store.append([message])
     record = rig.store.record_at(appended.physical_offset)

@@ -19,7 +19,7 @@ from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 from tests.support.broker_doubles import (
     START_MS,
     Clock,
@@ -80,7 +80,7 @@ class Parts:
         assert answer.code == 0
         assert answer.header is None
 
-    def store(self, message: Draft = MESSAGE) -> int:
+    def store(self, message: AppendRequest = MESSAGE) -> int:
         """Store a message; return its offset."""
         return self.log.append([message])[0].physical_offset
 

@@ -30,7 +30,7 @@ from halfmq.store.format.record import (
     encode_record,
     new_record,
 )
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import MessageStore
 from halfmq.store.queue.consume_queue import ConsumeQueue
 from tests.support.stores import (
@@ -300,7 +300,7 @@ TOO_LARGE = [
 
 @pytest.mark.parametrize(("illegal", "error"), TOO_LARGE)
 def test_a_group_with_one_illegal_draft_leaves_nothing(
-    tmp_path: Path, store: MessageStore, illegal: Draft, error: type[Exception]
+    tmp_path: Path, store: MessageStore, illegal: AppendRequest, error: type[Exception]
 ) -> None:
     """All or none: also where the group had already gone on to other files of log and queue."""
     append_durably(store, draft(), draft("U"))

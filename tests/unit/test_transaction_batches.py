@@ -28,7 +28,7 @@ from halfmq.remoting.transaction_headers import (
     EndTransactionsRequestHeader,
 )
 from halfmq.store.format.ids import offset_message_id
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 from tests.support.transactions import HOST, Broker, Connected, message
 
 OK, REFUSED = ResponseCode.SUCCESS, ResponseCode.ILLEGAL_OPERATION
@@ -61,7 +61,7 @@ class Front:
         self.turns = 0  # in which requests were served
         append = self.broker.log.append
 
-        def counted(group: Sequence[object], *, contiguous: bool = False) -> list[Appended]:
+        def counted(group: Sequence[object], *, contiguous: bool = False) -> list[AppendResult]:
             done = append(group, contiguous=contiguous)  # type: ignore[arg-type]
             self.appends.append(len(group))
             return done
@@ -125,7 +125,7 @@ class Front:
         assert (answer.code, answer.opaque) == (OK, 9)
         return decode_end_results(answer.body)
 
-    def end(self, half: Appended, decision: int, header_type: int = HeaderType.MSGPACK) -> None:
+    def end(self, half: AppendResult, decision: int, header_type: int = HeaderType.MSGPACK) -> None:
         """Send one decision."""
         header = EndTransactionRequestHeader(
             producer_group="pg",
@@ -140,7 +140,7 @@ class Front:
             )
         )
 
-    def restarted(self, count: int, size: int = 5) -> list[Appended]:
+    def restarted(self, count: int, size: int = 5) -> list[AppendResult]:
         """Prepare transactions and restart, so that their messages are in the log only."""
         halves = []
         for number in range(count):
@@ -152,17 +152,17 @@ class Front:
         self.reload()
         return halves
 
-    def finals(self, halves: Sequence[Appended]) -> list[int]:
+    def finals(self, halves: Sequence[AppendResult]) -> list[int]:
         """Return how many final messages each of the halves has."""
         return [len(self.broker.finals_of(half)) for half in halves]
 
-    def final_id(self, half: Appended) -> str:
+    def final_id(self, half: AppendResult) -> str:
         """Return the offset message id of a half's final message."""
         (final,) = self.broker.finals_of(half)
         return offset_message_id(HOST, final.physical_offset)
 
 
-def an_end(half: Appended, decision: int, *, from_check: bool = False) -> TransactionEnd:
+def an_end(half: AppendResult, decision: int, *, from_check: bool = False) -> TransactionEnd:
     """Return one decision of a batch."""
     return TransactionEnd(
         commit_log_offset=half.physical_offset,
@@ -313,7 +313,7 @@ def test_what_is_wrong_with_one_decision_hurts_no_other(front: Front) -> None:
         front.broker.prepare(group="other"),
     )
     front.broker.end(decided, Event.ROLLBACK)
-    nowhere = Appended(1 << 40, 0, 0, 0)
+    nowhere = AppendResult(1 << 40, 0, 0, 0)
 
     front.batch(
         an_end(decided, COMMIT),
@@ -410,7 +410,7 @@ def test_an_empty_batch_and_a_one_way_batch(front: Front) -> None:
 
 def test_a_body_that_is_none_is_refused(front: Front) -> None:
     """Whoever sent it is told, and nothing is decided."""
-    too_many = encode_entries([an_end(Appended(0, 0, 0, 0), COMMIT)] * 2_000)
+    too_many = encode_entries([an_end(AppendResult(0, 0, 0, 0), COMMIT)] * 2_000)
     for body in (b"", b"\xc1", b"\x93\x01", too_many):
         front.send(
             encode_request(
@@ -469,7 +469,7 @@ def test_a_part_that_cannot_be_appended_is_served_one_by_one(
     halves = front.restarted(9, size=400)
     append = front.broker.log.append
 
-    def failing(group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]:
+    def failing(group: Sequence[AppendRequest], *, contiguous: bool = False) -> list[AppendResult]:
         front.broker.log.failing = bool(front.appends)
         return append(group, contiguous=contiguous)
 

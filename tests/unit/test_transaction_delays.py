@@ -9,7 +9,7 @@ import pytest
 from halfmq.broker.transaction.errors import DecidedOtherwiseError
 from halfmq.broker.transaction.pending import Event
 from halfmq.store.format.topics import SCHEDULE_TOPIC
-from halfmq.store.log.append_request import Appended
+from halfmq.store.log.append_request import AppendResult
 from tests.support.transactions import Broker
 
 
@@ -19,7 +19,7 @@ def broker(tmp_path: Path) -> Broker:
     return Broker(tmp_path, decided=1)
 
 
-def _committed(broker: Broker, delay_ms: int) -> Appended:
+def _committed(broker: Broker, delay_ms: int) -> AppendResult:
     half = broker.prepare(TRANSACTION_DELAY_MS=str(delay_ms))
     broker.wait(2_000)  # the local transaction takes its time, and none of the delay
     broker.end(half, Event.COMMIT)

@@ -7,7 +7,7 @@ import pytest
 from halfmq.broker.transaction.errors import DecisionForgottenError
 from halfmq.broker.transaction.pending import Decision, Event, Member, PendingTable, State
 from halfmq.broker.transaction.replay.log_replay import Fold, ForeignRecordError
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 from tests.support.golden_store import GoldenStore, unpack
 from tests.support.transactions import HOST, PEER, START_MS, Broker, MemoryLog, golden_log
 
@@ -187,7 +187,7 @@ def test_a_final_of_another_broker_decides_its_half_alone(tmp_path: Path) -> Non
     broker = Broker(tmp_path)
     leader, member, last = broker.prepare_group(3)
     (half,) = [one for one in broker.log.records() if one.end == last.physical_offset]
-    final = Draft(
+    final = AppendRequest(
         topic="topic1",
         queue_id=1,
         body=half.body,
@@ -220,7 +220,7 @@ def test_a_leader_that_another_broker_committed_commits_the_rest(tmp_path: Path)
     leader, *members = broker.prepare_group(3)
     half = broker.log.record_at(leader.physical_offset)
     assert half is not None
-    final = Draft(
+    final = AppendRequest(
         topic="topic0",
         queue_id=1,
         body=half.body,
@@ -272,7 +272,7 @@ def test_a_consumers_retry_does_not_decide_the_half_at_zero(tmp_path: Path, snap
         broker.restart(drained=True)
     broker.log.append(
         [
-            Draft(
+            AppendRequest(
                 topic="%RETRY%billing",
                 queue_id=0,
                 body=final.body,

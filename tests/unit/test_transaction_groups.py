@@ -12,7 +12,7 @@ from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
-from halfmq.store.log.append_request import Appended
+from halfmq.store.log.append_request import AppendResult
 from tests.support.transactions import HOST, Broker, Connected, message
 
 
@@ -22,7 +22,7 @@ def broker(tmp_path: Path) -> Broker:
     return Broker(tmp_path)
 
 
-def finals(broker: Broker, halves: list[Appended]) -> list[int]:
+def finals(broker: Broker, halves: list[AppendResult]) -> list[int]:
     """Return how many final messages each of the halves has."""
     return [len(broker.finals_of(half)) for half in halves]
 

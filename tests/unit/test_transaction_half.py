@@ -35,7 +35,7 @@ from halfmq.store.format.record import (
     with_crc_tail,
 )
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from halfmq.store.log.append_request import Draft
+from halfmq.store.log.append_request import AppendRequest
 from tests.support.golden_store import unpack
 from tests.support.transactions import HOST, PEER, START_MS, golden_log, message
 
@@ -43,12 +43,12 @@ OFFSET = 73_400_320
 KEY = "7F000001A1B2C3D4E5F600000001"
 
 
-def stored(draft: Draft, *, offset: int = OFFSET, queue_offset: int = 12) -> bytes:
+def stored(draft: AppendRequest, *, offset: int = OFFSET, queue_offset: int = 12) -> bytes:
     """Return the draft as the log would hold it."""
     return encode_record(_record(draft, offset, queue_offset))
 
 
-def _record(draft: Draft, offset: int, queue_offset: int) -> Record:
+def _record(draft: AppendRequest, offset: int, queue_offset: int) -> Record:
     return new_record(
         topic=draft.topic,
         queue_id=draft.queue_id,
@@ -323,7 +323,7 @@ def test_a_check_shows_the_message_under_its_real_topic() -> None:
 @pytest.mark.parametrize(
     "draft", [message(topic="orders"), message(topic=HALF_TOPIC), message(topic=HALF_TOPIC + "X")]
 )
-def test_what_is_no_half_is_not_taken_for_one(draft: Draft) -> None:
+def test_what_is_no_half_is_not_taken_for_one(draft: AppendRequest) -> None:
     """An END_TRANSACTION can name any record of the log."""
     assert parse_half(stored(draft), OFFSET) is None
 

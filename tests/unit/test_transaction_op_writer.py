@@ -8,7 +8,7 @@ from halfmq.broker.transaction.op_writer import RECORDS_PER_TICK, RETRY_MS, OpWr
 from halfmq.store.errors import StoreError
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.topics import OP_TOPIC
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 from tests.support.golden_store import unpack
 from tests.support.transactions import HOST, START_MS, golden_log
 
@@ -19,10 +19,10 @@ class Log:
     """Keeps the drafts, and refuses when told to."""
 
     def __init__(self) -> None:
-        self.drafts: list[Draft] = []
+        self.drafts: list[AppendRequest] = []
         self.failing = False
 
-    def append(self, group: Sequence[Draft]) -> list[Appended]:
+    def append(self, group: Sequence[AppendRequest]) -> list[AppendResult]:
         if self.failing:
             raise StoreError("no room")
         self.drafts += group

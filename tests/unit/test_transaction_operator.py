@@ -19,7 +19,7 @@ from halfmq.remoting.codes import ResponseCode
 from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
-from halfmq.store.log.append_request import Appended
+from halfmq.store.log.append_request import AppendResult
 from tests.support.transactions import HOST, START_MS, Broker, Connected
 
 
@@ -29,7 +29,7 @@ def broker(tmp_path: Path) -> Broker:
     return Broker(tmp_path)
 
 
-def park(broker: Broker, half: Appended) -> None:
+def park(broker: Broker, half: AppendResult) -> None:
     """Have the broker give up asking about a half."""
     assert broker.park(half)
 

@@ -25,7 +25,7 @@ from halfmq.store.format.topics import (
     SCHEDULE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
 )
-from halfmq.store.log.append_request import Appended
+from halfmq.store.log.append_request import AppendResult
 from tests.support.golden_store import unpack
 from tests.support.transactions import Broker, Connected, golden_log, gone, message
 
@@ -381,7 +381,7 @@ def test_a_store_of_rocketmq_is_carried_on(tmp_path: Path) -> None:
     )
     broker.service.drain()
 
-    half = Appended(original["commitLogOffset"], 0, original["queueOffset"], 0)
+    half = AppendResult(original["commitLogOffset"], 0, original["queueOffset"], 0)
     assert len(broker.finals_of(half)) == 1
     ops = [
         int(number)

@@ -16,7 +16,7 @@ from halfmq.broker.transaction.replay.snapshot import (
     load_snapshot,
 )
 from halfmq.store.files import disk
-from halfmq.store.log.append_request import Appended
+from halfmq.store.log.append_request import AppendResult
 from tests.support.patience import PATIENCE_S
 from tests.support.transactions import Broker, Connected, MemoryLog
 
@@ -69,7 +69,7 @@ def state_of(broker: Broker) -> list[object]:
     ]
 
 
-def fill(broker: Broker) -> list[Appended]:
+def fill(broker: Broker) -> list[AppendResult]:
     """Leave transactions in every state; return the undecided ones."""
     broker.producers.join("parked", Connected())
     parked = broker.prepare(group="parked")

@@ -14,7 +14,7 @@ from halfmq.broker.transaction.service import TransactionService
 from halfmq.store.config import FlushMode, StoreConfig
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from halfmq.store.log.append_request import Appended
+from halfmq.store.log.append_request import AppendResult
 from halfmq.store.message_store import MessageStore
 from tests.support.golden_store import GoldenStore, unpack
 from tests.support.patience import PATIENCE_S
@@ -70,7 +70,7 @@ class StoredBroker:
         )
         self.service.rebuild()
 
-    def prepare(self, body: bytes = b"row 1", *, queue_id: int = 0) -> Appended:
+    def prepare(self, body: bytes = b"row 1", *, queue_id: int = 0) -> AppendResult:
         self._keys += 1
         key = f"{self._keys:032X}"
         one = message(key=key, body=body, queue_id=queue_id)
@@ -78,7 +78,7 @@ class StoredBroker:
         self.flush()
         return half
 
-    def end(self, half: Appended, event: Event) -> int:
+    def end(self, half: AppendResult, event: Event) -> int:
         ended = self.service.end(
             DecisionRequest(half.physical_offset, half.queue_offset, "pg", event)
         )

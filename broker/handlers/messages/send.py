@@ -32,7 +32,7 @@ from halfmq.store.format.properties import (
     encode_properties,
     get_property,
 )
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ...access import requirements
 from ...delay.levels import with_properties
@@ -63,7 +63,9 @@ class Topics(Protocol):
 class Log(Protocol):
     """What sending needs of the store."""
 
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+    def append(
+        self, group: Sequence[AppendRequest], *, contiguous: bool = False
+    ) -> list[AppendResult]: ...
 
 
 class Overload(Protocol):
@@ -79,13 +81,13 @@ class Transactions(staged.Transactions, Protocol):
 
     def refuse_delays(self, sent: Delays) -> None: ...
 
-    def half_of(self, message: Draft, unique_key: str) -> Draft: ...
+    def half_of(self, message: AppendRequest, unique_key: str) -> AppendRequest: ...
 
     def refuse_prepares(self, group: str, broker_address: str) -> None: ...
 
     def twin(
         self,
-        messages: Sequence[tuple[Draft, str]],
+        messages: Sequence[tuple[AppendRequest, str]],
         producer_group: str,
         connection: Connection,
     ) -> list[FirstHalf] | None: ...
@@ -93,7 +95,7 @@ class Transactions(staged.Transactions, Protocol):
     @property
     def unflushed_topics(self) -> Container[str]: ...
 
-    def committed_message(self, half_message_id: str) -> Draft | None: ...
+    def committed_message(self, half_message_id: str) -> AppendRequest | None: ...
 
 
 _OF_RETRIES: Final = (
@@ -104,8 +106,8 @@ _OF_RETRIES: Final = (
 )
 """Properties of a retry that the message it repeats does not have."""
 
-Delay = Callable[[Draft], Draft]
-Retry = Callable[[SendMessageRequestHeader, Draft, int], Draft]
+Delay = Callable[[AppendRequest], AppendRequest]
+Retry = Callable[[SendMessageRequestHeader, AppendRequest, int], AppendRequest]
 
 
 class SendHandler:
@@ -218,7 +220,7 @@ class SendHandler:
 
     def drafted(
         self, header: SendMessageRequestHeader, body: bytes, connection: Connection
-    ) -> tuple[Draft, str]:
+    ) -> tuple[AppendRequest, str]:
         """Return what a message of several to prepare is to be stored as, and its unique key.
 
         Raises:
@@ -234,14 +236,14 @@ class SendHandler:
         queue_id: int,
         body: bytes,
         connection: Connection,
-    ) -> tuple[Draft, SentProperties]:
+    ) -> tuple[AppendRequest, SentProperties]:
         if not body or len(body) > self._max_message_size:
             raise self._body_refusal(body)
         sent = read_properties(header.properties, self._broker_properties, self._new_key)
         stored = sent.stored
         if len(stored) > PROPERTIES_SIZE_MAX:
             raise self._illegal(len(body), len(stored))
-        return Draft(
+        return AppendRequest(
             topic=header.topic,
             queue_id=queue_id,
             body=body,
@@ -261,9 +263,9 @@ class SendHandler:
         self,
         request: RemotingCommand,
         header: SendMessageRequestHeader,
-        draft: Draft,
+        draft: AppendRequest,
         sent: SentProperties,
-    ) -> Draft:
+    ) -> AppendRequest:
         """Return what is stored for a message that may be delayed or a retry."""
         if header.sys_flag & TRANSACTION_MASK:
             raise _refused_bits(draft, sent)
@@ -287,9 +289,9 @@ class SendHandler:
         self,
         request: RemotingCommand,
         header: SendMessageRequestHeader,
-        retry: Draft,
+        retry: AppendRequest,
         unique_key: str,
-    ) -> Draft:
+    ) -> AppendRequest:
         """Return a retry that a client sends, with its half message id if that can be believed.
 
         Clients do this when their request to send a message back has failed. One that names the
@@ -320,7 +322,9 @@ class SendHandler:
             reconsume_times=retry.reconsume_times,
         )
 
-    def _retry(self, header: SendMessageRequestHeader, draft: Draft, version: int) -> Draft:
+    def _retry(
+        self, header: SendMessageRequestHeader, draft: AppendRequest, version: int
+    ) -> AppendRequest:
         try:
             return self._retried(header, draft, version)
         except RequestRefusedError as refusal:
@@ -329,7 +333,7 @@ class SendHandler:
     def _half(
         self,
         request: RemotingCommand,
-        message: Draft,
+        message: AppendRequest,
         sent: SentProperties,
         connection: Connection,
     ) -> StagedHalf | None:
@@ -392,7 +396,7 @@ class SendHandler:
         suffix = encode_properties(shared) + self._broker_properties.encode()
         waiting = b"" if wait is None else b"WAIT\x01%s\x02" % wait.encode()
         units = self._units(request.body, waiting, suffix)
-        common = Draft(
+        common = AppendRequest(
             topic=header.topic,
             queue_id=queue_id,
             body=b"",
@@ -547,7 +551,7 @@ def _answer_twin(
         connection.write(reply)
 
 
-def _refused_bits(draft: Draft, sent: SentProperties) -> RequestRefusedError:
+def _refused_bits(draft: AppendRequest, sent: SentProperties) -> RequestRefusedError:
     """Return the refusal of a message with transaction bits that is no half message."""
     if sent.is_transactional:
         # Consumers before 4.6.1 send it. RocketMQ stores it where nobody consumes it; refused, the

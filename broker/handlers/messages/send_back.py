@@ -34,7 +34,7 @@ from halfmq.store.format.properties import (
 )
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ...access import requirements
 from ...delay.levels import with_properties
@@ -65,7 +65,9 @@ class Records(Protocol):
 class Log(Protocol):
     """Where the message goes: appends, has it flushed, and wakes who waits for it."""
 
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+    def append(
+        self, group: Sequence[AppendRequest], *, contiguous: bool = False
+    ) -> list[AppendResult]: ...
 
 
 class Topics(Protocol):
@@ -85,7 +87,7 @@ class Groups(Protocol):
 class Delays(Protocol):
     """The way into the schedule topic: `delay.DelayLevels`."""
 
-    def delayed(self, draft: Draft) -> Draft: ...
+    def delayed(self, draft: AppendRequest) -> AppendRequest: ...
 
 
 class Overload(Protocol):
@@ -164,8 +166,8 @@ class SendBackHandler:
         return reply
 
     def retried(
-        self, header: SendMessageRequestHeader, draft: Draft, version: int = VERSION
-    ) -> Draft:
+        self, header: SendMessageRequestHeader, draft: AppendRequest, version: int = VERSION
+    ) -> AppendRequest:
         """Return the draft of a retry that a client sends, moved to the dead letters if it must be.
 
         `version` is the client's. Call it for topics that begin with `%RETRY%`.
@@ -190,16 +192,18 @@ class SendBackHandler:
             )
         return config
 
-    def _retry(self, record: Record, config: GroupConfig, level: int, store_host: bytes) -> Draft:
+    def _retry(
+        self, record: Record, config: GroupConfig, level: int, store_host: bytes
+    ) -> AppendRequest:
         topic = _writable(self._topics.ensure_retry(config.name, config.retry_queue_nums))
         draft = _again(record, level or FIRST_RETRY_LEVEL + record.reconsume_times, store_host)
         queue_id = random.randrange(config.retry_queue_nums)  # noqa: S311  # spreads load, no secret
         return self._delays.delayed(replace(draft, topic=topic.name, queue_id=queue_id))
 
-    def _dead(self, record: Record, config: GroupConfig, store_host: bytes) -> Draft:
+    def _dead(self, record: Record, config: GroupConfig, store_host: bytes) -> AppendRequest:
         return self._moved_to_dead_letters(_again(record, 0, store_host), config)
 
-    def _moved_to_dead_letters(self, draft: Draft, config: GroupConfig) -> Draft:
+    def _moved_to_dead_letters(self, draft: AppendRequest, config: GroupConfig) -> AppendRequest:
         topic = _writable(self._topics.ensure_dead_letter(config.name))
         logger.warning(
             "event=dead_letter group=%s from=%s reconsume_times=%d",
@@ -230,7 +234,7 @@ def _writable(topic: TopicConfig) -> TopicConfig:
     return topic
 
 
-def _again(record: Record, level: int, store_host: bytes) -> Draft:
+def _again(record: Record, level: int, store_host: bytes) -> AppendRequest:
     """Return the draft that stores a consumed record once more; its topic is still the old one."""
     properties = decode_properties(record.properties)
     changed = {
@@ -244,7 +248,7 @@ def _again(record: Record, level: int, store_host: bytes) -> Draft:
     half_id = half_message_id(record)
     if half_id is not None:
         changed[PROPERTY_TRANSACTION_HALF_ID] = half_id
-    return Draft(
+    return AppendRequest(
         topic=record.topic,
         queue_id=record.queue_id,
         body=record.body,

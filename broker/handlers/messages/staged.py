@@ -10,7 +10,7 @@ from halfmq.remoting.codes import FLAG_ONE_WAY
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_send_reply
 from halfmq.store.format.ids import offset_message_id
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ...ports import Connection
 from ...transaction.deduplication import Twins
@@ -24,9 +24,9 @@ class Transactions(Protocol):
 
     def prepared(
         self,
-        message: Draft,
-        half: Draft,
-        appended: Appended,
+        message: AppendRequest,
+        half: AppendRequest,
+        appended: AppendResult,
         producer_group: str,
         key: int,
         connection: Connection,
@@ -36,14 +36,14 @@ class Transactions(Protocol):
 class StagedMessage(msgspec.Struct, gc=False):
     """A message that is appended with the others of this pass."""
 
-    draft: Draft
+    draft: AppendRequest
     request: RemotingCommand
     connection: Connection
     unique_key: str
     queue_id: int  # that its producer is told, which knows nothing of the schedule topic
     waits: bool  # for the disk
 
-    def appended(self, one: Appended) -> bytes | None:
+    def appended(self, one: AppendResult) -> bytes | None:
         """Answer it, when it is on disk if it has to be."""
         request = self.request
         if request.flag & FLAG_ONE_WAY:
@@ -67,12 +67,12 @@ class StagedMessage(msgspec.Struct, gc=False):
 class StagedHalf(StagedMessage, gc=False):
     """A transactional message whose half, its ``draft``, is appended with the others."""
 
-    message: Draft  # as the producer sent it
+    message: AppendRequest  # as the producer sent it
     producer_group: str
     twin_key: int
     transactions: Transactions
 
-    def appended(self, one: Appended) -> bytes | None:
+    def appended(self, one: AppendResult) -> bytes | None:
         """Enter the transaction, and answer."""
         self.transactions.prepared(
             self.message, self.draft, one, self.producer_group, self.twin_key, self.connection

@@ -23,7 +23,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from halfmq.remoting.replies import encode_end_reply, encode_reply
 from halfmq.store.format.ids import offset_message_id
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ...errors import RequestRefusedError
 from ...net.group_append import GroupAppend
@@ -41,22 +41,22 @@ from .end_rules import ERROR_CODES, EVENTS, Transactions, log_refusal, stands_at
 class StagedDecision(msgspec.Struct, gc=False):
     """A first decision that will be appended with others."""
 
-    draft: Draft
+    draft: AppendRequest
     request: RemotingCommand
     connection: Connection
     planned: PlannedDecision
     transactions: Transactions
 
     @property
-    def drafts(self) -> Sequence[Draft]:
+    def drafts(self) -> Sequence[AppendRequest]:
         """The record that decides, and the other final messages of several."""
         return (self.draft, *self.planned.rest)
 
-    def appended(self, one: Appended) -> bytes | None:
+    def appended(self, one: AppendResult) -> bytes | None:
         """Carry it out; its answer waits for the disk if it has to."""
         return self.finish((one,))
 
-    def finish(self, appended: Sequence[Appended]) -> bytes | None:
+    def finish(self, appended: Sequence[AppendResult]) -> bytes | None:
         """Carry it out, be it one record or several; return the answer if it need not wait."""
         planned, request = self.planned, self.request
         position = self.transactions.decided(planned, appended)
@@ -84,7 +84,7 @@ class StagedGroupDecision(msgspec.Struct, gc=False):
     one: StagedDecision
 
     @property
-    def drafts(self) -> Sequence[Draft]:
+    def drafts(self) -> Sequence[AppendRequest]:
         """The record that decides, and the other final messages."""
         return self.one.drafts
 
@@ -98,7 +98,7 @@ class StagedGroupDecision(msgspec.Struct, gc=False):
         """By which it came."""
         return self.one.connection
 
-    def appended(self, several: Sequence[Appended]) -> bytes | None:
+    def appended(self, several: Sequence[AppendResult]) -> bytes | None:
         """Carry it out; its answer waits for the disk if it has to."""
         return self.one.finish(several)
 

@@ -28,7 +28,7 @@ from halfmq.remoting.transaction_headers import EndTransactionsRequestHeader
 from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.ids import offset_message_id
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ...errors import RequestRefusedError, UnfinishedError
 from ...loop.slices import Slice
@@ -58,7 +58,9 @@ WhenDurable = Callable[[RemotingCommand, Connection, int, bytes], bytes | None]
 class Log(Protocol):
     """What this needs of the store."""
 
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+    def append(
+        self, group: Sequence[AppendRequest], *, contiguous: bool = False
+    ) -> list[AppendResult]: ...
 
     def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError: ...
 
@@ -85,7 +87,7 @@ class Batch(msgspec.Struct):
 class StagedFirsts(msgspec.Struct, gc=False):
     """First decisions of a batch."""
 
-    drafts: Sequence[Draft]
+    drafts: Sequence[AppendRequest]
     batch: Batch
     planned: Sequence[tuple[int, PlannedDecision]]  # with the number in the batch
     batches: EndBatches
@@ -101,7 +103,7 @@ class StagedFirsts(msgspec.Struct, gc=False):
         """By which it came."""
         return self.batch.connection
 
-    def appended(self, several: Sequence[Appended]) -> bytes | None:
+    def appended(self, several: Sequence[AppendResult]) -> bytes | None:
         """Carry them out; return the answer if these were all."""
         return self.batches.finish(self, several)
 
@@ -196,7 +198,7 @@ class EndBatches:
                     break
         return planned
 
-    def finish(self, staged: StagedFirsts, appended: Sequence[Appended]) -> bytes | None:
+    def finish(self, staged: StagedFirsts, appended: Sequence[AppendResult]) -> bytes | None:
         """Carry out planned decisions, whose records are in the log."""
         batch, at = staged.batch, 0
         for number, planned in staged.planned:
@@ -206,7 +208,7 @@ class EndBatches:
         return self._answer(batch) if staged.is_whole else None
 
     def _carry_out(
-        self, batch: Batch, number: int, planned: PlannedDecision, appended: Sequence[Appended]
+        self, batch: Batch, number: int, planned: PlannedDecision, appended: Sequence[AppendResult]
     ) -> None:
         position = self._transactions.decided(planned, appended)
         batch.position = max(batch.position, position)

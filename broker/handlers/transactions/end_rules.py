@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.format.flags import TransactionType
-from halfmq.store.log.append_request import Appended
+from halfmq.store.log.append_request import AppendResult
 
 from ...ports import Connection
 from ...transaction.deciding import DecisionRequest, Ended, PlannedDecision
@@ -49,7 +49,7 @@ class Transactions(Protocol):
 
     def plan(self, request: DecisionRequest) -> PlannedDecision | None: ...
 
-    def decided(self, planned: PlannedDecision, appended: Sequence[Appended]) -> int: ...
+    def decided(self, planned: PlannedDecision, appended: Sequence[AppendResult]) -> int: ...
 
     def abandon(self, planned: PlannedDecision) -> None: ...
 

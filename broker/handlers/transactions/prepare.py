@@ -25,7 +25,7 @@ from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import get_property, terminated
 from halfmq.store.format.topics import DEFAULT_TOPIC
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ...ports import Connection, Handler
 from ...transaction.admission import GROUP_RESERVE, RECORD_RESERVE, refusal
@@ -45,20 +45,20 @@ class Transactions(Protocol):
 
     def twin(
         self,
-        messages: Sequence[tuple[Draft, str]],
+        messages: Sequence[tuple[AppendRequest, str]],
         producer_group: str,
         connection: Connection,
     ) -> list[FirstHalf] | None: ...
 
     def prepare_group(
         self,
-        messages: Sequence[tuple[Draft, str]],
+        messages: Sequence[tuple[AppendRequest, str]],
         producer_group: str,
         connection: Connection,
-    ) -> list[Appended]: ...
+    ) -> list[AppendResult]: ...
 
 
-Drafted = Callable[[SendMessageRequestHeader, bytes, Connection], tuple[Draft, str]]
+Drafted = Callable[[SendMessageRequestHeader, bytes, Connection], tuple[AppendRequest, str]]
 
 
 class PrepareHandler:
@@ -132,7 +132,7 @@ class PrepareHandler:
 
     def _message(
         self, message: PreparedMessage, group: str, connection: Connection
-    ) -> tuple[Draft, str]:
+    ) -> tuple[AppendRequest, str]:
         if message.sys_flag & TRANSACTION_MASK not in _ALLOWED_BITS:
             raise refusal(
                 f"sysFlag {message.sys_flag:#x} says that the transaction is decided: clear the "
@@ -151,7 +151,7 @@ class PrepareHandler:
         )
         return self._drafted(header, message.body, connection)
 
-    def _check_together(self, messages: Sequence[tuple[Draft, str]]) -> None:
+    def _check_together(self, messages: Sequence[tuple[AppendRequest, str]]) -> None:
         if len({unique_key for _, unique_key in messages}) != len(messages):
             raise refusal("two messages of one transaction have the same UNIQ_KEY: give each one")
         size = GROUP_RESERVE + sum(

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
 from halfmq.store.format.flags import TransactionType
-from halfmq.store.log.append_request import Appended, Draft
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ...errors import RequestRefusedError
 from ...logs import EACH
@@ -43,7 +43,9 @@ LOOKS_PER_STEP: Final = 100
 class Log(Protocol):
     """What parking needs of the store."""
 
-    def append(self, group: Sequence[Draft], *, contiguous: bool = False) -> list[Appended]: ...
+    def append(
+        self, group: Sequence[AppendRequest], *, contiguous: bool = False
+    ) -> list[AppendResult]: ...
 
     def request_flush(self) -> None: ...
 
