@@ -2,7 +2,7 @@
 
 `BrokerError`
 ├── `RequestRefusedError`: the peer asked for something that is not to be had; it gets this answer
-├── `NotYetError`: a request cannot be served before a save; its connection waits
+├── `NotYetError`: a request cannot be served before something else is done; it is put aside
 ├── `UnfinishedError`: a request has been served in part, as much as one turn of the loop allows
 ├── `ConfigurationError`: a setting is wrong; the broker does not start (exit code 2)
 └── `AddressTakenError`: another process listens on the address (exit code 5)
@@ -48,9 +48,9 @@ class NotYetError(BrokerError):
     """A request is to be served later, from its beginning; nothing was changed for it yet."""
 
     def __init__(
-        self, wait: Callable[[Callable[[RequestRefusedError | None], None]], None]
+        self, wait: Callable[[Callable[[RequestRefusedError | None], None], int], None]
     ) -> None:
-        """``wait`` takes a function to call then, which serves the request or refuses it."""
+        """`wait` takes what serves or refuses the request then, and the bytes of its body."""
         super().__init__(wait)
         self.wait = wait
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, ResponseCode
@@ -65,7 +66,6 @@ class Router:
         Raises:
             NotInMemoryError: It has to be dispatched again when that is in memory.
             UnfinishedError: It has to be dispatched again in another turn of the loop.
-            NotYetError: It has to be dispatched again after a save.
         """
         if command.flag & FLAG_RESPONSE:
             connection.answered(command)
@@ -78,7 +78,7 @@ class Router:
         else:
             try:
                 reply = handler(command, connection)
-            except (NotInMemoryError, UnfinishedError, NotYetError):
+            except (NotInMemoryError, UnfinishedError):
                 raise
             except Exception as error:  # noqa: BLE001  # whatever it is, the peer is owed an answer
                 reply = _answer_error(error, handler, command, connection)
@@ -106,8 +106,12 @@ def _answer_error(
 ) -> bytes | None:
     """Return what the peer is told of an error of a handler; None if it is answered later."""
     match error:
+        case NotYetError():
+            error.wait(partial(_serve_later, handler, command, connection), len(command.body))
+            return None
         case RequestRefusedError():
-            return refused(error, command, connection)
+            error.answered(command, connection)
+            return encode_reply(command, error.code, header=error.ext_fields, remark=error.remark)
         case RemotingError():  # a body or an expression that cannot be understood
             return _refuse(command, ResponseCode.SYSTEM_ERROR, str(error))
         case StoreError():
@@ -122,12 +126,25 @@ def _answer_error(
     return _refuse(command, ResponseCode.SYSTEM_ERROR, "internal error, see the broker's log")
 
 
-def refused(
-    refusal: RequestRefusedError, command: RemotingCommand, connection: Connection
-) -> bytes:
-    """Return the answer to a command that is refused."""
-    refusal.answered(command, connection)
-    return encode_reply(command, refusal.code, header=refusal.ext_fields, remark=refusal.remark)
+def _serve_later(
+    handler: Handler,
+    command: RemotingCommand,
+    connection: Connection,
+    refusal: RequestRefusedError | None,
+) -> None:
+    """Serve a request that was put aside, unless its sender is gone or `refusal` says why not."""
+    if connection.closed:
+        return
+    reply = answer(handler if refusal is None else _refusing(refusal), command, connection)
+    if reply is not None and not command.flag & FLAG_ONE_WAY:
+        connection.write(reply)
+
+
+def _refusing(refusal: RequestRefusedError) -> Handler:
+    def refuse(_command: RemotingCommand, _connection: Connection) -> bytes | None:
+        raise refusal
+
+    return refuse
 
 
 def _answer_store_error(

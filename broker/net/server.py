@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, Protocol, cast
 
-from halfmq.remoting.codes import FLAG_ONE_WAY, HeaderType
+from halfmq.remoting.codes import HeaderType
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.ext_fields import Header
@@ -33,14 +33,13 @@ from halfmq.store.format.ids import pack_host
 
 from ..access.tls import TlsContext
 from ..access.tls_listener import TlsListener
-from ..errors import AddressTakenError, NotYetError, RequestRefusedError, UnfinishedError
+from ..errors import AddressTakenError, UnfinishedError
 from ..loop.fetches import Fetch
 from ..loop.slices import PAUSE_S, Rounds
 from ..loop.ticker import Ticker
 from ..ports import Connection, OnAnswer, Part
 from .peer_requests import AskExpiry, Asks
 from .reply_release import ReplyRelease
-from .router import refused
 
 logger = logging.getLogger(__name__)
 
@@ -140,7 +139,7 @@ class ClientConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reading_paused = 0  # reasons for which the socket is not read
         self._backlog: list[RemotingCommand] = []  # read, and not served: peer or disk is slow
-        self._waits = False  # the first of them, for a fetch or a save
+        self._fetching = False  # what the first of them lacks
         self._tries = 0  # fetches for the first of them
         self._unfinished = 0  # bytes of this connection in `Shared.unfinished_bytes`
         self._header_type = -1  # of the last request; none has come
@@ -220,7 +219,7 @@ class ClientConnection(asyncio.Protocol):
                         self.write(reply)
                 else:
                     self._serve(commands)
-            except (NotInMemoryError, UnfinishedError, NotYetError) as reason:
+            except (NotInMemoryError, UnfinishedError) as reason:
                 self._put_back(commands, reason)
             finally:
                 waiting.is_allowed = True
@@ -255,7 +254,7 @@ class ClientConnection(asyncio.Protocol):
         for number, command in enumerate(commands, 1):
             try:
                 reply = dispatch(command, self)
-            except (NotInMemoryError, UnfinishedError, NotYetError) as reason:
+            except (NotInMemoryError, UnfinishedError) as reason:
                 self._put_back(commands[number - 1 :], reason)
                 break
             if self._tries:
@@ -285,28 +284,14 @@ class ClientConnection(asyncio.Protocol):
         self._pause_reading()
         if isinstance(reason, NotInMemoryError):
             self._tries += 1
-            self._waits = True
+            self._fetching = True
             self._shared.fetch(reason, self._fetched)
-        elif isinstance(reason, NotYetError):
-            self._tries = 0
-            self._waits = True
-            reason.wait(self._resume)
         else:
             self._tries = 0
             self._loop.call_soon(self._go_on)
 
-    def _resume(self, refusal: RequestRefusedError | None) -> None:
-        """Serve what was put back for a save, which has ended; a failure refuses the first."""
-        self._waits = False
-        if refusal is not None and self._backlog:
-            command = self._backlog.pop(0)
-            reply = refused(refusal, command, self)
-            if not command.flag & FLAG_ONE_WAY:
-                self.write(reply)
-        self._go_on()
-
     def _fetched(self, is_there: bool) -> None:
-        self._waits = False
+        self._fetching = False
         if not is_there:  # what cannot be read, the next try meets, and answers
             self._tries = TRIES_MAX
         self._go_on()
@@ -365,7 +350,7 @@ class ClientConnection(asyncio.Protocol):
         self._go_on()
 
     def _go_on(self) -> None:
-        if self._backlog and self.writable and not self._waits and not self._shared.stopping:
+        if self._backlog and self.writable and not self._fetching and not self._shared.stopping:
             release = self._shared.release
             if not release.over_limit():
                 backlog, self._backlog = self._backlog, []

@@ -1,47 +1,57 @@
-"""Saves a table on a thread, while connections wait whose next request needs it saved.
+"""Has a table saved by a thread while the requests that need it saved wait.
 
-A topic must be in its file before the log has a record of it: otherwise this broker after a kill,
-or an auditor, could not tell where the record belongs. The event loop must not wait for the disk
-either. So a connection whose request creates a topic is not served until the file is on disk, and
-its requests stay in order.
+A topic must be in its file before the log has a record of it: whoever reads the log, this broker
+after a kill or an auditor, could not tell else where the record belongs. And the event loop must
+not wait for the disk. So the request that makes a topic is put aside, and served from its beginning
+when the file is on disk.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from ..errors import RequestRefusedError
-from ..loop.slices import Slice
 
-Resume = Callable[[RequestRefusedError | None], None]
-"""Serves a connection again; its next request gets the refusal, if there is one."""
+WAITING_MAX: Final = 1_024
+"""Requests that wait at once, since they are served together: some 10 ms for the event loop."""
+
+WAITING_BYTES_MAX: Final = 16 << 20
+"""Bytes of their bodies, which are held in memory."""
+
+Again = Callable[[RequestRefusedError | None], None]
+"""Serves a request that has waited, or answers it with why it cannot be served."""
 
 
 class AwaitedSave:
-    """Runs one save at a time, as long as connections wait for one."""
+    """Saves as often as there is somebody who waits for it, one after the other."""
 
     def __init__(
         self,
         begin: Callable[[], Callable[[], None]],
         end: Callable[[OSError | None], RequestRefusedError | None],
     ) -> None:
-        """Wire it.
+        """`begin` takes what is to be saved and returns what a thread has to do for it.
 
-        Args:
-            begin: Captures the state to save; returns a function that a thread calls to write it.
-            end: Called on the event loop with the error of the write, if any; returns the refusal
-                of the requests that waited.
+        `end` is told on the event loop whether that went well; if not, it says how those are
+        refused who have waited.
         """
         self._begin = begin
         self._end = end
-        self._waiting: list[Resume] = []
+        self._waiting: list[Again] = []
+        self._bytes = 0
         self._saving = False
 
-    def wait(self, resume: Resume) -> None:
-        """Call ``resume`` on the event loop when the current state, or a later one, is saved."""
-        self._waiting.append(resume)
+    @property
+    def is_full(self) -> bool:
+        """Whether no more requests can wait."""
+        return len(self._waiting) >= WAITING_MAX or self._bytes >= WAITING_BYTES_MAX
+
+    def wait(self, again: Again, size: int) -> None:
+        """Call `again` when what there is to save now is saved; `size` is that of its request."""
+        self._waiting.append(again)
+        self._bytes += size
         if not self._saving:
             self._saving = True
             future = asyncio.get_running_loop().run_in_executor(None, self._begin())
@@ -55,15 +65,7 @@ class AwaitedSave:
         if error is not None and not isinstance(error, OSError):
             raise error
         refusal = self._end(error)
-        # A connection that came during the save may need another one, and asks for it then.
-        waiting, self._waiting = deque(self._waiting), []
-        self._resume(waiting, refusal)
-
-    def _resume(self, waiting: deque[Resume], refusal: RequestRefusedError | None) -> None:
-        """Resume connections in slices; each may have a read full of requests."""
-        time_slice = Slice()
-        while waiting:
-            waiting.popleft()(refusal)
-            if time_slice.is_over and waiting:
-                asyncio.get_running_loop().call_soon(self._resume, waiting, refusal)
-                return
+        # Who came meanwhile needs another save, and asks for it when it is served.
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        for again in waiting:
+            again(refusal)

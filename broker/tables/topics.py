@@ -201,7 +201,7 @@ class TopicTable:
         topics_max: int = TOPICS_MAX,
         saves_beside: bool = False,
     ) -> None:
-        """With `saves_beside`, a thread saves new topics, and the event loop goes on meanwhile."""
+        """When it `saves_beside`, requests that make a topic wait without the event loop."""
         self._file = TableFile(path, now_ms, holds="topicConfigTable")
         self._auto_create = identity.auto_create
         self._queue_nums = identity.default_queue_nums
@@ -395,7 +395,7 @@ class TopicTable:
             self._check_room(made)
             self._new[made.name] = made
             _log_created(made, reason)
-        if self._awaited is not None:
+        if self._awaited is not None and not self._awaited.is_full:
             raise NotYetError(self._awaited.wait)
         error = None
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -10,8 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from halfmq.broker.loop import slices
-from halfmq.broker.tables.awaited_save import AwaitedSave
+from halfmq.broker.tables import awaited_save
 from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -25,7 +23,6 @@ class Thread:
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
-        self.began = 0  # saves
         self.writers: list[int] = []
         self.met: list[set[str]] = []  # topics of the log when the file was written
         self.may_write = threading.Event()
@@ -34,7 +31,6 @@ class Thread:
     def around(self, begin: Callable[[TopicTable], Callable[[], None]]) -> object:
         def begin_save(table: TopicTable) -> Callable[[], None]:
             write = begin(table)
-            self.began += 1
 
             def run() -> None:
                 assert self.may_write.wait(PATIENCE_S)
@@ -91,14 +87,14 @@ async def test_a_topic_is_in_the_file_before_the_log_has_a_record_of_it(rig: Rig
 
 
 @windowed()
-async def test_a_connection_that_needs_the_topic_waits_and_no_other(rig: Rig) -> None:
-    """Then its requests are served in the order in which they came."""
+async def test_who_needs_the_topic_waits_and_nobody_else(rig: Rig) -> None:
+    """Then all are served in the order in which they came, after one save for each round."""
     producer, other = await rig.peer(), await rig.peer()
     await producer.prepare("9" * 32, topic="known")
     with watched(rig) as thread:
         thread.may_write.clear()
         waiting = [send(producer, key) for key in range(5)]
-        later = send(producer, 5, topic="bills")
+        later = send(producer, 5, topic="bills")  # while the thread writes
         await other.prepare("8" * 32, topic="known")
         assert not any(producer.answered(one) for one in (*waiting, later))
         assert "orders" not in rig.broker._tables.topics
@@ -128,48 +124,19 @@ async def test_a_topic_that_cannot_be_saved_is_refused(rig: Rig) -> None:
 
 
 @windowed()
-async def test_the_requests_of_a_connection_stay_in_order(rig: Rig) -> None:
-    """Those after the one that creates a topic wait with it, and no later one overtakes them."""
-    producer = await rig.peer()
-    await producer.prepare("9" * 32, topic="known")
-    with watched(rig) as thread:
-        thread.may_write.clear()
-        sent = [send(producer, 0), send(producer, 1, topic="known"), send(producer, 2)]
-        await until(lambda: thread.began == 1)
-        sent.append(send(producer, 3))
-        thread.may_write.set()
-        answers = [await producer.answer(one) for one in sent]
-
-    offsets = [producer.half_of(answer).offset for answer in answers]
-    assert offsets == sorted(offsets)
-
-
-async def test_connections_that_waited_are_resumed_in_slices(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_more_than_can_wait_are_served_on_the_spot(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each may have a read full of requests, and there may be a thousand connections."""
-    monkeypatch.setattr(slices, "SLICE_S", 0.0)  # one connection each
-    loop = asyncio.get_running_loop()
-    turn, resumed, done = 0, list[int](), asyncio.Event()
+    """What waits is bounded, and nobody is refused for it."""
+    monkeypatch.setattr(awaited_save, "WAITING_MAX", 2)
+    producer = await rig.peer()
+    with watched(rig) as thread:
+        waiting = [send(producer, key) for key in range(4)]
+        answers = [await producer.answer(one) for one in waiting]
+        assert threading.get_ident() in thread.writers
 
-    def count() -> None:
-        nonlocal turn
-        turn += 1
-        if not done.is_set():
-            loop.call_soon(count)
-
-    def resume(_refusal: object) -> None:
-        resumed.append(turn)
-        if len(resumed) == 3:
-            done.set()
-
-    saves = AwaitedSave(lambda: lambda: None, lambda _error: None)
-    for _ in range(3):
-        saves.wait(resume)
-    count()
-    await done.wait()
-
-    assert len(set(resumed)) == 3
+    assert {answer.code for answer in answers} == {ResponseCode.SUCCESS}
+    assert len(rig.records_of("RMQ_SYS_TRANS_HALF_TOPIC")) == 4
 
 
 @windowed()
@@ -179,11 +146,9 @@ async def test_who_has_gone_meanwhile_is_not_served(rig: Rig) -> None:
     with watched(rig) as thread:
         thread.may_write.clear()
         opaque = send(producer, 1)
-        await until(lambda: thread.began == 1)
+        await producer.sync()  # answered, as it does not need the topic
         assert not producer.answered(opaque)
-        connections = rig.broker._server._shared.connections
-        next(one for one in connections if one._waits).abort()
-        await until(lambda: len(connections) == 1)
+        await rig.lose(producer)
         thread.may_write.set()
         await until(lambda: "orders" in rig.broker._tables.topics)
         await other.sync()

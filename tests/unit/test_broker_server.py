@@ -739,7 +739,7 @@ def test_a_peer_that_goes_while_something_is_fetched_is_served_no_more(
                 peer.writer.write(encode_request(105, opaque=1, header=ROUTE, body=b"cold"))
                 while not chest.fetches:  # noqa: ASYNC110  # a thread counts
                     await asyncio.sleep(0)
-                next(one for one in server._shared.connections if one._waits).abort()
+                next(one for one in server._shared.connections if one._fetching).abort()
                 while not lost:  # noqa: ASYNC110  # the server fills the list
                     await asyncio.sleep(0)
                 chest.may_open.set()
