@@ -74,7 +74,6 @@ class Measured:
     cpu_seconds: float
     memory: int  # bytes, the most that all processes had of their own at once
     shuffled: int = 0  # bytes written for shuffles
-    scanned: int = 0  # bytes of log
     first_cpu_seconds: float = 0.0  # of the same thing, the first time in the session
 
 
@@ -111,7 +110,6 @@ def _measure(folder: Path, share: int) -> Iterator[tuple[str, ...]]:
     medium = write_log(folder / "medium", MEDIUM // share)
     yield from _read_rows(medium, "audit columns", _AUDIT_COLUMNS)
     yield from _read_rows(medium, "with bodies", _BODY_COLUMNS)
-    yield from _cached(medium, folder / "cache")
     shutil.rmtree(medium.root)
     bodies = write_log(folder / "bodies", BODIES // share, BODY_SIZE)
     yield from _read_rows(bodies, "with bodies", _BODY_COLUMNS)
@@ -123,18 +121,6 @@ def _measure(folder: Path, share: int) -> Iterator[tuple[str, ...]]:
     growth = whole.cpu_seconds / large.records / (double.cpu_seconds / small.records)
     goal = f"<= {LINEAR_MAX}"
     yield "audit, CPU per record : small log's", _named(large), f"{growth:.2f}", goal
-
-
-def _cached(log: GeneratedLog, cache: Path) -> Iterator[tuple[str, ...]]:
-    on = _named(log)
-    first = _step("audit", log, master="local[2]", cache=str(cache))
-    again = _step("audit", log, master="local[2]", cache=str(cache))
-    kept = sum(path.stat().st_size for path in cache.iterdir())
-    full = first.scanned - again.scanned
-    yield "audit, filling its cache", on, f"{first.seconds:.1f} s", ""
-    yield "  again", on, f"{again.seconds:.1f} s", ""
-    yield "  of the log, read", on, f"{again.scanned / first.scanned:.1%}", ""
-    yield "  cache : full segments", on, f"{kept / full:.1%}" if full else "-", ""
 
 
 def _read_rows(log: GeneratedLog, name: str, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -205,11 +191,11 @@ def _take_step(step: dict[str, Any]) -> Measured:
             first = _cpu_seconds() - first
             with _watched() as memory:
                 cpu, began = _cpu_seconds(), time.perf_counter()
-                scanned = run(spark, step)
+                run(spark, step)
                 seconds, cpu = time.perf_counter() - began, _cpu_seconds() - cpu
         finally:
             spark.stop()
-        return Measured(seconds, cpu, max(memory), _shuffled(Path(events)), scanned, first)
+        return Measured(seconds, cpu, max(memory), _shuffled(Path(events)), first)
 
 
 def _loop_seconds() -> float:
@@ -220,7 +206,7 @@ def _loop_seconds() -> float:
     return time.process_time() - began
 
 
-def _read(spark: Any, step: dict[str, Any], *, warm_up: bool = False) -> int:
+def _read(spark: Any, step: dict[str, Any], *, warm_up: bool = False) -> None:
     from halfmq.spark_jobs.datasource import FORMAT, register  # noqa: PLC0415
     from halfmq.spark_jobs.source.schema import ddl  # noqa: PLC0415
 
@@ -231,19 +217,17 @@ def _read(spark: Any, step: dict[str, Any], *, warm_up: bool = False) -> int:
     if warm_up:
         reader = reader.option("endingOffsets", str(_WARM_UP))
     reader.load(step["directory"]).write.format("noop").mode("overwrite").save()
-    return int(step["size"])
 
 
-def _audit(spark: Any, step: dict[str, Any], *, warm_up: bool = False) -> int:
+def _audit(spark: Any, step: dict[str, Any], *, warm_up: bool = False) -> None:
     from halfmq.spark_jobs.audit.auditor import audited  # noqa: PLC0415
 
     if warm_up:  # starts the workers; an audit is mostly run once, so that is all it gets
         _read(spark, {**step, "columns": _AUDIT_COLUMNS}, warm_up=True)
-        return 0
-    with audited(spark, step["directory"], cache=step.get("cache")) as audit:
+        return
+    with audited(spark, step["directory"]) as audit:
         if not audit.is_clean:
             raise SystemExit(f"the generated log has anomalies: {audit.anomalies[:3]}")
-        return audit.log.scanned_bytes
 
 
 def _shuffled(folder: Path) -> int:

@@ -6,20 +6,25 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.utils import is_remote
 
+from .source.event_source import EVENT_FORMAT, TransactionDataSource
 from .source.log_source import FORMAT, CommitLogDataSource
 from .source.queue_source import QUEUE_FORMAT, ConsumeQueueDataSource
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["FORMAT", "QUEUE_FORMAT", "register"]
+__all__ = ["EVENT_FORMAT", "FORMAT", "QUEUE_FORMAT", "register"]
 
 
 def register(spark: "SparkSession") -> None:
-    """Make the formats ``rocketmq-commitlog`` and ``rocketmq-consumequeue`` known to a session."""
+    """Make the formats known to a session.
+
+    They are ``rocketmq-commitlog``, ``rocketmq-consumequeue`` and ``rocketmq-transactions``.
+    """
     _use_this_python(spark)  # it becomes part of what is registered
     spark.dataSource.register(CommitLogDataSource)
     spark.dataSource.register(ConsumeQueueDataSource)
+    spark.dataSource.register(TransactionDataSource)
 
 
 def _use_this_python(spark: "SparkSession") -> None:

@@ -6,7 +6,6 @@ SparkJobsError
 ├── OptionError          an option or column that does not exist, or has a wrong value
 ├── CorruptLogError      with mode FAILFAST: bytes that are no whole record
 ├── DataLossError        a stream needs a part of the log that is no longer there
-├── CacheError           the cache of an audit cannot be read or written
 ├── JavaNotFoundError    no Java that this Spark can run on
 └── SparkFailedError     Spark could not do what it was asked
 """
@@ -61,13 +60,6 @@ class DataLossError(SparkJobsError):
             f"{self.path}: the stream needs offsets {self.start} to {self.end}, but {self.reason};"
             " failOnDataLoss=false goes on with what is there"
         )
-
-
-class CacheError(SparkJobsError):
-    """The cache in a directory cannot be read or written; its path, and the reason."""
-
-    def __str__(self) -> str:
-        return f"cache {super().__str__()}"
 
 
 class JavaNotFoundError(SparkJobsError):

@@ -1,7 +1,7 @@
-"""Run the audit of one directory: read, judge, collect; the functions are in ``audit.py``.
+"""Run the audit of one directory: read, judge, collect.
 
-The log is scanned once. What the audit keeps of it is cached by Spark, in memory and then on
-disk, and so is what became of the transactions.
+The log is read once. What the audit keeps of it (``source/event_source.py``) is cached by Spark on
+disk: events, a hundred bytes each, and notes on what else there is. The rest are queries over that.
 """
 
 from collections import Counter
@@ -12,23 +12,26 @@ from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pyspark.sql import DataFrame, Row
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
+
+from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
 from ..datasource import FORMAT, register
 from ..log.files import is_remote
-from ..log.lookup import Place
-from ..log.segments import LogExtent, survey
+from ..log.lookup import LogLookup, Place
+from ..log.segments import LogExtent, Segment, survey
 from ..log.store_files import StoreFiles
+from ..source import event_source as source
 from ..source.schema import NAME_COLUMNS, ddl
-from . import audit
-from .audit_cache import AuditCache
-from .checks import Check, Remark
-from .digest import Plan, Summary, What
-from .digest_source import NAMED_TOPICS, digested, full_segments
-from .families import STATES
-from .overview import DEFAULT_CHECKS, Checks, Delays, Fault, Overview
-from .timeline import OpenAges, Timeline, merged
+from . import families, queue_findings, statistics
+from .changed import changed_bytes
+from .checks import DEFAULT_CHECKS, Check, Checks, Remark, checks_of
+from .judge import Kind, LogBounds, Part, State
+from .notes import Notes
+from .queue_findings import FINDING_COLUMNS, Log
+from .statistics import Delays, OpenAges, Timeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,10 +39,14 @@ if TYPE_CHECKING:
 ANOMALIES_MAX: Final = 100_000  # collected and listed in JSON; the Parquet files have them all
 _HIDDEN_MAX: Final = 200  # collected of a kind that a flood of others would hide
 _SPREAD_MIN: Final = 16 << 20  # bytes; a smaller log is read fastest by one task
-# Of log per bucket, in bytes: some 6 MB of events that one task judges. On their way to Python the
-# JVM copies them again and again: with 100 MB a heap of 4 GiB was too small for ten million
-# records, now 2 GiB are enough.
-_BUCKET_BYTES: Final = 32 << 20
+
+_FINDING: Final = "kind string, offsets array<bigint>, detail string, told bigint"
+_RANGES: Final = (Kind.GAP, Kind.OVERLAP, Kind.CORRUPT_RECORD)  # their offsets are start and end
+_SEEN: Final = (
+    "transactionId string, topic string, producerGroup string,"
+    " bytes array<struct<file: string, position: bigint, size: int>>"
+)
+_VOID: Final = (str(State.EXPIRED), str(State.UNFOUNDED))
 
 
 class Anomaly(NamedTuple):
@@ -64,7 +71,6 @@ class LogSummary:
     first_offset: int
     end_offset: int
     tail: str | None  # what lies behind the end, unless it is unwritten
-    scanned_bytes: int = 0  # of the log that were read for this audit; the cache knew the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,29 +106,25 @@ def audited(
     *,
     extent: LogExtent | None = None,
     checks: Checks = DEFAULT_CHECKS,
-    cache: str | None = None,
     stage: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Audit]:
     """Audit the log in a store root or a folder of segments; Spark keeps rows while it lasts.
 
     ``extent`` is what ``survey`` said of the directory, for a caller who knows it already.
-    ``cache`` is a folder of its own for this log, where all workers can write: segments that are
-    full and known from an earlier audit are not read again.
     ``stage`` is told what begins, in a few words.
 
     Raises:
         LogDirectoryError: There is no log to read.
-        CacheError: The cache cannot be read or written.
     """
     extent = extent or survey(directory)
     with ExitStack() as cached:
 
         def keep(frame: DataFrame) -> DataFrame:
-            kept = frame.persist()
+            kept = frame.persist(StorageLevel.DISK_ONLY)
             cached.callback(kept.unpersist)
             return kept
 
-        yield _Auditor(spark, directory, extent, checks, cache, keep, stage).run()
+        yield _Auditor(spark, directory, extent, checks, keep, stage).run()
 
 
 class _Auditor:
@@ -134,129 +136,165 @@ class _Auditor:
         directory: str,
         extent: LogExtent,
         checks: Checks,
-        cache: str | None,
         keep: Callable[[DataFrame], DataFrame],
         stage: Callable[[str], None],
     ) -> None:
         self._spark = spark
-        self._directory = directory
+        self._directory = directory if is_remote(directory) else str(Path(directory).absolute())
+        self._told_directory = directory
         self._extent = extent
         self._checks = checks
-        self._cache = str(Path(cache).absolute()) if cache else None
         self._keep = keep
         self._stage = stage
         self._store = StoreFiles(directory)
+        self._compared = checks_of(extent, self._store, crc=checks.crc, queues=checks.queues)
         cores = spark.sparkContext.defaultParallelism
         self._partitions = cores if extent.size > _SPREAD_MIN else 1
-        self._buckets = max(self._partitions, extent.size // _BUCKET_BYTES)
 
     def run(self) -> Audit:
+        register(self._spark)
         self._stage(f"reading {self._extent.size:,} bytes of log")
-        digest = self._keep(self._digest())
-        log = Overview(self._extent, self._store, _summaries(digest), self._checks)
-        rows = self._with_links(digest, log)
+        scan = self._keep(
+            source.read_scan(
+                self._spark,
+                self._extent,
+                families.COLUMNS,
+                verify_crc=self._checks.crc,
+                partitions=self._partitions,
+            )
+        )
+        notes = scan.where("part is null").select(F.inline("notes"))
+        rows = [row.asDict() for row in notes.where(F.col("what") != source.QUEUE).collect()]
+        log = Notes(rows, self._extent, self._store, self._checks)
+        bounds, terms = log.bounds, log.terms
         self._stage("judging what became of transactions")
-        scale = log.scale
-        verdicts = self._keep(audit.judged(rows, log.bounds, log.terms, scale))
-        told = verdicts.select(
-            "states", F.size("findings").alias("findings"), "latencies", "checks", "times"
-        ).collect()
-        timeline, open_ages = merged((bytes(row["times"]) for row in told), scale)
-        # A part that is known to be empty is left out: each costs Spark a second to plan.
-        found = [self._as_findings(list(log.faults()))]
-        if any(summary.faults + summary.ops_elsewhere for summary in log.summaries):
-            found.append(audit.faults(rows, log.restarts()))
-        if any(row["findings"] for row in told):
-            found.append(audit.found(verdicts))
+        events, found = self._linked(scan.where("part is not null").drop("notes"), log, bounds)
+        settled = self._keep(families.settled(families.families(events), bounds, terms))
+        unsettled = settled.where("state is null").select("key")
+        count = unsettled.count()
+        transactions = settled.where("state is not null").select(*families.TRANSACTION_COLUMNS)
+        if count:
+            verdicts = self._keep(families.judged(events, unsettled, bounds, terms, count=count))
+            judged = verdicts.where("state is not null").select(*families.TRANSACTION_COLUMNS)
+            transactions = transactions.unionByName(judged)
+            rules = verdicts.where("kind is not null")
+            found.append(rules.select("kind", "offsets", "detail", F.col("at").alias("told")))
+        counts = statistics.counted(transactions, log.scale)
+        prepared = transactions.where(~F.col("state").isin(*_VOID))
+        delays = statistics.delays(prepared, log.labels)
+        self._stage("comparing queues with the log")
+        ranges = self._keep(notes.where(F.col("what") == source.QUEUE))
+        found += self._queue_findings(ranges, bounds)
+        found += self._findings(log)
         self._stage("looking up what was found")
-        named = audit.named(reduce(DataFrame.unionByName, found), self._extent.segments)
+        named = _named(reduce(DataFrame.unionByName, found), self._extent.segments)
         anomalies, kinds = _anomalies(named)
         return Audit(
-            directory=self._directory,
-            log=self._log_summary(log.summaries),
-            states=_states(told),
-            delays=log.delays(
-                [bytes(row["latencies"]) for row in told], [bytes(row["checks"]) for row in told]
-            ),
+            directory=self._told_directory,
+            log=self._log_summary(log),
+            states=counts.states,
+            delays=delays,
             anomalies=anomalies,
             anomaly_kinds=kinds,
-            timeline=timeline,
-            open_ages=open_ages,
-            transactions=audit.transactions(verdicts, self._names(log.summaries)),
+            timeline=counts.timeline,
+            open_ages=counts.open_ages,
+            transactions=_described(prepared, self._names()),
             anomaly_rows=named,
+            checks=self._compared,
+            remarks=list(log.clock_steps()),
         )
 
-    def _digest(self) -> DataFrame:
-        queues = self._store.consume_queues if self._checks.queues else None
-        if self._cache is not None:
-            AuditCache(self._cache).forget_before(self._extent.first_offset)
-        plan = Plan(self._buckets, self._checks.crc, str(queues) if queues else None, self._cache)
-        return digested(self._spark, self._extent, plan, partitions=self._partitions)
+    def _linked(
+        self, events: DataFrame, log: Notes, bounds: LogBounds
+    ) -> tuple[DataFrame, list[DataFrame]]:
+        """Add the events whose half is in another part of the log; tell of ops without one."""
+        if not log.keyless:
+            return events, []
+        linked = self._keep(families.linked(events))
+        halves = events.where(F.col("part") == int(Part.HALF))
+        orphans = families.orphans(linked.where("key is null"), halves, bounds)
+        known = "key is not null"
+        return events.where(known).unionByName(linked.where(known)), [orphans]
 
-    def _with_links(self, digest: DataFrame, log: Overview) -> DataFrame:
-        """Add the events whose half is in another split than they are."""
-        rows = digest
-        if any(summary.ops_elsewhere for summary in log.summaries):
-            linked = audit.linked(digest, log.lost_places, self._buckets)
-            rows = rows.unionByName(self._keep(linked))
-        if any(summary.linked_elsewhere for summary in log.summaries):
-            packed = digest.where(F.col("what") == int(What.LINKED)).select("packed").collect()
-            more = audit.linked_by_hand([row["packed"] for row in packed], log, self._buckets)
-            rows = rows.unionByName(self._spark.createDataFrame(more, digest.schema))
-        return rows
+    def _queue_findings(self, ranges: DataFrame, bounds: LogBounds) -> list[DataFrame]:
+        runs = queue_findings.runs(ranges)
+        found = [queue_findings.out_of_order(runs), queue_findings.gaps(runs, bounds)]
+        if self._store.queue_counts is not None:
+            found.append(queue_findings.unknown_queues(ranges, self._store.queue_counts))
+        if self._checks.queues and self._store.consume_queues is not None:
+            log = Log(self._extent, bounds, self._store.was_closed)
+            found += queue_findings.compared(self._spark, runs, self._directory, self._store, log)
+        return found
 
-    def _as_findings(self, faults: Sequence[Fault]) -> DataFrame:
-        rows = [(str(kind), *rest) for kind, *rest in faults]
-        return self._spark.createDataFrame(rows, audit.FINDING)
+    def _findings(self, log: Notes) -> list[DataFrame]:
+        """List what is wrong with the bytes of the log."""
+        found = [self._spark.createDataFrame(list(log.findings()), _FINDING)]
+        if any(check.what == "digests" and check.checked for check in self._compared):
+            found.append(changed_bytes(self._spark, self._extent))
+        return found
 
-    def _names(self, summaries: Sequence[Summary]) -> DataFrame:
-        """Read who transactions are of, from the log as far as it is not in the cache."""
-        files = [summary.names for summary in summaries if summary.names is not None]
-        if not files:
-            return self._names_from(self._extent.first_offset)
-        paths = [Path(file).as_uri() for file in files]
-        cached = self._spark.read.schema(ddl(*NAME_COLUMNS)).parquet(*paths)
-        _, rest = full_segments(self._extent)
-        if not rest.segments:
-            return cached
-        return cached.unionByName(self._names_from(rest.first_offset))
-
-    def _names_from(self, offset: int) -> DataFrame:
-        register(self._spark)
-        directory = self._directory
+    def _names(self) -> DataFrame:
+        """Read who transactions are of."""
         return (
             self._spark.read.format(FORMAT)
             .schema(ddl(*NAME_COLUMNS))
-            .option("subscribe", ",".join(NAMED_TOPICS))
-            .option("startingOffsets", str(offset))
+            .option("subscribe", f"{HALF_TOPIC},{TRANS_CHECK_MAX_TIME_TOPIC}")
+            .option("startingOffsets", str(self._extent.first_offset))
             .option("endingOffsets", str(self._extent.end_offset))  # a broker may be appending
             .option("minPartitions", str(self._partitions))
-            .load(directory if is_remote(directory) else str(Path(directory).absolute()))
+            .load(self._directory)
         )
 
-    def _log_summary(self, summaries: Sequence[Summary]) -> LogSummary:
+    def _log_summary(self, log: Notes) -> LogSummary:
         return LogSummary(
             segments=len(self._extent.segments),
-            records=sum(summary.records for summary in summaries),
-            bytes=sum(summary.size for summary in summaries),
+            records=log.records,
+            bytes=log.size,
             first_offset=self._extent.first_offset,
             end_offset=self._extent.end_offset,
             tail=self._extent.tail,
-            scanned_bytes=sum(summary.scanned for summary in summaries),
         )
 
 
-def _summaries(digest: DataFrame) -> list[Summary]:
-    """Collect what each split says of itself; this is the one scan of the log."""
-    rows = digest.where(F.col("what") == int(What.SUMMARY)).select("packed").collect()
-    return [Summary.unpack(row["packed"]) for row in rows]
+def _described(transactions: DataFrame, names: DataFrame) -> DataFrame:
+    """Describe every transaction that was prepared in the log, one row each.
+
+    ``names`` is the log with the columns ``schema.NAME_COLUMNS``, of the topics where halves and
+    parked messages are.
+    """
+    return transactions.join(names, F.col("at") == F.col("physicalOffset")).select(
+        F.col("uniqKey").alias("transactionId"),
+        "producerGroup",
+        F.col("realTopic").alias("topic"),
+        "state",
+        F.col("half").alias("halfOffset"),
+        F.col("decided").alias("decisionOffset"),
+        F.col("timestamp").alias("preparedAt"),
+        F.col("took").alias("decidedAfterMs"),
+        "checks",
+        F.col("halves").alias("halfMessages"),
+    )
 
 
-def _states(told: Sequence[Row]) -> Counter[str]:
-    counted: Counter[str] = Counter()
-    for row in told:
-        counted.update({str(s): n for s, n in zip(STATES, row["states"], strict=True) if n})
-    return counted
+def _named(findings: DataFrame, segments: Sequence[Segment]) -> DataFrame:
+    """Say of each finding whose it is, and where the bytes are that show it."""
+    lookup: list[LogLookup] = []  # made where it is used: it maps files
+
+    def see(kind: str, offsets: list[int], told: int | None) -> tuple[object, ...]:
+        if not lookup:
+            lookup.append(LogLookup(segments))
+        if kind in _RANGES:
+            places = [lookup[0].place(offsets[0], end=offsets[1])]
+        else:
+            places = [lookup[0].place(offset) for offset in offsets]
+        return *lookup[0].names(told), [place for place in places if place is not None]
+
+    seen = F.udf(see, f"struct<{_SEEN}>", useArrow=False)
+    return (
+        findings.select(*FINDING_COLUMNS)
+        .withColumn("seen", seen("kind", "offsets", "told"))
+        .select("kind", "offsets", "detail", "seen.*")
+    )
 
 
 def _anomalies(named: DataFrame) -> tuple[list[Anomaly], Counter[str]]:
@@ -275,6 +313,6 @@ def _anomalies(named: DataFrame) -> tuple[list[Anomaly], Counter[str]]:
 
 def _collected(named: DataFrame) -> list[Anomaly]:
     return [
-        Anomaly(kind, whose, offsets, detail, [Place(*place) for place in places])
-        for kind, whose, offsets, detail, places in named.collect()
+        Anomaly(kind, whose, offsets, detail, [Place(*place) for place in places], topic, group)
+        for kind, offsets, detail, whose, topic, group, places in named.collect()
     ]

@@ -1,10 +1,27 @@
 """What an audit has compared and what it noticed, beside the anomalies; no Spark in here."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, NamedTuple
 
 from ..log.digests import digest_of
 from ..log.segments import LogExtent
 from ..log.store_files import StoreFiles
+from .judge import CHECKS_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """What an audit looks at, and from when on it complains."""
+
+    crc: bool = True  # read every body
+    queues: bool = True  # compare the consume queues with the log
+    pending_age: timedelta | None = None  # undecided for longer is an anomaly; None: never
+    as_of_ms: int | None = None  # when ages are counted; None: when the last record was stored
+    checks_max: int = CHECKS_MAX  # transactionCheckMax of the RocketMQ broker that wrote the log
+
+
+DEFAULT_CHECKS: Final = Checks()
 
 
 class Check(NamedTuple):
@@ -28,7 +45,7 @@ def checks_of(extent: LogExtent, store: StoreFiles, *, crc: bool, queues: bool) 
     return [
         Check("crc", crc, None if crc else "was not asked for: bodies were not read"),
         _queues(store, asked=queues),
-        _digests(extent),
+        _digests(extent, store),
         _tail(store),
     ]
 
@@ -42,8 +59,9 @@ def _queues(store: StoreFiles, *, asked: bool) -> Check:
     return Check("queues", checked=True)
 
 
-def _digests(extent: LogExtent) -> Check:
-    count = sum(digest_of(segment) is not None for segment in extent.segments)
+def _digests(extent: LogExtent, store: StoreFiles) -> Check:
+    segments = extent.segments if store.is_root else ()
+    count = sum(digest_of(segment) is not None for segment in segments)
     if not count:
         none = "there are none: a flipped bit in properties or a topic goes unseen"
         return Check("digests", checked=False, why=none)

@@ -1,328 +1,343 @@
-"""What became of the transactions of one bucket: from packed events to states and findings.
+"""What became of the transactions of a log, as functions from DataFrame to DataFrame.
 
-Nearly all transactions have nothing unusual in them, and what became of these is decided for all at
-once with numpy: one half record, or several of one transaction, no check copies, and about them
-either nothing or one decision with its ops. The rest goes family by family through ``judge``, which
-knows all the rules. The shortcuts here say what it would say.
+All records with one producer group and one unique key are a *family* and have one ``key``. Nearly
+all families are usual: one half record, and about it either nothing, or one record that decides and
+perhaps an op after it. ``families`` brings a family into one row, and ``settled`` says what became
+of the usual ones. The records of the others go to ``judge``, which knows all the rules; what is
+said here is what it would say.
+
+``events`` are rows of the source ``rocketmq-transactions`` with the columns ``COLUMNS``.
 """
 
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
-from ..log.arrays import Bools, Ints
-from .events import NO_CHECKS, Records
-from .histograms import Histogram
-from .judge import Event, Finding, LogBounds, Part, State, Terms, judge
-from .timeline import NO_SCALE, Scale, counted
+from ..log.arrays import Bools, from_numpy, texts
+from ..source.events import SLOT_BITS, WITH_CONTENT
+from .judge import (
+    Content,
+    Event,
+    Finding,
+    Kind,
+    LogBounds,
+    Part,
+    State,
+    Terms,
+    Transaction,
+    judge,
+)
 
-TRANSACTION: Final = np.dtype(
+COLUMNS: Final = (
+    "key",
+    "part",
+    "physicalOffset",
+    "halfOffset",
+    "halfQueueOffset",
+    "checkTimes",
+    "number",
+    "total",
+    "time",
+    "dueTime",
+    "crcOk",
+    "topicHash",
+    "partition",
+    "tagsHash",
+    "keysHash",
+    "bodyCrc",
+    "bodySize",
+    "label",
+)
+_CONTENT: Final = ("topicHash", "partition", "tagsHash", "keysHash", "bodyCrc", "bodySize")
+_RANGES_MAX: Final = 100  # compared in a query; of more, ``judge`` looks at what they may concern
+_BROADCAST_MAX: Final = 1_000_000  # keys that are sent to all tasks; some 16 MB
+
+VERDICT_DDL: Final = (
+    "state string, at bigint, half bigint, decided bigint, took bigint, time bigint, checks int,"
+    " halves int, label bigint, kind string, offsets array<bigint>, detail string"
+)
+_OFFSETS: Final = pa.list_(pa.field("element", pa.int64()))
+_VERDICT: Final = pa.schema(
     [
-        ("at", "<i8"),  # physical offset of its first half, else of what is there of it
-        ("half", "<i8"),  # physical offset of its first half; ABSENT
-        ("decided", "<i8"),  # physical offset of the record or op that decided it; ABSENT
-        ("took", "<i8"),  # ms from half to decision; ABSENT
-        ("time", "<i8"),  # ms, when its first half was stored; ABSENT
-        ("label", "<u8"),  # of its half; 0 without one
-        ("checks", "<i4"),
-        ("halves", "<i4"),
-        ("state", "<i4"),  # place in STATES; OPEN
+        pa.field("state", pa.string()),  # of a transaction; null in the row of a finding
+        pa.field("at", pa.int64()),  # physical offset of its half, else of its first record
+        pa.field("half", pa.int64()),
+        pa.field("decided", pa.int64()),
+        pa.field("took", pa.int64()),  # ms
+        pa.field("time", pa.int64()),  # ms, when it was prepared
+        pa.field("checks", pa.int32()),
+        pa.field("halves", pa.int32()),
+        pa.field("label", pa.int64()),
+        pa.field("kind", pa.string()),  # of a finding
+        pa.field("offsets", _OFFSETS),
+        pa.field("detail", pa.string()),
     ]
 )
-ABSENT: Final = -1
-OPEN: Final = -1  # only ``judge`` can tell
-STATES: Final = tuple(State)
-_COMMITTED: Final = STATES.index(State.COMMITTED)
-_ROLLED_BACK: Final = STATES.index(State.ROLLED_BACK)
-_PENDING: Final = STATES.index(State.PENDING)
-_VOID: Final = (STATES.index(State.EXPIRED), STATES.index(State.UNFOUNDED))
+TRANSACTION_COLUMNS: Final = tuple(_VERDICT.names[:9])
 
 
-class Told(NamedTuple):
-    """A finding, and the physical offset of a record that says whose it is."""
-
-    finding: Finding
-    told: int
+def _is(*parts: Part) -> Column:
+    return F.col("part").isin(*(int(part) for part in parts))
 
 
-@dataclass(slots=True)
-class Judged:
-    """What became of the transactions of one bucket."""
-
-    states: Counter[State]
-    findings: list[Told]
-    transactions: Records  # TRANSACTION, those that were prepared here
-    latencies: Histogram  # ms from half to decision
-    checks: Histogram
-    times: bytes  # what ``timeline.counted`` returns
-
-
-def judge_families(
-    events: Records, bounds: LogBounds, terms: Terms, scale: Scale = NO_SCALE
-) -> Judged:
-    """Judge all families of a bucket."""
-    families = _Families(events)
-    settled = families.settle(terms)
-    told: list[Told] = []
-    judged = []
-    for place, history in families.histories(settled["state"] == OPEN):
-        verdict = judge(history, bounds, terms)
-        first = history[0].offset
-        told += [Told(finding, first) for finding in verdict.findings]
-        for one in verdict.transactions:
-            half = ABSENT if one.half is None else one.half
-            judged.append(
-                (
-                    first if one.half is None else one.half,
-                    half,
-                    ABSENT if one.decided is None else one.decided,
-                    ABSENT if one.took_ms is None else one.took_ms,
-                    _stored(history, half),
-                    settled["label"][place],
-                    one.checks,
-                    one.halves,
-                    STATES.index(one.state),
-                )
-            )
-    certain = settled[settled["state"] != OPEN]
-    transactions = np.concatenate([certain, np.array(judged, dtype=TRANSACTION)])
-    counts = np.bincount(transactions["state"], minlength=len(STATES)).tolist()
-    prepared = transactions[~np.isin(transactions["state"], _VOID)]
-    return Judged(
-        states=Counter(dict(zip(STATES, counts, strict=True))),
-        findings=told,
-        transactions=prepared,
-        latencies=_histogram(prepared, "took", prepared["took"] != ABSENT),
-        checks=_histogram(prepared, "checks", prepared["half"] != ABSENT),
-        times=_counted(prepared, scale),
+def families(events: DataFrame) -> DataFrame:
+    """Bring each family into one row: how many records of which part it has, and where they are."""
+    is_half, is_op = _is(Part.HALF), _is(Part.OP)
+    decides = _is(Part.COMMIT, Part.ROLLBACK)
+    at, time = F.col("physicalOffset"), F.col("time")
+    is_usual = is_half | is_op | decides
+    is_usual &= F.col("checkTimes").isNull() & (F.col("total") == 1) & (F.col("number") == 0)
+    is_usual &= F.coalesce("crcOk", F.expr("true"))
+    return events.groupBy("key").agg(
+        F.count_if(~is_usual).alias("unusual"),
+        F.count_if(is_half).alias("halves"),
+        F.count_if(decides).alias("decisions"),
+        F.count_if(is_op).alias("ops"),
+        F.max(F.when(is_half, at)).alias("half"),
+        F.max(F.when(is_half, time)).alias("halfTime"),
+        F.max(F.when(is_half, F.col("halfQueueOffset"))).alias("slot"),
+        F.max(F.when(is_half, F.col("label"))).alias("label"),
+        F.max(F.when(decides, F.col("part"))).alias("decision"),
+        F.max(F.when(decides, at)).alias("decided"),
+        F.max(F.when(decides, time)).alias("decidedTime"),
+        F.max(F.when(decides, F.col("halfOffset"))).alias("link"),
+        F.max(F.when(is_op, at)).alias("op"),
+        F.max(F.when(is_op, time)).alias("opTime"),
+        # Of a half and a final that are alike, nothing is left.
+        F.bit_xor(F.when(is_half | _is(Part.COMMIT), F.xxhash64(*_CONTENT))).alias("difference"),
     )
 
 
-def _stored(history: list[Event], half: int) -> int:
-    times = (one.time_ms for one in history if one.part is Part.HALF and one.offset == half)
-    return next(times, ABSENT)
+def settled(families: DataFrame, bounds: LogBounds, terms: Terms) -> DataFrame:
+    """Say what became of the usual families; the ``state`` of the others is null.
 
-
-def _histogram(transactions: Records, what: str, counted: Bools) -> Histogram:
-    histogram = Histogram()
-    histogram.add(transactions["label"][counted], transactions[what][counted].astype(np.int64))
-    return histogram
-
-
-def _counted(transactions: Records, scale: Scale) -> bytes:
-    times, took = transactions["time"], transactions["took"]
-    decided = np.where(took == ABSENT, ABSENT, times + took)
-    return counted(transactions["state"], times, decided, scale)
-
-
-class _Part(NamedTuple):
-    """The events of one part of transactions."""
-
-    family: Ints
-    at: Ints
-    reference: Ints
-    time: Ints
-    counts: Ints  # by family
-
-    def by_family(self, values: Ints) -> Ints:
-        """Spread one value of each event over the families; of several events, of any."""
-        spread = np.full(len(self.counts), ABSENT, dtype=np.int64)
-        spread[self.family] = values
-        return spread
-
-    def only(self, families: Bools) -> "_Part":
-        """Return the events of some families, by family and in the order of what they name."""
-        chosen = families[self.family]
-        family, reference = self.family[chosen], self.reference[chosen]
-        order = np.lexsort((reference, family))
-        at, time = self.at[chosen][order], self.time[chosen][order]
-        return _Part(family[order], at, reference[order], time, self.counts)
-
-
-class _Families:
-    """The events of a bucket, sorted by family; families are numbered."""
-
-    def __init__(self, events: Records) -> None:
-        self._events = events[np.argsort(events["key"])]
-        keys = self._events["key"]
-        is_new = np.ones(len(keys), dtype=np.bool_)
-        is_new[1:] = keys[1:] != keys[:-1]
-        self._family = np.cumsum(is_new) - 1
-        self._count = int(is_new.sum())
-        self._parts = self._events["part"]
-
-    def _of(self, part: Part) -> _Part:
-        places = np.flatnonzero(self._parts == part)
-        family, events = self._family[places], self._events[places]
-        counts = np.bincount(family, minlength=self._count)
-        at, reference, time = (events[name].copy() for name in ("at", "reference", "time"))
-        return _Part(family, at, reference, time, counts)
-
-    def histories(self, wanted: Bools) -> Iterator[tuple[int, list[Event]]]:
-        """Give the events of some families, each in log order, with the family's number."""
-        chosen = wanted[self._family]
-        events, family = self._events[chosen], self._family[chosen]
-        order = np.lexsort((events["at"], family))
-        events, family = events[order], family[order]
-        columns = ("part", "at", "reference", "checks", "number", "total", "time")
-        history = [
-            Event(Part(part), at, reference, None if checks == NO_CHECKS else checks, *rest)
-            for part, at, reference, checks, *rest in zip(
-                *(events[name].tolist() for name in columns), strict=True
-            )
-        ]
-        bounds = [0, *(np.flatnonzero(np.diff(family)) + 1).tolist(), len(family)]
-        for start, end in pairwise(bounds):
-            if start < end:
-                yield int(family[start]), history[start:end]
-
-    def settle(self, terms: Terms) -> Records:
-        """Describe each family as one transaction; what is not certain is OPEN."""
-        parts = {part: self._of(part) for part in Part}
-        halves = self._events[self._parts == Part.HALF]
-        half = parts[Part.HALF]
-        settled = np.zeros(self._count, dtype=TRANSACTION)
-        settled["state"] = OPEN
-        settled["half"] = settled["at"] = half.by_family(half.at)
-        settled["time"] = half.by_family(half.time)
-        settled["halves"] = half.counts
-        settled["label"][half.family] = halves["label"]
-        settled["decided"] = settled["took"] = ABSENT
-        plain = half.counts > 0
-        plain[half.family[halves["checks"] != NO_CHECKS]] = False
-        plain &= parts[Part.DISCARD].counts + parts[Part.RESUME].counts == 0
-        several = np.zeros(self._count, dtype=np.bool_)
-        several[half.family[(halves["number"] > 0) | (halves["total"] > 1)]] = True
-        waits = np.zeros(self._count, dtype=np.bool_)  # longer than it should, perhaps
-        waits[half.family[_is_suspect(halves, terms)]] = True
-        _settle_single(settled, parts, plain & ~several & (half.counts == 1), waits)
-        _Several(settled, parts, halves, plain & several & (half.counts > 1)).settle(waits)
-        return settled
-
-
-def _is_suspect(halves: Records, terms: Terms) -> Bools:
-    """Tell of which halves, were they undecided, there may be something to say."""
-    suspect: Bools = halves["reference"] < terms.passed_slot
+    The columns are ``TRANSACTION_COLUMNS`` and ``key``.
+    """
+    half, decided, op = F.col("half"), F.col("decided"), F.col("op")
+    is_usual = (F.col("unusual") == 0) & (F.col("halves") == 1)
+    by_record = is_usual & (F.col("decisions") == 1) & (F.col("link") == half) & (decided > half)
+    by_record &= (F.col("ops") == 0) | ((F.col("ops") == 1) & (op > decided))
+    is_commit = F.col("decision") == int(Part.COMMIT)
+    undecided = is_usual & (F.col("decisions") == 0)
+    by_op = undecided & (F.col("ops") == 1) & (op > half)
+    by_op &= ~_touches(op, op, bounds.records_rollbacks) & ~_touches(half, op, bounds.damage)
+    is_young = F.col("slot") >= terms.passed_slot
     if terms.overdue_before_ms is not None:
-        suspect |= halves["time"] < terms.overdue_before_ms
-    return suspect
+        is_young &= F.col("halfTime") >= terms.overdue_before_ms
+    state = (
+        F.when(by_record & is_commit & (F.col("difference") == 0), str(State.COMMITTED))
+        .when(by_record & ~is_commit, str(State.ROLLED_BACK))
+        .when(by_op, str(State.ROLLED_BACK))
+        .when(undecided & (F.col("ops") == 0) & is_young, str(State.PENDING))
+    )
+    return families.select(
+        "key",
+        state.alias("state"),
+        half.alias("at"),
+        "half",
+        F.coalesce(decided, op).alias("decided"),
+        (F.coalesce("decidedTime", "opTime") - F.col("halfTime")).alias("took"),
+        F.col("halfTime").alias("time"),
+        F.lit(0).alias("checks"),
+        F.lit(1).alias("halves"),
+        "label",
+    )
 
 
-def _settle_single(settled: Records, parts: dict[Part, _Part], chosen: Bools, waits: Bools) -> None:
-    """Settle families of one half and at most one decision."""
-    op = parts[Part.OP]
-    chosen = chosen & (parts[Part.NAMED].counts == 0)
-    start, prepared = settled["half"], settled["time"]
-    op_at = op.by_family(op.at)
-    counts = {part: parts[part].counts for part in (Part.COMMIT, Part.ROLLBACK, Part.OP)}
-    undecided = chosen & (sum(counts.values()) == 0) & ~waits
-    settled["state"][undecided] = _PENDING
-    for part, other, state in (
-        (Part.COMMIT, Part.ROLLBACK, _COMMITTED),
-        (Part.ROLLBACK, Part.COMMIT, _ROLLED_BACK),
-    ):
-        decision = parts[part]
-        at = decision.by_family(decision.at)
-        here = chosen & (counts[part] == 1) & (counts[other] == 0)
-        here &= (decision.by_family(decision.reference) == start) & (at > start)
-        here &= (counts[Part.OP] == 0) | ((counts[Part.OP] == 1) & (op_at > at))
-        _enter(settled, here, state, at, decision.by_family(decision.time) - prepared)
-    by_op = chosen & (counts[Part.COMMIT] + counts[Part.ROLLBACK] == 0)
-    by_op &= (counts[Part.OP] == 1) & (op_at > start)
-    _enter(settled, by_op, _ROLLED_BACK, op_at, op.by_family(op.time) - prepared)
+def _touches(start: Column, end: Column, ranges: Sequence[tuple[int, int]]) -> Column:
+    """Tell whether [start, end] touches one of the ranges [first, last)."""
+    if len(ranges) > _RANGES_MAX:
+        ranges = [(ranges[0][0], ranges[-1][1])]
+    touches = F.expr("false")
+    for first, last in ranges:
+        touches |= (start < last) & (end >= first)
+    return touches
 
 
-def _enter(settled: Records, here: Bools, state: int, at: Ints, took: Ints) -> None:
-    settled["state"][here] = state
-    settled["decided"][here] = at[here]
-    settled["took"][here] = took[here]
+# --- records that name a half
 
 
-class _Several:
-    """Settles families of several messages, of which all halves are there and decided alike."""
-
-    def __init__(
-        self, settled: Records, parts: dict[Part, _Part], halves: Records, chosen: Bools
-    ) -> None:
-        self._settled = settled
-        self._parts = parts
-        self._count = parts[Part.HALF].counts
-        half = parts[Part.HALF]
-        wanted = chosen[half.family]
-        family, halves = half.family[wanted], halves[wanted]
-        order = np.lexsort((halves["at"], family))
-        self._family, self._halves = family[order], halves[order]
-        is_first = np.ones(len(family), dtype=np.bool_)
-        is_first[1:] = self._family[1:] != self._family[:-1]
-        starts = np.flatnonzero(is_first)
-        self._rank = np.arange(len(family)) - starts[np.cumsum(is_first) - 1]
-        self._leaders = self._family[starts]
-        settled["at"][self._leaders] = self._halves["at"][starts]
-        settled["half"][self._leaders] = self._halves["at"][starts]
-        settled["label"][self._leaders] = self._halves["label"][starts]
-        settled["time"][self._leaders] = self._halves["time"][starts]
-        # Side by side, the first one first.
-        self._chosen = _without(chosen, self._family[self._halves["number"] != self._rank])
-
-    def settle(self, waits: Bools) -> None:
-        """Enter states for those that are certain."""
-        if not len(self._halves):
-            return
-        counts = {part: self._parts[part].counts for part in Part}
-        decisions = counts[Part.COMMIT] + counts[Part.ROLLBACK]
-        undecided = self._chosen & (decisions + counts[Part.OP] + counts[Part.NAMED] == 0)
-        self._settled["state"][undecided & ~waits] = _PENDING
-        # Each half names how many there are; a crash may have cut some off.
-        incomplete = self._halves["total"] != self._count[self._family]
-        whole = _without(self._chosen, self._family[incomplete])
-        committed = whole & (counts[Part.ROLLBACK] == 0)
-        committed = self._all_named(committed, Part.COMMIT, self._last + 1)
-        self._enter(committed, Part.COMMIT, _COMMITTED)
-        rolled_back = whole & (counts[Part.ROLLBACK] == 1) & (counts[Part.COMMIT] == 0)
-        self._enter(rolled_back, Part.ROLLBACK, _ROLLED_BACK)
-
-    @cached_property
-    def _last(self) -> Ints:
-        """Where the last half of each family is."""
-        last = np.zeros(len(self._count), dtype=np.int64)
-        last[self._family] = self._halves["at"]
-        return last
-
-    def _enter(self, here: Bools, part: Part, state: int) -> None:
-        """Enter a decision that stands behind all halves, names them, and has all ops or none."""
-        decision = self._parts[part]
-        is_first = decision.reference == self._settled["half"][decision.family]
-        family = decision.family[is_first]
-        at = np.full(len(here), ABSENT, dtype=np.int64)
-        took = at.copy()
-        at[family] = decision.at[is_first]
-        took[family] = decision.time[is_first] - self._settled["time"][family]
-        here = self._all_named(here & (at > self._last), Part.NAMED, at, further=True)
-        has_ops = self._parts[Part.OP].counts > 0
-        mirrored = self._all_named(here & has_ops, Part.OP, at + 1)
-        _enter(self._settled, (here & ~has_ops) | mirrored, state, at, took)
-
-    def _all_named(self, here: Bools, part: Part, low: Ints, *, further: bool = False) -> Bools:
-        """Keep the families of which each half is named once, from ``low`` of the log on.
-
-        ``further`` leaves out the first half of each.
-        """
-        halves = here[self._family] & ((self._rank > 0) | (not further))
-        expected = self._count - further
-        same = here & (self._parts[part].counts == expected)
-        halves &= same[self._family]
-        named = self._parts[part].only(same)
-        wrong = named.reference != self._halves["at"][halves]
-        wrong |= named.at < low[named.family]
-        return _without(same, named.family[wrong])
+def linked(events: DataFrame) -> DataFrame:
+    """Give events without a key that of the half they name; of ops without a half it stays null."""
+    halves = events.where(_is(Part.HALF))
+    keyless = events.where("key is null")
+    others = [name for name in events.columns if name not in {"key", "halfOffset"}]
+    by_slot = halves.select(
+        "halfQueueOffset", F.col("key").alias("found"), F.col("physicalOffset").alias("place")
+    )
+    ops = (
+        keyless.where(_is(Part.OP))
+        .join(by_slot, "halfQueueOffset", "left")
+        .select(F.col("found").alias("key"), F.col("place").alias("halfOffset"), *others)
+    )
+    by_offset = halves.select(
+        F.col("physicalOffset").alias("halfOffset"), F.col("key").alias("found")
+    )
+    # Those that name the same place, where no half is, belong together.
+    key = F.coalesce("found", F.xxhash64("halfOffset")).alias("key")
+    bare = (
+        keyless.where(~_is(Part.OP))
+        .join(by_offset, "halfOffset", "left")
+        .select(key, "halfOffset", *others)
+    )
+    return ops.unionByName(bare).select(*events.columns)
 
 
-def _without(families: Bools, excluded: Ints) -> Bools:
-    kept = families.copy()
-    kept[excluded] = False
-    return kept
+def orphans(ops: DataFrame, halves: DataFrame, bounds: LogBounds) -> DataFrame:
+    """Find op entries that mark what was never prepared.
+
+    ``ops`` are entries without a half. Offsets in the half queue rise with the offsets in the log,
+    so that its neighbours tell where a missing half should lie: in what cannot be read?
+    """
+    ranges = [(0, bounds.first_offset)] if bounds.first_offset else []
+    ranges += bounds.damage
+    if len(ranges) > _RANGES_MAX:
+        ranges = [(ranges[0][0], ranges[-1][1])]
+    slot, at = F.col("halfQueueOffset"), F.col("physicalOffset")
+    queue = F.shiftright("halfQueueOffset", SLOT_BITS).alias("queue")
+    found = ops.groupBy(queue, "halfQueueOffset").agg(
+        F.min(at).alias("first"), F.max(at).alias("last")
+    )
+    if ranges:
+        around = [
+            F.struct(
+                F.max(F.when(at < start, slot)).alias("after"),
+                F.min(F.when(at >= end, slot)).alias("before"),
+            )
+            for start, end in ranges
+        ]
+        # A queue without any half that can be read may have held all of them.
+        lost = halves.groupBy(queue).agg(F.array(*around).alias("lost"))
+        found = found.join(F.broadcast(lost), "queue").where(
+            "not exists(lost, one -> (one.after is null or one.after < halfQueueOffset)"
+            " and (one.before is null or halfQueueOffset < one.before))"
+        )
+    detail = F.format_string(
+        "an op message marks offset %d of half queue %d as done, where there is no half message",
+        slot.bitwiseAND(F.lit((1 << SLOT_BITS) - 1)),
+        "queue",
+    )
+    return found.select(
+        F.lit(str(Kind.OP_WITHOUT_HALF)).alias("kind"),
+        F.array_distinct(F.array("first", "last")).alias("offsets"),
+        detail.alias("detail"),
+        F.lit(None).cast("bigint").alias("told"),
+    )
+
+
+# --- families that are not usual
+
+
+def judged(
+    events: DataFrame, unsettled: DataFrame, bounds: LogBounds, terms: Terms, *, count: int
+) -> DataFrame:
+    """Have the rules judge families: columns as in ``VERDICT_DDL``.
+
+    ``unsettled`` are their ``count`` keys.
+    """
+    chosen = F.broadcast(unsettled) if count <= _BROADCAST_MAX else unsettled
+
+    def judge_all(histories: pa.Array) -> pa.Array:
+        return _verdicts(histories, bounds, terms)
+
+    # PySpark's own type hints lack it.
+    udf = F.arrow_udf(judge_all, f"array<struct<{VERDICT_DDL}>>")  # type: ignore[attr-defined]
+    return (
+        events.join(chosen, "key", "left_semi")
+        .groupBy("key")
+        .agg(F.collect_list(F.struct(*COLUMNS[1:])).alias("history"))
+        .select(F.inline(udf("history")))
+    )
+
+
+def event_of(
+    part: int,
+    offset: int,
+    half: int | None,
+    slot: int | None,
+    checks: int | None,
+    number: int,
+    total: int,
+    time: int,
+    due: int,
+    sound: bool | None,
+    *content: int,
+) -> Event:
+    """Make an event of a row with ``COLUMNS``, without its key and label."""
+    reference = slot if part == Part.HALF else half
+    return Event(
+        Part(part),
+        offset,
+        -1 if reference is None else reference,
+        checks,
+        number,
+        total,
+        time,
+        Content(*content) if part in WITH_CONTENT else None,
+        due,
+        sound is not False,
+    )
+
+
+def _verdicts(histories: pa.ListArray, bounds: LogBounds, terms: Terms) -> pa.ListArray:
+    """Judge families: for each a list of transactions and findings, see ``VERDICT_DDL``."""
+    fields = histories.flatten().flatten()
+    events = list(zip(*(values.to_pylist() for values in fields), strict=True))
+    starts = histories.offsets.to_pylist()
+    rows: list[tuple[Any, ...]] = []
+    ends = [0]
+    for start, end in pairwise(starts):
+        own = events[start - starts[0] : end - starts[0]]
+        rows += _verdict(own, bounds, terms)
+        ends.append(len(rows))
+    columns = list(zip(*rows, strict=True)) or [()] * len(_VERDICT)
+    arrays = [_array(values, field.type) for values, field in zip(columns, _VERDICT, strict=True)]
+    listed = pa.StructArray.from_arrays(arrays, fields=list(_VERDICT))
+    return pa.ListArray.from_arrays(from_numpy(np.array(ends, dtype=np.int32), pa.int32()), listed)
+
+
+def _verdict(
+    rows: Sequence[tuple[Any, ...]], bounds: LogBounds, terms: Terms
+) -> Iterator[tuple[Any, ...]]:
+    events = [event_of(*row[:-1]) for row in rows]
+    label = next((row[-1] for row in rows if row[-1]), None)
+    first = min(event.offset for event in events)
+    verdict = judge(events, bounds, terms)
+    for one in verdict.transactions:
+        yield _transaction_row(one, events, first, label)
+    for finding in verdict.findings:
+        yield _finding_row(finding, first)
+
+
+def _transaction_row(
+    one: Transaction, events: Sequence[Event], first: int, label: int | None
+) -> tuple[Any, ...]:
+    at = first if one.half is None else one.half
+    times = (
+        event.time_ms for event in events if event.part is Part.HALF and event.offset == one.half
+    )
+    time = next(times, None)
+    numbers = at, one.half, one.decided, one.took_ms, time, one.checks, one.halves, label
+    return (str(one.state), *numbers, None, None, None)
+
+
+def _finding_row(one: Finding, first: int) -> tuple[Any, ...]:
+    return (None, first, *[None] * 7, str(one.kind), one.offsets, one.detail)
+
+
+def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    if kind == pa.string():
+        return texts(values)
+    if kind == _OFFSETS:
+        sizes = [len(value or ()) for value in values]
+        bounds = from_numpy(np.cumsum([0, *sizes]).astype(np.int32), pa.int32())
+        numbers = np.array([n for value in values for n in value or ()], dtype=np.int64)
+        return pa.ListArray.from_arrays(bounds, from_numpy(numbers, pa.int64()), type=kind)
+    valid: Bools = np.array([value is not None for value in values], dtype=np.bool_)
+    width = np.int32 if kind == pa.int32() else np.int64
+    return from_numpy(np.array([value or 0 for value in values], dtype=width), kind, valid)

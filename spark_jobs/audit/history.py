@@ -2,25 +2,12 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import Final, NamedTuple
 
+from ..source.parts import Part
+
 CHECKS_MAX: Final = 15  # RocketMQ's transactionCheckMax: it gives up after so many copies
-
-
-class Part(IntEnum):
-    """Which part of a transaction a record is."""
-
-    HALF = 1
-    OP = 2
-    COMMIT = 3
-    ROLLBACK = 4
-    DISCARD = 5
-    RESUME = 6
-    NAMED = 7  # no record: a decision at ``offset`` names one more half, at ``reference``
-    DELIVERED = 8  # the message in an application's topic, by a record that is no final of it
-    WAITING = 9  # a final, or a copy of it without a link, in SCHEDULE_TOPIC_XXXX
-    ARRIVED = 10  # a message that waited, in its real topic; a DELIVERED may be one as well
 
 
 class State(StrEnum):

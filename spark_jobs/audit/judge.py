@@ -32,6 +32,7 @@ Source: RocketMQ ``EndTransactionProcessor``, ``TransactionalMessageServiceImpl`
 
 from collections.abc import Iterable
 
+from ..source.parts import Part
 from . import rules_decisions, rules_finals, rules_groups, rules_waiting
 from .history import (
     CHECKS_MAX,
@@ -41,7 +42,6 @@ from .history import (
     Finding,
     Kind,
     LogBounds,
-    Part,
     State,
     Terms,
     Transaction,

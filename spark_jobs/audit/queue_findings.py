@@ -25,14 +25,13 @@ from halfmq.store.format.topics import (
     SYSTEM_TOPICS,
 )
 
-from ..log.ranges import BLOCK, MODULUS, PLACE_FACTOR, SIZE_FACTOR, STEP_MIN, TAGS_FACTOR
+from ..log.ranges import BLOCK, MODULUS, PLACE_FACTOR, SIZE_FACTOR, TAGS_FACTOR
 from ..log.segments import LogExtent
 from ..log.store_files import StoreFiles
 from ..source.columns import MESSAGE
 from ..source.log_source import FORMAT
 from ..source.queue_source import QUEUE_COLUMNS, QUEUE_FORMAT
 from ..source.schema import ddl
-from .checks import Remark
 from .judge import Kind, LogBounds
 
 if TYPE_CHECKING:
@@ -69,16 +68,12 @@ class Log(NamedTuple):
 
 
 def runs(ranges: DataFrame) -> DataFrame:
-    """Number the beginnings of each queue, and put beside each range where the one before ends.
-
-    ``ranges`` is what ``read_ranges`` returns.
-    """
+    """Number the beginnings of each queue, and put beside each range where the one before ends."""
     in_log_order = Window.partitionBy(*_QUEUE).orderBy("physicalOffset")
     before = F.lag(F.struct("endOffset", "lastPhysicalOffset")).over(in_log_order)
     restarts = (F.col("offset") == 0) & F.col("before").isNotNull()
     return (
-        ranges.where("topic is not null")
-        .withColumn("before", before)
+        ranges.withColumn("before", before)
         .withColumn("restarts", restarts)
         .withColumn("run", F.sum(F.col("restarts").cast("int")).over(in_log_order))
     )
@@ -121,8 +116,7 @@ def unknown_queues(ranges: DataFrame, counts: Mapping[str, int]) -> DataFrame:
     known = spark.createDataFrame(list(counts.items()), "topic string, queues int")
     is_system = F.col("topic").isin(*SYSTEM_TOPICS) | F.col("topic").startswith(SYSTEM_PREFIX)
     found = (
-        ranges.where("topic is not null")
-        .groupBy(*_QUEUE)
+        ranges.groupBy(*_QUEUE)
         .agg(F.sum("records").alias("records"), F.min("physicalOffset").alias("first"),
              F.max("lastPhysicalOffset").alias("last"))
         .where(~is_system)
@@ -137,25 +131,6 @@ def unknown_queues(ranges: DataFrame, counts: Mapping[str, int]) -> DataFrame:
     )
     offsets = F.array_distinct(F.array("first", "last"))
     return _finding(found, Kind.UNKNOWN_QUEUE, offsets, detail)
-
-
-def clock_steps(ranges: DataFrame) -> list[Remark]:
-    """Say where in the log the broker's clock was set back."""
-    in_order = Window.orderBy("physicalOffset")  # of a few hundred stretches
-    steps = (
-        ranges.where("topic is null")
-        .withColumn("before", F.lag("lastTime").over(in_order))
-        .where(F.col("before") >= F.col("time") + STEP_MIN)
-        .select("physicalOffset", "before", "time")
-    )
-    return [
-        Remark(
-            "clock_step",
-            [offset],
-            f"the broker's clock was set back by {before - after:,} ms, from {before} to {after}",
-        )
-        for offset, before, after in steps.orderBy("physicalOffset").collect()
-    ]
 
 
 # --- consume queues

@@ -10,7 +10,8 @@ is reported as a commit after a rollback.
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from .history import Event, Finding, Kind, LogBounds, Part, State
+from ..source.parts import Part
+from .history import Event, Finding, Kind, LogBounds, State
 from .threads import Message, Thread
 
 Range = tuple[int, int]

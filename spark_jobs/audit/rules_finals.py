@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from .history import Content, Event, Finding, Kind, LogBounds, Part, Terms
+from ..source.parts import Part
+from .history import Content, Event, Finding, Kind, LogBounds, Terms
 from .rules_decisions import Outcome
 from .threads import Message
 

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from .history import Event, Finding, Kind, LogBounds, Part
+from ..source.parts import Part
+from .history import Event, Finding, Kind, LogBounds
 
 
 @dataclass(slots=True)
@@ -124,7 +125,7 @@ class _Family:
             message.ops.append(event)
         elif not event.sound:
             message.damaged.append(event)
-        elif event.part in _ARRIVALS:
+        elif event.part is Part.DELIVERED:
             message.unmarked.append(event)
         else:
             message.decided.append(event)
@@ -135,8 +136,8 @@ class _Family:
         Zero is the link of a record that has none, and of the final of the half at offset 0.
         """
         if event.reference:
-            return event.part in _ARRIVALS and owner is None and bool(self._owners)
-        if event.part in _ARRIVALS or owner is None:
+            return event.part is Part.DELIVERED and owner is None and bool(self._owners)
+        if event.part is Part.DELIVERED or owner is None:
             return True
         return bool(owner[0].message(owner[1]).decided)
 
@@ -169,7 +170,7 @@ class _Family:
             if not self._owners and not self._bounds.hides(0, event.offset):
                 detail = "a message was parked whose half message is not there"
                 yield Finding(Kind.PARKED_WITHOUT_HALF, [event.offset], detail)
-        elif event.part in _ARRIVALS or not event.sound:
+        elif event.part is Part.DELIVERED or not event.sound:
             pass  # what is wrong with these records is told of them
         elif named >= event.offset or not self._bounds.is_unreadable(named):
             what = _RECORD_NAMES[event.part]
@@ -190,8 +191,7 @@ class _Family:
 
 
 _PARKING: Final = (Part.DISCARD, Part.RESUME)
-_ARRIVALS: Final = (Part.DELIVERED, Part.ARRIVED)
-_DELIVERIES: Final = (*_ARRIVALS, Part.WAITING)
+_DELIVERIES: Final = (Part.DELIVERED, Part.WAITING)
 _RECORD_NAMES: Final = {
     Part.COMMIT: "final message",
     Part.WAITING: "final message",

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..audit.auditor import audited
-from ..audit.overview import Checks
+from ..audit.checks import Checks
 from ..report.page import write_page
 from ..report.summary import summary, table
 from .command import CLEAN, FINDINGS, add_job, age, running
@@ -58,12 +58,6 @@ def add(jobs: "Jobs") -> None:
         default=15,
         help="transactionCheckMax of the RocketMQ broker that wrote the log (15)",
     )
-    parser.add_argument(
-        "--cache",
-        metavar="DIR",
-        help="keep there what was seen of full segments, so that the next audit reads only new"
-        " ones; a directory of its own for each log",
-    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -84,7 +78,6 @@ def run(options: argparse.Namespace) -> int:
             options.directory,
             extent=job.extent,
             checks=checks,
-            cache=options.cache,
             stage=job.stage,
         ) as audit,
     ):

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from halfmq.store.format.properties import PROPERTY_UNIQ_KEY
+from halfmq.store.format.properties import PROPERTY_PGROUP, PROPERTY_REAL_TOPIC, PROPERTY_UNIQ_KEY
 
 from ..errors import LogDirectoryError
 from .rows import Rows
@@ -17,6 +17,14 @@ class Place(NamedTuple):
     file: str
     position: int  # from the file's start
     size: int  # bytes; 0: no record begins here
+
+
+class Names(NamedTuple):
+    """Whose a record is; None where it does not say."""
+
+    unique_key: str | None
+    topic: str | None  # the real one
+    group: str | None  # of the producer
 
 
 class LogLookup:
@@ -41,11 +49,18 @@ class LogLookup:
 
     def unique_key(self, offset: int | None) -> str | None:
         """Return the UNIQ_KEY of the record at an offset."""
+        return self.names(offset).unique_key
+
+    def names(self, offset: int | None) -> Names:
+        """Say whose the record at an offset is."""
         record = None if offset is None else self.record(offset)
         if record is None:
-            return None
-        (key,) = record.property_values(PROPERTY_UNIQ_KEY).to_pylist()
-        return None if key is None else str(key, "utf-8", "replace")
+            return Names(None, None, None)
+        key, real_topic, group = (
+            _text(record, name)
+            for name in (PROPERTY_UNIQ_KEY, PROPERTY_REAL_TOPIC, PROPERTY_PGROUP)
+        )
+        return Names(key, real_topic or record.topic_names[0], group)
 
     def place(self, offset: int, *, end: int | None = None) -> Place | None:
         """Say in which file an offset lies; None when in none.
@@ -65,3 +80,8 @@ class LogLookup:
         place = bisect_right(self._segments, offset, key=lambda segment: segment.base) - 1
         segment = self._segments[place] if place >= 0 else None
         return segment if segment is not None and offset < segment.end else None
+
+
+def _text(record: Rows, name: str) -> str | None:
+    (value,) = record.property_values(name).to_pylist()
+    return None if value is None else str(value, "utf-8", "replace")

@@ -27,6 +27,7 @@ PLACE_FACTOR: Final = 8191  # a prime, so that two entries that changed places c
 SIZE_FACTOR: Final = 31
 TAGS_FACTOR: Final = 17
 MODULUS: Final = (1 << 31) - 1
+QUIET_MAX: Final = 86_400_000  # ms; a longer pause beside one record is taken for a wrong time
 STEP_MIN: Final = 1_000  # ms; clocks are corrected by less all the time
 
 
@@ -49,6 +50,7 @@ class Stretch(NamedTuple):
     at: int  # physical offset of the first record
     last_at: int
     records: int
+    size: int  # bytes
     time: int  # ms, when the first one was stored
     last_time: int
 
@@ -90,22 +92,26 @@ def stretches(rows: Rows) -> list[Stretch]:
 
     One record with a wrong time, which no CRC covers, is no step.
     """
-    times, at = _smoothed(store_times(rows)), rows.physical_offsets
+    times, at, sizes = smoothed(store_times(rows)), rows.physical_offsets, rows.sizes
     bounds = np.flatnonzero(times[1:] + STEP_MIN <= times[:-1]) + 1
     firsts, lasts = [0, *bounds.tolist()], [*(bounds - 1).tolist(), len(rows) - 1]
     return [
-        Stretch(*map(int, (at[a], at[b], b - a + 1, times[a], times[b])))
+        Stretch(*map(int, (at[a], at[b], b - a + 1, sizes[a : b + 1].sum(), times[a], times[b])))
         for a, b in zip(firsts, lasts, strict=True)
     ]
 
 
-def _smoothed(times: Ints) -> Ints:
-    """Replace every time by the median of three; at the ends, of the three that there are."""
+def smoothed(times: Ints) -> Ints:
+    """Replace every time by the median of three; at the ends only one that is far from it."""
     if len(times) < 3:
         return times
     one, two, three = times[:-2], times[1:-1], times[2:]
     middle = np.maximum(np.minimum(one, two), np.minimum(np.maximum(one, two), three))
-    return np.concatenate([middle[:1], middle, middle[-1:]])
+    first, last = (
+        near if abs(near - far) <= QUIET_MAX else far
+        for near, far in ((times[0], middle[0]), (times[-1], middle[-1]))
+    )
+    return np.concatenate([[first], middle, [last]])
 
 
 def tags_codes(rows: Rows) -> tuple[Ints, Bools]:

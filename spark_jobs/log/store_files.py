@@ -26,6 +26,11 @@ class StoreFiles:
         self._root = root if (root / "commitlog").is_dir() else None
 
     @property
+    def is_root(self) -> bool:
+        """Whether there is a store around the log, and not just a folder of segments."""
+        return self._root is not None
+
+    @property
     def consume_queues(self) -> Path | None:
         """The folder of the consume queues."""
         folder = self._root / "consumequeue" if self._root else None

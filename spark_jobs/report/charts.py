@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 import pygal
 from markupsafe import Markup
 
-from ..audit.timeline import Timeline
+from ..audit.statistics import Timeline
 from .text import moment, number
 
 # pygal leaves an import hook of the kind that Python 3.12 dropped; 3.11 warns of it at each import.

@@ -18,8 +18,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from ..audit.judge import State
-from ..audit.overview import PERCENTILES, Delays
-from ..audit.timeline import OpenAges, Timeline
+from ..audit.statistics import PERCENTILES, Delays, OpenAges, Timeline
 from . import charts, text
 from .anomalies import dump, shown_kinds
 
@@ -71,7 +70,8 @@ def page(
             " img-src data:; base-uri 'none'; form-action 'none'",
             labels=labels,
             check_names=CHECKS,
-            total=sum(audit.states[state] for state in labels),
+            total=sum(audit.states[state] for state in (*labels, State.UNDETERMINED)),
+            undetermined=audit.states[State.UNDETERMINED],
             expired=audit.states[State.EXPIRED],
             placed=placed,
             states_chart=charts.states_chart(timeline, labels) if placed else "",

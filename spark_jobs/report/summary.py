@@ -4,14 +4,20 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from ..audit.judge import State
-from ..audit.overview import PERCENTILES
+from ..audit.statistics import PERCENTILES
 
 if TYPE_CHECKING:
     from ..audit.auditor import Anomaly, Audit
 
 ROWS_SHOWN: Final = 50  # anomalies in the table; a terminal holds no more, and files have all
 DELAYS_SHOWN: Final = 10  # producer groups and topics in the table
-_COUNTED: Final = (State.COMMITTED, State.ROLLED_BACK, State.PENDING, State.PARKED)
+_COUNTED: Final = (
+    State.COMMITTED,
+    State.ROLLED_BACK,
+    State.PENDING,
+    State.PARKED,
+    State.UNDETERMINED,
+)
 
 
 def summary(audit: "Audit") -> dict[str, object]:
@@ -26,7 +32,7 @@ def summary(audit: "Audit") -> dict[str, object]:
             "first_offset": audit.log.first_offset,
             "end_offset": audit.log.end_offset,
             "tail": audit.log.tail,
-            "scanned_bytes": audit.log.scanned_bytes,
+            "scanned_bytes": audit.log.end_offset - audit.log.first_offset,
         },
         "transactions": {
             "total": sum(counts.values()),
@@ -37,12 +43,16 @@ def summary(audit: "Audit") -> dict[str, object]:
         "delays": [delays._asdict() for delays in audit.delays],
         "over_time": audit.timeline._asdict(),
         "undecided_by_age": audit.open_ages._asdict(),
+        "checks": [check._asdict() for check in audit.checks],
+        "remarks": [remark._asdict() for remark in audit.remarks],
         "anomaly_count": audit.anomaly_count,
         "anomaly_kinds": dict(sorted(audit.anomaly_kinds.items())),
         "anomalies": [
             {
                 "kind": anomaly.kind,
                 "transaction_id": anomaly.transaction_id,
+                "topic": anomaly.topic,
+                "group": anomaly.group,
                 "offsets": anomaly.offsets,
                 "detail": anomaly.detail,
                 "bytes": [place._asdict() for place in anomaly.places],
@@ -66,12 +76,18 @@ def _log_lines(audit: "Audit") -> Iterator[str]:
     yield f"offsets       {log.first_offset} to {log.end_offset}"
     if log.tail:
         yield f"behind that   {log.tail}"
+    for check in audit.checks:
+        if not check.checked:
+            yield f"not checked   {check.what}: {check.why}"
+    for remark in audit.remarks:
+        yield f"remark        at {', '.join(map(str, remark.offsets))}: {remark.detail}"
 
 
 def _state_lines(audit: "Audit") -> Iterator[str]:
     yield f"transactions  {sum(audit.states[state] for state in _COUNTED):,}"
     for state in _COUNTED:
-        yield f"  {state.replace('_', ' '):12}{audit.states[state]:,}"
+        if state is not State.UNDETERMINED or audit.states[state]:
+            yield f"  {state.replace('_', ' '):12}{audit.states[state]:,}"
     if audit.states[State.EXPIRED]:
         yield f"  (and {audit.states[State.EXPIRED]:,} decisions on halves no longer in the log)"
 

@@ -10,12 +10,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.properties import (
-    PROPERTY_DELAY,
     PROPERTY_KEYS,
     PROPERTY_PGROUP,
     PROPERTY_REAL_QID,
@@ -25,22 +22,14 @@ from halfmq.store.format.properties import (
     PROPERTY_UNIQ_KEY,
 )
 from halfmq.store.format.record import CRC_MASK
-from halfmq.store.format.topics import (
-    DEAD_LETTER_PREFIX,
-    HALF_TOPIC,
-    OP_TOPIC,
-    RETRY_PREFIX,
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
-    TRANS_CHECK_MAX_TIME_TOPIC,
-)
 
-from ..log.arrays import Bools, Ints, booleans, from_numpy, one, repeated, texts
+from ..log.arrays import booleans, from_numpy, one, repeated, texts
 from ..log.bodies import error_column, unpacked
 from ..log.checksums import sound_records
 from ..log.ranges import tags_codes
 from ..log.rows import Rows
 from ..log.segments import Hole, Segment
+from .parts import decision_parts
 
 LOG_APPEND_TIME: Final = 1  # Kafka's timestampType for "set by the broker"
 _TIME_MIN: Final = -62_135_596_800_000  # ms, year 1: what Python and Spark can show;
@@ -205,80 +194,10 @@ def _crc_ok(rows: Rows, wanted: Wanted) -> pa.Array:
 
 
 def _transaction_type(rows: Rows, _: Wanted) -> pa.Array:
-    return texts(_KINDS).take(from_numpy(transaction_parts(rows), pa.int8()))
+    return texts(_KINDS).take(from_numpy(decision_parts(rows), pa.int8()))
 
 
-def transaction_parts(rows: Rows) -> npt.NDArray[np.int8]:
-    """Say which part of a transaction each record is: a ``judge.Part``, or 0 for none.
-
-    By topic, transaction bits and link, with the rules of
-    ``broker/transaction/replay/log_replay.py``.
-    """
-    bits = rows.field("sys_flag") & TRANSACTION_MASK
-    roles = [_ROLES.get(name, _role_of_other(name)) for name in rows.topic_names]
-    kinds = np.array(roles, dtype=np.int8)[rows.topic_codes]
-    kinds[_decides(rows, (kinds >= _APPLICATION) & (bits == TransactionType.COMMIT), kinds)] = (
-        _KINDS.index(COMMIT)
-    )
-    kinds[kinds >= _APPLICATION] = 0
-    is_rollback = (kinds == _KINDS.index(HALF)) & (bits == TransactionType.ROLLBACK)
-    kinds[is_rollback] = _KINDS.index(ROLLBACK)
-    is_resume = (kinds == _KINDS.index(HALF)) & (bits == TransactionType.PREPARED)
-    kinds[is_resume] = _KINDS.index(RESUME)
-    kinds[_marks_nothing(rows, kinds == _KINDS.index(OP))] = 0
-    return kinds
-
-
-def _decides(rows: Rows, has_bits: Bools, kinds: npt.NDArray[np.int8]) -> Ints:
-    """Find the final messages among the records with the transaction bits of one.
-
-    Only a final message links to a half. RocketMQ keeps the bits, and not the link, in the copies
-    that it makes for consumers' retries and when a delay is over. Without a link a record is either
-    such a copy, or the final message of the half at offset 0.
-    Source: RocketMQ ``AbstractSendMessageProcessor.consumerSendMsgBack``,
-    ``ScheduleMessageService.messageTimeUp``.
-    """
-    linked = rows.field("prepared_transaction_offset") != 0
-    places = np.flatnonzero(has_bits & (linked | (rows.field("reconsume_times") == 0)))
-    unlinked = places[~linked[places]]
-    if not len(unlinked):
-        return places
-    chosen = np.zeros(len(rows), dtype=np.bool_)
-    chosen[unlinked] = True
-    delayed = rows.select(chosen).property_values(PROPERTY_DELAY).is_valid().to_pylist()
-    is_copy = (kinds[unlinked] == _COPIES) | ((kinds[unlinked] == _APPLICATION) & delayed)
-    chosen[places] = True
-    chosen[unlinked[is_copy]] = False
-    return np.flatnonzero(chosen)
-
-
-def _marks_nothing(rows: Rows, is_op: Bools) -> Ints:
-    """Find the op records that do not have the tag which marks halves as done."""
-    places = np.flatnonzero(is_op)
-    ops = rows.select(is_op)
-    starts, ends, _ = ops.property_places(PROPERTY_TAGS)
-    is_tag = (ends - starts == 1) & (ops.property_block.padded[starts] == OP_TAG)
-    unmarked: Ints = places[~is_tag]
-    return unmarked
-
-
-OP_TAG: Final = ord("d")  # RocketMQ's TransactionalMessageUtil.REMOVE_TAG
-_KINDS: Final = (NONE, HALF, OP, COMMIT, ROLLBACK, DISCARD, RESUME)  # by judge.Part
-# Topics in which a record may be a final message:
-_APPLICATION: Final = len(_KINDS)  # the users';
-_WAITING: Final = _APPLICATION + 1  # where delayed messages wait;
-_COPIES: Final = _APPLICATION + 2  # where consumers' retries are, and what they gave up.
-_ROLES: Final = {
-    HALF_TOPIC: _KINDS.index(HALF),
-    OP_TOPIC: _KINDS.index(OP),
-    TRANS_CHECK_MAX_TIME_TOPIC: _KINDS.index(DISCARD),
-    SCHEDULE_TOPIC: _WAITING,
-    TIMER_TOPIC: _WAITING,
-}
-
-
-def _role_of_other(topic: str) -> int:
-    return _COPIES if topic.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX)) else _APPLICATION
+_KINDS: Final = (NONE, HALF, OP, COMMIT, ROLLBACK, DISCARD, RESUME)  # by Part
 
 
 def _record_type(_: Segment, hole: Hole) -> str:

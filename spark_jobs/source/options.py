@@ -102,6 +102,15 @@ class ReadOptions:
         return cls._parsed(_Reader(options, _READ_NAMES))
 
     @classmethod
+    def parse_events(cls, options: Mapping[str, str]) -> "ReadOptions":
+        """Check the options of one read of transactions.
+
+        Raises:
+            OptionError: A name is unknown, a value is wrong, or there is no path.
+        """
+        return cls._parsed(_Reader(options, _EVENT_NAMES))
+
+    @classmethod
     def _parsed(cls, read: "_Reader") -> "ReadOptions":
         from_latest = read.is_given("startingOffsets", LATEST)
         return cls(
@@ -170,6 +179,15 @@ _QUEUE_NAMES: Final = (
     "maxPartitionBytes",
     "minPartitions",
     "mode",
+)
+_EVENT_NAMES: Final = (
+    "path",
+    "startingOffsets",
+    "endingOffsets",
+    "verifyCrc",
+    "maxPartitionBytes",
+    "minPartitions",
+    "memoryMap",
 )
 _READ_NAMES: Final = (
     "path",

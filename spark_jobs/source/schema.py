@@ -10,21 +10,6 @@ from ..errors import OptionError
 from .columns import COLUMNS
 from .options import ReadOptions, unknown
 
-# What an audit needs; see audit.py. Reading no more than this is what makes it fast.
-AUDIT_COLUMNS: Final = (
-    "physicalOffset",
-    "size",
-    "partition",
-    "offset",
-    "preparedTransactionOffset",
-    "crcOk",
-    "uniqKey",
-    "checkTimes",
-    "transactionType",
-    "recordType",
-    "error",
-    "value",
-)
 # What tells whose transaction a record is of.
 NAME_COLUMNS: Final = ("physicalOffset", "uniqKey", "producerGroup", "realTopic", "timestamp")
 

@@ -65,7 +65,7 @@ ROOMS = {
 MODULES_MAX = 15
 """Modules in one folder, so that its list of files can be read at a glance."""
 
-ABOVE_MODULES_MAX = {"remoting", "spark_jobs/audit"}
+ABOVE_MODULES_MAX = {"remoting"}
 """Folders that may have more: the modules of the wire stand alone."""
 
 THIRD_PARTY = {

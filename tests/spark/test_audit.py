@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.audit.auditor import Anomaly, Audit, audited
+from halfmq.spark_jobs.audit.checks import Checks
 from halfmq.spark_jobs.audit.judge import Kind, State
-from halfmq.spark_jobs.audit.overview import Checks
 from tests.support import golden_store
 from tests.support.log_writer import COMMIT, HALF, OP, Apache, LogWriter, Ours
 from tests.support.planted_log import PENDING_AGE, plant
@@ -60,6 +60,37 @@ def test_a_store_of_rocketmq_audits_to_what_was_done_to_it(
     )
     assert audit.log.records == len(store.messages)
     assert audit.log.bytes == sum(message["storeSize"] for message in store.messages)
+
+
+OF_TRANSACTIONS: list[tuple[Kind, tuple[int, ...]]] = [
+    (Kind.COMMIT_AFTER_ROLLBACK, (11098, 11625)),
+    (Kind.COMMITTED_TWICE, (9574, 10065)),
+]
+# What was damaged on purpose, and what RocketMQ itself did wrong; see README-store.md.
+WRONG: dict[str, list[tuple[Kind, tuple[int, ...]]]] = {
+    "plain-badcrc": [(Kind.CRC, (225680,))],
+    "clean-cq-short": [(Kind.MISSING_QUEUE_ENTRY, (234367,))],
+    "stale-cq": [
+        (Kind.WRONG_QUEUE_ENTRY, (offset,))
+        for offset in (224478, 224867, 225165, 225680, 226104, 226402, 226835)
+    ],
+    "tx-midway-clean": OF_TRANSACTIONS,
+    "tx-midway-killed": OF_TRANSACTIONS,
+    "v4-tx": [
+        (Kind.COMMIT_AFTER_ROLLBACK, (10360, 10496)),
+        (Kind.COMMITTED_TWICE, (8837, 9373)),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", golden_store.NAMES)
+def test_what_is_wrong_with_a_golden_store_is_found_and_nothing_else(
+    name: str, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Order, queues, consume queues, topics, CRCs, digests and transactions."""
+    with audited(spark, str(golden_store.unpack(name, tmp_path).root)) as audit:
+        told = sorted((Kind(one.kind), tuple(one.offsets)) for one in audit.anomalies)
+        assert told == sorted(WRONG.get(name, [])), [one.detail for one in audit.anomalies]
 
 
 @contextmanager

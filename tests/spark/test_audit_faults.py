@@ -11,22 +11,19 @@ import os
 import struct
 from collections import Counter
 from datetime import timedelta
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.audit.auditor import Audit, audited
+from halfmq.spark_jobs.audit.checks import Checks
 from halfmq.spark_jobs.audit.judge import Kind, State
-from halfmq.spark_jobs.audit.overview import Checks
 from tests.support import altered_log, naive_audit
+from tests.support.auditing import OF_QUEUES
 from tests.support.planted_faults import DESTROYED, ORDERS, SEGMENT, plant_faults
 from tests.support.planted_log import PENDING_AGE, Planted
 from tests.support.seeds import run_seed
-
-if find_spec("halfmq.spark_jobs.audit.histories") is None:
-    pytest.skip("the audit does not know these faults", allow_module_level=True)
 
 SEED = run_seed()
 CAMPAIGN_SEEDS = int(os.environ.get("HALFMQ_AUDIT_SEEDS", "3"))
@@ -80,7 +77,9 @@ def test_what_left_the_log_is_held_against_nobody(spark: SparkSession, tmp_path:
     with audited(spark, str(tmp_path), checks=CHECKS) as audit:
         told, kept = found(audit), states(audit)
 
-    assert {one for one in planted.expected if min(one[1]) >= start} <= set(told)
+    remaining = {one for one in planted.expected if min(one[1]) >= start}
+    # The half that such a decision names may have been in the deleted segments.
+    assert {one for one in remaining if one[0] is not Kind.DECISION_WITHOUT_HALF} <= set(told)
     for kind, offsets in told:
         assert any(kind is one and {*offsets} <= {*all_} for one, all_ in planted.expected)
     for half, state in kept.items():
@@ -115,7 +114,7 @@ def test_bytes_altered_in_a_brokers_log_are_found(spark: SparkSession, tmp_path:
     store = altered_log.write(tmp_path)
     written = naive_audit.audit(store, PENDING_AGE_MS)
     assert written.found == []
-    # Consume queues and digests would tell of altered bytes as well.
+    # Queues and digests tell of altered bytes as well.
     checks = dataclasses.replace(CHECKS, queues=False)
     with audited(spark, str(store), checks=checks) as audit:
         assert found(audit) == []
@@ -126,7 +125,8 @@ def test_bytes_altered_in_a_brokers_log_are_found(spark: SparkSession, tmp_path:
 
     assert naive_audit.audit(store, PENDING_AGE_MS).found == sorted(altered.expected)
     with audited(spark, str(store / "commitlog"), checks=checks) as audit:
-        assert found(audit) == sorted(altered.expected)
+        told = [one for one in found(audit) if one[0] not in OF_QUEUES]
+        assert told == sorted(altered.expected)
 
 
 # --- the clock

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812  as everyone writes it
 
 from halfmq.spark_jobs.audit import queue_findings
 from halfmq.spark_jobs.audit.changed import changed_bytes
@@ -17,7 +17,7 @@ from halfmq.spark_jobs.datasource import register
 from halfmq.spark_jobs.log.rows import Rows
 from halfmq.spark_jobs.log.segments import SegmentReader, survey
 from halfmq.spark_jobs.log.store_files import StoreFiles
-from halfmq.spark_jobs.source.range_source import read_ranges
+from halfmq.spark_jobs.source.event_source import QUEUE, read_scan
 from tests.support import golden_store, planted_log
 from tests.support.damage import extend, filled_store, flip, only
 from tests.support.log_writer import LogWriter, write_store
@@ -42,7 +42,8 @@ def findings(
     extent, store = survey(root), StoreFiles(root)
     bounds = LogBounds(extent.first_offset, tuple(damage))
     log = queue_findings.Log(extent, bounds, store.was_closed)
-    ranges = read_ranges(spark, extent, partitions=partitions)
+    scan = read_scan(spark, extent, [], verify_crc=False, partitions=partitions)
+    ranges = scan.select(F.inline("notes")).where(F.col("what") == QUEUE)
     runs = queue_findings.runs(ranges)
     found = [queue_findings.out_of_order(runs), queue_findings.gaps(runs, bounds)]
     if store.queue_counts is not None:
@@ -141,24 +142,6 @@ def test_what_expired_or_cannot_be_read_is_held_against_no_queue(
 
     damage = [(victim.offset, victim.offset + victim.size)]
     assert findings(spark, tmp_path, damage) == []
-
-
-def test_a_clock_that_was_set_back_is_remarked(spark: SparkSession, tmp_path: Path) -> None:
-    """With its place; a single record with a wrong time is no step."""
-    log = LogWriter(tmp_path, segment_size=1 << 14)
-    steps = {700: 5_000, 800: 30_000, 900: 3_600_000}
-    for number in range(1_000):
-        log.now -= steps.get(number, 0)
-        log.append("orders", b"", {}, stored=1 << 61 if number == 300 else log.now + 1)
-    log.close()
-
-    remarks = queue_findings.clock_steps(read_ranges(spark, survey(tmp_path)))
-
-    assert [remark.offsets for remark in remarks] == [[log.written[at].offset] for at in steps]
-    for remark, step in zip(remarks, steps.values(), strict=True):
-        told = re.search(r"set back by ([\d,]+) ms", remark.detail)
-        assert told is not None
-        assert abs(int(told[1].replace(",", "")) - step) < 10
 
 
 def test_a_bit_that_flipped_in_properties_is_a_finding(spark: SparkSession, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from halfmq.spark_jobs.audit.auditor import audited
+from halfmq.spark_jobs.audit.checks import Checks
 from halfmq.spark_jobs.audit.judge import Kind, State
-from halfmq.spark_jobs.audit.overview import Checks
 from tests.support.planted_log import DAMAGE, PENDING_AGE, plant
 from tests.support.seeds import run_seed
 

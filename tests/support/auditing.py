@@ -1,104 +1,106 @@
-"""An audit in this process, without Spark: the same steps over the same functions."""
+"""An audit in this process, without Spark: the same reader and rules, and no query.
 
-from collections import Counter
+Each family goes to ``judge``; what queries say of usual families, of op messages without a half and
+of queues is tested with Spark.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from halfmq.spark_jobs.audit.audit import judged_row, linked_by_hand, linked_rows
-from halfmq.spark_jobs.audit.digest import SCHEMA, Plan, Summary, Watch, What, digest
-from halfmq.spark_jobs.audit.families import STATES, TRANSACTION
-from halfmq.spark_jobs.audit.judge import Kind, State
-from halfmq.spark_jobs.audit.overview import DEFAULT_CHECKS, Checks, Delays, Overview
-from halfmq.spark_jobs.audit.timeline import OpenAges, Timeline, merged
-from halfmq.spark_jobs.log.rows import Rows
-from halfmq.spark_jobs.log.segments import LogExtent, SegmentReader, survey
+from halfmq.spark_jobs.audit.checks import DEFAULT_CHECKS, Checks
+from halfmq.spark_jobs.audit.families import COLUMNS, event_of
+from halfmq.spark_jobs.audit.judge import Kind, LogBounds, Part, State, judge
+from halfmq.spark_jobs.audit.notes import Notes
+from halfmq.spark_jobs.log.segments import survey
 from halfmq.spark_jobs.log.store_files import StoreFiles
+from halfmq.spark_jobs.source.event_source import QUEUE, scan_reader
 
+OF_QUEUES = {
+    Kind.OUT_OF_ORDER,
+    Kind.QUEUE_GAP,
+    Kind.WRONG_QUEUE_ENTRY,
+    Kind.MISSING_QUEUE_ENTRY,
+    Kind.UNKNOWN_QUEUE,
+}
 Row = dict[str, Any]
+Found = tuple[Kind, tuple[int, ...]]
 
 
 @dataclass
 class Outcome:
-    """What an audit in this process found."""
+    """What an audit in this process found: all but what is wrong with queues."""
 
     states: Counter[State]
-    transactions: dict[int, State]  # by the half's offset
-    found: list[tuple[Kind, tuple[int, ...]]]
+    transactions: dict[int, State]  # by the half's offset, else that of the first record
+    found: list[Found]
     details: list[str]
-    delays: list[Delays]
-    timeline: Timeline
-    open_ages: OpenAges
 
 
-def audit_here(
-    directory: Path, *, step: int = 1 << 20, buckets: int = 3, checks: Checks = DEFAULT_CHECKS
-) -> Outcome:
-    """Audit a store in splits of ``step`` bytes."""
+def audit_here(directory: Path, *, step: int = 1 << 20, checks: Checks = DEFAULT_CHECKS) -> Outcome:
+    """Audit a store in splits of about ``step`` bytes."""
     extent, store = survey(directory), StoreFiles(directory)
-    queues = store.consume_queues if checks.queues else None
-    plan = Plan(buckets, checks.crc, str(queues) if queues else None)
-    rows = list(_digests(extent, plan, step))
-    summaries = [Summary.unpack(row["packed"]) for row in rows if row["what"] == What.SUMMARY]
-    log = Overview(extent, store, summaries, checks)
-    places = {row["bucket"] for row in rows if row["what"] == What.OPS}
-    for bucket in places:
-        halves, ops = (_packed(rows, what, bucket) for what in (What.HALVES, What.OPS))
-        rows += _named(linked_rows(halves, ops, log.lost_places, buckets))
-    rows += _named(linked_by_hand(_packed(rows, What.LINKED, 0), log, buckets))
-    told = [
-        judged_row(_packed(rows, What.EVENTS, bucket), log.bounds, log.terms, log.scale)
-        for bucket in {row["bucket"] for row in rows if row["what"] == What.EVENTS}
-    ]
-    restarts = log.restarts()
-    faults = [
-        (row["kind"], row["offsets"], row["detail"])
-        for row in rows
-        if row["what"] == What.FAULT
-        and not (
-            row["kind"] == Kind.WRONG_QUEUE_ENTRY
-            and row["offsets"][0] < restarts.get(row["queue"], 0)
-        )
-    ]
-    faults += [(kind, offsets, detail) for kind, offsets, detail, _ in log.faults()]
-    faults += [finding[:3] for _, findings, *_ in told for finding in findings]  # type: ignore[attr-defined]
-    transactions = np.concatenate(
-        [np.zeros(0, TRANSACTION), *(np.frombuffer(t, TRANSACTION) for _, _, t, *_ in told)]  # type: ignore[call-overload]
-    )
-    states: Counter[State] = Counter()
-    for counts, *_ in told:
-        states.update({s: n for s, n in zip(STATES, counts, strict=True) if n})  # type: ignore[call-overload]
-    return Outcome(
-        states,
-        {int(t["at"]): STATES[t["state"]] for t in transactions},
-        sorted((Kind(kind), tuple(offsets)) for kind, offsets, _ in faults),
-        [detail for _, _, detail in faults],
-        log.delays([row[3] for row in told], [row[4] for row in told]),  # type: ignore[misc]
-        *merged([row[5] for row in told], log.scale),  # type: ignore[misc]
-    )
+    options = {
+        "extent": json.dumps(extent),
+        "partitions": "1",
+        "partitionBytes": str(step),
+        "verifyCrc": str(checks.crc),
+    }
+    reader = scan_reader(options, COLUMNS)
+    events: list[Row] = []
+    notes: list[Row] = []
+    for partition in reader.partitions():
+        for batch in reader.read(partition):
+            for row in batch.to_pylist():
+                notes += [note for note in row["notes"] or () if note["what"] != QUEUE]
+                events += [row] if row["part"] is not None else []
+    log = Notes(notes, extent, store, checks)
+    bounds, terms = log.bounds, log.terms
+    assert log.keyless == sum(row["key"] is None for row in events)
+    faults = [(kind, offsets, detail) for kind, offsets, detail, _ in log.findings()]
+    faults += _linked(events, bounds)
+    families: dict[int, list[Row]] = defaultdict(list)
+    for row in events:
+        if row["key"] is not None:
+            families[row["key"]].append(row)
+    outcome = Outcome(Counter(), {}, [], [])
+    for rows in families.values():
+        verdict = judge([event_of(*(row[n] for n in COLUMNS[1:-1])) for row in rows], bounds, terms)
+        faults += verdict.findings
+        for one in verdict.transactions:
+            outcome.states[one.state] += 1
+            if one.state not in {State.EXPIRED, State.UNFOUNDED}:
+                first = min(row["physicalOffset"] for row in rows)
+                outcome.transactions[first if one.half is None else one.half] = one.state
+    outcome.found = sorted((Kind(kind), tuple(offsets)) for kind, offsets, _ in faults)
+    outcome.details = [detail for _, _, detail in faults]
+    return outcome
 
 
-def _digests(extent: LogExtent, plan: Plan, step: int) -> Iterator[Row]:
-    for segment in extent.segments:
-        limit = extent.limit(segment)
-        reader = SegmentReader(segment, limit)
-        for start in range(0, limit, step):
-            watch = Watch(segment, verify_crc=plan.verify_crc, with_tags=plan.queues is not None)
-            for item in reader.scan(start, start + step):
-                if isinstance(item, Rows):
-                    watch.take(item)
-                else:
-                    watch.take_hole(item)
-            for batch in digest(watch.seen(), plan):
-                yield from batch.to_pylist()
-
-
-def _packed(rows: list[Row], what: What, bucket: int) -> list[bytes]:
-    return [row["packed"] for row in rows if row["what"] == what and row["bucket"] == bucket]
-
-
-def _named(rows: list[tuple[object, ...]]) -> list[Row]:
-    return [dict(zip(SCHEMA.names, row, strict=True)) for row in rows]
+def _linked(events: list[Row], bounds: LogBounds) -> Iterator[tuple[str, list[int], str]]:
+    """Give events the key of the half that they name; tell of ops whose half never was."""
+    halves = [row for row in events if row["part"] == Part.HALF]
+    by_slot = {row["halfQueueOffset"]: row for row in reversed(halves)}
+    by_offset = {row["physicalOffset"]: row for row in halves}
+    orphans: dict[int, list[int]] = defaultdict(list)
+    for row in events:
+        if row["key"] is not None:
+            continue
+        if row["part"] != Part.OP:
+            half = by_offset.get(row["halfOffset"])
+            row["key"] = half["key"] if half else -1 - row["halfOffset"]
+        elif half := by_slot.get(row["halfQueueOffset"]):
+            row["key"], row["halfOffset"] = half["key"], half["physicalOffset"]
+        else:
+            orphans[row["halfQueueOffset"]].append(row["physicalOffset"])
+    for slot, offsets in orphans.items():
+        below = [row["physicalOffset"] for row in halves if row["halfQueueOffset"] < slot]
+        above = [row["physicalOffset"] for row in halves if row["halfQueueOffset"] > slot]
+        start, end = max(below, default=0), min(above, default=None)
+        if not bounds.hides(start, end):
+            yield Kind.OP_WITHOUT_HALF, sorted({min(offsets), max(offsets)}), f"place {slot}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, cast
 from halfmq.spark_jobs.audit.auditor import Anomaly, Audit, LogSummary
 from halfmq.spark_jobs.audit.checks import Check, Remark
 from halfmq.spark_jobs.audit.judge import Kind
-from halfmq.spark_jobs.audit.overview import Delays
+from halfmq.spark_jobs.audit.statistics import AGES_MS, OPEN, SHOWN, Delays, OpenAges, Timeline
 from halfmq.spark_jobs.log.lookup import LogLookup
 from halfmq.spark_jobs.log.segments import survey
 from tests.support.auditing import audit_here
@@ -18,6 +18,7 @@ from tests.support.auditing import audit_here
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_START: Final = 1_700_000_000_000  # ms
 LONG: Final = "n" * 9_980 + "-the-end-of-the-name"
 HOSTILE: Final = (
     "<script>window.taken = 1</script>",
@@ -35,8 +36,13 @@ HOSTILE: Final = (
 
 
 def audit_of(directory: Path) -> Audit:
-    """Audit a store in this process."""
+    """Audit a store in this process; when transactions were prepared and decided is made up."""
     told = audit_here(directory)
+    counts = {str(state): told.states[state] for state in SHOWN}
+    is_open = {str(state) for state in OPEN}
+    over_time = {state: [count // 2, count - count // 2] for state, count in counts.items()}
+    decided = sum(count for state, count in counts.items() if state not in is_open)
+    took = {"p50": 3, "p90": 80, "p99": 2_500, "max": 2_600}
     extent = survey(directory)
     lookup = LogLookup(extent.segments)
     anomalies = [
@@ -56,11 +62,13 @@ def audit_of(directory: Path) -> Audit:
             len(extent.segments), 1, size, extent.first_offset, extent.end_offset, extent.tail
         ),
         states=Counter({str(state): count for state, count in told.states.items()}),
-        delays=told.delays,
+        delays=[Delays("pg_tx", "tx_orders", decided, took, sum(counts.values()), {"max": 2})],
         anomalies=anomalies,
         anomaly_kinds=Counter(anomaly.kind for anomaly in anomalies),
-        timeline=told.timeline,
-        open_ages=told.open_ages,
+        timeline=Timeline(_START, 60_000, over_time, [decided, 0]),
+        open_ages=OpenAges(
+            AGES_MS, {state: [counts[state], *[0] * len(AGES_MS)] for state in sorted(is_open)}
+        ),
         transactions=cast("DataFrame", None),  # reports do not look at them
         anomaly_rows=cast("DataFrame", None),
         checks=[

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from halfmq.spark_jobs.audit.events import read_events
+from halfmq.spark_jobs.log.checksums import sound_records
 from halfmq.spark_jobs.log.rows import Rows
 from halfmq.spark_jobs.log.segments import SegmentReader, survey
-from halfmq.spark_jobs.source.columns import transaction_parts
+from halfmq.spark_jobs.source.events import read_events
+from halfmq.spark_jobs.source.parts import Part, all_parts
 from tests.support.log_writer import Apache, LogWriter
 
 
@@ -27,6 +28,9 @@ def test_a_damaged_op_marks_nothing_as_decided(tmp_path: Path) -> None:
     (rows,) = SegmentReader(segment, extent.limit(segment)).scan(0, segment.size)
     assert isinstance(rows, Rows)
 
-    told = read_events(rows, transaction_parts(rows))
+    parts = all_parts(rows)
+    sound = sound_records(rows)
 
-    assert told.op_entries["slot"].tolist() == [0, 2]
+    events = read_events(rows, parts, sound, sound[parts == Part.OP]).events
+
+    assert events["slot"][events["part"] == Part.OP].tolist() == [0, 2]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from halfmq.spark_jobs.audit.checks import Checks
 from halfmq.spark_jobs.audit.judge import Kind
-from halfmq.spark_jobs.audit.overview import Checks
 from halfmq.spark_jobs.errors import LogDirectoryError, SparkJobsError
 from halfmq.spark_jobs.log.lookup import LogLookup
 from halfmq.spark_jobs.log.segments import survey

@@ -1,0 +1,158 @@
+"""What the scan of a log tells of it as a whole; no Spark in here.
+
+From the notes of the source (``source/event_source.Note``) comes what the rules need: which part of
+the log can be read, which broker wrote which, what time it was. What is wrong with bytes as such is
+told here too.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any, Final
+
+from ..log.ranges import STEP_MIN
+from ..log.segments import UNWRITTEN, LogExtent
+from ..log.store_files import StoreFiles
+from ..source import event_source as source
+from ..source.events import hash_of
+from .checks import Checks, Remark
+from .dialects import Mark, recorded_rollbacks
+from .judge import Kind, LogBounds, Terms
+from .statistics import Scale, scale
+
+_PARKED_WITHIN: Final = 600_000  # ms from the last check to the parking; RocketMQ needs a round
+_DELIVERED_WITHIN: Final = 5_000  # ms from when a delayed commit is due; brokers look each second
+
+Found = tuple[str, list[int], str, int | None]  # kind, physical offsets, detail, whose
+
+
+class Notes:
+    """The notes of a log, but for the ranges of its queues."""
+
+    def __init__(
+        self,
+        notes: Iterable[Mapping[str, Any]],
+        extent: LogExtent,
+        store: StoreFiles,
+        checks: Checks,
+    ) -> None:
+        self._extent = extent
+        self._store = store
+        self._checks = checks
+        self._by_kind: dict[str, list[Mapping[str, Any]]] = {}
+        for note in sorted(notes, key=lambda note: int(note["physicalOffset"])):
+            self._by_kind.setdefault(note["what"], []).append(note)
+        self._stretches = self._of(source.STRETCH)
+
+    def _of(self, what: str) -> list[Mapping[str, Any]]:
+        return self._by_kind.get(what, [])
+
+    @property
+    def records(self) -> int:
+        return sum(note["records"] for note in self._stretches)
+
+    @property
+    def size(self) -> int:
+        """The bytes of all records."""
+        return sum(note["sum"] for note in self._stretches)
+
+    @property
+    def keyless(self) -> int:
+        """How many events lie in another part of the log than the half that they name."""
+        return sum(note["records"] for note in self._of(source.EVENTS))
+
+    @property
+    def labels(self) -> dict[int, tuple[str, str]]:
+        """Producer groups and topics."""
+        return {note["offset"]: (note["text"], note["topic"]) for note in self._of(source.LABEL)}
+
+    @property
+    def bounds(self) -> LogBounds:
+        """Say which part of the log can be read, and who wrote which."""
+        damage = [
+            (one["physicalOffset"], one["lastPhysicalOffset"]) for one in self._of(source.HOLE)
+        ]
+        damage += [
+            (segment.end, following.base)
+            for segment, following in pairwise(self._extent.segments)
+            if segment.end < following.base
+        ]
+        marks = [
+            Mark(note["physicalOffset"], bool(note["records"]), bool(note["sum"]))
+            for note in self._of(source.MARK)
+        ]
+        counts = self._store.queue_counts
+        return LogBounds(
+            self._extent.first_offset,
+            tuple(sorted(damage)),
+            self._stretches[-1]["lastPhysicalOffset"] if self._stretches else None,
+            recorded_rollbacks(marks),
+            None if counts is None else {hash_of(topic): count for topic, count in counts.items()},
+        )
+
+    @property
+    def terms(self) -> Terms:
+        """Say from when on being undecided is held against a transaction."""
+        age = self._checks.pending_age
+        return Terms(
+            overdue_before_ms=None if age is None else self._now - age // timedelta(milliseconds=1),
+            passed_slot=self._store.passed_slot,
+            checks_max=self._checks.checks_max,
+            given_up_before_ms=self._newest - _PARKED_WITHIN,
+            due_before_ms=self._newest - _DELIVERED_WITHIN,
+        )
+
+    @property
+    def scale(self) -> Scale:
+        """Divide the time in which transactions were at work."""
+        parts = self._of(source.EVENTS)
+        begin = min((note["time"] for note in parts), default=self._newest)
+        end = max((note["lastTime"] for note in parts), default=self._newest)
+        return scale(
+            begin, end, max(self._now, end) if self._checks.as_of_ms is None else self._now
+        )
+
+    @property
+    def _newest(self) -> int:
+        """When the last record was stored, ms."""
+        return int(self._stretches[-1]["lastTime"]) if self._stretches else 0
+
+    @property
+    def _now(self) -> int:
+        return self._newest if self._checks.as_of_ms is None else self._checks.as_of_ms
+
+    def clock_steps(self) -> Iterator[Remark]:
+        """Say where in the log the broker's clock was set back."""
+        for before, after in pairwise(self._stretches):
+            step = before["lastTime"] - after["time"]
+            if step >= STEP_MIN:
+                detail = (
+                    f"the broker's clock was set back by {step:,} ms, from {before['lastTime']} to"
+                    f" {after['time']}"
+                )
+                yield Remark("clock_step", [after["physicalOffset"]], detail)
+
+    def findings(self) -> Iterator[Found]:
+        """Find bytes that are not as they should be."""
+        for note in self._of(source.HOLE):
+            start, end, reason = note["physicalOffset"], note["lastPhysicalOffset"], note["text"]
+            kind = Kind.GAP if reason == UNWRITTEN else Kind.CORRUPT_RECORD
+            yield str(kind), [start, end], f"{end - start} bytes: {reason}", None
+        for note in self._of(source.UNSOUND):
+            at = note["physicalOffset"]
+            yield str(Kind.CRC), [at], "the record does not match its CRC", at
+        for note in self._of(source.UNREAD_OP):
+            detail = "an op message holds something that is no offset of the half queue"
+            yield str(Kind.OP_WITHOUT_HALF), [note["physicalOffset"]], detail, None
+        yield from self._borders_of_segments()
+
+    def _borders_of_segments(self) -> Iterator[Found]:
+        for segment, following in pairwise(self._extent.segments):
+            if segment.end < following.base:
+                missing = following.base - segment.end
+                detail = f"{missing} bytes between two segments are in neither"
+                yield str(Kind.GAP), [segment.end, following.base], detail, None
+            elif segment.end > following.base:
+                shared = segment.end - following.base
+                detail = f"two segments both hold {shared} bytes"
+                yield str(Kind.OVERLAP), [following.base, segment.end], detail, None
