@@ -199,11 +199,13 @@ def encode_record(record: Record) -> bytes:
     head = HEADS[record.sys_flag & HOSTS_MASK].pack(
         total_size, record.magic, crc32(record.body) & CRC_MASK, *record[3:14], len(record.body)
     )
+    topic_length = TOPIC_LENGTH_V2 if version_2 else TOPIC_LENGTH_V1
     return b"".join(
         (
             head,
             record.body,
-            topic_field(topic, version_2=version_2),
+            topic_length.pack(len(topic)),
+            topic,
             PROPERTIES_LENGTH.pack(len(record.properties)),
             record.properties,
         )
