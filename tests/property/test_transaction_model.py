@@ -10,16 +10,19 @@ The model knows nothing but what clients were told. Whatever happens:
 * every answer to a commit names the same final message, whoever asks, and how often;
 * nobody is asked about a parked transaction, until it is resumed;
 * the table that a restart builds is the one a reading of the whole log gives.
+
+Nothing depends on the machine: the example says how long the thread takes that writes snapshots.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -28,6 +31,7 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
+    precondition,
     rule,
 )
 
@@ -38,6 +42,7 @@ from halfmq.broker.transaction.errors import (
     TransactionError,
 )
 from halfmq.broker.transaction.pending import Event, PendingTable, State
+from halfmq.broker.transaction.replay import snapshot
 from halfmq.broker.transaction.replay.log_replay import Fold
 from halfmq.store.log.append_request import AppendResult
 from tests.support.transactions import Broker, Connected
@@ -77,6 +82,9 @@ class TransactionMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self._thread = patch.object(snapshot, "_in_background", self._in_background)
+        self._thread.start()
+        self.looks, self.is_early = 0, True  # see `set_thread`
         self._directory = tempfile.TemporaryDirectory()
         self.broker = Broker(
             Path(self._directory.name),
@@ -89,6 +97,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self._abandon_snapshot()
+        self._thread.stop()
         self._directory.cleanup()
 
     @initialize(small=st.booleans())
@@ -154,6 +163,7 @@ class TransactionMachine(RuleBasedStateMachine):
         assert entry is not None
         assert entry.state is State.PREPARED
 
+    @precondition(lambda self: self.known)  # a bundle in a list does not see to that
     @rule(
         ends=st.lists(
             st.tuples(halves, st.sampled_from([Event.COMMIT, Event.ROLLBACK]), st.integers(0, 3)),
@@ -307,6 +317,26 @@ class TransactionMachine(RuleBasedStateMachine):
     def _forget_connections(self) -> None:
         for group in GROUPS:
             self.disconnect(group)
+
+    @rule(looks=st.integers(0, 3), is_early=st.booleans())
+    def set_thread(self, looks: int, is_early: bool) -> None:
+        """Have steps of snapshots seen to be done after so many looks, from the next step on.
+
+        They are done before the first of these looks or after the last one.
+        """
+        self.looks, self.is_early = looks, is_early
+
+    def _in_background(self, step: Callable[[], None]) -> Iterator[bool]:
+        """Do what the snapshot's thread does; one that is abandoned is waited for, too."""
+        is_early = self.is_early
+        if is_early:
+            step()
+        try:
+            for _ in range(self.looks):
+                yield True
+        finally:
+            if not is_early:
+                step()
 
     # --- what must hold
 
