@@ -5,6 +5,7 @@ No test depends on how fast the machine is: see `tests.support.patience`.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -110,6 +111,15 @@ def pytest_configure() -> None:
     if os.environ.pop("PYTHONDONTWRITEBYTECODE", ""):
         prefix = os.environ.setdefault("PYTHONPYCACHEPREFIX", str(cache_directory() / "bytecode"))
         sys.dont_write_bytecode, sys.pycache_prefix = False, prefix
+
+
+def pytest_collection_finish() -> None:
+    """Leave out of all later garbage collections what stays to the end: thousands of tests.
+
+    They would be looked at again and again, by each process.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header() -> str:

@@ -35,7 +35,12 @@ READING = "reading 970 bytes of log"
             [READING, "comparing it with the ledger", "writing OUT"],
             marks=pytest.mark.campaign,
         ),
-        ("export", ["--active"], ["exporting offsets 0 to 970"]),
+        pytest.param(
+            "export",
+            ["--active"],
+            ["exporting offsets 0 to 970"],
+            marks=pytest.mark.slow,  # one job is enough to see that Spark works
+        ),
     ],
 )
 def test_each_step_is_a_line(

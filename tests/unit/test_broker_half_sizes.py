@@ -65,7 +65,7 @@ async def test_every_size_is_refused_or_can_be_decided_and_parked(
     producer = await rig.peer()
     halves: list[Half] = []
     refused: list[int] = []
-    for size in range(FILE_SIZE - 1_200, FILE_SIZE - 100, 9):
+    for size in range(FILE_SIZE - 1_200, FILE_SIZE - 100, 27):
         found = await _try(producer, f"K{size}", size, topic=topic, **extra)
         if isinstance(found, Half):
             assert not refused, "a larger one than one that was refused"

@@ -58,7 +58,7 @@ def test_damaged_records_are_found_and_blamed_on_nobody(seed: int, tmp_path: Pat
 
 def test_a_log_in_which_nothing_is_wrong_is_clean(tmp_path: Path) -> None:
     """Not one false alarm among checks, late decisions, parking, delays and several messages."""
-    planted = plant(tmp_path, FIRST_SEED, 2_000, fault_every=None)
+    planted = plant(tmp_path, FIRST_SEED, 600, fault_every=None)
 
     assert not planted.expected
     audits_to_what_was_planted(planted, tmp_path, FIRST_SEED)
