@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 # ``SLICE_MS``; beyond twice as much, nothing is kept, and the log is read later.
 PENDING_BYTES_MAX: Final = 32 << 20
 SLICE_MS: Final = 1.0  # that an append, or a look-up in an index that is behind, spends on others
-# Indexed at once: so many that numpy's calls cost little for each record, a tenth of a microsecond,
-# and so few that a put keeps the event loop for a millisecond at most. In a new file, and after a
-# flush, each key touches a page of slots for the first time, which takes the kernel 4 us: 512
-# records with two keys each took 5 ms. The bytes stand for the keys, of which one record may have
-# thousands.
-RECORDS_PER_PUT: Final = 128
+# Indexed at once: so few that a put keeps the event loop for a millisecond at most. In a new file,
+# and after a flush, each key touches a page of slots for the first time, which takes the kernel
+# 4 us: 512 records with two keys each took 5 ms, 128 took 1.5. The price is half a microsecond per
+# record, since numpy's calls are shared by fewer. The bytes stand for the keys, of which one record
+# may have thousands.
+RECORDS_PER_PUT: Final = 64
 PROPERTIES_PER_PUT: Final = 24 << 10  # bytes, unless one record has more
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
 FAILURE_LOGGED_EVERY: Final = 60.0  # seconds
