@@ -8,14 +8,15 @@ is reported as a commit after a rollback.
 """
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
+
+from halfmq.store.format.record import RECORD_SIZE_MIN
 
 from ..source.parts import Part
 from .history import Event, Finding, Kind, LogBounds, State
 from .threads import Message, Thread
 
 Range = tuple[int, int]
-RECORD_SIZE_MIN: Final = 91  # bytes of a record without body, topic and properties
 
 
 class Decision(NamedTuple):
