@@ -3,6 +3,21 @@
 Exit codes: 0 nothing to report, 1 there are findings, 2 the job could not be done, 130 Ctrl-C.
 """
 
+# ruff: noqa: E402  what stands first answers Ctrl-C while the rest is imported
+
+import os
+import signal
+
+
+def _end_at_once(*_: object) -> None:
+    """Answer Ctrl-C before there is a process to end but this one."""
+    os.write(2, b"interrupted\n")
+    os._exit(130)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, _end_at_once)
+
 import sys
 from collections.abc import Sequence
 
@@ -11,11 +26,10 @@ from halfmq.spark_jobs.jobs.interrupt import INTERRUPTED, end_on_interrupt
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a job and return its exit code."""
-    # Imported here, so that Ctrl-C is answered in a line meanwhile.
+    # Imported here, after end_on_interrupt().
     import argparse  # noqa: PLC0415
     import contextlib  # noqa: PLC0415
     import io  # noqa: PLC0415
-    import os  # noqa: PLC0415
 
     try:
         from halfmq.spark_jobs.errors import SparkJobsError  # noqa: PLC0415
@@ -55,8 +69,6 @@ def _is_one_pipe() -> bool:
 
     ``spark-submit`` gives a Python program one pipe for both.
     """
-    import os  # noqa: PLC0415  see main
-
     try:
         same = os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
     except (OSError, ValueError):  # it is no file

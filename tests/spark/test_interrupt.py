@@ -32,36 +32,27 @@ def _is_running(process: int) -> bool:
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for children in /proc")
 @pytest.mark.parametrize(
     "moment",
-    ["imports", "java", "reading"],  # as the job's lines tell, or its processes
+    ["start", "imports", "java", "reading"],  # as the job's lines tell, or its processes
 )
 def test_ctrl_c_ends_with_130_one_line_and_no_process(moment: str, tmp_path: Path) -> None:
-    """While Python imports, while the JVM starts, while it reads."""
+    """While Python imports, from the first module on; while the JVM starts; while it reads."""
     log = LogWriter(tmp_path / "commitlog")
     for _ in range(2_000):
         log.append("plain", b"x" * 1_000)
     log.close()
     said = tmp_path / "said"
+    signs = {"start": "collections.abc", "imports": "argparse", "java": "starting Spark"}
+    shows_imports = ["-X", "importtime"] if moment in {"start", "imports"} else []
     with (
         said.open("wb") as output,
         subprocess.Popen(
-            [
-                sys.executable,
-                "-X",
-                "importtime",
-                "-m",
-                "halfmq.spark_jobs",
-                "traffic",
-                str(tmp_path),
-            ]
-            if moment == "imports"
-            else [sys.executable, "-m", "halfmq.spark_jobs", "traffic", str(tmp_path)],
+            [sys.executable, *shows_imports, "-m", "halfmq.spark_jobs", "traffic", str(tmp_path)],
             stdout=output,
             stderr=output,
             start_new_session=True,
         ) as process,
     ):
-        sign = {"imports": "argparse", "java": "starting Spark", "reading": "reading"}[moment]
-        wait_until(lambda: sign in said.read_text())
+        wait_until(lambda: signs.get(moment, moment) in said.read_text())
         if moment == "java":
             wait_until(lambda: bool(_family(process.pid)))
         family = _family(process.pid)
