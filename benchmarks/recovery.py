@@ -55,7 +55,7 @@ _PARTS: Final = {
     "scan": ("Recovery._scan_from",),
     "cut": ("Recovery._cut_log",),
     "compare": ("Integrity.before_index",),
-    "index": ("KeyIndexing.recover",),
+    "index": ("IndexBuilder.recover",),
     "transactions": ("TransactionService.rebuild",),
 }
 """Parts of a start by the spans that they are made of."""

@@ -494,7 +494,7 @@ class Broker:
     def _index_tick(self) -> float:
         if not self._store.tick():
             return INDEX_TICK_S
-        return INDEX_REST_S if self._store.index_is_behind else 0
+        return INDEX_REST_S if self._store.index_lags else 0
 
     def _store_failed(self, error: Exception) -> None:
         """Say why the store takes no more; called on one of its threads."""

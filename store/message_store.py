@@ -1,13 +1,13 @@
 """MessageStore: the durable log that the broker holds.
 
-The store is synchronous and owned by one thread, the broker's event loop; what other threads may
-call says so. Two helper threads make only calls that release the interpreter: the flusher
-(``flush.py``) makes the log durable, the janitor (``janitor.py``) prepares files, flushes queues
-and index, and writes the checkpoint.
+The store is synchronous and owned by one thread, the broker's event loop; methods that other
+threads may call say so. Two helper threads make only calls that release the interpreter:
+the flusher (``log/group_commit.py``) makes the log durable; the maintenance thread
+(``files/maintenance.py``) prepares files, flushes queues and index, and writes the checkpoint.
 
 Opening: lock, load, set the abort marker, recover, index, start threads. Closing undoes this in
-the opposite order; the marker goes last, when everything is on disk. A store whose disk failed
-keeps its marker, so that the next start does not trust it.
+the opposite order. The marker is removed last, when everything is on disk. A store whose disk
+failed keeps its marker, so that the next start does not trust it.
 
 What may be read ends at ``readable_offset``: under SYNC_FLUSH only records on disk are visible,
 or consumers would see messages that a power cut takes back.
@@ -26,7 +26,7 @@ from .files import disk
 from .files.checkpoint import Checkpoint, abort_marker, load_checkpoint
 from .files.directory_lock import DirectoryLock
 from .files.durable_mark import DurableMark
-from .files.maintenance import Janitor
+from .files.maintenance import Maintenance
 from .files.mapped_file import lacks_space, make_directory
 from .files.obsolete_files import remove_leftovers
 from .files.page_cache import NotInMemoryError
@@ -35,7 +35,7 @@ from .files.zero_copy import FilePart
 from .format.queue_entry import PRE_BLANK
 from .format.record import Range, Record
 from .format.topics import SCHEDULE_TOPIC
-from .index.index_builder import KeyIndexing
+from .index.index_builder import IndexBuilder
 from .index.index_file import IndexService
 from .integrity.digests import IndexExtent
 from .integrity.verification import Integrity
@@ -43,7 +43,7 @@ from .log.append_request import AppendRequest, AppendResult
 from .log.commit_log import CommitLog
 from .log.group_commit import Flusher
 from .log.log_reader import LogReader
-from .log.transaction_ranges import TransactionPlaces
+from .log.transaction_ranges import TransactionRanges
 from .queue.consume_queue import ConsumeQueue, QueueTable
 from .queue.pull_selection import GetResult, GetStatus, select
 from .recovery.recovery import Progress, Recovery, RecoveryReport
@@ -108,7 +108,7 @@ class MessageStore:
         )
         self._log = CommitLog(config, self._queues, now_ms)
         self._log.on_failure = self._fail
-        self._log.flushes_matter = self._flushes_matter
+        self._log.flushes_awaited = self._flushes_awaited
         self._reader = LogReader(self._log.files)
         self._flusher = Flusher(
             self._log,
@@ -128,14 +128,14 @@ class MessageStore:
         )
         self._worker = worker
         self._flush_asked = False
-        self._keys: KeyIndexing | None = None
-        self._janitor: Janitor | None = None
+        self._keys: IndexBuilder | None = None
+        self._maintenance: Maintenance | None = None
         self._checkpoint = Checkpoint()
         self._confirm_offset = 0  # where the last record begins that recovery saw
         self._upkeep_failed = False
         self._queues_durable = 0  # physical offset up to which the queues are on disk
         self._queued_record = -1  # the last one that was in a queue when those were flushed
-        self._transactions = TransactionPlaces()  # that the recovery has met
+        self._transactions = TransactionRanges()  # that the recovery has met
         self._opened = False
         self.recovery = Progress()  # how far ``open`` is; for other threads
 
@@ -207,7 +207,7 @@ class MessageStore:
                 self._config.max_index_items,
                 now_ms=self._now_ms,
             )
-            self._keys = KeyIndexing(index, files)
+            self._keys = IndexBuilder(index, files)
             self._keys.recover(
                 clean=clean,
                 log_end=report.end_offset,
@@ -236,7 +236,7 @@ class MessageStore:
 
     def _start(self) -> None:
         self._integrity.start(self._index_extents())
-        self._janitor = Janitor(
+        self._maintenance = Maintenance(
             prepare=self._log.prepare_ahead,
             maintain=self._maintain,
             interval_ms=self._config.flush_interval_consume_queue_ms,
@@ -244,7 +244,7 @@ class MessageStore:
         )
         self._log.wake_helper = self._look_ahead
         self._flusher.start()
-        self._janitor.start()
+        self._maintenance.start()
         self._retention.start()
 
     def close(self, *, clean: bool = True) -> None:
@@ -256,9 +256,9 @@ class MessageStore:
         if not self._opened:
             return
         self._opened = False
-        assert self._janitor is not None
+        assert self._maintenance is not None
         self._retention.stop()
-        self._janitor.stop()
+        self._maintenance.stop()
         self._flusher.stop()
         try:
             clean = not self._failed and self._close_derived() and clean
@@ -297,7 +297,7 @@ class MessageStore:
         self._durable_mark.close()
 
     def _maintain(self) -> None:
-        """Flush queues and index and write the checkpoint; called on the janitor's thread."""
+        """Flush queues and index and write the checkpoint; called on the maintenance thread."""
         if self._upkeep_failed:
             return
         try:
@@ -380,8 +380,8 @@ class MessageStore:
 
     def _look_ahead(self) -> None:
         """Have done in time what the appender will need; it calls this every few MiB."""
-        assert self._janitor is not None
-        self._janitor.wake()
+        assert self._maintenance is not None
+        self._maintenance.wake()
         if self._log.write_offset - self._flusher.durable_offset > FLUSH_BYTES:
             self._flusher.request()
 
@@ -390,29 +390,29 @@ class MessageStore:
         self._flush_asked = True
         self._flusher.request()
 
-    def _flushes_matter(self) -> bool:
-        """Tell whether a flush was asked for since the last time; on the janitor's thread."""
+    def _flushes_awaited(self) -> bool:
+        """Tell whether a flush was asked for since the last time; on the maintenance thread."""
         asked, self._flush_asked = self._flush_asked, False
         return asked or self._sync_mode
 
     def tick(self, budget_ms: float = TICK_MS) -> bool:
         """Do deferred work for about ``budget_ms``; return whether there is more.
 
-        That may have time, if ``index_is_behind``.
+        That may have time, if ``index_lags``.
         """
         self._retention.work(min(self._flusher.durable_offset, self._queues_durable))
         return self._keys is not None and self._keys.work(budget_ms)
 
     @property
-    def index_is_behind(self) -> bool:
+    def index_lags(self) -> bool:
         """Whether look-ups by key lack messages, until ``tick`` has read them from the log."""
-        return self._keys is not None and self._keys.is_behind
+        return self._keys is not None and self._keys.lags
 
     # Retention ------------------------------------------------------------------------------
 
-    def look_for_expired(self, stored_before_ms: int) -> None:
+    def find_expired(self, stored_before_ms: int) -> None:
         """Have it found out where the files of the log end that hold nothing younger; no wait."""
-        self._retention.look(stored_before_ms)
+        self._retention.find_expired(stored_before_ms)
 
     @property
     def expired_end(self) -> int:
@@ -428,14 +428,14 @@ class MessageStore:
         self._retention.delete(end, self._log.write_offset)
         self._flusher.request()
 
-    def hurry_deletions(self, *, is_hurried: bool) -> None:
+    def set_deletion_urgent(self, *, is_urgent: bool) -> None:
         """Have the space of deleted files freed at once, though that may hold the machine up."""
-        self._retention.hurry(is_hurried=is_hurried)
+        self._retention.set_urgent(is_urgent=is_urgent)
 
     @property
-    def bytes_leaving(self) -> int:
+    def bytes_to_free(self) -> int:
         """Bytes of deleted files whose space is not free yet, because their memory goes slowly."""
-        return self._retention.bytes_leaving
+        return self._retention.bytes_to_free
 
     @property
     def reserved_ahead(self) -> int:
@@ -521,27 +521,27 @@ class MessageStore:
         if queue is not None:
             queue.warm(offset)
 
-    def read(self, ranges: Sequence[Range], *, behind: bytes = b"") -> bytes | None:
+    def read(self, ranges: Sequence[Range], *, prefix: bytes = b"") -> bytes | None:
         """Return the bytes of all ranges joined, or None if some would have to come from disk.
 
         They come ``behind`` what is given, such as the head of an answer.
         """
-        return self._reader.read(ranges, behind=behind)
+        return self._reader.read(ranges, prefix=prefix)
 
-    def view(self, ranges: Sequence[Range], *, behind: bytes = b"") -> memoryview | None:
+    def view(self, ranges: Sequence[Range], *, prefix: bytes = b"") -> memoryview | None:
         """Return the same without a copy; it stays as it is until ``forget_views``."""
-        return self._reader.view(ranges, behind=behind)
+        return self._reader.view(ranges, prefix=prefix)
 
     def forget_views(self) -> None:
         """Use the memory of all views again."""
         self._reader.forget_views()
 
     @property
-    def gives_parts(self) -> bool:
+    def can_send_parts(self) -> bool:
         """Whether ``part`` may be of use on this system."""
-        return self._reader.gives_parts
+        return self._reader.can_send_parts
 
-    def part(self, physical_offset: int, length: int) -> FilePart | None:
+    def file_part(self, physical_offset: int, length: int) -> FilePart | None:
         """Return where a range lies that is in memory, for who has it sent from there at once.
 
         None if some of it is not.
@@ -549,7 +549,7 @@ class MessageStore:
         Raises:
             OSError: The file is gone, or cannot be read.
         """
-        return self._reader.part(physical_offset, length)
+        return self._reader.file_part(physical_offset, length)
 
     def read_cold(self, ranges: Iterable[Range], *, ahead: int = 0) -> bytes:
         """Return the same, waiting for the disk where needed; any thread may call it.
@@ -612,7 +612,7 @@ class MessageStore:
         the rest of the log is walked. Another record may be missing if its content is damaged; one
         that is given is sound.
         """
-        known, self._transactions = self._transactions, TransactionPlaces()
+        known, self._transactions = self._transactions, TransactionRanges()
         reader, start, end = self._reader, max(start, self._log.min_offset), self._log.write_offset
         yield from reader.scan_transactions(start, min(known.start, end))
         yield from reader.transactions(known.ranges(start))

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from .files import disk
-from .files.deferred_delete import Leaving
+from .files.deferred_delete import DeferredDeletes
 from .files.mapped_file_queue import MappedFileQueue
 from .files.worker import WorkerFactory
 from .format.record import store_timestamp
@@ -91,7 +91,7 @@ class Retention:
         self._first_times: dict[int, int] = {}  # ms, of the first record, by offset of the file
         # Pieces of work for the helper, in order; each returns whether it is done.
         self._jobs: deque[Callable[[], bool]] = deque()
-        self._leaving = Leaving()
+        self._deferred = DeferredDeletes()
         self._doomed: deque[int] = deque()  # log files off the row whose names still exist
         self._begun: deque[tuple[ConsumeQueue, int]] = deque()  # queues, and where they begin
         self._worker = worker("store-retention", self._round, _IDLE)
@@ -103,31 +103,31 @@ class Retention:
     def stop(self) -> None:
         """End the helper thread; what it has not deleted yet, the next deletion will."""
         self._worker.stop()
-        self._leaving.close()
+        self._deferred.close()
 
     # On the loop thread ---------------------------------------------------------------------
 
-    def look(self, stored_before_ms: int) -> None:
+    def find_expired(self, stored_before_ms: int) -> None:
         """Have it found out which files hold nothing younger; ``expired_end`` will tell."""
         if self._doomed:  # their deletion has failed, or it is still going on
             self._do(self._delete_log_file)
-        self._do(lambda: self._look(stored_before_ms))
+        self._do(lambda: self._find_next_expired(stored_before_ms))
 
     def delete(self, end: int, log_end: int) -> None:
         """Let go of the files that end at ``end`` or before it, once ``log_end`` is durable."""
         # The first of those that wait is kept, or who asks all the time would never be heard.
         self._wanted[1:] = [(end, log_end)]
 
-    def hurry(self, *, is_hurried: bool) -> None:
+    def set_urgent(self, *, is_urgent: bool) -> None:
         """Have the space of deleted files freed at once, or not."""
-        self._leaving.is_hurried = is_hurried
-        if is_hurried and self._leaving.bytes:
+        self._deferred.is_urgent = is_urgent
+        if is_urgent and self._deferred.bytes:
             self._worker.wake()
 
     @property
-    def bytes_leaving(self) -> int:
+    def bytes_to_free(self) -> int:
         """Bytes of deleted files whose space is not free yet."""
-        return self._leaving.bytes
+        return self._deferred.bytes
 
     def work(self, durable_offset: int) -> None:
         """Do what is to be done in memory, in a few microseconds.
@@ -164,7 +164,7 @@ class Retention:
 
     def _round(self, _woken: bool) -> float:
         if not self._jobs:
-            pause = self._leaving.work()
+            pause = self._deferred.work()
             return _IDLE if pause is None else pause
         job = self._jobs.popleft()
         try:
@@ -175,9 +175,9 @@ class Retention:
             done = True
         if not done:
             self._jobs.appendleft(job)
-        return PIECE_PAUSE if self._jobs or self._leaving.bytes else _IDLE
+        return PIECE_PAUSE if self._jobs or self._deferred.bytes else _IDLE
 
-    def _look(self, stored_before_ms: int) -> bool:
+    def _find_next_expired(self, stored_before_ms: int) -> bool:
         """Go on by one file; those before it are known by now."""
         end = 0
         for base, following in pairwise(list(self._files.bases)):
@@ -211,7 +211,7 @@ class Retention:
             return True
         base = self._doomed[0]
         path = self._files.path(base)
-        self._leaving.keep(path)
+        self._deferred.keep(path)
         disk.remove(path)
         disk.sync_directory(self._files.directory)
         self._doomed.popleft()
@@ -224,7 +224,7 @@ class Retention:
         def delete_next() -> bool:
             if expired:
                 file = expired.pop(0)
-                self._leaving.keep(file.path)
+                self._deferred.keep(file.path)
                 disk.remove(file.path)
                 self.deleted.index_files += 1
                 logger.info("event=index_file_deleted path=%s reason=expired", file.path)
@@ -245,7 +245,7 @@ class Retention:
         return search_some
 
     def _search(self, queue: ConsumeQueue, log_start: int) -> None:
-        begin = queue.look_for(log_start)
+        begin = queue.first_at_or_after(log_start)
         if begin > queue.min_offset:
             self._begun.append((queue, begin))
 

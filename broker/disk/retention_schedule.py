@@ -54,14 +54,14 @@ class Log(Protocol):
     @property
     def deleted(self) -> Deleted: ...
 
-    def look_for_expired(self, stored_before_ms: int) -> None: ...
+    def find_expired(self, stored_before_ms: int) -> None: ...
 
     def delete_before(self, end: int) -> None: ...
 
-    def hurry_deletions(self, *, is_hurried: bool) -> None: ...
+    def set_deletion_urgent(self, *, is_urgent: bool) -> None: ...
 
     @property
-    def bytes_leaving(self) -> int: ...
+    def bytes_to_free(self) -> int: ...
 
 
 class Transactions(Protocol):
@@ -134,14 +134,14 @@ class RetentionSchedule:
             return FIRST_LOOK_S
         now_ms = self._now_ms()
         is_scarce = self._is_scarce()
-        self._log.hurry_deletions(is_hurried=is_scarce)
+        self._log.set_deletion_urgent(is_urgent=is_scarce)
         if self._asked or self._hour_of(now_ms) in self._hours or is_scarce:
             self._asked = max(self._asked - 1, 0)
             # What is not on disk yet may wait for its delivery unseen.
             wanted = min(self._log.expired_end, self._log.durable_offset)
             if wanted > self._log.min_offset:
                 self._delete(wanted)
-            self._log.look_for_expired(now_ms - self._reserved_ms)
+            self._log.find_expired(now_ms - self._reserved_ms)
         return 1.0 if self._asked else LOOK_S
 
     def _delete(self, wanted: int) -> None:
@@ -179,6 +179,6 @@ class RetentionSchedule:
             "log_bytes_deleted": deleted.log_bytes,
             "index_files_deleted": deleted.index_files,
             "queue_files_deleted": deleted.queue_files,
-            "bytes_leaving": self._log.bytes_leaving,
+            "bytes_leaving": self._log.bytes_to_free,
             "blocked_at": self._kept_from,
         }

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from . import disk
-from .zero_copy import Residence
+from .zero_copy import PageResidency
 
 logger = logging.getLogger(__name__)
 
@@ -45,18 +45,18 @@ class _File:
     is_ours: bool = False  # nobody else has it open, and nobody can open it any more
 
 
-class Leaving:
+class DeferredDeletes:
     """Files that have no name any more; one thread, but for the attributes."""
 
     def __init__(self) -> None:
         self.bytes = 0  # that are not free yet
-        self.is_hurried = False  # whether they are needed at once, whatever that costs
+        self.is_urgent = False  # whether they are needed at once, whatever that costs
         self._files: deque[_File] = deque()
-        self._residence = Residence()
+        self._residency = PageResidency()
 
     def keep(self, path: Path) -> None:
         """Keep a file open whose name is about to be removed, if it is large and can be opened."""
-        if self.is_hurried or not disk.KNOWS_OTHER_USERS:
+        if self.is_urgent or not disk.KNOWS_OTHER_USERS:
             return
         try:
             fd = disk.open_file(path, disk.WRITE)
@@ -73,7 +73,7 @@ class Leaving:
 
     def work(self) -> float | None:
         """Give a piece back; return seconds until there should be another, None if none is left."""
-        if self.is_hurried:
+        if self.is_urgent:
             self.close()
         if not self._files:
             return None
@@ -86,7 +86,7 @@ class Leaving:
             return OTHERS_PAUSE
         rest = _cut_at(file.size, COLD_SIZE)
         pause = COLD_PAUSE
-        if self._residence.cached(file.fd, rest, file.size - rest) != 0:
+        if self._residency.cached(file.fd, rest, file.size - rest) != 0:
             rest, pause = _cut_at(file.size, WARM_SIZE), WARM_PAUSE
         try:
             disk.ftruncate(file.fd, rest)

@@ -170,7 +170,7 @@ def has_other_users(fd: int) -> bool:
     return False
 
 
-def guess_nothing(fd: int) -> None:
+def disable_readahead(fd: int) -> None:
     """Let the system read what it is asked for, and no guess about what may be wanted next.
 
     It guesses as much as a device may read ahead, and who asks prepares all of that: 8 MiB take
@@ -180,10 +180,10 @@ def guess_nothing(fd: int) -> None:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
 
-def read_only(fd: int, position: int, size: int) -> None:
+def prefetch(fd: int, position: int, size: int) -> None:
     """Have a part of an open file read, and let the system guess nothing about what follows it."""
     if hasattr(os, "posix_fadvise"):
-        guess_nothing(fd)
+        disable_readahead(fd)
         os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)
 
 
@@ -258,7 +258,7 @@ def write_zeros(fd: int, start: int, end: int) -> None:
         start += pwrite(fd, bytes(min(end - start, _PIPE_SIZE)), start)
 
 
-def bring_in(fd: int, start: int, end: int) -> bool:
+def load_pages(fd: int, start: int, end: int) -> bool:
     """Have a part of an open file in memory, with one call that copies nothing; say if all is.
 
     Without ``sendfile`` nothing is done. What the system reads of a large part at once it reads in

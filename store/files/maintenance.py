@@ -13,7 +13,7 @@ from .worker import ThreadWorker, WorkerFactory
 logger = logging.getLogger(__name__)
 
 
-class Janitor:
+class Maintenance:
     """The thread: ``prepare`` whenever it is woken, ``maintain`` once per interval."""
 
     def __init__(
@@ -28,7 +28,7 @@ class Janitor:
         self._maintain = maintain
         self._interval = interval_ms / 1000
         self._due = 0.0  # when to maintain next, by the monotonic clock
-        self._worker = worker("store-janitor", self._round, self._interval)
+        self._worker = worker("store-maintenance", self._round, self._interval)
         self.wake = self._worker.wake  # have ``prepare`` called soon; any thread, never waits
 
     def start(self) -> None:

@@ -192,7 +192,7 @@ def zero_tail(path: Path, start: int, *, anew: int = 0) -> int:
     """
     cut_end = start
     with disk.opened(path, disk.WRITE) as fd:
-        for begin, end in stretches_of_data(fd, start, disk.fstat(fd).st_size):
+        for begin, end in data_ranges(fd, start, disk.fstat(fd).st_size):
             position = begin
             while position < end:
                 piece = disk.pread(fd, min(_PIECE, end - position), position)
@@ -208,7 +208,7 @@ def zero_tail(path: Path, start: int, *, anew: int = 0) -> int:
     return cut_end - start
 
 
-def stretches_of_data(fd: int, start: int, size: int) -> list[tuple[int, int]]:
+def data_ranges(fd: int, start: int, size: int) -> list[tuple[int, int]]:
     """Return begin and end of what may hold more than zeros, from ``start`` on and in order.
 
     All of it before anything is read: what the kernel then reads ahead counts as data, so that one
@@ -336,7 +336,7 @@ class LogFile:
         while (start := self.ready_end) < end:
             is_there = False
             with suppress(OSError):  # what cannot be read may still be written
-                is_there = disk.bring_in(fd, start, self._piece_end(start, AHEAD_PIECE))
+                is_there = disk.load_pages(fd, start, self._piece_end(start, AHEAD_PIECE))
             while self._urgent:
                 time.sleep(_URGENT_PAUSE)
             with self._lock:

@@ -63,7 +63,7 @@ class FilePart(msgspec.Struct, frozen=True, gc=False):
         return disk.read_fully(self.fd, self.length - sent, self.position + sent)
 
 
-class Residence:
+class PageResidency:
     """What of open files is in the page cache, as the kernel tells it; one thread."""
 
     is_known: bool

@@ -121,13 +121,13 @@ def index_file_size(slots: int, items: int) -> int:
     return item_position(items, slots)
 
 
-def index_file_name(now_ms: int, *, behind: str = "") -> str:
-    """Name a new file by local time, yyyyMMddHHmmssSSS, so that it sorts behind another.
+def index_file_name(now_ms: int, *, after: str = "") -> str:
+    """Name a new file by local time, yyyyMMddHHmmssSSS, so that it sorts after another.
 
     Two may be made within one millisecond, and the clock may step back; then the name counts on.
     """
     name = time.strftime("%Y%m%d%H%M%S", time.localtime(now_ms // 1000)) + f"{now_ms % 1000:03d}"
-    return name if name > behind else f"{int(behind) + 1:0{_NAME_LENGTH}d}"
+    return name if name > after else f"{int(after) + 1:0{_NAME_LENGTH}d}"
 
 
 def is_index_file_name(name: str) -> bool:

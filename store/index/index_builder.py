@@ -49,14 +49,14 @@ RETRY_EVERY: Final = 1.0  # seconds; until the next try after the disk was full
 FLUSH_EVERY: Final = 10.0
 
 
-class KeyIndexing:
+class IndexBuilder:
     """The index, and what still has to go into it."""
 
     def __init__(self, index: IndexService, files: MappedFileQueue) -> None:
         self.index = index
         self._files = files
         self._pending: deque[KeyedRecord] = deque()
-        self._behind = False  # what the index lacks is read from the log
+        self._lags = False  # what the index lacks is read from the log
         self._walk: Iterator[int] | None = None  # that reading, up to ``_walk_end``
         self._walk_end = 0
         self._log_end = 0  # physical offset after the newest record
@@ -74,7 +74,7 @@ class KeyIndexing:
         logged = time.monotonic()
         self._indexed_offset = self._boundary(start)
         if log_end - self._indexed_offset > START_BYTES_MAX:
-            self._behind = True
+            self._lags = True
             logger.info("event=index_behind offset=%d of=%d", self._indexed_offset, log_end)
             return
         try:
@@ -123,7 +123,7 @@ class KeyIndexing:
     def add(self, group: Sequence[AppendRequest], done: Sequence[AppendResult]) -> None:
         """Note an appended group."""
         log_end = self._log_end = done[-1].end
-        if self._behind:
+        if self._lags:
             return
         self._pending += [
             (
@@ -147,14 +147,14 @@ class KeyIndexing:
 
     def _fall_behind(self, reason: str) -> None:
         """Keep nothing in memory any more; the log has it all, for later."""
-        self._behind = True
+        self._lags = True
         self._pending.clear()
         self._retry_at = time.monotonic() + RETRY_EVERY
         logger.error("event=index_behind offset=%d error=%r", self._indexed_offset, reason)
 
     def work(self, budget_ms: float | None = None) -> bool:
         """Index what waits, all of it or for ``budget_ms``; return whether more can be done now."""
-        if not self._behind and not self._pending:
+        if not self._lags and not self._pending:
             return False
         now = time.monotonic()
         if now < self._retry_at and budget_ms is not None:
@@ -168,13 +168,13 @@ class KeyIndexing:
             return False
 
     @property
-    def is_behind(self) -> bool:
+    def lags(self) -> bool:
         """Whether the index lacks what nobody waits for, and is filled from the log."""
-        return self._behind
+        return self._lags
 
     def _catch_up(self, deadline: float | None) -> bool:
         """Index from the log what the index lacks of it; return whether there is more."""
-        while self._behind:
+        while self._lags:
             if self._walk is None:
                 start = max(self._indexed_offset, self._files.bases[0])
                 self._walk, self._walk_end = self._put_log(start, self._log_end), self._log_end
@@ -185,10 +185,10 @@ class KeyIndexing:
                 raise
             if self._indexed_offset == self._walk_end:
                 self._walk = None
-                self._behind = self._walk_end < self._log_end
-            if self._behind and deadline is not None and time.monotonic() >= deadline:
+                self._lags = self._walk_end < self._log_end
+            if self._lags and deadline is not None and time.monotonic() >= deadline:
                 return True
-            if not self._behind:
+            if not self._lags:
                 logger.warning("event=index_caught_up offset=%d", self._indexed_offset)
         return False
 
@@ -228,13 +228,13 @@ class KeyIndexing:
 
         After a full disk some may lack for a while.
         """
-        self.work(SLICE_MS if self._behind else None)
+        self.work(SLICE_MS if self._lags else None)
         return self.index.query(topic, key, max_count, begin_ms, end_ms)
 
     @property
     def last_update(self) -> tuple[int, int]:
         """Store timestamp and physical offset of the newest record in the index."""
-        self.work(SLICE_MS if self._behind else None)
+        self.work(SLICE_MS if self._lags else None)
         return self.index.last_update
 
     def forget_before(self, log_start: int) -> list[IndexFile]:
@@ -252,7 +252,7 @@ class KeyIndexing:
         """Index what waits before closing; return whether the index is complete."""
         self._flush_due = 0.0
         self.work()
-        return not self._pending and not self._behind
+        return not self._pending and not self._lags
 
     def close(self) -> None:
         """Flush and release the files."""

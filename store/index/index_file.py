@@ -156,7 +156,7 @@ class IndexFile:
         """How many items fit in."""
         return self.items_max - self.header.next_item
 
-    def begin_behind(self, full: IndexHeader) -> None:
+    def begin_after(self, full: IndexHeader) -> None:
         """Start an empty file where a full one ended, as RocketMQ does.
 
         Its first item's time is therefore relative to the end of the full file.
@@ -522,7 +522,7 @@ class IndexService:
         for file, count in plan:
             if not self._files or file is not self._files[-1]:
                 if self._files:
-                    file.begin_behind(self._files[-1].header)
+                    file.begin_after(self._files[-1].header)
                 self._files.append(file)
             file.append(keys.part(start, start + count))
             start += count
@@ -552,7 +552,7 @@ class IndexService:
 
     def _create_file(self, created: list[IndexFile]) -> IndexFile:
         newest = (*self._files[-1:], *created[-1:])[-1:]
-        name = index_file_name(self._now_ms(), behind=newest[0].path.name if newest else "")
+        name = index_file_name(self._now_ms(), after=newest[0].path.name if newest else "")
         path = self._directory / name
         create_file(path, index_file_size(self._max_slots, self._max_items))
         self._names_unflushed = True

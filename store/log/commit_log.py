@@ -78,7 +78,7 @@ class CommitLog:
         self.last_store_timestamp = 0  # ms, of the last record; never goes back
         self.wake_helper: Callable[[], None] = lambda: None  # called when prepare_ahead is due
         # Tells whether senders wait for flushes, which are faster where zeros were written before.
-        self.flushes_matter: Callable[[], bool] = lambda: True
+        self.flushes_awaited: Callable[[], bool] = lambda: True
         # Called when a failed append could not be taken back: no other one may follow it.
         self.on_failure: Callable[[StoreError], None] = lambda error: None
         self._queues = queues
@@ -403,7 +403,7 @@ class CommitLog:
         active = self._active
         if active is None:
             return
-        zeros = self._zeros = self.flushes_matter()
+        zeros = self._zeros = self.flushes_awaited()
         target = self.write_offset - active.base + READY_AHEAD
         active.make_ready_ahead(min(target, active.size), zeros=zeros)
         if target <= active.size:

@@ -17,7 +17,7 @@ from ..errors import CorruptRecordError
 from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
 from ..files.page_cache import RECORD_FIRST, CachedReads, Missing, NotInMemoryError, read
-from ..files.zero_copy import FilePart, Residence
+from ..files.zero_copy import FilePart, PageResidency
 from ..format.record import (
     HEAD_SIZE_MAX,
     MAGIC_V1,
@@ -58,20 +58,20 @@ class LogReader:
         self._viewed = 0  # bytes of it that views have
         self._unwanted = memoryview(bytearray(GAP_MAX))  # what is read and nobody looks at
         self._cached = CachedReads()
-        self._residence = Residence()
+        self._residency = PageResidency()
         self._wary_until = 0.0  # by the monotonic clock; 0: no read has found too little lately
 
-    def read(self, ranges: Sequence[Range], *, behind: bytes = b"") -> bytes | None:
+    def read(self, ranges: Sequence[Range], *, prefix: bytes = b"") -> bytes | None:
         """Return the bytes of all ranges joined, or None if some are not in the page cache.
 
         They come ``behind`` what is given: joining the two later would copy everything once more.
         """
-        joined = self._joined(ranges, behind)
+        joined = self._joined(ranges, prefix)
         return None if joined is None else bytes(joined)
 
-    def view(self, ranges: Sequence[Range], *, behind: bytes = b"") -> memoryview | None:
+    def view(self, ranges: Sequence[Range], *, prefix: bytes = b"") -> memoryview | None:
         """Return the same in memory that is used again after ``forget_views``."""
-        joined = self._joined(ranges, behind)
+        joined = self._joined(ranges, prefix)
         if joined is not None:
             self._viewed = min(self._viewed + len(joined), SCRATCH_SIZE)
         return joined
@@ -81,11 +81,11 @@ class LogReader:
         self._viewed = 0
 
     @property
-    def gives_parts(self) -> bool:
+    def can_send_parts(self) -> bool:
         """Whether ``part`` may be of use on this system."""
-        return self._residence.may_send
+        return self._residency.may_send
 
-    def part(self, physical_offset: int, length: int) -> FilePart | None:
+    def file_part(self, physical_offset: int, length: int) -> FilePart | None:
         """Return where bytes of one file lie, for who has them sent from there at once.
 
         None if some are not in the page cache, or nobody knows.
@@ -96,18 +96,18 @@ class LogReader:
         position = physical_offset % self._files.file_size
         base = physical_offset - position
         fd = self._descriptor(base)
-        if not self._residence.has(fd, base, position, length):
+        if not self._residency.has(fd, base, position, length):
             return None
         return FilePart(fd, position, length)
 
-    def _joined(self, ranges: Sequence[Range], behind: bytes) -> memoryview | None:
-        at, start = len(behind), self._viewed
+    def _joined(self, ranges: Sequence[Range], prefix: bytes) -> memoryview | None:
+        at, start = len(prefix), self._viewed
         size = at + sum(map(_length_of, ranges))
         if start + size <= SCRATCH_SIZE:
             joined = self._scratch[start : start + size]
         else:
             joined = memoryview(bytearray(size))
-        joined[:at] = behind
+        joined[:at] = prefix
         if len(ranges) == 1:
             return joined if self._fill((joined[at:],), *ranges[0]) else None
         for physical_offset, length, parts in spans(ranges, self._files.file_size):
@@ -144,7 +144,7 @@ class LogReader:
         if now >= self._wary_until:
             self._wary_until = 0.0
             return False
-        if not self._residence.lacks(fd, position, length):
+        if not self._residency.lacks(fd, position, length):
             return False
         self._wary_until = now + WARY_S
         return True
@@ -153,7 +153,7 @@ class LogReader:
         fd = self._descriptors.get(base)
         if fd is None:
             fd = disk.open_file(self._files.path(base), disk.READ)
-            disk.guess_nothing(fd)
+            disk.disable_readahead(fd)
             self._descriptors[base] = fd
             if len(self._descriptors) > DESCRIPTORS_MAX:
                 disk.close(self._descriptors.popitem(last=False)[1])
@@ -171,7 +171,7 @@ class LogReader:
         for physical_offset, length, parts in spans(ranges, self._files.file_size):
             position = physical_offset % self._files.file_size
             with disk.opened(self._files.path(physical_offset - position)) as fd:
-                disk.read_only(fd, position, length + ahead)
+                disk.prefetch(fd, position, length + ahead)
                 content = disk.read_fully(fd, length, position)
             for start, end in parts:
                 yield content[start:end]

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from ..errors import CorruptRecordError
 from ..files import disk
-from ..files.mapped_file import stretches_of_data
+from ..files.mapped_file import data_ranges
 from ..files.mapped_file_queue import MappedFileQueue
 from ..format.flags import HOSTS_MASK
 from ..format.record import (
@@ -129,7 +129,7 @@ def _number(length: bytes) -> int:
 
 def candidates(file: LogFile, start: int) -> Iterator[int]:
     """Give the positions from ``start`` on at which a record may begin: a magic stands there."""
-    for begin, end in stretches_of_data(file.fd, start + MAGIC_AT, file.limit):
+    for begin, end in data_ranges(file.fd, start + MAGIC_AT, file.limit):
         position = begin
         while position < end:
             piece = file.read(position, min(_PIECE, end - position))

@@ -14,7 +14,7 @@ from ..format.flags import TRANSACTION_MASK
 from ..format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
 # Twelve bytes each, 48 MB: those of two gigabytes of log that hold nothing but small transactions.
-PLACES_MAX: Final = 4_000_000
+RANGES_MAX: Final = 4_000_000
 TRANSACTION_TOPICS: Final = frozenset({HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC})
 
 
@@ -23,7 +23,7 @@ def is_about_transactions(topic: str, sys_flag: int) -> bool:
     return bool(sys_flag & TRANSACTION_MASK) or topic in TRANSACTION_TOPICS
 
 
-class TransactionPlaces:
+class TransactionRanges:
     """The records from ``start`` to ``end`` that may say something about a transaction."""
 
     def __init__(self, start: int = 0) -> None:
@@ -39,7 +39,7 @@ class TransactionPlaces:
     def reach(self, end: int) -> bool:
         """Say that all records up to ``end`` are noted; return False when no more can be."""
         self.end = end
-        return len(self._offsets) < PLACES_MAX
+        return len(self._offsets) < RANGES_MAX
 
     def ranges(self, start: int) -> Iterator[tuple[int, int]]:
         """Give physical offset and size of those that begin at ``start`` or behind it."""

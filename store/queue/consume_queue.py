@@ -53,17 +53,17 @@ def is_directory_name(topic: str) -> bool:
     return topic not in {"", ".", ".."} and "/" not in topic and "\0" not in topic
 
 
-def _first_behind(fd: int, base: int, queue_offsets: range, physical_offset: int) -> int:
+def _first_after(fd: int, base: int, queue_offsets: range, physical_offset: int) -> int:
     """Return the first of some queue offsets in one file whose record lies at or behind another."""
 
-    def is_behind(queue_offset: int) -> bool:
+    def is_after(queue_offset: int) -> bool:
         for place in range(queue_offset, queue_offsets.stop):
             entry = unpack_entry(disk.pread(fd, ENTRY_SIZE, place * ENTRY_SIZE - base))
             if entry != PRE_BLANK:  # one without a record says nothing; the next one does
                 return entry.physical_offset >= physical_offset
         return True
 
-    return queue_offsets.start + bisect_left(queue_offsets, True, key=is_behind)
+    return queue_offsets.start + bisect_left(queue_offsets, True, key=is_after)
 
 
 class MapPool:
@@ -144,7 +144,7 @@ class ConsumeQueue:
         self.next_offset = 0  # queue offset of the next entry
         self.min_offset = 0
         self.last_end = 0  # physical offset behind the newest record
-        self.flushed_offset = 0  # entries below are on disk; moved by the janitor alone
+        self.flushed_offset = 0  # entries below are on disk; moved by the maintenance thread alone
         self.kept_end = sys.maxsize  # entries below are as they were before this start
 
         self.map = _CLOSED  # of the file that next_offset falls into
@@ -488,11 +488,12 @@ class ConsumeQueue:
             queue_offset -= 1
         return entry.physical_offset
 
-    def look_for(self, physical_offset: int) -> int:
-        """Return from where on, ``min_offset`` at least, records lie at an offset or behind it.
+    def first_at_or_after(self, physical_offset: int) -> int:
+        """Return the first queue offset whose record lies at ``physical_offset`` or after it.
 
-        Any thread may look. Files are read one after the other and not mapped: those at the
-        beginning of a queue are rarely in memory, and only a read lets others run meanwhile.
+        It is ``min_offset`` at least. Any thread may call this. Files are read one after the other
+        and not mapped: the first files of a queue are rarely in memory, and only a read lets other
+        threads run meanwhile.
         """
         files = self._files
         end, low = self.next_offset, self.min_offset
@@ -506,7 +507,7 @@ class ConsumeQueue:
                 low = high
                 continue
             try:
-                low = _first_behind(fd, base, range(low, high), physical_offset)
+                low = _first_after(fd, base, range(low, high), physical_offset)
             finally:
                 disk.close(fd)
             if low < high:
@@ -527,7 +528,7 @@ class ConsumeQueue:
         return [files.path(base) for base in gone]
 
     def sync(self) -> bool:
-        """Flush what was written since the last time; called by the janitor's thread.
+        """Flush what was written since the last time; called by the maintenance thread.
 
         Recovery believes that the entries of what the checkpoint covers are there. So the names by
         which they are found have to be on disk as well.

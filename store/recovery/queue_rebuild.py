@@ -31,7 +31,7 @@ from ..format.topics import SCHEDULE_TOPIC, is_text
 from ..log.dispatch import entry_code, inner_batch_size
 from ..log.log_scan import Found
 from ..log.resync import Damage
-from ..log.transaction_ranges import TRANSACTION_TOPICS, TransactionPlaces
+from ..log.transaction_ranges import TRANSACTION_TOPICS, TransactionRanges
 from ..queue.consume_queue import ConsumeQueue, QueueTable
 
 logger = logging.getLogger(__name__)
@@ -158,7 +158,7 @@ class QueueRebuild:
         self._scans: dict[tuple[bytes, int], QueueScan] = {}
         self._gathered = 0  # entries
         self._tags_codes = TagsCodes()
-        self.transactions = TransactionPlaces(start)
+        self.transactions = TransactionRanges(start)
         self._notes = True  # their places are kept
         self.gaps: list[Gap] = []
         self.given_up: list[tuple[Damage, int]] = []  # records of no queue, and when stored, in ms

@@ -42,7 +42,7 @@ from ..log.dispatch import inner_batch_size
 from ..log.log_reader import LogReader
 from ..log.log_scan import LogScan, Trust
 from ..log.resync import Damage
-from ..log.transaction_ranges import TransactionPlaces
+from ..log.transaction_ranges import TransactionRanges
 from ..queue.consume_queue import ConsumeQueue, QueueTable
 from .queue_rebuild import IncompleteError, LastEntries, QueueRebuild
 from .repair import DAMAGED, Repair
@@ -115,7 +115,7 @@ class Recovery:
         self._damages: list[Damage] = []
         self.last_record = -1
         self.last_timestamp = 0
-        self.transactions = TransactionPlaces()  # where the scan has met such records
+        self.transactions = TransactionRanges()  # where the scan has met such records
 
     def run(
         self, checkpoint: Checkpoint, *, clean: bool, durable_offset: int = -1

@@ -177,7 +177,7 @@ class StoreModel(RuleBasedStateMachine):
     @rule()
     def look_for_old_files(self) -> None:
         """All but the last are, when everything is."""
-        self.store.look_for_expired(1 << 60)
+        self.store.find_expired(1 << 60)
         while self.helper.step():
             pass
         bases = self.store._log.files.bases

@@ -235,7 +235,7 @@ def test_a_queue_that_the_checkpoint_covers_survives_a_power_cut(machine: Machin
     """A start does not look for entries older than the checkpoint: their file must have a name."""
     store = opened(machine)
     machine.does(lambda: store.append([draft()]))
-    machine.loop.run_for(3.0)  # the janitor has been round
+    machine.loop.run_for(3.0)  # the maintenance thread has run
     machine.power_cut()
 
     (queue,) = (machine.disk.root / "consumequeue" / "T" / "0").iterdir()
@@ -289,7 +289,7 @@ def test_an_entry_that_a_start_has_removed_does_not_come_back(
     if killed:
         machine.kill()
         opened(machine)
-    machine.loop.run_for(3.0)  # the janitor has been round
+    machine.loop.run_for(3.0)  # the maintenance thread has run
     machine.power_cut()
 
     (entries,) = (machine.disk.root / queue).iterdir()

@@ -215,22 +215,22 @@ class FakeLog:
             ranges.append((physical, record_size))
         return FakeFound(ranges=ranges, count=len(ranges), next_offset=offset + len(ranges))
 
-    def read(self, ranges: Sequence[tuple[int, int]], *, behind: bytes = b"") -> bytes | None:
+    def read(self, ranges: Sequence[tuple[int, int]], *, prefix: bytes = b"") -> bytes | None:
         is_cold = self.cold or any(offset in self.refused for offset, _ in ranges)
-        return None if is_cold else behind + self._bytes(ranges)
+        return None if is_cold else prefix + self._bytes(ranges)
 
     def lacking_ranges(self, ranges: Sequence[tuple[int, int]]) -> NotInMemoryError:
         return NotInMemoryError([Missing(Path("log"), *one) for one in ranges])
 
-    def view(self, ranges: Sequence[tuple[int, int]], *, behind: bytes = b"") -> memoryview | None:
-        found = self.read(ranges, behind=behind)
+    def view(self, ranges: Sequence[tuple[int, int]], *, prefix: bytes = b"") -> memoryview | None:
+        found = self.read(ranges, prefix=prefix)
         return None if found is None else memoryview(found)
 
     @property
-    def gives_parts(self) -> bool:
+    def can_send_parts(self) -> bool:
         return False
 
-    def part(self, physical_offset: int, length: int) -> None:
+    def file_part(self, physical_offset: int, length: int) -> None:
         raise AssertionError("there are none")
 
     def read_cold(self, ranges: Sequence[tuple[int, int]], *, ahead: int = 0) -> bytes:

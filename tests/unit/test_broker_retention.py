@@ -38,17 +38,17 @@ class FakeLog:
         self.deleted = Deleted()
         self.looks: list[int] = []
         self.deletions: list[int] = []
-        self.bytes_leaving = 0
-        self.is_hurried = False
+        self.bytes_to_free = 0
+        self.is_urgent = False
 
-    def look_for_expired(self, stored_before_ms: int) -> None:
+    def find_expired(self, stored_before_ms: int) -> None:
         self.looks.append(stored_before_ms)
 
     def delete_before(self, end: int) -> None:
         self.deletions.append(end)
 
-    def hurry_deletions(self, *, is_hurried: bool) -> None:
-        self.is_hurried = is_hurried
+    def set_deletion_urgent(self, *, is_urgent: bool) -> None:
+        self.is_urgent = is_urgent
 
 
 class Floors:
@@ -113,7 +113,7 @@ def test_deleted_files_keep_their_space_only_while_there_is_enough() -> None:
     hurried: list[bool] = []
     for one.scarce in (False, True, False):
         one.schedule.tick()
-        hurried.append(one.log.is_hurried)
+        hurried.append(one.log.is_urgent)
 
     assert hurried == [False, True, False]
 
@@ -377,7 +377,7 @@ async def test_a_pull_whose_messages_are_deleted_meanwhile_is_told_to_come_again
     await rig.wait(1_000)
     store = rig.store
     store.view = lambda ranges, **_: None  # type: ignore[method-assign]
-    store.part = lambda *_: None  # type: ignore[method-assign]
+    store.file_part = lambda *_: None  # type: ignore[method-assign]
 
     def gone(ranges: object, **_: object) -> bytes:
         raise FileNotFoundError(str(ranges))

@@ -9,7 +9,7 @@ from halfmq.broker.net.server import ClientConnection
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.headers import PullMessageRequestHeader
 from halfmq.store.files import disk
-from halfmq.store.files.zero_copy import Residence
+from halfmq.store.files.zero_copy import PageResidency
 from halfmq.store.log.log_reader import SCRATCH_SIZE
 from halfmq.store.message_store import MessageStore
 from tests.support.peers import Peer
@@ -105,7 +105,7 @@ async def test_what_lies_in_one_piece_is_sent_from_the_file(
     bodies = [bytes([number]) * LARGE for number in range(30)]
     rig.store.append([draft("orders", 0, body) for body in bodies])
     await rig.wait(1_000)
-    if not rig.store.gives_parts:
+    if not rig.store.can_send_parts:
         pytest.skip("the kernel does not tell what is in memory (cachestat, Linux 6.5)")
 
     assert await all_pulled(rig, consumer, bodies) == 25
@@ -118,7 +118,7 @@ async def test_what_lies_in_one_piece_is_sent_from_the_file(
         return read_cold(store, *arguments, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(MessageStore, "read_cold", reading)
-    monkeypatch.setattr(Residence, "lacks", lambda *_: True)
+    monkeypatch.setattr(PageResidency, "lacks", lambda *_: True)
     sent.clear()
     assert await all_pulled(rig, consumer, bodies) == 25
     assert cold
@@ -131,7 +131,7 @@ async def test_too_many_pulls_of_what_is_on_disk_are_told_to_come_again(
 ) -> None:
     """Also when that shows only at the end of a pass of the loop."""
     monkeypatch.setattr("halfmq.broker.handlers.messages.pull.COLD_READS_MAX", 0)
-    monkeypatch.setattr(MessageStore, "part", lambda *_: None)
+    monkeypatch.setattr(MessageStore, "file_part", lambda *_: None)
     monkeypatch.setattr(MessageStore, "view", lambda *_, **__: None)
     consumer = await rig.peer()
     await consumer.prepare("0" * 32)

@@ -357,7 +357,7 @@ def test_a_full_disk_is_an_error_and_no_fault(
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     append_durably(store, draft())
-    store._janitor.stop()  # type: ignore[union-attr]
+    store._maintenance.stop()  # type: ignore[union-attr]
     group = [draft(queue_id=number % 3, body=bytes(2000)) for number in range(40)]
     with space_for(allowed, monkeypatch), pytest.raises(DiskFullError, match="No space left"):
         store.append(group)
@@ -381,7 +381,7 @@ def test_a_full_disk_takes_nothing_of_a_batch(
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     append_durably(store, draft())
-    store._janitor.stop()  # type: ignore[union-attr]
+    store._maintenance.stop()  # type: ignore[union-attr]
     batch = [draft(queue_id=1, body=bytes(2000)) for _ in range(6)]
     ends = [store.write_offset]
     with space_for(allowed, monkeypatch), pytest.raises(DiskFullError, match="No space left"):
@@ -443,7 +443,7 @@ def test_an_error_of_the_disk_leaves_nothing_of_a_group(
     store = MessageStore(small_config(tmp_path), now_ms=Clock())
     store.open()
     append_durably(store, draft())
-    store._janitor.stop()  # type: ignore[union-attr]
+    store._maintenance.stop()  # type: ignore[union-attr]
     writes = FailingWrites(monkeypatch, first=failing_call, lasting=False)
     group = [draft(queue_id=number % 3, body=bytes(2000)) for number in range(40)]
     with pytest.raises(WriteFailedError, match="Input/output error"):
@@ -465,7 +465,7 @@ def test_nothing_follows_a_group_that_could_not_be_taken_back(
     store = MessageStore(small_config(tmp_path), now_ms=Clock(), on_failure=failures.append)
     store.open()
     append_durably(store, draft())
-    store._janitor.stop()  # type: ignore[union-attr]
+    store._maintenance.stop()  # type: ignore[union-attr]
     writes = FailingWrites(monkeypatch, first=4, lasting=True)
     group = [draft(queue_id=number % 3, body=bytes(2000)) for number in range(40)]
     with pytest.raises(WriteFailedError, match="nor could that be undone"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.store.files import disk
-from halfmq.store.files.zero_copy import Residence
+from halfmq.store.files.zero_copy import PageResidency
 
 
 def test_a_write_that_is_cut_short_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,10 +91,10 @@ def test_what_is_brought_in_is_in_memory(tmp_path: Path) -> None:
     """That, and nothing behind it; a part behind the end of the file is not waited for."""
     with disk.opened(tmp_path / "file", disk.CREATE) as fd:
         disk.ftruncate(fd, 3 << 20)
-        disk.guess_nothing(fd)
-        assert disk.bring_in(fd, 1 << 20, 2 << 20) is (disk.sendfile is not None)
-        assert not disk.bring_in(fd, 3 << 20, 4 << 20)
-        pages = Residence()
+        disk.disable_readahead(fd)
+        assert disk.load_pages(fd, 1 << 20, 2 << 20) is (disk.sendfile is not None)
+        assert not disk.load_pages(fd, 3 << 20, 4 << 20)
+        pages = PageResidency()
         if not pages.is_known:
             pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
         assert not pages.lacks(fd, 1 << 20, 1 << 20)

@@ -75,20 +75,20 @@ def test_preparing_ahead_never_touches_what_was_written(
 
 def test_a_record_waits_for_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file takes one write at a time, so the pages that the helper zeroes are there before."""
-    bring_in, write_zeros = disk.bring_in, disk.write_zeros
+    load_pages, write_zeros = disk.load_pages, disk.write_zeros
     brought: list[tuple[int, int]] = []
     zeroed: list[tuple[int, int]] = []
 
     def brings(fd: int, start: int, end: int) -> bool:
         brought.append((start, end))
-        return bring_in(fd, start, end)
+        return load_pages(fd, start, end)
 
     def zeroes(fd: int, start: int, end: int) -> None:
         zeroed.append((start, end))
         assert brought == zeroed
         write_zeros(fd, start, end)
 
-    monkeypatch.setattr(disk, "bring_in", brings)
+    monkeypatch.setattr(disk, "load_pages", brings)
     monkeypatch.setattr(disk, "write_zeros", zeroes)
     file = opened(tmp_path / "f", size=4 * SIZE, written_end=5000)
 
@@ -103,15 +103,15 @@ def test_a_record_waits_for_no_memory(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_the_helper_reads_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system has to see that, or it brings in small pages, of which each costs time later."""
     guesses: list[int] = []
-    monkeypatch.setattr(disk, "guess_nothing", guesses.append)
-    bring_in = disk.bring_in
+    monkeypatch.setattr(disk, "disable_readahead", guesses.append)
+    load_pages = disk.load_pages
     read: list[tuple[int, int]] = []
 
     def brings(fd: int, start: int, end: int) -> bool:
         read.append((fd, start))
-        return bring_in(fd, start, end)
+        return load_pages(fd, start, end)
 
-    monkeypatch.setattr(disk, "bring_in", brings)
+    monkeypatch.setattr(disk, "load_pages", brings)
     file = opened(tmp_path / "f", size=4 * AHEAD_PIECE)
 
     file.make_ready_ahead(2 * AHEAD_PIECE, zeros=True)
@@ -138,7 +138,7 @@ def test_a_file_may_be_closed_while_the_helper_reads_it(
         descriptors.append(fd)
         return True
 
-    monkeypatch.setattr(disk, "bring_in", brings)
+    monkeypatch.setattr(disk, "load_pages", brings)
 
     file.make_ready_ahead(2 * AHEAD_PIECE, zeros=True)
 
@@ -154,10 +154,10 @@ def test_zeros_are_written_where_nothing_can_be_read(
 ) -> None:
     """A bad sector behind the end of the log takes no space from it."""
 
-    def bring_in(*_: object) -> None:
+    def load_pages(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(disk, "bring_in", bring_in)
+    monkeypatch.setattr(disk, "load_pages", load_pages)
     file = opened(tmp_path / "f")
 
     how(file, SIZE, zeros=True)
@@ -554,7 +554,7 @@ def test_zeros_are_written_ahead_while_senders_wait_for_flushes(
     def make_a_file_ready() -> bool:
         zeroed.clear()
         store.append([draft(body=bytes(8000)) for _ in range(2)])
-        workers["store-janitor"].step()
+        workers["store-maintenance"].step()
         return bool(zeroed)
 
     assert make_a_file_ready() is (mode is FlushMode.SYNC_FLUSH)

@@ -15,7 +15,7 @@ from halfmq.store.config import FlushMode
 from halfmq.store.errors import DiskFullError
 from halfmq.store.files import disk, page_cache, zero_copy
 from halfmq.store.files.mapped_file import reserve
-from halfmq.store.files.zero_copy import BELIEVED_S, BLOCK_SIZE, BLOCKS_MAX, Residence
+from halfmq.store.files.zero_copy import BELIEVED_S, BLOCK_SIZE, BLOCKS_MAX, PageResidency
 from halfmq.store.format.properties import tag_hash
 from halfmq.store.format.queue_entry import PRE_BLANK
 from halfmq.store.format.record import decode_records
@@ -242,7 +242,7 @@ def test_messages_with_others_between_them_are_read_in_few_calls(
     wanted = b"".join(record for offset, _ in ranges if (record := store.record_bytes(offset)))
     calls.clear()
 
-    assert store.read(ranges, behind=b"head") == b"head" + wanted
+    assert store.read(ranges, prefix=b"head") == b"head" + wanted
     assert store.read_cold(ranges) == wanted
     files = len({offset // file_size for offset, _ in ranges})
     assert calls == ["preadv"] * files + ["pread"] * files
@@ -341,7 +341,7 @@ def test_neighbours_become_one_range_wherever_they_begin_and_end() -> None:
 def reading_end(store: MessageStore) -> int:
     """Return the reader's descriptor of the log's first file; skip where nobody knows of pages."""
     fd = store._reader._descriptor(0)
-    kernel = Residence()
+    kernel = PageResidency()
     kernel.lacks(fd, 0, 1)
     if not kernel.is_known:
         pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
@@ -389,12 +389,12 @@ def test_views_are_what_a_read_returns_and_live_until_they_are_forgotten(
     append_durably(store, draft(body=bytes(200)))
     ranges, others = store.get("T", 0, 0).ranges, store.get("other", 0, 0).ranges
     assert len(ranges) == 2
-    first, second = store.view(ranges, behind=b"head"), store.view(others)
+    first, second = store.view(ranges, prefix=b"head"), store.view(others)
     assert first is not None
     assert second is not None
     kept = bytes(first)
 
-    assert kept == b"head" + store.read_cold(ranges) == store.read(ranges, behind=b"head")
+    assert kept == b"head" + store.read_cold(ranges) == store.read(ranges, prefix=b"head")
     assert bytes(second) == store.read_cold(others)
     assert store.read(others) == bytes(second)
     assert bytes(first) == kept, "reads leave views alone"
@@ -402,7 +402,7 @@ def test_views_are_what_a_read_returns_and_live_until_they_are_forgotten(
     store.forget_views()
     store.view(others)
     assert bytes(first) != kept
-    assert store.read(ranges, behind=b"head") == kept
+    assert store.read(ranges, prefix=b"head") == kept
 
 
 def test_more_views_than_there_is_memory_for_are_right_as_well(
@@ -459,7 +459,7 @@ def test_a_look_at_what_is_cold_brings_in_nothing_else(tmp_path: Path) -> None:
         fd = reading_end(store)
         os.fsync(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        kernel = Residence()
+        kernel = PageResidency()
         before = kernel.cached(fd, 0, size)
 
         store.read([where])
@@ -477,7 +477,7 @@ def test_who_reads_on_finds_more_in_memory(
     done = append_durably(store, *(draft(body=bytes(500)) for _ in range(8)))
     first = (done[0].physical_offset, done[0].size)
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(disk, "read_only", lambda _fd, at, size: asked.append((at, size)))
+    monkeypatch.setattr(disk, "prefetch", lambda _fd, at, size: asked.append((at, size)))
 
     store.read_cold([first])
     store.read_cold([first], ahead=2_000)
@@ -506,8 +506,8 @@ def test_a_part_is_sent_from_where_it_lies(store: MessageStore) -> None:
     """In as many pieces as the socket takes; what follows it is none of it."""
     append_durably(store, *(draft(body=bytes([number]) * 3_000) for number in range(4)))
     (where,) = store.get("T", 0, 1, max_count=2).ranges
-    part = store.part(*where)
-    if part is None and not store.gives_parts:
+    part = store.file_part(*where)
+    if part is None and not store.can_send_parts:
         pytest.skip("the kernel does not tell what is in memory (cachestat, Linux 6.5)")
     assert part is not None
 
@@ -532,17 +532,17 @@ def test_a_part_is_of_what_is_in_memory_for_certain(
     (where,) = store.get("T", 0, 0).ranges
 
     with monkeypatch.context() as cold:
-        cold.setattr(Residence, "lacks", lambda *_: True)
-        assert store.part(*where) is None
+        cold.setattr(PageResidency, "lacks", lambda *_: True)
+        assert store.file_part(*where) is None
     with monkeypatch.context() as being_read:
         being_read.setattr(disk, "preadv", lambda *_: 0)
-        assert store.part(*where) is None
+        assert store.file_part(*where) is None
     with monkeypatch.context() as elsewhere:
         elsewhere.setattr(disk, "sendfile", None)
-        assert not store.gives_parts
+        assert not store.can_send_parts
     monkeypatch.setattr(zero_copy, "_CACHESTAT", 100_000)  # as before Linux 6.5
-    assert store.part(*where) is None
-    assert not store.gives_parts
+    assert store.file_part(*where) is None
+    assert not store.can_send_parts
 
 
 def test_of_what_many_ask_for_the_kernel_is_not_asked_each_time(
@@ -555,22 +555,22 @@ def test_of_what_many_ask_for_the_kernel_is_not_asked_each_time(
     path = tmp_path / "file"
     path.write_bytes(bytes(3 * BLOCK_SIZE))
     with disk.opened(path) as fd:
-        pages = Residence()
+        pages = PageResidency()
         if pages.cached(fd, 0, 1) is None:
             pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
-        lacks = Residence.lacks
+        lacks = PageResidency.lacks
 
-        def asking(pages: Residence, fd: int, position: int, length: int) -> bool:
+        def asking(pages: PageResidency, fd: int, position: int, length: int) -> bool:
             asked.append((position, length))
             return lacks(pages, fd, position, length)
 
-        monkeypatch.setattr(Residence, "lacks", asking)
+        monkeypatch.setattr(PageResidency, "lacks", asking)
         for position in range(BLOCK_SIZE, 2 * BLOCK_SIZE, 1_000):
             assert pages.has(fd, 0, position, 900)
         assert asked == [(BLOCK_SIZE, BLOCK_SIZE), (2 * BLOCK_SIZE, BLOCK_SIZE)]
         assert pages.has(fd, 5 * BLOCK_SIZE, BLOCK_SIZE, 900), "that is another file"
         assert len(asked) == 3
-        monkeypatch.setattr(Residence, "lacks", lambda *_: True)
+        monkeypatch.setattr(PageResidency, "lacks", lambda *_: True)
         assert pages.has(fd, 0, BLOCK_SIZE, 900)
         now += BELIEVED_S
         assert not pages.has(fd, 0, BLOCK_SIZE, 900)
@@ -581,7 +581,7 @@ def test_a_part_of_a_block_that_is_not_all_there_is_asked_for_itself(tmp_path: P
     path = tmp_path / "file"
     path.write_bytes(bytes(BLOCK_SIZE + 5_000))
     with disk.opened(path) as fd:
-        pages = Residence()
+        pages = PageResidency()
         if pages.cached(fd, 0, 1) is None:
             pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
         assert pages.has(fd, 0, BLOCK_SIZE - 100, 5_100)
@@ -594,9 +594,9 @@ def test_what_is_remembered_of_the_page_cache_is_bounded(
     """However many places are read from."""
     path = tmp_path / "file"
     path.write_bytes(bytes(BLOCK_SIZE))
-    monkeypatch.setattr(Residence, "lacks", lambda *_: False)
+    monkeypatch.setattr(PageResidency, "lacks", lambda *_: False)
     with disk.opened(path) as fd:
-        pages = Residence()
+        pages = PageResidency()
         pages.is_known = True  # also before Linux 6.5
         for number in range(BLOCKS_MAX + 10):
             assert pages.has(fd, number * BLOCK_SIZE, 0, 100)
@@ -613,7 +613,7 @@ def test_who_found_nothing_looks_first_for_a_while_only(
     now = 100.0
     looks: list[int] = []
     monkeypatch.setattr(log_reader, "monotonic", lambda: now)
-    monkeypatch.setattr(store._reader._residence, "lacks", lambda _fd, at, _size: looks.append(at))
+    monkeypatch.setattr(store._reader._residency, "lacks", lambda _fd, at, _size: looks.append(at))
     with monkeypatch.context() as missing:
         missing.setattr(disk, "preadv", lambda *_: 0)
         assert store.read([where]) is None
@@ -778,12 +778,12 @@ def test_an_index_that_cannot_follow_is_filled_from_the_log(
     monkeypatch.setattr(index_builder, "RETRY_EVERY", 0.0)
     drafts = [draft(body=bytes(500), properties={"UNIQ_KEY": f"u{number}"}) for number in range(20)]
     done = store.append(drafts, contiguous=True)
-    was_behind = store.index_is_behind
+    was_behind = store.index_lags
     (last,) = append_durably(store, draft(properties={"UNIQ_KEY": "last"}))
     while store.tick(0.0):
         pass
 
-    assert (was_behind, store.index_is_behind) == (True, False)
+    assert (was_behind, store.index_lags) == (True, False)
     for number, one in enumerate(done):
         assert store.query_index("T", f"u{number}", 9, 0, 1 << 60) == [one.physical_offset]
     assert store.query_index("T", "last", 9, 0, 1 << 60) == [last.physical_offset]
@@ -890,7 +890,7 @@ def test_an_index_that_found_no_space_catches_up_from_the_log(
     def is_behind() -> bool:
         assert store._keys is not None
         assert not store._keys._pending
-        return store._keys._behind
+        return store._keys._lags
 
     send(0, 10)
     assert missing(0, 10) == []

@@ -565,7 +565,7 @@ def test_an_index_that_lacks_much_is_filled_while_messages_are_served(
             offsets.append(done.physical_offset)
 
     assert slices > 3
-    assert not store.index_is_behind
+    assert not store.index_lags
     assert [found(number) for number in range(len(offsets))] == [[offset] for offset in offsets]
     store.close()
 
@@ -585,7 +585,7 @@ def test_an_index_may_lag_behind_a_log_that_loses_its_beginning(
     for base in files.forget_before(files.bases[2]):
         files.path(base).unlink()
 
-    while store.index_is_behind:
+    while store.index_lags:
         store.tick(0.0)
 
     start = store.min_offset

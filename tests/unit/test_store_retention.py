@@ -88,7 +88,7 @@ class Aged:
         raise AssertionError("the helper does not come to rest")
 
     def look(self, stored_before_ms: int) -> int:
-        self.store.look_for_expired(stored_before_ms)
+        self.store.find_expired(stored_before_ms)
         self.settle()
         return self.store.expired_end
 
@@ -136,12 +136,12 @@ def test_large_files_keep_their_space_until_their_memory_is_given_back(
         store.tick(1000)
         while (deleted := store.deleted).log_files < 3 or not deleted.index_files:
             assert aged.helper.step()
-        leaving_then = store.bytes_leaving
-        store.hurry_deletions(is_hurried=True)
+        leaving_then = store.bytes_to_free
+        store.set_deletion_urgent(is_urgent=True)
         aged.settle()
 
         assert leaving_then == 3 * LOG_FILE + index_file
-        assert store.bytes_leaving == 0
+        assert store.bytes_to_free == 0
 
 
 def test_damage_makes_no_file_older(aged: Aged) -> None:
@@ -433,7 +433,7 @@ def test_entries_without_a_record_hide_none_before_them(tmp_path: Path) -> None:
     queue.skip_to(80)
     queue.extend(b"".join(QueueEntry(at, 10, 0).pack() for at in range(800, 1000, 10)), 1000)
 
-    assert [queue.look_for(at) for at in (0, 1, 100, 190, 191, 800, 990, 991)] == [
+    assert [queue.first_at_or_after(at) for at in (0, 1, 100, 190, 191, 800, 990, 991)] == [
         *(0, 1, 10, 19, 20, 20, 99, 100)
     ]
     queue.close()

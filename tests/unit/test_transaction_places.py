@@ -48,7 +48,7 @@ def test_after_a_kill_every_record_of_a_transaction_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, places_max: int
 ) -> None:
     """From wherever the reading begins, and however many places can be noted."""
-    monkeypatch.setattr(transaction_ranges, "PLACES_MAX", places_max)
+    monkeypatch.setattr(transaction_ranges, "RANGES_MAX", places_max)
     seed = run_seed()
     print(f"seed={seed}")
     chance = random.Random(seed)

@@ -115,18 +115,18 @@ class Store(Protocol):
 
     def warm(self, topic: str, queue_id: int, offset: int) -> None: ...
 
-    def read(self, ranges: Sequence[tuple[int, int]], *, behind: bytes = ...) -> bytes | None: ...
+    def read(self, ranges: Sequence[tuple[int, int]], *, prefix: bytes = ...) -> bytes | None: ...
 
     def view(
-        self, ranges: Sequence[tuple[int, int]], *, behind: bytes = ...
+        self, ranges: Sequence[tuple[int, int]], *, prefix: bytes = ...
     ) -> memoryview | None: ...
 
     def forget_views(self) -> None: ...
 
     @property
-    def gives_parts(self) -> bool: ...
+    def can_send_parts(self) -> bool: ...
 
-    def part(self, physical_offset: int, length: int) -> Part | None: ...
+    def file_part(self, physical_offset: int, length: int) -> Part | None: ...
 
     def read_cold(self, ranges: Sequence[tuple[int, int]], *, ahead: int = ...) -> bytes: ...
 
@@ -283,14 +283,14 @@ class PullHandler:
     ) -> bytes | None:
         head = _full(request, result)
         if result.size < COPIED_MAX:
-            reply = self._store.read(result.ranges, behind=head)
+            reply = self._store.read(result.ranges, prefix=head)
             if reply is not None:
                 return reply
-        elif len(result.ranges) == 1 and self._store.gives_parts:
+        elif len(result.ranges) == 1 and self._store.can_send_parts:
             send = self._send_part, (request, connection, result, head)
             self._stage(send, result.size, at_once=at_once)
             return None
-        elif (view := self._store.view(result.ranges, behind=head)) is not None:
+        elif (view := self._store.view(result.ranges, prefix=head)) is not None:
             self._stage((connection.write, (view,)), len(view), at_once=at_once)
             return None
         self._find_on_disk(request, connection, result=result)
@@ -320,7 +320,7 @@ class PullHandler:
     ) -> None:
         """Have the system send messages that lie in one piece."""
         try:
-            part = self._store.part(*result.ranges[0])
+            part = self._store.file_part(*result.ranges[0])
         except OSError:
             part = None  # who reads it next says what is wrong, or that it was deleted by age
         if part is not None:
@@ -416,7 +416,7 @@ class PullHandler:
         if result.status is GetStatus.NOT_IN_MEMORY:
             return _retry(request, result, held.next_offset)
         if result.status is _FOUND:
-            answer = self._store.read(result.ranges, behind=_full(request, result))
+            answer = self._store.read(result.ranges, prefix=_full(request, result))
             # Just written, so cached; if it is cold all the same, the client comes again at once.
             return _retry(request, result, held.next_offset) if answer is None else answer
         if result.status is GetStatus.NO_MATCHED_MESSAGE:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from halfmq.store.files import deferred_delete, disk
-from halfmq.store.files.deferred_delete import Leaving
-from halfmq.store.files.zero_copy import FilePart, Residence
+from halfmq.store.files.deferred_delete import DeferredDeletes
+from halfmq.store.files.zero_copy import FilePart, PageResidency
 
 PIECE = deferred_delete.WARM_SIZE
 SIZE = 8 * PIECE
@@ -27,13 +27,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def kept() -> Iterator[Leaving]:
-    files = Leaving()
+def kept() -> Iterator[DeferredDeletes]:
+    files = DeferredDeletes()
     yield files
     files.close()
 
 
-def deleted(kept: Leaving, path: Path, size: int = SIZE) -> int:
+def deleted(kept: DeferredDeletes, path: Path, size: int = SIZE) -> int:
     """Write a file, have it kept and remove its name; return its inode."""
     path.write_bytes(b"x" * size)
     with disk.opened(path, disk.WRITE) as fd:
@@ -54,7 +54,7 @@ def size_of(inode: int) -> int | None:
     return None
 
 
-def test_memory_goes_piece_by_piece(kept: Leaving, tmp_path: Path) -> None:
+def test_memory_goes_piece_by_piece(kept: DeferredDeletes, tmp_path: Path) -> None:
     """With a pause behind each; then the file is closed."""
     inode = deleted(kept, tmp_path / "f")
     left = [kept.bytes]
@@ -67,12 +67,12 @@ def test_memory_goes_piece_by_piece(kept: Leaving, tmp_path: Path) -> None:
     assert kept.work() is None
 
 
-def test_what_is_not_in_memory_goes_in_larger_pieces(kept: Leaving, tmp_path: Path) -> None:
+def test_what_is_not_in_memory_goes_in_larger_pieces(kept: DeferredDeletes, tmp_path: Path) -> None:
     """An old file, as most are that are deleted."""
     deleted(kept, tmp_path / "f", 2 * SIZE)
     fd = kept._files[0].fd
     os.posix_fadvise(fd, 0, 2 * SIZE, os.POSIX_FADV_DONTNEED)
-    if Residence().cached(fd, 0, SIZE) is None:
+    if PageResidency().cached(fd, 0, SIZE) is None:
         pytest.skip("the kernel does not tell what is cached: cachestat needs Linux 6.5")
 
     assert kept.work() == deferred_delete.COLD_PAUSE
@@ -81,7 +81,7 @@ def test_what_is_not_in_memory_goes_in_larger_pieces(kept: Leaving, tmp_path: Pa
     assert kept.work() is None
 
 
-def test_who_reads_a_file_reads_it_to_its_end(kept: Leaving, tmp_path: Path) -> None:
+def test_who_reads_a_file_reads_it_to_its_end(kept: DeferredDeletes, tmp_path: Path) -> None:
     """A cold pull, or another program; it goes when they have done, or after a minute at once."""
     path = tmp_path / "f"
     path.write_bytes(bytes(SIZE))
@@ -105,7 +105,7 @@ def test_who_reads_a_file_reads_it_to_its_end(kept: Leaving, tmp_path: Path) -> 
 @pytest.mark.skipif(disk.sendfile is None, reason="the system sends nothing from files")
 @pytest.mark.parametrize("odd", [0, 1, 4096, PIECE // 2 + 100])
 def test_what_a_peer_has_not_taken_yet_is_not_written_over(
-    kept: Leaving, tmp_path: Path, odd: int
+    kept: DeferredDeletes, tmp_path: Path, odd: int
 ) -> None:
     """The kernel writes zeros behind the new end of a file, in the page that is being sent."""
     content = random.Random(odd).randbytes(SIZE + odd)
@@ -141,7 +141,7 @@ def connected(opened: contextlib.ExitStack) -> tuple[socket.socket, socket.socke
     return ours, theirs
 
 
-def test_a_small_file_is_not_kept(kept: Leaving, tmp_path: Path) -> None:
+def test_a_small_file_is_not_kept(kept: DeferredDeletes, tmp_path: Path) -> None:
     """What it takes may go at once; nor is one that is missing."""
     deleted(kept, tmp_path / "f", SIZE - 1)
     kept.keep(tmp_path / "g")
@@ -150,7 +150,7 @@ def test_a_small_file_is_not_kept(kept: Leaving, tmp_path: Path) -> None:
     assert kept.work() is None
 
 
-def test_so_much_is_kept_and_no_more(kept: Leaving, tmp_path: Path) -> None:
+def test_so_much_is_kept_and_no_more(kept: DeferredDeletes, tmp_path: Path) -> None:
     """Or a log that is deleted as fast as it is written would fill the disk."""
     inodes = [deleted(kept, tmp_path / f"{number}") for number in range(3)]
 
@@ -158,10 +158,10 @@ def test_so_much_is_kept_and_no_more(kept: Leaving, tmp_path: Path) -> None:
     assert [size_of(inode) for inode in inodes] == [None, SIZE, SIZE]
 
 
-def test_who_needs_the_space_gets_it(kept: Leaving, tmp_path: Path) -> None:
+def test_who_needs_the_space_gets_it(kept: DeferredDeletes, tmp_path: Path) -> None:
     """At once, that of what is kept and of what would be."""
     deleted(kept, tmp_path / "f")
-    kept.is_hurried = True
+    kept.is_urgent = True
 
     assert kept.work() is None
     assert kept.bytes == 0
@@ -170,7 +170,7 @@ def test_who_needs_the_space_gets_it(kept: Leaving, tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses_to_truncate_stops_nothing(
-    kept: Leaving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: DeferredDeletes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that deletes goes on; closing frees the file."""
 
