@@ -1,14 +1,13 @@
-"""The checkpoint and the abort marker: what the next start may trust.
+"""The checkpoint and the abort marker: how far the next start can trust the files.
 
-The checkpoint names points in time up to which log and queues are known to be on disk; after a
-kill, recovery scans from the file that was begun before the older of the two. RocketMQ reads
-ours and we read RocketMQ's: five int64, in a file of 4096 bytes. The part of it that RocketMQ
-leaves alone says more exactly what is on disk, by a physical offset, so that recovery scans a few
-seconds of log instead of a file. There an ordered stop also notes how log and queues looked, so
-that the next start sees when some of it was lost since.
+The checkpoint holds store times up to which log and queues are on disk; after a kill, recovery
+scans from the file that was begun before the older of the two. halfmq and RocketMQ read each
+other's checkpoints: five int64 in a file of 4096 bytes. In the part that RocketMQ does not use,
+halfmq stores a physical offset, so that recovery scans a few seconds of log instead of a file. A
+clean stop also stores there where log and queues ended, so that the next start detects a loss.
 
-The abort marker exists while the store is open. Who finds it on opening knows that the last stop
-was none. Source: RocketMQ ``StoreCheckpoint.java``, ``DefaultMessageStore.java``.
+The abort marker exists while the store is open. If it exists when a store is opened, the previous
+run did not stop cleanly. Source: RocketMQ ``StoreCheckpoint.java``, ``DefaultMessageStore.java``.
 """
 
 import os
@@ -27,10 +26,10 @@ _CLOSED_AT: Final = 64
 _CLOSED_MAGIC: Final = b"hmqc"
 _CLOSED: Final = Struct(">4sqI")  # magic, closed offset, queues digest
 _CRC: Final = Struct(">I")
-# Behind the note a CRC of all before it: RocketMQ writes its five numbers and leaves the note.
+# After the note, a CRC of everything before it: RocketMQ changes its five numbers, not the note.
 _OURS_AT: Final = _CLOSED_AT + _CLOSED.size + _CRC.size
 _QUEUED_AT: Final = _OURS_AT + _CRC.size
-# Queues' offset and entries, followed by a CRC of all before: earlier versions leave this note.
+# Queues' offset and entries, then a CRC of everything before: earlier versions do not write this.
 _QUEUED: Final = Struct(">qq")
 
 
@@ -43,14 +42,14 @@ class Checkpoint:
     index_timestamp: int = 0  # indexMsgTimestamp: newest key of the last full index file
     master_flushed_offset: int = 0  # used by RocketMQ's replication
     confirm_offset: int = 0  # confirmPhyOffset: where the last record that recovery saw begins
-    closed_offset: int = -1  # ours: where the log ended at an ordered stop; -1 without one
+    closed_offset: int = -1  # ours: where the log ended at a clean stop; -1 without one
     queues_digest: int = 0  # ours: of all queues' ends at that stop
-    queues_offset: int = -1  # ours: where a record begins; it and all before are in queues on disk
+    queues_offset: int = -1  # ours: begin of a record; it and all before are in queues on disk
     queue_entries: int = 0  # ours: that all queues had on disk then
-    is_ours: bool = True  # RocketMQ has not written it since
+    is_ours: bool = True  # RocketMQ has not written the file since
 
     def save(self, path: Path) -> None:
-        """Write the file and flush it. All of it lies in one sector, so it cannot be torn."""
+        """Write the file and flush it. The content lies in one sector, so it cannot be torn."""
         fd = disk.open_file(path, disk.CREATE, disk.MODE)
         try:
             created = disk.fstat(fd).st_size < _FILE_SIZE
@@ -70,7 +69,7 @@ class Checkpoint:
 
 
 def load_checkpoint(path: Path) -> Checkpoint:
-    """Read the file; without one, or with a cut one, nothing is trusted."""
+    """Read the file; if it is missing or too short, return a checkpoint that claims nothing."""
     try:
         content = disk.read_bytes(path)
     except FileNotFoundError:
@@ -96,7 +95,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
 
 
 def _closed_in(content: bytes) -> tuple[int, int]:
-    """Return what the last ordered stop of ours noted; -1 and 0 where nothing valid stands."""
+    """Return the note of halfmq's last clean stop; -1 and 0 if there is no valid one."""
     closed = content[_CLOSED_AT : _CLOSED_AT + _CLOSED.size]
     check = content[_CLOSED_AT + _CLOSED.size :][: _CRC.size]
     if len(check) < _CRC.size or check != _CRC.pack(crc32(closed)):
@@ -115,7 +114,7 @@ def _queued_in(content: bytes) -> tuple[int, int]:
 
 
 def closed_note_is_damaged(path: Path) -> bool:
-    """Tell whether something stands where an ordered stop of ours leaves its note, and is none."""
+    """Return whether the note of a clean stop is present but invalid."""
     try:
         content = disk.read_bytes(path)
     except FileNotFoundError:
@@ -126,33 +125,33 @@ def closed_note_is_damaged(path: Path) -> bool:
 
 
 class Marker:
-    """A file that says something by being there, also after a power cut."""
+    """A file whose existence is the information; durable."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def is_set(self) -> bool:
-        """Tell whether it is there."""
+        """Return whether the file exists."""
         return disk.exists(self._path)
 
     def create(self) -> None:
-        """Set it, durably. It holds the process id, as RocketMQ's ``abort`` does."""
+        """Create the file, durably. It holds the process id, as RocketMQ's ``abort`` does."""
         disk.write_file(self._path, str(os.getpid()).encode(), sync=True)
         disk.sync_directory(self._path.parent)
 
     def remove(self) -> None:
-        """Clear it, durably. What it stands for must be on disk by now."""
+        """Remove the file, durably; all that the marker protects must be on disk."""
         disk.remove(self._path)
         disk.sync_directory(self._path.parent)
 
 
 def abort_marker(root: Path) -> Marker:
-    """Return the marker of an open store: without it the last stop was an ordered one."""
+    """Return the marker of an open store; if it is not set, the previous run stopped cleanly."""
     return Marker(root / "abort")
 
 
 def rebuild_marker(root: Path, directory: str) -> Marker:
-    """Return the marker that has a start rebuild what is in a directory of the store from the log.
+    """Return the marker that makes a start rebuild a directory of the store from the log.
 
     It is set if a block is damaged, and while queues are rebuilt, in case that start is killed.
     """

@@ -1,17 +1,18 @@
-"""Giving back slowly what deleted files take.
+"""Free the space of deleted files slowly.
 
-What was written not long ago is in the page cache, and free as soon as its file is gone. Under a
-virtual machine the host may take what is free (*free page reporting* of virtio-balloon), every two
-seconds all of it. Where that were gigabytes, every processor of the machine stood still for up to
-half a second, ours with them; 70 MiB at a time nobody noticed. And where the disk is told of free
-space (the mount option *discard*), that of a gigabyte stops flushes for a tenth of a second.
+Recently written data is in the page cache, and its memory becomes free when its file is deleted.
+In a virtual machine the host may reclaim free memory every two seconds (*free page reporting* of
+virtio-balloon). With gigabytes to reclaim, all processors of the machine stopped for up to half a
+second; 70 MiB at a time had no visible effect. With the mount option *discard*, freeing a gigabyte
+of disk delays flushes by a tenth of a second.
 
-So a large file whose name is removed stays open here, and is truncated piece by piece. That is for
-files that nobody else has open: who does reads one to its end, and frees it by closing it.
+Therefore a large file stays open here after its name is removed, and is truncated in steps. This
+applies only to files that no other process has open: a reader reads a file to its end, and the
+space becomes free when the reader closes it.
 
-A peer may not yet have taken what was sent to it from such a file (``zero_copy``), and the kernel
-writes zeros over the rest of the huge page in which a file is cut. So files are cut at multiples of
-two mebibytes.
+A peer may not have received all that was sent to it from such a file (``zero_copy``), and the
+kernel writes zeros over the rest of the huge page in which a file is cut. So files are cut at
+multiples of two mebibytes.
 """
 
 import logging
@@ -25,16 +26,16 @@ from .zero_copy import PageResidency
 
 logger = logging.getLogger(__name__)
 
-KEPT_BYTES_MIN: Final = 64 << 20  # of a file; what a smaller one takes may go at once
-# Of all files that wait. A log that is deleted as it is written, faster than ``WARM_SIZE`` in
-# ``WARM_PAUSE``, must not fill the disk: the oldest go at once then.
+KEPT_BYTES_MIN: Final = 64 << 20  # of a file; a smaller one is freed at once
+# Bytes of all waiting files. If a log is written and deleted faster than ``WARM_SIZE`` per
+# ``WARM_PAUSE``, they must not fill the disk: above this limit the oldest are freed at once.
 KEPT_BYTES_MAX: Final = 8 << 30
-WARM_SIZE: Final = 2 << 20  # bytes that go at once of what is in memory: a huge page
-WARM_PAUSE: Final = 0.05  # seconds until the next ones: 40 MiB a second
-COLD_SIZE: Final = 16 << 20  # bytes that go at once of what is on disk alone
+WARM_SIZE: Final = 2 << 20  # bytes freed in one step of data in the page cache: a huge page
+WARM_PAUSE: Final = 0.05  # seconds until the next step: 40 MiB a second
+COLD_SIZE: Final = 16 << 20  # bytes freed in one step of data that is only on disk
 COLD_PAUSE: Final = 0.02  # seconds
-OTHERS_PAUSE: Final = 1.0  # seconds until it is asked again whether somebody else reads a file
-OTHERS_TRIES: Final = 60  # so often: a cold pull takes milliseconds, a tool may take longer
+OTHERS_PAUSE: Final = 1.0  # seconds between two tests whether others have a file open
+OTHERS_TRIES: Final = 60  # tests; a cold pull takes milliseconds, a tool may take longer
 
 
 @dataclass(slots=True)
@@ -42,20 +43,20 @@ class _File:
     fd: int
     size: int
     tries: int = 0
-    is_ours: bool = False  # nobody else has it open, and nobody can open it any more
+    is_ours: bool = False  # no other process has it open, and none can open it any more
 
 
 class DeferredDeletes:
-    """Files that have no name any more; one thread, but for the attributes."""
+    """Deleted files whose space is not free yet; for one thread, except the attributes."""
 
     def __init__(self) -> None:
-        self.bytes = 0  # that are not free yet
-        self.is_urgent = False  # whether they are needed at once, whatever that costs
+        self.bytes = 0  # not free yet
+        self.is_urgent = False  # free all at once, even if that stops the machine briefly
         self._files: deque[_File] = deque()
         self._residency = PageResidency()
 
     def keep(self, path: Path) -> None:
-        """Keep a file open whose name is about to be removed, if it is large and can be opened."""
+        """Keep a file open that is about to be deleted, if it is large and can be opened."""
         if self.is_urgent or not disk.KNOWS_OTHER_USERS:
             return
         try:
@@ -72,7 +73,7 @@ class DeferredDeletes:
             self._close_first()
 
     def work(self) -> float | None:
-        """Give a piece back; return seconds until there should be another, None if none is left."""
+        """Free the next piece; return seconds until the next call is due; None if all is free."""
         if self.is_urgent:
             self.close()
         if not self._files:
@@ -92,7 +93,7 @@ class DeferredDeletes:
             disk.ftruncate(file.fd, rest)
         except OSError as error:
             logger.warning("event=deleted_file_not_truncated error=%r", str(error))
-            self._close_first()  # which frees all of it, if anything does
+            self._close_first()  # frees all of it
             return pause
         self.bytes -= file.size - rest
         file.size = rest
@@ -106,7 +107,7 @@ class DeferredDeletes:
         disk.close(file.fd)
 
     def close(self) -> None:
-        """Free all of it now."""
+        """Free all space now."""
         while self._files:
             self._close_first()
 

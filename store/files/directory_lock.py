@@ -1,11 +1,10 @@
 """The directory lock: one broker per store root.
 
-RocketMQ locks byte 0 of the file ``lock``, which holds the four letters of its name; so do we,
-and either refuses the other. Behind the four letters we write who we are, for the message that
-the second one prints. The system drops the lock when the process dies, however it dies.
-
-It also drops it when the process closes *any* descriptor of the file. So a root that this
-process already holds is refused from memory, without touching the file.
+RocketMQ locks byte 0 of the file ``lock``, whose content is the four letters of its name. halfmq
+locks the same byte, so that each refuses to start beside the other. After the four letters halfmq
+writes its process id and start time, which the second broker prints. The system releases the lock
+when the process ends in any way, and also when the process closes *any* descriptor of the file. So
+a second lock of one root by this process is refused without opening the file.
 Source: RocketMQ ``DefaultMessageStore.java``.
 """
 
@@ -25,7 +24,7 @@ from .mapped_file import make_directory
 _CONTENT: Final = b"lock"  # what RocketMQ writes
 _HOLDER_SIZE_MAX: Final = 200  # bytes
 _held: set[Path] = set()  # by this process
-# struct flock, in C's own layout: who holds what, as F_GETLK tells it.
+# struct flock in C's layout, as F_GETLK fills it in.
 if sys.platform == "darwin":
     _FLOCK: Final = Struct("qqihh")  # start, length, pid, type, whence
     _TYPE_FIELD: Final = 3
@@ -37,9 +36,9 @@ else:
 
 
 def is_held(root: Path) -> bool:
-    """Tell whether a broker works in a store root; neither takes the lock nor writes anything."""
+    """Return whether a broker uses a store root; does not take the lock or write anything."""
     if root.resolve() in _held:
-        return True  # to open the file would drop the lock
+        return True  # closing a descriptor of the file would release the lock
     try:
         fd = disk.open_file(root / "lock", disk.READ)
     except FileNotFoundError:
@@ -59,7 +58,7 @@ class DirectoryLock:
         self._fd = -1
 
     def acquire(self, now_ms: int) -> None:
-        """Take the lock, at once or not at all.
+        """Take the lock without waiting.
 
         Raises:
             DirectoryInUseError: Another store holds it; the error says which.
@@ -75,7 +74,7 @@ class DirectoryLock:
             disk.ftruncate(fd, 0)
             disk.pwrite(fd, _CONTENT + f"\npid {os.getpid()}, started {since}\n".encode(), 0)
         except BaseException:
-            disk.close(fd)  # which drops the lock
+            disk.close(fd)  # also releases the lock
             raise
         self._fd = fd
         _held.add(root)
@@ -88,9 +87,9 @@ class DirectoryLock:
             raise DirectoryInUseError(self._root, holder.strip() or "it left no name") from error
 
     def release(self) -> None:
-        """Let others in; harmless when the lock is not held."""
+        """Release the lock; does nothing if it is not held."""
         if self._fd >= 0:
-            with contextlib.suppress(OSError):  # a name that stays is of no consequence
+            with contextlib.suppress(OSError):  # harmless if the text stays
                 disk.ftruncate(self._fd, len(_CONTENT))
             disk.close(self._fd)
             self._fd = -1

@@ -1,12 +1,12 @@
-"""The one door to the operating system: what is done to files and directories is done here.
+"""All access of the store to files and directories.
 
-No other module of the store touches ``os``, ``mmap`` or the methods of a ``Path`` that reach a
-disk, nor do the broker's tables and snapshots. So whoever replaces a few names of this module
-stands between the store and the disk: a simulated one that loses what was not synced, that gets
-full, or that fails (``tests/simulation``).
+No other module of the store uses ``os``, ``mmap`` or the methods of a ``Path`` that access a disk,
+nor do the broker's tables and snapshots. So tests can put a simulated disk in place of the real one
+by replacing a few names of this module: one that loses unsynced data, becomes full or fails
+(``tests/simulation``).
 
-The calls in the first part are those of the system themselves and no wrappers: an append pays for
-one look-up of a name, as it would with ``os``. What follows is made of them.
+The names in the first part are the system's own functions and not wrappers, so that an append pays
+for one name look-up, as with ``os``. The rest is built from them.
 """
 
 import errno
@@ -36,11 +36,11 @@ truncate = os.truncate
 fsync = os.fsync
 fdatasync: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)
 posix_fallocate: Callable[[int, int, int], None] | None = getattr(os, "posix_fallocate", None)
-"""None where there is no call that gives a file its blocks."""
+"""None if the system has no call that allocates blocks of a file."""
 sendfile: Callable[[int, int, int, int], int] | None = (
     os.sendfile if sys.platform == "linux" else None
 )
-"""None where the system does not send from a file to a socket, or in another way."""
+"""None if the system cannot send from a file to a socket, or does so differently."""
 fstat = os.fstat
 fstatvfs = os.fstatvfs
 statvfs = os.statvfs
@@ -61,56 +61,56 @@ MODE: Final = 0o644  # of a file that is created
 PRIVATE_MODE: Final = 0o600  # of one that holds secrets
 MAP_READ: Final = mmap.ACCESS_READ
 PAGE_SIZE: Final = mmap.PAGESIZE  # bytes
-NO_WAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)  # of preadv; 0 where it cannot be asked for
+NO_WAIT: Final[int] = getattr(os, "RWF_NOWAIT", 0)  # flag of preadv; 0 if not supported
 SEEK_DATA: int | None = getattr(os, "SEEK_DATA", None)
-"""None where the system does not tell where holes are."""
+"""None if the system does not report holes."""
 SEEK_HOLE: int | None = getattr(os, "SEEK_HOLE", None)
 KNOWS_OTHER_USERS: Final = hasattr(fcntl, "F_SETLEASE")
 
 _PIECE: Final = 1 << 20  # bytes of one call of ``write_zeros``
-_PIPE_SIZE: Final = 64 << 10  # bytes; of a pipe that Linux makes for one ``sendfile``
+_PIPE_SIZE: Final = 64 << 10  # bytes; of the pipe that Linux uses for one ``sendfile``
 _NOT_BETWEEN_FILES: Final = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
-# Questions ------------------------------------------------------------------------------------
+# Queries --------------------------------------------------------------------------------------
 
 
 def exists(path: Path) -> bool:
-    """Tell whether there is anything at a path."""
+    """Return whether a path exists."""
     return path.exists()
 
 
 def is_directory(path: Path) -> bool:
-    """Tell whether a directory is at a path."""
+    """Return whether a path is a directory."""
     return path.is_dir()
 
 
 def is_file(path: Path) -> bool:
-    """Tell whether a plain file is at a path."""
+    """Return whether a path is a regular file."""
     return path.is_file()
 
 
 def may_write(directory: Path) -> bool:
-    """Tell whether this process may create files in a directory."""
+    """Return whether this process may create files in a directory."""
     effective = os.access in os.supports_effective_ids
     return os.access(directory, os.W_OK | os.X_OK, effective_ids=effective)
 
 
 def size_of(path: Path) -> int:
-    """Return how many bytes a file has.
+    """Return the size of a file in bytes.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: There is no such file.
     """
     return path.stat().st_size
 
 
 def device_of(path: Path) -> int:
-    """Return a number that two paths share if they lie in one file system."""
+    """Return the device number, which is equal for paths in one file system."""
     return path.stat().st_dev
 
 
 def entries(directory: Path) -> list[Path]:
-    """Return what a directory holds, sorted by name.
+    """Return all entries of a directory, sorted by name.
 
     Raises:
         FileNotFoundError: There is no such directory.
@@ -119,7 +119,7 @@ def entries(directory: Path) -> list[Path]:
 
 
 def files(directory: Path) -> list[Path]:
-    """Return the plain files in a directory, sorted by name.
+    """Return the regular files in a directory, sorted by name.
 
     Raises:
         FileNotFoundError: There is no such directory.
@@ -128,12 +128,12 @@ def files(directory: Path) -> list[Path]:
 
 
 def directories(directory: Path) -> list[Path]:
-    """Return the directories in a directory, sorted by name; none where there is no such one."""
+    """Return the subdirectories sorted by name; an empty list if there is no such directory."""
     return [path for path in entries(directory) if path.is_dir()] if directory.is_dir() else []
 
 
 def below(directory: Path) -> list[Path]:
-    """Return all that lies in a directory, in its directories and so on, sorted."""
+    """Return all paths below a directory, recursively and sorted."""
     return sorted(directory.rglob("*"))
 
 
@@ -142,7 +142,7 @@ def below(directory: Path) -> list[Path]:
 
 @contextmanager
 def opened(path: Path, flags: int = READ) -> Iterator[int]:
-    """Open a file, and close it in the end."""
+    """Open a file for the duration of a ``with`` block."""
     fd = open_file(path, flags, MODE)
     try:
         yield fd
@@ -151,16 +151,16 @@ def opened(path: Path, flags: int = READ) -> Iterator[int]:
 
 
 def will_need(path: Path, position: int, size: int) -> None:
-    """Have a part of a file read into memory soon; no wait, and no promise."""
+    """Ask the system to read a part of a file into memory soon, without waiting."""
     if hasattr(os, "posix_fadvise"):
         with opened(path) as fd:
             os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)
 
 
 def has_other_users(fd: int) -> bool:
-    """Tell whether somebody else has a file open that this one may write; True if nobody knows.
+    """Return whether others have a file open that is open here for writing; True if unknown.
 
-    Who asks for a lease to write is told. Source: Linux ``fcntl(2)``.
+    The system grants a write lease only if nobody else does. Source: Linux ``fcntl(2)``.
     """
     try:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
@@ -171,24 +171,24 @@ def has_other_users(fd: int) -> bool:
 
 
 def disable_readahead(fd: int) -> None:
-    """Let the system read what it is asked for, and no guess about what may be wanted next.
+    """Disable read-ahead for a file.
 
-    It guesses as much as a device may read ahead, and who asks prepares all of that: 8 MiB take
-    30 ms of processor time, even of one who does not wait.
+    The calling thread prepares all that the system reads ahead: 8 MiB take 30 ms of its processor
+    time, even if it does not wait for the disk.
     """
     if hasattr(os, "posix_fadvise"):
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
 
 
 def prefetch(fd: int, position: int, size: int) -> None:
-    """Have a part of an open file read, and let the system guess nothing about what follows it."""
+    """Ask the system to read a part of an open file soon, and nothing after it."""
     if hasattr(os, "posix_fadvise"):
         disable_readahead(fd)
         os.posix_fadvise(fd, position, size, os.POSIX_FADV_WILLNEED)
 
 
 def read_fully(fd: int, length: int, position: int) -> bytes:
-    """Return so many bytes of a file, fewer at its end."""
+    """Return ``length`` bytes of a file from ``position`` on; fewer at its end."""
     piece = pread(fd, length, position)
     while len(piece) < length:  # the kernel returns at most 2 GiB, and less when interrupted
         more = pread(fd, length - len(piece), position + len(piece))
@@ -199,32 +199,32 @@ def read_fully(fd: int, length: int, position: int) -> bytes:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return all that a file holds.
+    """Return the content of a file.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: There is no such file.
     """
     return path.read_bytes()
 
 
 def read_stream(path: Path) -> BinaryIO:
-    """Open a file to be read piece by piece.
+    """Open a file as a stream.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: There is no such file.
     """
-    return io.open(path, "rb")  # noqa: UP020 -- as a name that is not the builtin's
+    return io.open(path, "rb")  # noqa: UP020 -- a name that differs from the builtin
 
 
 # Changing -------------------------------------------------------------------------------------
 
 
 def map_scattered(fd: int, size: int) -> Map:
-    """Map a file that is written here and there, without any look at what lies around.
+    """Map a file that is written at random positions, without read-ahead.
 
-    Else the first touch of a page brings in as many around it as a device may read ahead: of 8 MiB
-    in which nothing is stored yet, the kernel fills two thousand pages with zeros, and the thread
-    that touched the first one stands still for 4 to 30 ms.
+    With read-ahead the first touch of a page loads as many pages around it as the device reads
+    ahead. For 8 MiB that hold nothing yet, the kernel zeroes two thousand pages, and the thread
+    that touched the first one waits 4 to 30 ms.
     """
     mapped = Map(fd, size)
     if hasattr(mmap, "MADV_RANDOM"):
@@ -233,18 +233,18 @@ def map_scattered(fd: int, size: int) -> Map:
 
 
 def write_all(fd: int, content: bytes, position: int) -> None:
-    """Write all of it; a disk that gets full takes a part first, and says so only then."""
+    """Write all of ``content``; a disk that becomes full first accepts a part of it."""
     written = pwrite(fd, content, position)
     while written < len(content):
         written += pwrite(fd, content[written:], position + written)
 
 
 def write_zeros(fd: int, start: int, end: int) -> None:
-    """Fill a part of an open file with zeros; the file's position may be another then.
+    """Fill a part of an open file with zeros; may change the position of the file.
 
-    With one call for each mebibyte, which gives up the interpreter once, and in which others may
-    write to the file after each 64 KiB: what Linux sends from file to file goes through a pipe of
-    sixteen pages, and the target is locked anew for each pipe that is full.
+    Each mebibyte takes one call, which releases the interpreter once. Other threads may write to
+    the file after each 64 KiB: between files Linux sends through a pipe of sixteen pages and locks
+    the target again for each full pipe.
     """
     if sendfile is not None and (zeros := _zeros()) is not None:
         lseek(fd, start, os.SEEK_SET)
@@ -259,10 +259,10 @@ def write_zeros(fd: int, start: int, end: int) -> None:
 
 
 def load_pages(fd: int, start: int, end: int) -> bool:
-    """Have a part of an open file in memory, with one call that copies nothing; say if all is.
+    """Load a part of an open file into memory without copying; return whether all is loaded.
 
-    Without ``sendfile`` nothing is done. What the system reads of a large part at once it reads in
-    pieces of 64 KiB, and lets others have the processor in between.
+    Does nothing without ``sendfile``. The system reads in steps of 64 KiB and lets other threads
+    run in between.
     """
     if sendfile is not None:
         while start < end and (sent := sendfile(_nowhere(), fd, start, end - start)):
@@ -272,9 +272,9 @@ def load_pages(fd: int, start: int, end: int) -> bool:
 
 @cache
 def _zeros() -> int | None:
-    """Return an open file of zeros that takes no space; None where none can be had.
+    """Return an open file of zeros that takes no space; None if the system has no such file.
 
-    A Python built for an old C library does not know such files, and a sandbox may forbid them.
+    A Python built for an old C library lacks the call, and a sandbox may forbid it.
     """
     try:
         fd = os.memfd_create("zeros")
@@ -290,7 +290,7 @@ def _nowhere() -> int:
 
 
 def remove(path: Path) -> None:
-    """Remove a file's name if it is there."""
+    """Remove a file if it exists."""
     try:
         unlink(path)
     except FileNotFoundError:
@@ -298,7 +298,7 @@ def remove(path: Path) -> None:
 
 
 def make_directories(path: Path) -> None:
-    """Create a directory with its parents; it may exist. Nothing is flushed."""
+    """Create a directory and its parents; it may exist. Nothing is flushed."""
     try:
         mkdir(path)
     except FileNotFoundError:
@@ -312,7 +312,7 @@ def make_directories(path: Path) -> None:
 
 
 def sync_data(fd: int) -> None:
-    """Return once the content of a file, and the size needed to read it, is on disk."""
+    """Flush the content of a file, and the size needed to read it, to disk."""
     if sys.platform == "darwin":
         fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync there stops at the drive's cache
     else:
@@ -320,16 +320,16 @@ def sync_data(fd: int) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Make names that were created or removed in a directory survive a power cut."""
+    """Flush names that were created or removed in a directory to disk."""
     with opened(path) as fd:
         fsync(fd)
 
 
 class NewFile:
-    """A file that is written once, from its beginning to its end; what was there is gone."""
+    """A file that is written once from beginning to end; replaces an existing one."""
 
-    # Bytes handed to the system at once: a tenth of a millisecond. A snapshot is written on the
-    # event loop, where a mebibyte takes three.
+    # Bytes of one write, which takes a tenth of a millisecond. A snapshot is written on the event
+    # loop, where a mebibyte would take three milliseconds.
     _GATHERED_MAX: Final = 1 << 16
 
     def __init__(self, path: Path, flags: int = CREATE_EMPTY, *, mode: int = MODE) -> None:
@@ -338,13 +338,13 @@ class NewFile:
         self._gathered = bytearray()
 
     def write(self, content: bytes) -> None:
-        """Add bytes; they are in the file after ``flush``."""
+        """Buffer bytes; they are in the file after ``flush``."""
         self._gathered += content
         if len(self._gathered) >= self._GATHERED_MAX:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what was added to the system."""
+        """Write buffered bytes to the file."""
         content = bytes(self._gathered)
         if content:
             write_all(self._fd, content, self._end)
@@ -352,12 +352,12 @@ class NewFile:
         self._gathered.clear()
 
     def sync(self) -> None:
-        """Return once all that was added is on disk."""
+        """Write buffered bytes and flush the file to disk."""
         self.flush()
         fsync(self._fd)
 
     def close(self) -> None:
-        """Close the file; what was not flushed does not get into it."""
+        """Close the file; buffered bytes are dropped."""
         if self._fd >= 0:
             close(self._fd)
             self._fd = -1
@@ -379,9 +379,9 @@ class NewFile:
 
 
 def write_file(path: Path, content: bytes, *, sync: bool = False, mode: int = MODE) -> None:
-    """Write a file anew, with ``sync`` durably; its name is not flushed.
+    """Replace the content of a file, with ``sync`` durably; its name is not flushed.
 
-    A file that is not there yet gets ``mode``.
+    A new file gets ``mode``.
     """
     with NewFile(path, mode=mode) as file:
         file.write(content)

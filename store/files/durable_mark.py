@@ -1,12 +1,13 @@
-"""How far the log was on disk, told to the next start after a kill or a power cut.
+"""The durable mark: up to which offset the log is on disk, for a start after a kill or power cut.
 
-Below the mark nothing can be torn: what is wrong there has been damaged, and what follows was
-acknowledged. Behind it a power cut may have spoilt any sector, and the log ends at the first record
-that is not whole. Without the mark the two look the same.
+Below the mark no record can be torn by a power cut: an invalid record there is damage, and records
+after it were acknowledged. Above the mark any sector may be missing, and the log ends at the first
+record that is not whole. Without the mark the two cases look the same.
 
-It is written behind each flush of the log, and not flushed itself: one that did not reach the disk
-is an older one, which says less and nothing wrong. It lies in the checkpoint's file, in a sector of
-its own, and counts only while that file is ours: RocketMQ might have cut the log below it.
+The mark is written after each flush of the log and is not flushed itself: if it did not reach the
+disk, the previous one is there, which is lower but true. It lies in a sector of its own in the
+checkpoint file, and is valid only if halfmq wrote that file last: RocketMQ may have cut the log
+below it.
 """
 
 import logging
@@ -32,7 +33,7 @@ class DurableMark:
         self._fd = -1
 
     def load(self) -> int:
-        """Return the offset below which the log was on disk; -1 if that is not known."""
+        """Return the offset below which the log was on disk; -1 if unknown."""
         try:
             content = disk.read_bytes(self._path)[_AT:][: _LAYOUT.size]
         except FileNotFoundError:
@@ -48,10 +49,10 @@ class DurableMark:
         self._fd = disk.open_file(self._path, disk.WRITE)
         disk.pwrite(self._fd, _encoded(offset), _AT)
         if not 0 <= known <= offset:
-            disk.fsync(self._fd)  # what stands there says too much, or nothing
+            disk.fsync(self._fd)  # the mark on disk is too high, or there is none
 
     def move(self, offset: int) -> None:
-        """Note that everything below an offset is on disk."""
+        """Record that everything below an offset is on disk."""
         try:
             disk.pwrite(self._fd, _encoded(offset), _AT)
         except OSError as error:

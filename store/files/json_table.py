@@ -1,20 +1,20 @@
-r"""The broker's tables in ``config/*.json``: loaded tolerantly, saved so that no crash loses one.
+r"""The broker's tables in ``config/*.json``: tolerant loading, and saving that survives crashes.
 
-RocketMQ writes these files with fastjson, which leaves integer map keys unquoted; that is no
-JSON, and is read here all the same. What is written here is plain JSON in RocketMQ's layout (tab
-indent, no blanks), which its reader accepts.
+RocketMQ writes these files with fastjson, which leaves integer map keys unquoted. That is not valid
+JSON, but it is accepted here. halfmq writes plain JSON in RocketMQ's layout (tab indent, no
+blanks), which RocketMQ can read.
 
-Saving never leaves a moment without a readable copy:
+A readable copy exists at every moment of a save:
 
-1. the new content goes to ``<name>.tmp`` and to the disk
+1. the new content is written to ``<name>.tmp`` and flushed
 2. the old file becomes ``<name>.bak`` through a second link, so that it also keeps its own name
 3. ``<name>.tmp`` is renamed to ``<name>``, and the directory is flushed
 
 A crash before 3 leaves the old table, a crash after it the new one. Only a *readable* old file
 becomes the backup; a damaged one would push out the last good copy.
 
-Loading never takes damage for an empty table. If the file is damaged its backup is used, and said
-so; if that is damaged too, whoever loads has to decide (``DamagedTableError``).
+Loading never returns an empty table for a damaged one. If the file is damaged, its backup is used
+and the log says so; if that is damaged too, the caller has to decide (``DamagedTableError``).
 
 Source: RocketMQ ``ConfigManager.java``, ``MixAll.java``; fastjson 1.2.83.
 """
@@ -35,12 +35,12 @@ from . import disk
 
 _log = logging.getLogger(__name__)
 
-_PIECE_SIZE: Final = 6_000  # characters between two pauses: half a millisecond
+_PIECE_SIZE: Final = 6_000  # characters between two pauses; takes half a millisecond
 _PAUSE: Final = 0.001  # seconds
-_SORTED_MAX: Final = 4_096  # entries; to sort more keeps the interpreter for over a millisecond
+_SORTED_MAX: Final = 4_096  # entries; sorting more holds the interpreter for over a millisecond
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _ENTRY_INDENT: Final = "\n\t\t"
-# A string, or an integer where an object key stands. Strings are matched to be passed over.
+# A string, or an integer in place of an object key. Strings are matched so that they are skipped.
 _STRING_OR_BARE_KEY: Final = re.compile(r'("(?:[^"\\]|\\.)*")|([{,]\s*)(-?\d+)(\s*:)')
 
 
@@ -53,7 +53,7 @@ class Origin(Enum):
 
 
 class LoadedTable(NamedTuple):
-    """A table, its keys as strings; empty if there is none."""
+    """A table with keys as strings; empty if there is no file."""
 
     content: dict[str, Any]
     origin: Origin
@@ -62,14 +62,14 @@ class LoadedTable(NamedTuple):
 def read_table(path: Path, holds: str | None = None) -> LoadedTable:
     """Read the table kept at ``path``, or its ``.bak`` if the file is missing or damaged.
 
-    Without an object under the key ``holds`` a table counts as damaged: one flipped bit in that
-    key would else make it an empty one. A damaged file is never deleted: it is moved aside as
-    ``<name>.bad``, so that someone can still look at it, once its ``.bak`` was read.
+    A table without an object under the key ``holds`` counts as damaged; otherwise one flipped bit
+    in that key would turn it into an empty table. A damaged file is never deleted: after its
+    ``.bak`` was read, it is renamed to ``<name>.bad`` so that it can be inspected.
 
     Raises:
-        DamagedTableError: Something is there, and none of it can be read; all stays as it is, so
-            that the next try does not find nothing, and take that for an empty table.
-        UnusableFileError: The system does not let us read it.
+        DamagedTableError: Files exist, but none can be read. They stay as they are, so that the
+            next attempt does not find nothing and return an empty table.
+        UnusableFileError: The system refuses to read the file.
     """
     backup_path = _beside(path, ".bak")
     table = _read(path, holds)
@@ -94,7 +94,7 @@ def read_table(path: Path, holds: str | None = None) -> LoadedTable:
 
 
 def load_table(path: Path) -> dict[str, Any] | None:
-    """Return the table kept at ``path``, or its ``.bak``; None when there is neither.
+    """Return the table kept at ``path``, or its ``.bak``; None if there is neither.
 
     Raises:
         StoreError: As ``read_table``.
@@ -104,7 +104,7 @@ def load_table(path: Path) -> dict[str, Any] | None:
 
 
 def set_aside(path: Path) -> None:
-    """Give a table and its ``.bak``, both damaged, other names, because they were made anew."""
+    """Rename a damaged table and its damaged ``.bak`` to ``.bad``, after they were rebuilt."""
     for damaged in (path, _beside(path, ".bak")):
         if disk.exists(damaged):
             disk.replace(damaged, _beside(damaged, ".bad"))
@@ -113,20 +113,20 @@ def set_aside(path: Path) -> None:
 def save_table(
     path: Path, table: Mapping[str, Any], *, patient: bool = False, private: bool = False
 ) -> None:
-    """Replace the table at ``path`` and keep the one before as ``.bak``; blocks on the disk.
+    """Replace the table at ``path`` and keep the old one as ``.bak``; waits for the disk.
 
-    When ``patient``, other threads have the interpreter in between; see ``encode_table``. When
-    ``private``, the file is readable by its owner only.
+    With ``patient``, other threads run in between; see ``encode_table``. With ``private``, only the
+    owner can read the file.
 
     Raises:
-        OSError: It could not be written; the old table is still there.
-        TypeError: The table holds something that JSON has no form for; nothing was touched.
-        ValueError: The table holds text that is not Unicode, or NaN; nothing was touched.
+        OSError: The table could not be written; the old one is still there.
+        TypeError: The table holds a value that JSON cannot express; nothing was changed.
+        ValueError: The table holds text that is not Unicode, or NaN; nothing was changed.
     """
     content = encode_table(table, patient=patient)
     new = _beside(path, ".tmp")
     if private:
-        disk.remove(new)  # one left over by a crash keeps the mode it has
+        disk.remove(new)  # one left by a crash would keep its mode
     disk.write_file(new, content, sync=True, mode=disk.PRIVATE_MODE if private else disk.MODE)
     _keep_as_backup(path)
     disk.replace(new, path)
@@ -136,9 +136,9 @@ def save_table(
 def encode_table(table: Mapping[str, Any], *, patient: bool = False) -> bytes:
     """Return the file content: tab-indented and in alphabetical order, as RocketMQ prints it.
 
-    On a helper thread be ``patient``: then other threads get the interpreter every half
-    millisecond. A table of very many entries keeps its own order. Entries may be those of any
-    mapping, and are asked for one by one.
+    With ``patient``, for a helper thread, other threads get the interpreter every half millisecond.
+    A table of very many entries is not sorted. Entries may be any mapping, and are looked up one
+    by one.
     """
     pieces: list[bytes] = []
     size = 0
@@ -152,7 +152,7 @@ def encode_table(table: Mapping[str, Any], *, patient: bool = False) -> bytes:
 
 
 def _pieces(table: Mapping[str, Any]) -> Iterator[str]:
-    """Give the text entry by entry; ``table`` is looked at as late as that."""
+    """Yield the text entry by entry; each entry is read when it is due."""
     before = "{"
     for name in sorted(table):
         value = table[name]
@@ -170,10 +170,10 @@ def _pieces(table: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _text(value: object, indent: str) -> str:
-    """Return a value as it stands after ``indent``, a line break and the tabs of its own line.
+    """Return the text of a value; ``indent`` is a line break and the tabs of the value's line.
 
-    The standard encoder with an indent makes thirty objects in a cycle for each call: garbage
-    collection had to walk through the whole broker every half second while topics were created.
+    The standard encoder with an indent creates thirty objects in a reference cycle per call, which
+    caused a full garbage collection every half second while topics were created.
     """
     inner = indent + "\t"
     if isinstance(value, Mapping) and value:
@@ -181,7 +181,7 @@ def _text(value: object, indent: str) -> str:
         return f"{{{','.join(lines)}{indent}}}"
     if isinstance(value, list | tuple) and value:
         return f"[{','.join([inner + _text(one, inner) for one in value])}{indent}]"
-    if type(value) is int:  # an offset, as most are; the encoder takes a microsecond for one
+    if type(value) is int:  # mostly offsets; the encoder takes a microsecond for each
         return str(value)
     return _ENCODER.encode(value)
 
@@ -192,10 +192,10 @@ def _key(key: object) -> str:
 
 
 def decode_table(content: bytes) -> dict[str, Any]:
-    """Read JSON, or what fastjson takes for it: integer keys may stand without quotes.
+    """Parse JSON, or fastjson's variant in which integer keys have no quotes.
 
     Raises:
-        ValueError: It is neither, or not an object.
+        ValueError: The content is neither, or not an object.
     """
     try:
         table = json.loads(content)
@@ -214,7 +214,7 @@ def _quote(match: re.Match[str]) -> str:
 
 
 def _read(path: Path, holds: str | None = None) -> dict[str, Any] | str | None:
-    """Return the table; None where there is no file; where it is damaged, why it cannot be read."""
+    """Return the table; None if there is no file; if it is damaged, the reason as text."""
     try:
         content = disk.read_bytes(path)
     except FileNotFoundError:
@@ -231,7 +231,7 @@ def _read(path: Path, holds: str | None = None) -> dict[str, Any] | str | None:
 
 
 def _keep_as_backup(path: Path) -> None:
-    """Give the old table its second name; without hard links, its only one until the rename."""
+    """Link the old table as ``.bak``; without hard links, rename it."""
     if not _is_readable(path):
         return
     link = _beside(path, ".bak.tmp")  # a link cannot replace an existing .bak
@@ -250,11 +250,11 @@ def _is_readable(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        # Ours is strict JSON; checking it without building it costs microseconds.
+        # halfmq writes strict JSON; checking it without building objects costs microseconds.
         content.decode()
         msgspec.json.decode(content, type=dict[str, msgspec.Raw])
     except (UnicodeDecodeError, msgspec.DecodeError):
-        return isinstance(_read(path), dict)  # fastjson's own form, before our first save
+        return isinstance(_read(path), dict)  # fastjson's variant, before the first save by halfmq
     return True
 
 

@@ -1,6 +1,6 @@
-"""The helper thread for what has time: space ahead of the appender, queues, the checkpoint.
+"""The maintenance thread: prepare space ahead of the appender, flush queues, save the checkpoint.
 
-It only makes calls that release the interpreter, so the loop thread runs on beside it.
+It only makes calls that release the interpreter, so that the loop thread keeps running.
 """
 
 import logging
@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Maintenance:
-    """The thread: ``prepare`` whenever it is woken, ``maintain`` once per interval."""
+    """Calls ``prepare`` when it is woken and ``maintain`` once per interval, on its own thread."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Maintenance:
         self._interval = interval_ms / 1000
         self._due = 0.0  # when to maintain next, by the monotonic clock
         self._worker = worker("store-maintenance", self._round, self._interval)
-        self.wake = self._worker.wake  # have ``prepare`` called soon; any thread, never waits
+        self.wake = self._worker.wake  # call ``prepare`` soon; any thread, never waits
 
     def start(self) -> None:
         """Start the thread."""
@@ -38,7 +38,7 @@ class Maintenance:
         self._worker.start()
 
     def stop(self) -> None:
-        """End the thread; its owner does the last maintenance itself."""
+        """End the thread; the caller does the last maintenance itself."""
         self._worker.stop()
 
     def _round(self, woken: bool) -> float:
@@ -50,9 +50,9 @@ class Maintenance:
         return max(0.0, self._due - time.monotonic())
 
     def _attempt(self, work: Callable[[], None]) -> None:
-        """Do the work; a failure is told and tried again, since nobody waits for the result.
+        """Do the work and log a failure; the next round tries again.
 
-        A full disk becomes an error of the append that needs the space.
+        Nobody waits for the result. If the disk is full, the append that needs the space fails.
         """
         try:
             work()

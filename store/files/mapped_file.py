@@ -1,37 +1,37 @@
-"""Files of fixed size: created, reserved, zeroed ahead; and the one the log is appended to.
+"""Files of fixed size: create, reserve and zero them; and the log file that is appended to.
 
-A store into a mapped page that has no block behind it kills the process with SIGBUS when the
-disk is full. So space is reserved, or written, before a store through a map can reach it, and
-it is there that a full disk shows, as ``DiskFullError``. Queue and index files are mapped.
+If the disk is full, a store into a mapped page without a disk block kills the process with SIGBUS.
+So space is reserved or written before it is used through a map, and a full disk is reported at that
+point as ``DiskFullError``. Queue and index files are mapped.
 
 Reserved but unwritten space is still slow: the first touch of each page goes through the file
-system, 2.8 us per 1 KiB record against 0.17 us where it was made ready. ``LogFile`` therefore keeps
-a mark, ``ready_end``. A helper thread moves it ahead of the appender; an appender that reaches it
+system, 2.8 us per 1 KiB record instead of 0.17 us in prepared space. ``LogFile`` therefore keeps a
+mark, ``ready_end``. A helper thread moves it ahead of the appender; an appender that reaches it
 moves it itself. Records are written only below the mark, so the two never touch the same bytes.
-Two things make space ready. Neither holds the interpreter, as ``mmap.flush`` or ``madvise`` would:
+Space is prepared in two steps that release the interpreter, unlike ``mmap.flush`` or ``madvise``:
 
-* Its pages are brought into memory. A virtual machine whose host gives memory as it is first
-  touched waits 8 to 30 us for each. The helper does this, and needs no lock of the file. It reads
-  on in order, with one descriptor, so that the system reads ahead of it, in large pages where the
-  file system has them (ext4 as of Linux 6.16, xfs): to write 38 KB takes 7 us then instead of 15,
-  and large answers to pulls come 6 % faster.
-* Zeros are written to it, if senders wait for flushes. The first flush of space that was never
-  written goes through the journal of the file system; where zeros were written, that has been paid
-  for. Where nobody waits, as under ASYNC_FLUSH, zeros would only make the machine write everything
-  twice: batches came to 90 % of the rate. A new file reads as zeros without.
+* Load its pages into memory. In a virtual machine whose host allocates memory on first touch, each
+  page costs 8 to 30 us. The helper does this without the lock of the file. It reads sequentially
+  with one descriptor, so that the system reads ahead, in large pages if the file system has them
+  (ext4 as of Linux 6.16, xfs): writing 38 KB then takes 7 us instead of 15, and large answers to
+  pulls are 6 % faster.
+* Write zeros, if senders wait for flushes. The first flush of space that was never written goes
+  through the journal of the file system; zeros move this cost to the helper. Under ASYNC_FLUSH,
+  when nobody waits, zeros would only double the writes: batches reached 90 % of the rate. A new
+  file reads as zeros anyway.
 
-Zeros share the file's lock with the records, so the call that writes them gives it away after each
-sixteen pages. Both calls take a mebibyte, because each costs the helper a wait for the interpreter,
-which an appender at full load gives away rarely. With 256 KiB it fell behind at 150 MB/s, and the
-appender made a third of the log ready itself.
+Zeros and records share the lock of the file, which the call that writes zeros releases after every
+sixteen pages. Both steps work on a mebibyte at a time, because each call makes the helper wait for
+the interpreter, which an appender at full load rarely releases. With 256 KiB the helper was too
+slow at 150 MB/s, and the appender prepared a third of the log itself.
 
-Records get into the log by pwrite and not through a map. A flush write-protects the pages of a
-map, and the fault of the next write costs more than pwrite does: durable producers gain a third
-by pwrite, transactions under ASYNC_FLUSH, whose records are flushed all the same, 40 % (13 -> 17
-k/s). A single record that nobody flushes loses 0.7 us; but appends come in groups when it matters.
+Records are written by pwrite and not through a map. A flush write-protects the pages of a map, and
+the page fault of the next write costs more than pwrite: durable producers gain a third by pwrite,
+transactions under ASYNC_FLUSH, whose records are flushed as well, 40 % (13 -> 17 k/s). A single
+record that nobody flushes loses 0.7 us, but under load appends come in groups.
 
-The zeros also end the log: behind the last record stand at least eight of them, so that a scan
-after a crash cannot run on into what an earlier life of the file left there.
+At least eight zero bytes follow the last record and end the log, so that a scan after a crash
+cannot continue into data that the file held before.
 """
 
 import errno
@@ -44,20 +44,20 @@ from typing import Final
 from ..errors import DiskFullError, UnusableFileError
 from . import disk
 
-READY_PIECE: Final = 64 << 10  # bytes the appender makes ready at once, new memory included
-AHEAD_PIECE: Final = 1 << 20  # bytes that the helper makes ready at once, in 200 us
-# Bytes of a disk that the reservation of a whole file leaves to queues, tables and all others.
+READY_PIECE: Final = 64 << 10  # bytes the appender prepares at once, new memory included
+AHEAD_PIECE: Final = 1 << 20  # bytes that the helper prepares at once, in 200 us
+# Bytes that must stay free for queues, tables and others when a whole file is reserved.
 ROOM_LEFT: Final = 64 << 20
 _BLOCK: Final = 512  # bytes; what st_blocks counts, on any file system
-_PIECE: Final = 1 << 20  # bytes of all else that is read or written in pieces
+_PIECE: Final = 1 << 20  # bytes of one read or write in all other cases
 _ZEROS: Final = bytes(_PIECE)
-_URGENT_PAUSE: Final = 0.0005  # seconds; how long the helper steps aside for the appender
+_URGENT_PAUSE: Final = 0.0005  # seconds; the helper's sleep while the appender needs the lock
 _NO_SPACE: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _UNSUPPORTED: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS})
 
 
 def make_directory(path: Path) -> None:
-    """Create a directory with its parents, durably; it may exist."""
+    """Create a directory and its parents, durably; it may exist."""
     if disk.is_directory(path):
         return
     make_directory(path.parent)
@@ -72,22 +72,22 @@ def make_directory(path: Path) -> None:
 
 
 def _translated(error: OSError, path: Path) -> Exception:
-    """Turn out-of-space errors into ours; everything else is nobody's promise."""
+    """Translate out-of-space errors into ``DiskFullError``; return others unchanged."""
     if error.errno in _NO_SPACE:
         return DiskFullError(path, error.strerror or str(error))
     return error
 
 
 def lacks_space(error: OSError) -> bool:
-    """Tell whether a call has failed because the disk, or a quota, is full."""
+    """Return whether a call failed because the disk or a quota is full."""
     return error.errno in _NO_SPACE
 
 
 def create_file(path: Path, size: int) -> None:
-    """Create a file of full size at once, all holes; a crash leaves it whole or not at all.
+    """Create a sparse file of full size; a crash leaves the whole file or none.
 
     Raises:
-        DiskFullError: Not even the name could be stored.
+        DiskFullError: There is no space for its name.
     """
     try:
         fd = disk.open_file(path, disk.CREATE_NEW, disk.MODE)
@@ -103,7 +103,7 @@ def create_file(path: Path, size: int) -> None:
 
 
 def reserve(fd: int, start: int, end: int, path: Path) -> None:
-    """Give every byte of ``start`` to ``end`` a block on disk; what is there stays.
+    """Allocate disk blocks for ``start`` to ``end``; the content does not change.
 
     Raises:
         DiskFullError: The disk or the user's quota has no space for it.
@@ -116,12 +116,12 @@ def reserve(fd: int, start: int, end: int, path: Path) -> None:
 
 
 def try_reserve(fd: int, start: int, end: int, path: Path) -> bool:
-    """Do the same where the system has a call for it; elsewhere return False.
+    """Reserve space as ``reserve`` does; return False if the system has no call for it.
 
-    That is enough for space that is written before it is mapped into reach.
+    That is enough for space that is written before it is used through a map.
 
     Raises:
-        DiskFullError: As above.
+        DiskFullError: The disk or the user's quota has no space for it.
     """
     if start >= end:
         return True
@@ -137,14 +137,14 @@ def try_reserve(fd: int, start: int, end: int, path: Path) -> bool:
 
 
 def _rewrite(fd: int, start: int, end: int, path: Path) -> None:
-    """Reserve where the system has no call for it: write back what is there, holes as zeros."""
+    """Reserve space without a system call for it: rewrite the content, holes as zeros."""
     for position in range(start, end, _PIECE):
         size = min(_PIECE, end - position)
         write_fully(fd, disk.pread(fd, size, position).ljust(size, b"\0"), position, path)
 
 
 def write_zeros(fd: int, start: int, end: int, path: Path) -> None:
-    """Fill ``start`` to ``end``, at most a mebibyte, with zeros that have blocks.
+    """Write zeros from ``start`` to ``end``, at most a mebibyte.
 
     Raises:
         DiskFullError: There is no space for them.
@@ -153,7 +153,7 @@ def write_zeros(fd: int, start: int, end: int, path: Path) -> None:
 
 
 def fill_with_zeros(fd: int, start: int, end: int, path: Path) -> None:
-    """Do the same with any number of them, and let others write to the file meanwhile.
+    """Write any number of zeros while other threads may write to the file.
 
     Raises:
         DiskFullError: There is no space for them; some may be written.
@@ -165,7 +165,7 @@ def fill_with_zeros(fd: int, start: int, end: int, path: Path) -> None:
 
 
 def write_fully(fd: int, content: bytes, position: int, path: Path) -> None:
-    """Write all of it. A disk that gets full takes a part first, and says so only then.
+    """Write all of ``content``; a disk that becomes full first accepts a part of it.
 
     Raises:
         DiskFullError: There is no space for the rest.
@@ -177,7 +177,7 @@ def write_fully(fd: int, content: bytes, position: int, path: Path) -> None:
 
 
 def write_again(path: Path, start: int, end: int) -> None:
-    """Write back what a file holds from ``start`` to ``end``, so that the next flush writes it."""
+    """Rewrite the content from ``start`` to ``end``, so that the next flush writes it to disk."""
     with disk.opened(path, disk.WRITE) as fd:
         for position in range(start, end, _PIECE):
             piece = disk.pread(fd, min(_PIECE, end - position), position)
@@ -185,10 +185,10 @@ def write_again(path: Path, start: int, end: int) -> None:
 
 
 def zero_tail(path: Path, start: int, *, anew: int = 0) -> int:
-    """Zero what a file holds from byte ``start`` on; return how many bytes that cut.
+    """Zero the content from byte ``start`` on; return the number of bytes removed.
 
-    Holes and reserved space are skipped, so an untouched tail costs nothing. In the first ``anew``
-    bytes zeros are written as well: those of an earlier try may be in memory alone.
+    Holes and reserved space are skipped, so an unused tail costs nothing. In the first ``anew``
+    bytes zeros are written even over zeros: those of an earlier attempt may not be on disk.
     """
     cut_end = start
     with disk.opened(path, disk.WRITE) as fd:
@@ -209,21 +209,21 @@ def zero_tail(path: Path, start: int, *, anew: int = 0) -> int:
 
 
 def data_ranges(fd: int, start: int, size: int) -> list[tuple[int, int]]:
-    """Return begin and end of what may hold more than zeros, from ``start`` on and in order.
+    """Return begin and end of the ranges from ``start`` on that may hold more than zeros, in order.
 
-    All of it before anything is read: what the kernel then reads ahead counts as data, so that one
-    would follow it to the end of the file.
+    All ranges are found before the caller reads any: data that the kernel has read ahead counts as
+    data, so that a search while reading would run to the end of the file.
     """
-    stretches: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int]] = []
     end = start
     while (begin := _seek(fd, end, size, data=True)) < size:
         end = min(_seek(fd, begin, size, data=False), size)
-        stretches.append((begin, end))
-    return stretches
+        ranges.append((begin, end))
+    return ranges
 
 
 def _seek(fd: int, position: int, size: int, *, data: bool) -> int:
-    """Return where the next written byte at or behind ``position`` may be, or the next hole."""
+    """Return the position of the next data, or the next hole, at or after ``position``."""
     if position >= size:
         return size
     if disk.SEEK_DATA is None or disk.SEEK_HOLE is None:
@@ -237,7 +237,7 @@ def _seek(fd: int, position: int, size: int, *, data: bool) -> int:
 
 
 def _leaves_room(fd: int, size: int) -> bool:
-    """Tell whether others still have room when all of a file is reserved."""
+    """Return whether ``ROOM_LEFT`` stays free if the whole file is reserved."""
     lacking = size - disk.fstat(fd).st_blocks * _BLOCK
     room = disk.fstatvfs(fd)
     return lacking <= 0 or room.f_bavail * room.f_frsize - lacking >= ROOM_LEFT
@@ -254,15 +254,15 @@ class LogFile:
     def __init__(
         self, path: Path, base: int, size: int, *, written_end: int, is_new: bool = False
     ) -> None:
-        """Open an existing file; from ``written_end`` on it will be zeroed before it is used.
+        """Open an existing file; from ``written_end`` on it is zeroed before it is used.
 
-        A file that ``is_new`` was never written to, and reads as zeros without.
+        A file that ``is_new`` was never written to and reads as zeros.
 
-        Its holes are filled at once, unless that would leave next to nothing to others. Then the
-        file gets its blocks as it is zeroed, so that the last megabyte of a disk can be used.
+        The whole file is reserved at once, unless less than ``ROOM_LEFT`` would stay free. Then
+        blocks are allocated as the file is zeroed, so that the whole disk can be used.
 
         Raises:
-            DiskFullError: They could not be filled.
+            DiskFullError: The space could not be reserved.
         """
         self.path = path
         self.base = base
@@ -271,12 +271,12 @@ class LogFile:
         self._lock = Lock()
         self._urgent = False
         self._is_new = is_new
-        self._ahead_fd = -1  # the helper's own; while it is at work, it alone may close it
-        self._is_helped = False  # the helper is at work
+        self._ahead_fd = -1  # the helper's own; only the helper may close it while it works
+        self._is_helped = False  # the helper is working
         self._fd = disk.open_file(path, disk.WRITE)
-        self.reserved_end = 0  # up to where it has blocks, as far as that was asked for
+        self.reserved_end = 0  # up to where blocks are reserved
         try:
-            # make_ready writes it before it is used
+            # make_ready writes the space before it is used
             if _leaves_room(self._fd, size) and try_reserve(self._fd, 0, size, path):
                 self.reserved_end = size
         except BaseException:
@@ -284,7 +284,7 @@ class LogFile:
             raise
 
     def write(self, position: int, content: bytes) -> None:
-        """Put bytes below ``ready_end`` into the file; they are in the page cache then."""
+        """Write bytes below ``ready_end`` to the page cache of the file."""
         try:
             written = disk.pwrite(self._fd, content, position)
         except OSError as error:
@@ -293,9 +293,9 @@ class LogFile:
             write_fully(self._fd, content[written:], position + written, self.path)
 
     def make_ready(self, end: int, *, zeros: bool) -> None:
-        """Let records be written up to byte ``end``; called by the appender.
+        """Prepare space up to byte ``end``; called by the appender.
 
-        With ``zeros``, or where it is necessary, zeros are written first.
+        Zeros are written with ``zeros``, and if the space might hold old data.
         """
         self._urgent = True
         try:
@@ -309,9 +309,9 @@ class LogFile:
             self._urgent = False
 
     def make_ready_ahead(self, end: int, *, zeros: bool) -> None:
-        """Do the same from the helper thread, never in the appender's way for long.
+        """Prepare space from the helper thread, without blocking the appender for long.
 
-        The system may bring in more than that, as much as it reads ahead of the disk.
+        The system may load more pages than that, because it reads ahead.
         """
         if self.ready_end >= end:
             return
@@ -322,7 +322,7 @@ class LogFile:
                 try:
                     self._ahead_fd = disk.open_file(self.path, disk.WRITE)
                 except FileNotFoundError:
-                    return  # who deletes the log's files will find out
+                    return  # the log's files were deleted; the next append reports it
             self._is_helped = True
         try:
             self._work_ahead(self._ahead_fd, end, zeros=zeros)
@@ -335,7 +335,7 @@ class LogFile:
     def _work_ahead(self, fd: int, end: int, *, zeros: bool) -> None:
         while (start := self.ready_end) < end:
             is_there = False
-            with suppress(OSError):  # what cannot be read may still be written
+            with suppress(OSError):  # a range that cannot be read may still be writable
                 is_there = disk.load_pages(fd, start, self._piece_end(start, AHEAD_PIECE))
             while self._urgent:
                 time.sleep(_URGENT_PAUSE)
@@ -351,15 +351,15 @@ class LogFile:
 
     @property
     def _holds_zeros(self) -> bool:
-        """Whether there are zeros behind ``ready_end``, with blocks of the disk under them."""
+        """Whether the file reads as zeros from ``ready_end`` on and has its disk blocks."""
         return self._is_new and self.reserved_end == self.size
 
     def _piece_end(self, start: int, size: int) -> int:
-        """Return the next multiple of a piece's size, so that all but the first are whole pages."""
+        """Return the next multiple of ``size``, so that all pieces but one are whole pages."""
         return min(start - start % size + size, self.size)
 
     def close(self) -> None:
-        """Unmap the file; what was written stays in the page cache until it is flushed."""
+        """Close the file; written data stays in the page cache until it is flushed."""
         with self._lock:
             if self._fd >= 0:
                 disk.close(self._fd)

@@ -1,7 +1,7 @@
-"""Files in a row that one offset runs through.
+"""A sequence of files of equal size, addressed by one offset.
 
-Each file is named after the offset of its first byte, in 20 digits, and has the same size, so
-the file of an offset follows by arithmetic. Source: RocketMQ ``MappedFileQueue.java``.
+Each file is named by the offset of its first byte in 20 digits, so that the file of an offset is
+found by arithmetic. Source: RocketMQ ``MappedFileQueue.java``.
 """
 
 import logging
@@ -19,23 +19,23 @@ _NAME_DIGITS: Final = 20
 
 
 class MappedFileQueue:
-    """The names of such files; whoever uses them opens them."""
+    """The names of the files; callers open them."""
 
     __slots__ = ("bases", "directory", "file_size")
 
     def __init__(self, directory: Path, file_size: int) -> None:
         self.directory = directory
         self.file_size = file_size
-        self.bases: list[int] = []  # ascending offsets of first bytes, usually without a gap
+        self.bases: list[int] = []  # ascending offsets of first bytes, usually contiguous
 
     def load(self) -> None:
-        """Find the files that exist.
+        """Find the existing files.
 
-        A last file of length zero was being created when the machine stopped, and is removed.
+        An empty last file was being created when the machine stopped, and is removed.
 
         Raises:
-            UnusableFileError: A file has another size than the settings say, or another name
-                than a file here can have.
+            UnusableFileError: The size of a file differs from the setting, or its name is not
+                valid here.
         """
         self.bases = []
         if not disk.is_directory(self.directory):
@@ -68,14 +68,14 @@ class MappedFileQueue:
         return offset - offset % self.file_size
 
     def missing(self) -> int | None:
-        """Return the first offset of the first file that is not there; None when none lacks."""
+        """Return the first offset of the first missing file; None if none is missing."""
         for base, following in zip(self.bases, self.bases[1:], strict=False):
             if base + self.file_size != following:
                 return base + self.file_size
         return None
 
     def create(self, base: int) -> None:
-        """Create the file and remember it; the directory is not flushed.
+        """Create the file and add it; the directory is not flushed.
 
         Raises:
             DiskFullError: There is no space for its name.
@@ -84,22 +84,22 @@ class MappedFileQueue:
         self.add(base)
 
     def add(self, base: int) -> None:
-        """Remember a file that was created."""
+        """Add a file that was created."""
         insort(self.bases, base)
 
     def forget_before(self, offset: int) -> list[int]:
-        """Take the files that end at ``offset`` or before it off the row, but never the last one.
+        """Drop the files that end at or before ``offset`` from the list, but never the last one.
 
-        Return their offsets, oldest first; whoever asked deletes them, in this order.
+        Return their offsets, oldest first; the caller deletes them in this order.
         """
         gone = [base for base in self.bases[:-1] if base + self.file_size <= offset]
         del self.bases[: len(gone)]
         return gone
 
     def remove_from(self, offset: int) -> list[int]:
-        """Delete the files that begin at ``offset`` or behind it; return their offsets.
+        """Delete the files that begin at or after ``offset``; return their offsets.
 
-        The newest goes first: what a crash or an error interrupts must not leave a hole.
+        The newest is deleted first, so that a crash or an error leaves no file missing in between.
         """
         removed = [base for base in self.bases if base >= offset]
         for base in reversed(removed):

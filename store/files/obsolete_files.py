@@ -1,4 +1,4 @@
-"""Files of earlier versions, removed or renamed when a store is opened."""
+"""Remove or rename files of earlier versions when a store is opened."""
 
 import logging
 from typing import Final
@@ -10,15 +10,15 @@ from .checkpoint import rebuild_marker
 logger = logging.getLogger(__name__)
 
 RESERVE_NAME: Final = "halfmqReserve"
-"""A file of blocks without content, which held space back; where log and root lie on different
-disks, in a directory ``halfmq`` beside the log's files."""
+"""A file that reserved disk space. If log and root lie on different disks, it is in the directory
+``halfmq`` beside the log's files."""
 
 _REBUILD_NAMES: Final = ("consumequeue.doubtful", "digests/consumequeue.suspect")
-"""What had a start rebuild the queues."""
+"""Earlier names of the marker that makes a start rebuild the queues."""
 
 
 def remove_leftovers(config: StoreConfig) -> None:
-    """Remove what no version uses any more, and log it."""
+    """Remove files that are no longer used, and log each."""
     for name in _REBUILD_NAMES:
         if disk.exists(config.root / name):
             rebuild_marker(config.root, "consumequeue").create()

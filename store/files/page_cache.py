@@ -1,7 +1,7 @@
 """Reads that do not wait for the disk.
 
-``preadv`` with ``RWF_NOWAIT`` returns only what is in the page cache. Where the system cannot tell
-(macOS, some file systems), what is asked for is read in any case.
+``preadv`` with ``RWF_NOWAIT`` returns only what is in the page cache. On systems without it (macOS,
+some file systems), reads may wait for the disk.
 """
 
 import errno
@@ -15,15 +15,15 @@ from ..format.record import PREFIX
 from . import disk
 
 _REFUSED: Final = frozenset({errno.EOPNOTSUPP, errno.EINVAL})
-_PIECE: Final = 1 << 20  # bytes of memory that a fetch uses, whatever it reads
-# Bytes of a record that are read before its size is known, which does for most.
+_PIECE: Final = 1 << 20  # bytes; the memory that one fetch uses
+# Bytes read of a record before its size is known; enough for most.
 RECORD_FIRST: Final = 2_048
-# Bytes of a record that a fetch reads at most, the longest frame: what is no record has any size.
+# Most bytes that a fetch reads of a record, the longest frame: invalid data may claim any size.
 _RECORD_MAX: Final = 16 << 20
 
 
 class CachedReads:
-    """Reads files of one file system."""
+    """Reads of cached data from files of one file system."""
 
     __slots__ = ("_flags",)
 
@@ -31,9 +31,9 @@ class CachedReads:
         self._flags = disk.NO_WAIT
 
     def read_into(self, fd: int, targets: Sequence[memoryview | bytearray], position: int) -> int:
-        """Fill targets with what follows ``position`` of a file, as far as it is in memory.
+        """Read from ``position`` of a file into targets, as far as the file is in memory.
 
-        Return how many bytes that are, -1 if the first is not.
+        Return the number of bytes read; -1 if the first is not in memory.
         """
         try:
             return disk.preadv(fd, targets, position, self._flags)
@@ -51,14 +51,14 @@ class Missing(NamedTuple):
 
     path: Path
     position: int
-    size: int  # bytes; 0: as many as the record has that begins there
+    size: int  # bytes; 0: the size of the record that begins there
 
 
 class NotInMemoryError(Exception):
-    """What is to be read lies on the disk only; after ``fetch`` it can be read."""
+    """The data to read is only on disk; call ``fetch`` and try again."""
 
     def __init__(self, missing: Sequence[Missing]) -> None:
-        """``missing`` may hold more than was looked for, of what will be looked for next."""
+        """``missing`` may include data that the caller will read next."""
         super().__init__(missing)
         self.missing = missing
 
@@ -66,7 +66,7 @@ class NotInMemoryError(Exception):
         return f"not in memory: {', '.join(f'{at.path}:{at.position}' for at in self.missing)}"
 
     def fetch(self) -> None:
-        """Bring it into memory, waiting for the disk; for a helper thread.
+        """Read the data into memory, waiting for the disk; for a helper thread.
 
         Raises:
             OSError: A file cannot be read, or is gone; the others have been read.
@@ -99,12 +99,12 @@ class _Waiting(threading.local):
 
 waiting: Final = _Waiting()
 """Whether ``read`` may wait for the disk, on this thread. The event loop sets ``is_allowed`` to
-False while it serves requests: it has somebody ``fetch`` what is missing, and tries once more."""
+False while it serves requests: a helper thread calls ``fetch``, and the request is tried again."""
 
 
 @contextmanager
 def allowed_to_wait(is_allowed: bool) -> Iterator[None]:
-    """Within it ``read`` waits for the disk, or does not, whatever was set before."""
+    """Allow or forbid ``read`` to wait for the disk, within a ``with`` block."""
     before, waiting.is_allowed = waiting.is_allowed, is_allowed
     try:
         yield
@@ -113,12 +113,12 @@ def allowed_to_wait(is_allowed: bool) -> Iterator[None]:
 
 
 def read(path: Path, fd: int, size: int, position: int, *, of_record: bool = False) -> bytes:
-    """Return at most ``size`` bytes of a file, which is open as ``fd``; fewer at its end.
+    """Return at most ``size`` bytes of a file that is open as ``fd``; fewer at its end.
 
-    With ``of_record`` they are the first ones of a record, all of which will be needed.
+    With ``of_record`` they are the beginning of a record; a fetch then reads the whole record.
 
     Raises:
-        NotInMemoryError: It would have to wait, and may not.
+        NotInMemoryError: The read would wait for the disk, which is not allowed on this thread.
     """
     if waiting.is_allowed:
         return disk.pread(fd, size, position)

@@ -1,8 +1,7 @@
-"""Helper threads: one piece of work, done when it is asked for and now and then by itself.
+"""Helper threads that call a function when they are woken, and after a pause it chooses.
 
-Who owns the work hands it over as a *round*: a function that does what there is to do now and
-returns how long the thread may sleep until the next one. Since a round knows nothing of threads,
-whatever else calls it, a simulation for one, drives the same code.
+The function, a *round*, does the work that is due now and returns how long the thread may sleep
+until the next round. A round knows nothing of threads, so that a simulation can call it as well.
 """
 
 from collections.abc import Callable
@@ -10,24 +9,24 @@ from threading import Event, Thread
 from typing import Protocol, TypeAlias
 
 Round: TypeAlias = Callable[[bool], float | None]
-"""``woken`` → seconds until the next round unless woken earlier; None: there is none any more.
+"""``woken`` → seconds until the next round unless woken earlier; None ends the thread.
 
-``woken`` tells whether somebody asked for this round. A round never raises."""
+``woken`` says whether ``wake`` was called before this round. A round never raises."""
 
 
 class Worker(Protocol):
-    """Calls a round again and again, one at a time, beside the thread that made the worker."""
+    """Calls a round repeatedly, one at a time, on a thread of its own."""
 
     def start(self) -> None:
-        """Begin; the first round is due at once if ``wake`` was called before."""
+        """Start; the first round is due at once if ``wake`` was called before."""
         ...
 
     def wake(self) -> None:
-        """Have a round soon, one that sees everything done before this; any thread, never waits."""
+        """Run a round soon that sees everything done before this call; any thread, never waits."""
         ...
 
     def stop(self) -> bool:
-        """Return when no round runs and none will; tell whether there was any use of that."""
+        """Return when no round runs and none will; False if the worker was never started."""
         ...
 
 
@@ -50,12 +49,12 @@ class ThreadWorker:
         self._thread.start()
 
     def wake(self) -> None:
-        """Have a round soon; see ``Worker``."""
+        """Run a round soon; see ``Worker``."""
         if not self._wake.is_set():
             self._wake.set()
 
     def stop(self) -> bool:
-        """End the thread, after the round it is in; False if it was never started."""
+        """End the thread after its current round; False if it was never started."""
         self._stopping = True
         self._wake.set()
         if self._thread.ident is None:
@@ -67,7 +66,7 @@ class ThreadWorker:
         pause: float | None = self._first_pause
         while pause is not None:
             woken = self._wake.wait(pause)
-            # Cleared before looking, so that what is done from here on wakes us again.
+            # Cleared before the round, so that a later wake causes another round.
             self._wake.clear()
             if self._stopping:
                 return

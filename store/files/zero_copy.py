@@ -1,14 +1,14 @@
-"""Sending from the page cache to a socket without a copy, as long as nobody waits for the disk.
+"""Send from the page cache to a socket without a copy and without waiting for the disk.
 
-What ``sendfile(2)`` does not find in memory it reads from the disk, and whoever calls it waits. So
-the kernel is asked first: ``cachestat(2)``, Linux 6.5, tells within a microsecond how many pages of
-a file's range are in memory. The answer for a block is believed for a tenth of a second, since to
-ask for each pull would take 7 % of it. Should the kernel give away a page of a block within that
-time, the loop waits once for the disk to bring it back; of pages in use that is nearly never asked.
+``sendfile(2)`` reads data that is not in memory from the disk, and the caller waits. So the kernel
+is asked first: ``cachestat(2)`` (Linux 6.5) returns within a microsecond how many pages of a range
+of a file are in memory. The answer for a block is cached for a tenth of a second, because a call
+for each pull would add 7 %. If the kernel evicts a page of a block within that time, the event loop
+waits for the disk once; pages in use are almost never evicted.
 
-Until the peer has taken it, what was sent is the page of the file itself. Nothing may be written
-over it, not even when the file is deleted: ``leaving`` spares whole huge pages, of two mebibytes
-where pages have four kibibytes. Elsewhere nothing is sent in this way.
+Until the peer has received it, the data in the socket is the page of the file itself. It must not
+be overwritten, even when the file is deleted: ``deferred_delete`` cuts files at multiples of a huge
+page, which is two mebibytes if pages have four kibibytes. With other page sizes this is not used.
 
 Source: Linux ``mm/filemap.c`` and ``include/uapi/linux/mman.h``; the number of the call is the same
 on all architectures but alpha.
@@ -23,87 +23,87 @@ import msgspec
 
 from . import disk
 
-# Bytes that are asked for at once. A block holds seven large answers, and to count its 64 pages
-# takes little longer than to count the nine of one answer.
+# Bytes of one question to the kernel. A block holds seven large answers, and counting its 64 pages
+# takes little longer than counting the nine of one answer.
 BLOCK_SIZE: Final = 256 << 10
-BELIEVED_S: Final = 0.1  # seconds
-BLOCKS_MAX: Final = 4096  # remembered, a gibibyte of log; then all are forgotten
+BELIEVED_S: Final = 0.1  # seconds for which an answer is used
+BLOCKS_MAX: Final = 4096  # cached answers, for a gibibyte of log; above it all are dropped
 _CACHESTAT: Final = ctypes.c_long(451)  # number of the system call
 _PAGE_SIZE: Final = 4096  # bytes
 _NO_FLAGS: Final = ctypes.c_uint(0)
-# In words of eight bytes: `struct cachestat_range`, which is offset and length, and `struct
-# cachestat`, of which the first is looked at, the pages that are cached.
+# Words of eight bytes: `struct cachestat_range` (offset, length) and `struct cachestat`, of which
+# only the first word is used, the number of cached pages.
 _RANGE_WORDS: Final = 2
 _PAGES_WORDS: Final = 5
 
 
 class FilePart(msgspec.Struct, frozen=True, gc=False):
-    """A range of an open file; of use until the store is called again, which may close it."""
+    """A range of an open file; valid until the store is called again, which may close the file."""
 
     fd: int
     position: int
     length: int
 
     def send(self, connected: int, sent: int = 0) -> int:
-        """Send what follows the first ``sent`` bytes; return how many the socket has taken.
+        """Send from byte ``sent`` of the range on; return how many bytes the socket accepted.
 
         Raises:
-            BlockingIOError: It takes none now.
-            OSError: The connection is gone, or the file system sends nothing in this way.
+            BlockingIOError: The socket accepts none now.
+            OSError: The connection is closed, or the file system does not support sendfile.
         """
-        assert disk.sendfile is not None  # or there would be no part
+        assert disk.sendfile is not None  # otherwise the store returns no part
         return disk.sendfile(connected, self.fd, self.position + sent, self.length - sent)
 
     def rest(self, sent: int = 0) -> bytes:
-        """Return what follows the first ``sent`` bytes; less if the file ends before it.
+        """Return the range from byte ``sent`` on; less if the file ends before it.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
         return disk.read_fully(self.fd, self.length - sent, self.position + sent)
 
 
 class PageResidency:
-    """What of open files is in the page cache, as the kernel tells it; one thread."""
+    """Which parts of open files are in the page cache, according to the kernel; one thread."""
 
     is_known: bool
-    """Whether the kernel answers, as far as it has been asked."""
+    """Whether the kernel supports the call, as far as known."""
 
     def __init__(self) -> None:
         self._range, self._range_at = _words(_RANGE_WORDS)
         self._pages, self._pages_at = _words(_PAGES_WORDS)
         self._last_byte = (bytearray(1),)
-        self._believed_until: dict[int, float] = {}  # by where a block begins in the log
+        self._believed_until: dict[int, float] = {}  # by the physical offset of a block
         self.is_known = sys.platform == "linux"
         if self.is_known:
-            # One that keeps the interpreter: to give it up would take longer than the answer. The
-            # arguments are of C's own types, so that nothing is converted: half of the time.
+            # PyDLL does not release the interpreter, which would take longer than the call. The
+            # arguments are C types, because converting them would double the time.
             self._syscall = ctypes.PyDLL(None).syscall
             self._syscall.restype = ctypes.c_long
 
     @property
     def may_send(self) -> bool:
-        """Whether the system sends from a file, and tells what of it is in memory."""
+        """Whether the system supports sendfile and reports which pages are in memory."""
         return self.is_known and disk.sendfile is not None and disk.PAGE_SIZE == _PAGE_SIZE
 
     def cached(self, fd: int, position: int, length: int) -> int | None:
-        """Return how many bytes of a file's range are there, in whole pages; None: not known."""
+        """Return how many bytes of a range are cached, in whole pages; None if unknown."""
         if not self.is_known:
             return None
         asked = self._range
         asked[0], asked[1] = position, length
         if self._syscall(_CACHESTAT, fd, self._range_at, self._pages_at, _NO_FLAGS):
-            self.is_known = False  # an older kernel, or a file system that cannot tell
+            self.is_known = False  # an older kernel, or a file system without support
             return None
         return self._pages[0] * disk.PAGE_SIZE
 
     def lacks(self, fd: int, position: int, length: int) -> bool:
-        """Tell whether some of a file's range is known not to be there."""
+        """Return whether a part of a range is known not to be cached."""
         cached = self.cached(fd, position, length)
         return cached is not None and cached < length + position % disk.PAGE_SIZE
 
     def has(self, fd: int, base: int, position: int, length: int) -> bool:
-        """Tell whether a range of the file that begins at ``base`` is there, now or just now."""
+        """Return whether a range of the file at ``base`` is, or was a moment ago, cached."""
         now = monotonic()
         for start in range(position - position % BLOCK_SIZE, position + length, BLOCK_SIZE):
             if self._believed_until.get(base + start, 0.0) <= now:
@@ -115,10 +115,10 @@ class PageResidency:
         return True
 
     def _is_there(self, fd: int, position: int, length: int) -> bool:
-        """Ask the kernel.
+        """Ask the kernel whether a range is cached.
 
-        To it a page that is being read counts as there; it reads in order, so when the last one can
-        be had, the others can.
+        It counts pages that are still being read. It reads in order, so if the last page can be
+        read without waiting, all can.
         """
         if self.lacks(fd, position, length) or not self.is_known:
             return False
@@ -130,7 +130,7 @@ class PageResidency:
 
 
 def _words(count: int) -> tuple[memoryview, ctypes.c_void_p]:
-    """Return memory for a call, and its address."""
+    """Return memory for the arguments of a call, and its address."""
     memory = bytearray(8 * count)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     return memoryview(memory).cast("Q"), ctypes.c_void_p(address)
