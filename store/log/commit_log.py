@@ -1,14 +1,14 @@
 """The commit log: every record of every topic, one after another.
 
-``append`` takes a group of drafts and alone assigns physical and queue offsets. It is the hot
-path of the broker: heads are packed in one step, the parts of a group are joined once and
-written in one piece, and each consume-queue entry is written on the way. Nothing of a group
-counts before ``write_offset`` moves past it, which is the last thing that happens; if the group
-fails half-way, what it did is undone.
+``append`` takes a group of requests and is the only place that assigns physical and queue offsets.
+It is the hot path of the broker: heads are packed in one step, the parts of a group are joined once
+and written in one piece, and each consume-queue entry is written in the same loop. The group counts
+as written when ``write_offset`` moves past it, which is the last step; if the group fails before,
+its effects are undone.
 
-A record never spans two files. Where it does not fit, the rest of the file becomes a blank and
-the record opens the next file, which a helper thread has made ready by then
-(``prepare_ahead``). So at least eight bytes stay free behind the last record of a file.
+A record never spans two files. If it does not fit, the rest of the file becomes a blank and the
+record begins the next file, which a helper thread has prepared (``prepare_ahead``). So at least
+eight bytes stay free after the last record of a file.
 Source: RocketMQ ``CommitLog.java``, ``DefaultAppendMessageCallback``.
 """
 
@@ -55,11 +55,11 @@ from .dispatch import delivery_time
 
 logger = logging.getLogger(__name__)
 
-# How far ahead of the appender space is made ready: a quarter second at 130 MB/s.
+# How far ahead of the appender space is prepared: a quarter second at 130 MB/s.
 READY_AHEAD: Final = 32 << 20  # bytes
-# The appender looks up, and wakes the helper, after this much; small beside READY_AHEAD.
+# The appender checks its limit and wakes the helper after this much; much less than READY_AHEAD.
 LOOK_UP_EVERY: Final = 4 << 20  # bytes
-_UNUSUAL: Final = NO_QUEUE_ENTRY | HOSTS_MASK  # flags that leave the fast path
+_UNUSUAL: Final = NO_QUEUE_ENTRY | HOSTS_MASK  # flags that the fast path does not handle
 # Bytes of a record without body, properties and topic, at most.
 _BESIDE_MAX: Final = (
     HEAD_SIZE_MAX + TOPIC_LENGTH_V2.size + PROPERTIES_LENGTH.size + CRC_TAIL_SIZE + 1
@@ -73,13 +73,13 @@ class CommitLog:
 
     def __init__(self, config: StoreConfig, queues: QueueTable, now_ms: Callable[[], int]) -> None:
         self.files = MappedFileQueue(config.commit_log_directory, config.commit_log_file_size)
-        self.write_offset = 0  # physical offset behind the last record
-        self.last_record = -1  # where that begins; -1 without one
+        self.write_offset = 0  # physical offset after the last record
+        self.last_record = -1  # physical offset of the last record; -1 without one
         self.last_store_timestamp = 0  # ms, of the last record; never goes back
         self.wake_helper: Callable[[], None] = lambda: None  # called when prepare_ahead is due
-        # Tells whether senders wait for flushes, which are faster where zeros were written before.
+        # Returns whether senders wait for flushes, which are faster if zeros were written before.
         self.flushes_awaited: Callable[[], bool] = lambda: True
-        # Called when a failed append could not be taken back: no other one may follow it.
+        # Called when a failed append could not be undone: no other append may follow.
         self.on_failure: Callable[[StoreError], None] = lambda error: None
         self._queues = queues
         self._now_ms = now_ms
@@ -87,20 +87,20 @@ class CommitLog:
         self._append_property_crc = config.append_property_crc
         self._delay_levels_ms = config.delay_levels_ms
         self._active: LogFile | None = None  # None: the next append opens it
-        self._limit = 0  # physical offset that a record may reach without a look-up
+        self._limit = 0  # physical offset up to which a record needs no ``_look_up``
         self._spare: LogFile | None = None  # the next file, made by the helper
-        self._zeros = True  # whether space is made ready with zeros
+        self._zeros = True  # whether space is prepared with zeros
         self._files_lock = Lock()  # held while a file is created, by either thread
 
     def start(self, write_offset: int, last_store_timestamp: int, *, last_record: int = -1) -> None:
-        """Go on behind the last record, as recovery found it."""
+        """Continue after the last record that recovery found."""
         self.write_offset = write_offset
         self.last_record = last_record
         self.last_store_timestamp = last_store_timestamp
         try:
             self._look_up(write_offset, write_offset)
         except DiskFullError as error:
-            # What is stored can still be consumed; the appends will be told.
+            # Stored messages can still be consumed; each append raises the error again.
             logger.warning("event=no_space error=%r", str(error))
 
     @property
@@ -110,7 +110,7 @@ class CommitLog:
 
     @property
     def reserved_ahead(self) -> int:
-        """How many bytes of log can still be written without asking the disk for more."""
+        """Bytes of log that can still be written without allocating disk space."""
         ahead = 0
         active, spare = self._active, self._spare
         if active is not None:
@@ -128,7 +128,7 @@ class CommitLog:
 
         Raises:
             RecordTooLargeError: A record or the contiguous group does not fit into a file.
-            PropertiesTooLongError: Of one of the drafts.
+            PropertiesTooLongError: The properties of one of the requests are too long.
             DiskFullError: There is no space for a file of the log or of a queue.
             WriteFailedError: The system refused to write for another reason.
         """
@@ -151,10 +151,10 @@ class CommitLog:
     def _stage(
         self, group: Sequence[AppendRequest], now: int, done: list[AppendResult], *, roll: bool
     ) -> int:
-        """Write a group behind ``write_offset`` and return its end, leaving that where it is.
+        """Write a group after ``write_offset``, without moving it, and return the end of the group.
 
-        One function, because calls per record would cost as much as the record. A queue moves on
-        last, when nothing can fail any more: what is not in ``done`` has left no entry.
+        One function, because calls per record would cost as much as the record. A queue advances
+        last, when nothing can fail any more: a record that is not in ``done`` has no entry.
         """
         offset = chunk_start = self.write_offset
         limit = 0 if roll else self._limit
@@ -167,7 +167,9 @@ class CommitLog:
         for draft in group:
             queue = queues[draft.topic, draft.queue_id]
             body, properties, sys_flag = draft.body, draft.properties, draft.sys_flag
-            if properties[_CRC_NAME] == CRC_TAIL_START:  # or it would count as this record's own
+            if (
+                properties[_CRC_NAME] == CRC_TAIL_START
+            ):  # a CRC copied by the sender; would be taken for this record's
                 properties = draft.properties = without_crcs(properties)
             born_host, store_host = draft.born_host, draft.store_host
             tags_code = draft.tags_code
@@ -223,7 +225,7 @@ class CommitLog:
     def _encode_special(
         self, draft: AppendRequest, queue: ConsumeQueue, offset: int, now: int
     ) -> bytes:
-        """Encode what the fast path cannot: IPv6 hosts, the CRC tail, records without an entry."""
+        """Encode records that the fast path cannot: IPv6 hosts, CRC tail, no queue entry."""
         properties = draft.properties
         if self._append_property_crc:
             properties = with_crc_tail(properties)
@@ -254,7 +256,7 @@ class CommitLog:
         raise RecordTooLargeError("a record", size, self._record_max)
 
     def _must_roll(self, group: Sequence[AppendRequest]) -> bool:
-        """Tell whether a group that has to stay together needs a new file."""
+        """Return whether a contiguous group needs a new file."""
         room = self._file_end(self.write_offset) - self.write_offset - BLANK_SIZE
         size_max = len(group) * _BESIDE_MAX + sum(
             [
@@ -280,7 +282,7 @@ class CommitLog:
     def _file_end(self, offset: int) -> int:
         """Return the end of the file in which a record at ``offset`` would begin.
 
-        An offset at a file's end belongs to the next file: the one it ends is full.
+        An offset at the end of a file belongs to the next file.
         """
         return self.files.base_of(offset) + self.files.file_size
 
@@ -296,12 +298,12 @@ class CommitLog:
         group: Sequence[AppendRequest],
         done: list[AppendResult],
     ) -> None:
-        """Undo what a failed group has written.
+        """Undo a failed group.
 
         Raises:
-            WriteFailedError: The reason was an error of the system, which is none of the store's;
-                or this failed as well. Then records may stand where the log ends, and whatever is
-                appended would be mixed with them: nothing is, until a start has looked at them.
+            WriteFailedError: A system call failed; or undoing failed as well. In the second case
+                records may lie after the end of the log and would mix with later ones, so nothing
+                is appended until the next start has examined them.
         """
         try:
             self._undo(start, group, done)
@@ -314,7 +316,7 @@ class CommitLog:
             raise WriteFailedError(str(error)) from error
 
     def _undo(self, start: int, group: Sequence[AppendRequest], done: list[AppendResult]) -> None:
-        """Take back what a failed group has written."""
+        """Remove the queue entries, files and bytes that a failed group has written."""
         first_offsets: dict[ConsumeQueue, int] = {}
         for draft, appended in zip(group, done, strict=False):
             if not draft.sys_flag & NO_QUEUE_ENTRY:
@@ -333,7 +335,7 @@ class CommitLog:
     # Files ---------------------------------------------------------------------------------
 
     def _look_up(self, offset: int, end: int) -> int:
-        """Make sure that a record may end at ``end``; return up to where others may."""
+        """Prepare space for a record that ends at ``end``; return the new limit."""
         if self._active is None:
             self._active = self._open_active(offset)
         active = self._active
@@ -361,7 +363,7 @@ class CommitLog:
         )
 
     def _roll(self, offset: int) -> int:
-        """End the active file with a blank; return where the next one begins."""
+        """End the active file with a blank; return the begin of the next file."""
         assert offset % self.files.file_size, "an empty file takes any record"
         following = self._file_end(offset)
         full = self._active or self._open_active(offset)
@@ -376,7 +378,7 @@ class CommitLog:
         return following
 
     def _take_next(self, base: int) -> LogFile:
-        """Return the file that begins at ``base``, made by the helper or else now."""
+        """Return the file that begins at ``base``; create it if the helper has not."""
         spare, self._spare = self._spare, None
         if spare is None:
             spare = self._create(base)
@@ -386,7 +388,7 @@ class CommitLog:
 
     def _create(self, base: int) -> LogFile:
         path = self.files.path(base)
-        disk.remove(path)  # what an attempt that failed may have left
+        disk.remove(path)  # may be left from a failed attempt
         create_file(path, self.files.file_size)
         try:
             return self._open(base, written_end=0, is_new=True)
@@ -395,7 +397,7 @@ class CommitLog:
             raise
 
     def prepare_ahead(self) -> None:
-        """Make ready what the appender will reach soon; called by the helper's thread.
+        """Prepare the space that the appender will reach soon; called on the helper thread.
 
         Raises:
             DiskFullError: There is no space for the next file.
@@ -410,7 +412,7 @@ class CommitLog:
             return
         with self._files_lock:
             if self._active is not active:
-                return  # the appender was faster; what is due now, it will say
+                return  # the appender was faster and wakes the helper again when needed
             if self._spare is None:
                 self._spare = self._create_durably(active.base + active.size)
             spare = self._spare
@@ -421,14 +423,14 @@ class CommitLog:
         try:
             disk.sync_directory(self.files.directory)
         except OSError:
-            # Who knows whether another sync would still do anything for this name.
+            # A second sync might succeed without having written the name.
             created.close()
             disk.unlink(created.path)
             raise
         return created
 
     def close_files(self) -> None:
-        """Close the files open for appending; delete the one nothing was written to."""
+        """Close the files open for appending; delete the prepared file that is still empty."""
         if self._spare is not None:
             self._spare.close()
             disk.remove(self._spare.path)

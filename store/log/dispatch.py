@@ -1,6 +1,6 @@
-"""What consume queues and index say of a record, worked out from the record alone.
+"""Compute the consume-queue entry of a record from the record alone.
 
-The appender gets most of it from its caller; recovery has nothing but the log.
+The appender gets most of it from its caller; recovery has only the log.
 Source: RocketMQ ``CommitLog.java`` (``checkMessageAndReturnSize``), ``DefaultMessageStore.java``.
 """
 
@@ -12,7 +12,7 @@ from ..format.properties import PROPERTY_INNER_BASE, PROPERTY_INNER_NUM, get_pro
 from ..format.record import store_timestamp
 from ..format.topics import SCHEDULE_TOPIC
 
-_NO_LEVEL_DELAY_MS: Final = 1000  # of a level that no longer exists
+_NO_LEVEL_DELAY_MS: Final = 1000  # for a level that no longer exists
 _SCHEDULE_TOPIC: Final = SCHEDULE_TOPIC.encode()
 
 
@@ -24,7 +24,7 @@ def entry_code(
     sys_flag: int,
     delay_levels_ms: Sequence[int],
 ) -> int:
-    """Return the tags code that a whole record's entry has in the queue of a topic."""
+    """Return the tags code of a record's entry in the queue of ``topic``."""
     properties = record[properties_at:]
     if is_filler(record, 0, sys_flag):
         return FILLER_TAGS_CODE
@@ -48,7 +48,7 @@ def delivery_time(properties: bytes, store_timestamp: int, delay_levels_ms: Sequ
 
 
 def inner_batch_size(properties: bytes, queue_offset: int) -> int:
-    """Return how many queue offsets a record of a batch queue takes; 1 if it does not say.
+    """Return how many queue offsets a record of a batch queue takes; 1 if not given.
 
     Source: RocketMQ ``CommitLog.java`` (``getMessageNum``).
     """

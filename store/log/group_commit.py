@@ -1,12 +1,12 @@
-"""Group commit: one thread that makes the log durable for all who wait.
+"""Group commit: one thread flushes the log for all waiting senders.
 
-The thread takes what is written so far, flushes the files it lies in, publishes the offset and
-tells the owner. Whatever is appended meanwhile is gathered by the next round, so the busier the
-broker, the more messages share an fdatasync. Under ASYNC_FLUSH the same thread also wakes by
-itself, every ``interval_ms``; so it does under SYNC_FLUSH for records that nobody waits for.
+The thread flushes the files that hold what is written so far, publishes the durable offset and
+calls a listener. Records appended meanwhile are flushed by the next round, so that under load more
+messages share an fdatasync. The thread also flushes every ``interval_ms`` without a request: under
+ASYNC_FLUSH, and under SYNC_FLUSH for records that nobody waits for.
 
-A failed flush is final. Linux marks the pages it could not write as clean, so that a second try
-would succeed without having written them.
+A failed flush is final. Linux marks the pages it could not write as clean, so that a second
+attempt would succeed without having written them.
 """
 
 import logging
@@ -25,14 +25,14 @@ _T = TypeVar("_T")
 
 
 class Written(Protocol):
-    """How far the log is written; both move while the flusher looks."""
+    """How far the log is written; both values may change at any time."""
 
     write_offset: int
     last_store_timestamp: int
 
 
 class Flusher:
-    """The thread, and how far it got."""
+    """Flushes the log on its own thread and publishes how far it is durable."""
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class Flusher:
     ) -> None:
         """``on_durable`` and ``on_failure`` are called on the flusher's thread.
 
-        The last flush, at ``stop``, is made by the thread that stops it, and told there.
+        The last flush runs in ``stop``, on the thread that calls it, and so do its callbacks.
         """
         self.durable_offset = 0  # below it everything is on disk
-        self.durable_timestamp = 0  # ms, store time of a record that is
+        self.durable_timestamp = 0  # ms, store time of a record on disk
         self.failure: FlushFailedError | None = None
         self._written = written
         self._files = files
@@ -61,10 +61,10 @@ class Flusher:
         self._fd = -1
         self._fd_base = -1
         self._worker = worker("store-flush", self._round, self._interval)
-        self.request = self._worker.wake  # ask for a flush of what is written by now; any thread
+        self.request = self._worker.wake  # request a flush of what is written by now; any thread
 
     def start(self) -> None:
-        """Start flushing; what is written by now is on disk already."""
+        """Start the thread; everything written before is on disk already."""
         self.durable_timestamp = self._written.last_store_timestamp
         self.durable_offset = self._written.write_offset
         self._worker.start()
@@ -85,7 +85,7 @@ class Flusher:
             logger.critical(
                 "event=flush_failed durable_offset=%d error=%r", self.durable_offset, str(error)
             )
-            self._tell(self._on_failure, self.failure)
+            self._notify(self._on_failure, self.failure)
             return None
         return self._interval
 
@@ -99,7 +99,7 @@ class Flusher:
             self._sync_file(base)
         self.durable_timestamp = timestamp
         self.durable_offset = end
-        self._tell(self._on_durable, end)
+        self._notify(self._on_durable, end)
 
     def _sync_file(self, base: int) -> None:
         if base != self._fd_base:
@@ -111,9 +111,9 @@ class Flusher:
             disk.sync_directory(path.parent)  # the file may be new, and its name not on disk yet
         self._fdatasync(self._fd)
 
-    def _tell(self, listener: Callable[[_T], None], value: _T) -> None:
+    def _notify(self, listener: Callable[[_T], None], value: _T) -> None:
         try:
             listener(value)
         except Exception:
-            # The thread must outlive its listeners: others wait for the next flush.
+            # An error of a listener must not end the thread: senders wait for the next flush.
             logger.exception("event=flush_listener_failed")

@@ -1,8 +1,8 @@
 """Reading the commit log by physical offset.
 
-The loop thread must never wait for the disk, and a page fault on a map would make it wait with
-the interpreter locked. So ``LogReader.read`` returns only what is in the page cache
-(``page_cache``); what is not, the caller reads with ``read_cold`` in another thread.
+The event loop must never wait for the disk, and a page fault on a map would stop all threads of the
+interpreter. So ``LogReader.read`` returns only data in the page cache (``page_cache``); other data
+the caller reads with ``read_cold`` in another thread.
 """
 
 import logging
@@ -35,13 +35,15 @@ from .transaction_ranges import is_about_transactions
 
 logger = logging.getLogger(__name__)
 
-DESCRIPTORS_MAX: Final = 64  # files kept open for reading; consumers are rarely at more places
-SCRATCH_SIZE: Final = 1 << 20  # bytes; a pull answer is a quarter of it at most
+DESCRIPTORS_MAX: Final = 64  # files kept open for reading; consumers rarely read more at a time
+SCRATCH_SIZE: Final = 1 << 20  # bytes; four pull answers of the largest size
 WARY_S: Final = 1.0  # seconds; see ``_is_cold``
-# Bytes that nobody wants, read to spare a call: those cost a microsecond or two, in which another
-# thread may take the interpreter. Messages of eight queues in turn lie this far apart.
+# Bytes between two ranges that are read to save a call, which costs a microsecond or two and may
+# lose the interpreter to another thread. Messages of eight queues in turn lie this far apart.
 GAP_MAX: Final = 16 << 10
-PARTS_MAX: Final = 256  # read by one call; with what lies between them, half of what systems take
+PARTS_MAX: Final = (
+    256  # ranges of one call; with the gaps between them, half of what systems accept
+)
 _MAGICS: Final = frozenset({MAGIC_V1, MAGIC_V2})
 _SYS_FLAG: Final = struct_of("sys_flag")
 
@@ -55,40 +57,40 @@ class LogReader:
         self._files = files
         self._descriptors: OrderedDict[int, int] = OrderedDict()  # by offset of the first byte
         self._scratch = memoryview(bytearray(SCRATCH_SIZE))
-        self._viewed = 0  # bytes of it that views have
-        self._unwanted = memoryview(bytearray(GAP_MAX))  # what is read and nobody looks at
+        self._viewed = 0  # bytes of it in use by views
+        self._unwanted = memoryview(bytearray(GAP_MAX))  # target for gaps between ranges
         self._cached = CachedReads()
         self._residency = PageResidency()
-        self._wary_until = 0.0  # by the monotonic clock; 0: no read has found too little lately
+        self._wary_until = 0.0  # monotonic; 0: no read has missed the page cache lately
 
     def read(self, ranges: Sequence[Range], *, prefix: bytes = b"") -> bytes | None:
         """Return the bytes of all ranges joined, or None if some are not in the page cache.
 
-        They come ``behind`` what is given: joining the two later would copy everything once more.
+        The result begins with ``prefix``; adding it later would copy everything again.
         """
         joined = self._joined(ranges, prefix)
         return None if joined is None else bytes(joined)
 
     def view(self, ranges: Sequence[Range], *, prefix: bytes = b"") -> memoryview | None:
-        """Return the same in memory that is used again after ``forget_views``."""
+        """Return what ``read`` returns as a view; valid until ``forget_views``."""
         joined = self._joined(ranges, prefix)
         if joined is not None:
             self._viewed = min(self._viewed + len(joined), SCRATCH_SIZE)
         return joined
 
     def forget_views(self) -> None:
-        """Use the memory of all views again."""
+        """Release the memory of all views for reuse."""
         self._viewed = 0
 
     @property
     def can_send_parts(self) -> bool:
-        """Whether ``part`` may be of use on this system."""
+        """Whether the system supports sending file parts; see ``file_part``."""
         return self._residency.may_send
 
     def file_part(self, physical_offset: int, length: int) -> FilePart | None:
-        """Return where bytes of one file lie, for who has them sent from there at once.
+        """Return a range of one file, to be sent at once without a copy.
 
-        None if some are not in the page cache, or nobody knows.
+        None if a part of it is not in the page cache, or that is unknown.
 
         Raises:
             OSError: The file is gone, or cannot be read.
@@ -124,7 +126,7 @@ class LogReader:
         return joined
 
     def _fill(self, targets: Sequence[memoryview], physical_offset: int, length: int) -> bool:
-        """Read so much of one file into targets of that length; False if not all is cached."""
+        """Read ``length`` bytes of one file into targets; return False if not all is cached."""
         position = physical_offset % self._files.file_size
         fd = self._descriptor(physical_offset - position)
         if self._wary_until and self._is_cold(fd, position, length):
@@ -135,10 +137,10 @@ class LogReader:
         return False
 
     def _is_cold(self, fd: int, position: int, length: int) -> bool:
-        """Look before a read, for a while after one that found nothing.
+        """Return whether a range is not cached; asked only for a while after a read that missed.
 
-        Even a read that may not wait has the kernel read ahead from where it finds nothing, and
-        the caller prepare that: 30 ms of processor time were seen, with 8 MiB of read-ahead.
+        Even a read that may not wait makes the kernel start to read ahead, which takes processor
+        time of the caller: 30 ms were measured with 8 MiB of read-ahead.
         """
         now = monotonic()
         if now >= self._wary_until:
@@ -160,10 +162,10 @@ class LogReader:
         return fd
 
     def read_cold(self, ranges: Iterable[Range], *, ahead: int = 0) -> bytes:
-        """Return the same, waiting for the disk where needed; any thread may call it.
+        """Return the bytes of all ranges joined, waiting for the disk; any thread.
 
-        So many bytes ``ahead`` are in memory soon as well, for who reads on.
-        It opens files by itself, because the loop thread may close its own at any time.
+        Another ``ahead`` bytes after each range are loaded soon, for callers that continue there.
+        Files are opened for this call, because the loop thread may close its own at any time.
         """
         return b"".join(self._pieces(ranges, ahead))
 
@@ -177,12 +179,12 @@ class LogReader:
                 yield content[start:end]
 
     def record_bytes(self, physical_offset: int, end: int) -> bytes | None:
-        """Return the one whole, valid record that begins at the offset and ends by ``end``."""
+        """Return the valid record that begins at the offset and ends by ``end``; else None."""
         encoded = self.unchecked_bytes(physical_offset, end)
         return encoded if encoded and _decoded(encoded, physical_offset) else None
 
     def unchecked_bytes(self, physical_offset: int, end: int) -> bytes | None:
-        """Return the same, if it has a record's first bytes; what follows them is not checked."""
+        """Return the record at the offset; only its size and magic are checked."""
         if not 0 <= physical_offset <= end - PREFIX.size:
             return None
         position = physical_offset % self._files.file_size
@@ -200,7 +202,7 @@ class LogReader:
         return first[:size] if size <= len(first) else read(path, fd, size, position)
 
     def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError:
-        """Return the error whose ``fetch`` brings the records at some offsets into memory."""
+        """Return an error whose ``fetch`` loads the records at some offsets into memory."""
         missing = []
         for offset in physical_offsets:
             position = offset % self._files.file_size
@@ -208,7 +210,7 @@ class LogReader:
         return NotInMemoryError(missing)
 
     def lacking_ranges(self, ranges: Iterable[Range]) -> NotInMemoryError:
-        """Return the same for ranges."""
+        """Return an error whose ``fetch`` loads ranges into memory."""
         missing = []
         for physical_offset, length, _ in spans(ranges, self._files.file_size):
             position = physical_offset % self._files.file_size
@@ -216,7 +218,7 @@ class LogReader:
         return NotInMemoryError(missing)
 
     def record_at(self, physical_offset: int, end: int) -> Record | None:
-        """Return the same record, decoded."""
+        """Return the valid record that begins at the offset and ends by ``end``, decoded."""
         encoded = self.record_bytes(physical_offset, end)
         return None if encoded is None else decode_record(encoded, check_crc=False)
 
@@ -229,10 +231,10 @@ class LogReader:
         return store_timestamp(head, 0, sys_flag)
 
     def scan(self, start: int, end: int) -> Iterator[Record]:
-        """Give the whole valid records from ``start``, where one begins, to ``end``.
+        """Yield the valid records from ``start``, where one begins, to ``end``.
 
-        What is damaged in between is left out, and told in the log. The scan ends before ``end``
-        where no valid record follows. Any thread may call it.
+        Damaged ranges in between are left out and logged. The scan ends before ``end`` if no valid
+        record follows. Any thread may call it.
         """
         scan = LogScan(self._files, start, end)
         for _, chunk, found in scan:
@@ -240,14 +242,14 @@ class LogReader:
                 try:
                     yield decode_record(chunk, position, check_crc=False)
                 except CorruptRecordError:
-                    continue  # its topic is no text; a start that scans it removes it
+                    continue  # the topic is not UTF-8; the next start that scans it removes it
         for damage in scan.damages:
-            _tell(damage)
+            _log_damage(damage)
 
     def scan_transactions(self, start: int, end: int) -> Iterator[Record]:
-        """Give the same records, but only those that may say something about a transaction.
+        """Yield the records of ``scan`` that may belong to a transaction.
 
-        Of all others nobody needs to know whether they are sound.
+        The CRCs of other records are not checked.
         """
         scan = LogScan(self._files, start, end, check_crc=False)
         for chunk_offset, chunk, found in scan:
@@ -257,20 +259,20 @@ class LogReader:
                     try:
                         yield decode_record(chunk, position)
                     except CorruptRecordError as error:
-                        _tell(Damage(chunk_offset + position, size, error.reason))
+                        _log_damage(Damage(chunk_offset + position, size, error.reason))
         for damage in scan.damages:
-            _tell(damage)
+            _log_damage(damage)
 
     def transactions(self, ranges: Iterable[Range]) -> Iterator[Record]:
-        """Give the same of records whose places are known."""
-        for_telling, for_reading = tee(ranges)
+        """Yield the valid transaction records at known ranges."""
+        for_errors, for_reading = tee(ranges)
         for (physical_offset, size), encoded in zip(
-            for_telling, self._pieces(for_reading), strict=True
+            for_errors, self._pieces(for_reading), strict=True
         ):
             try:
                 record = decode_record(encoded)
             except CorruptRecordError as error:
-                _tell(Damage(physical_offset, size, error.reason))
+                _log_damage(Damage(physical_offset, size, error.reason))
                 continue
             if is_about_transactions(record.topic, record.sys_flag):
                 yield record
@@ -281,22 +283,22 @@ class LogReader:
             disk.close(self._descriptors.popitem()[1])
 
     def forget_before(self, offset: int) -> None:
-        """Close the files that end at ``offset`` or before it, so that their space becomes free."""
+        """Close the files that end at or before ``offset``, so that their space becomes free."""
         for base in [base for base in self._descriptors if base + self._files.file_size <= offset]:
             disk.close(self._descriptors.pop(base))
 
     def forget_from(self, offset: int) -> None:
-        """Close the files that begin at ``offset`` or behind it, because they were deleted."""
+        """Close the files that begin at or after ``offset``, because they were deleted."""
         for base in [base for base in self._descriptors if base >= offset]:
             disk.close(self._descriptors.pop(base))
 
 
 Span = tuple[int, int, list[tuple[int, int]]]
-"""Physical offset, length, and the parts of it that are wanted: where they start and end in it."""
+"""Physical offset, length, and begin and end of each requested range within it."""
 
 
 def spans(ranges: Iterable[Range], file_size: int) -> Iterator[Span]:
-    """Join ranges that are read at once, with what lies between them."""
+    """Join ranges that lie close together, so that one read covers them and the gaps between."""
     start = end = -1
     parts: list[tuple[int, int]] = []
     for physical_offset, length in ranges:
@@ -316,7 +318,7 @@ def spans(ranges: Iterable[Range], file_size: int) -> Iterator[Span]:
         yield start, end - start, parts
 
 
-def _tell(damage: Damage) -> None:
+def _log_damage(damage: Damage) -> None:
     logger.error(
         "event=log_damaged offset=%d length=%d reason=%r",
         damage.offset,
@@ -326,7 +328,7 @@ def _tell(damage: Damage) -> None:
 
 
 def _decoded(encoded: bytes, physical_offset: int) -> Record | None:
-    """Return the valid record that says it lies where it lies; else None."""
+    """Return the record if it is valid and holds its own physical offset; else None."""
     try:
         record = decode_record(encoded)
     except CorruptRecordError:

@@ -1,19 +1,19 @@
-"""Walking the log from record to record, at the speed that recovery needs.
+"""Scan the log from record to record, at the speed that recovery needs.
 
-Records are found in chunks of 1 MiB and described by plain tuples: building a ``Record`` for
-each would double the time, and most walks look at a few fields only.
+Records are found in chunks of 1 MiB and described by plain tuples: building a ``Record`` for each
+would double the time, and most callers need only a few fields.
 
-Where no whole record begins, the walk goes on with the next one that does (``log_search``), and
-what lies between is noted as damaged. If none follows, the log ends there: what a power cut has
-torn is at its end. Three things need more care than that:
+If no valid record begins at a position, the scan continues with the next one (``resync``), and the
+range in between is reported as damage. If none follows, the log ends there: a power cut tears
+records at the end of the log. Three cases need more care:
 
-* The CRC covers the body alone. A damaged head or topic does not add up to the record's size, but
-  properties may be anything; ``is_torn`` says when they look as if they had not been written.
-* Behind what is known to have been on disk, a power cut may have kept some sectors and lost
-  others before them. Nobody was told of any of it, so the log ends at the first bad record there;
-  those behind it might be decisions about what is lost.
-* Records behind the end that an earlier start has cut off, but not zeroed, are whole as well and
-  lie where they say. They are older than what was written since.
+* The CRC covers only the body. If the head or topic is damaged, the lengths do not add up to the
+  size of the record, but properties may hold any bytes; ``is_torn`` detects unwritten ones.
+* Above the durable offset, a power cut may have kept some sectors and lost others before them. None
+  of these records was acknowledged, so the log ends at the first invalid one; later records might
+  be decisions about transactions that are lost.
+* Records after the end of the log that an earlier start has cut off, but not zeroed, are valid and
+  have the right offset. They are older than records written since.
 """
 
 from bisect import bisect_left
@@ -45,26 +45,26 @@ from ..format.record_fields import (
 )
 from .resync import Damage, LogFile, candidate_at, candidates, find_true, what_is_wrong
 
-SECTOR: Final = 512  # bytes; what a disk writes as a whole, so that no less of it is missing
-SCAN_CHUNK: Final = 1 << 20  # bytes read at once; more would not stay in the processor's cache
+SECTOR: Final = 512  # bytes; a disk writes a sector as a whole
+SCAN_CHUNK: Final = 1 << 20  # bytes read at once; more would not fit in the processor's cache
 _CRC_TAIL_BYTE: Final = CRC_TAIL_START[0]
-# What a walk looks at; with IPv6 hosts the length of the body lies elsewhere.
+# The fields that a scan reads; with IPv6 hosts the body length is at another position.
 _HEAD: Final = struct_of(
     "total_size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag",
     "body_size",
 )  # fmt: skip
 _BODY_SIZE: Final = {hosts: struct_of("body_size", hosts=hosts) for hosts in HOST_MIXES}
 
-# position in the chunk, size, flags, queue id, queue offset, where the topic begins and ends, and
-# where the properties begin
+# position in the chunk, size, flags, queue id, queue offset, begin and end of the topic, begin of
+# the properties
 Found = tuple[int, int, int, int, int, int, int, int]
 
 
 def find_records(chunk: bytes, offset: int, *, check_crc: bool) -> list[Found]:
-    """Return the whole valid records that a chunk begins with.
+    """Return the valid records at the beginning of a chunk, up to the first invalid one.
 
-    The chunk begins at the physical offset ``offset``. A record must say that it lies where it
-    lies: stale bytes of an earlier life do not.
+    The chunk begins at the physical offset ``offset``. A record is valid only if it holds its own
+    physical offset, which old data from an earlier use of the file does not.
     """
     found: list[Found] = []
     add = found.append
@@ -83,7 +83,9 @@ def find_records(chunk: bytes, offset: int, *, check_crc: bool) -> list[Found]:
             break
         body_at = position + _HEAD.size
         if sys_flag & HOSTS_MASK:
-            head = _BODY_SIZE[sys_flag & HOSTS_MASK]  # it ends where the head ends
+            head = _BODY_SIZE[
+                sys_flag & HOSTS_MASK
+            ]  # the body length is the last field of the head
             body_at = position + head.size
             if body_at > chunk_size:
                 break
@@ -109,7 +111,7 @@ def find_records(chunk: bytes, offset: int, *, check_crc: bool) -> list[Found]:
                 break
             tail_at = end - CRC_TAIL_SIZE
             if (
-                chunk[tail_at] == _CRC_TAIL_BYTE  # a call costs every record a tenth of all this
+                chunk[tail_at] == _CRC_TAIL_BYTE  # saves a call, a tenth of the time per record
                 and chunk.startswith(CRC_TAIL_START, tail_at)
                 and not crc_tail_matches(chunk[position:end])
             ):
@@ -123,20 +125,19 @@ def find_records(chunk: bytes, offset: int, *, check_crc: bool) -> list[Found]:
 
 
 class Trust(NamedTuple):
-    """What is known of the last life of a log, apart from the log; nothing is the default."""
+    """What is known about the previous run from outside the log; by default nothing."""
 
-    durable_offset: int = -1  # below it everything was on disk; -1 when that is not known
-    durable_since: int = 0  # else: records stored before this time, in ms, were on disk
-    closed_offset: int = -1  # where the log ended at an ordered stop
-    fresh_offset: int = -1  # what lies behind it was written after the last recovery, not before
-    fresh_timestamp: int = 0  # so it is no older than this, in ms
+    durable_offset: int = -1  # below it everything was on disk; -1 if unknown
+    durable_since: int = 0  # otherwise records stored before this time, in ms, were on disk
+    closed_offset: int = -1  # where the log ended at a clean stop
+    fresh_offset: int = -1  # records from here on were written after the last recovery
+    fresh_timestamp: int = 0  # and are no older than this, in ms
 
 
 def is_torn(chunk: bytes, position_in_file: int, found: Found) -> bool:
-    """Tell whether a sector under a record's properties looks as if it was never written.
+    """Return whether a sector of the properties of a record looks unwritten.
 
-    Where a power cut has kept it from the disk there are zeros, to the end of the sector or of
-    the record.
+    After a power cut an unwritten sector holds zeros, up to its end or the end of the record.
     """
     position, size, *_, properties_at = found
     end = position + size
@@ -149,10 +150,10 @@ def is_torn(chunk: bytes, position_in_file: int, found: Found) -> bool:
 
 
 def is_garbled(chunk: bytes, position_in_file: int, found: Found) -> bool:
-    """Tell whether properties that continue in another sector are none there.
+    """Return whether properties that span sectors are malformed.
 
-    In the sector where they begin, garbage would have met something else. Senders may put anything
-    into properties, so this is no proof that they were garbled.
+    In the first sector garbage would have damaged other fields too. Senders may send malformed
+    properties, so this does not prove that the disk damaged them.
     """
     position, size, *_, properties_at = found
     properties = chunk[properties_at : position + size]
@@ -166,18 +167,18 @@ def is_garbled(chunk: bytes, position_in_file: int, found: Found) -> bool:
 
 
 class _Stop(Enum):
-    """Why no record was found."""
+    """Why the scan found no further record."""
 
-    BLANK = "the file ends, and the next one goes on"
-    BAD = "what begins here is no whole record"
-    TORN = "a whole record whose properties are not as they were"
-    STALE = "a whole record that was cut off once"
+    BLANK = "the file ends, and the next one continues"
+    BAD = "the bytes here are not a valid record"
+    TORN = "a valid record whose properties were not fully written"
+    STALE = "a valid record that an earlier start cut off"
 
 
 class LogScan:
-    """One walk over the log; iterate it once, then ask how far it came.
+    """One scan of the log; iterate it once, then read its attributes.
 
-    It opens the files by itself, so any thread may walk.
+    It opens the files itself, so any thread may run it.
     """
 
     def __init__(
@@ -190,16 +191,16 @@ class LogScan:
         trust: Trust | None = None,
         sound_end: int = -1,
     ) -> None:
-        """A record begins at ``start``, or a file; ``end`` of None means as far as it goes.
+        """A record or a file begins at ``start``; without ``end`` the scan goes to the log's end.
 
-        Without ``trust`` whatever is whole counts. Up to ``sound_end`` digests say that all is as
-        it was written, so CRCs are not checked there.
+        Without ``trust`` every valid record counts. Up to ``sound_end`` digests have verified the
+        content, so CRCs are not checked there.
         """
-        self.end_offset = start  # behind the last valid record
-        self.last_record = -1  # physical offset where that begins; -1 while there is none
-        self.last_timestamp = 0  # when it was stored, in ms
+        self.end_offset = start  # after the last valid record
+        self.last_record = -1  # physical offset of the last valid record; -1 without one
+        self.last_timestamp = 0  # its store time, in ms
         self.records = 0
-        self.damages: list[Damage] = []  # stretches left out, in order
+        self.damages: list[Damage] = []  # damaged ranges, in order
         self._files = files
         self._end = end
         self._check_crc = check_crc
@@ -207,7 +208,7 @@ class LogScan:
         self._sound_end = sound_end
 
     def __iter__(self) -> Iterator[tuple[int, bytes, list[Found]]]:
-        """Give physical offset, content and records of each chunk."""
+        """Yield physical offset, content and records of each chunk."""
         file_size = self._files.file_size
         bases = set(self._files.bases)
         while True:
@@ -219,11 +220,11 @@ class LogScan:
                 if base + file_size not in bases:
                     return
                 self.end_offset = base + file_size
-            elif not self._goes_on(stop):
+            elif not self._skip_damage(stop):
                 return
 
     def _scan_file(self, base: int) -> Generator[tuple[int, bytes, list[Found]], None, _Stop]:
-        """Scan on in one file; return what ends that."""
+        """Scan the rest of one file; return why the scan stopped."""
         file_size = self._files.file_size
         end = file_size if self._end is None else min(file_size, self._end - base)
         fd = disk.open_file(self._files.path(base), disk.READ)
@@ -248,7 +249,7 @@ class LogScan:
             disk.close(fd)
 
     def _counting(self, chunk: bytes, offset: int) -> tuple[list[Found], _Stop]:
-        """Return the records of a chunk that count, and why no more follow in it."""
+        """Return the records of a chunk that count, and why no more follow."""
         check_crc = self._check_crc and offset + len(chunk) > self._sound_end
         found = find_records(chunk, offset, check_crc=check_crc)
         if found and self._trust is not None:
@@ -262,7 +263,7 @@ class LogScan:
         self.last_timestamp = store_timestamp(chunk, position, sys_flag)
         self.end_offset = offset + position + size
 
-    # What is whole and yet does not count ---------------------------------------------------
+    # Valid records that do not count --------------------------------------------------------
 
     def _trusted(
         self, chunk: bytes, offset: int, found: list[Found], trust: Trust
@@ -278,8 +279,8 @@ class LogScan:
             record = found[number]
             if is_torn(chunk, position, record):
                 return found[:number], _Stop.TORN
-            # A sender's own garbage is told from the disk's only where nothing can have been
-            # acknowledged, or at the end of the log.
+            # Malformed properties count as damage by the disk only above the durable offset, where
+            # nothing was acknowledged, or at the end of the log; a sender may have sent them.
             if (
                 (known or record is last)
                 and is_garbled(chunk, position, record)
@@ -289,9 +290,10 @@ class LogScan:
         return found, _Stop.BAD
 
     def _first_stale(self, chunk: bytes, found: list[Found], offset: int, trust: Trust) -> int:
-        """Return the number of the first of those at the end that were cut off once.
+        """Return the index of the first of the last records that an earlier start cut off.
 
-        They are older than what was written since. A single older one among those is none.
+        They are older than records written since. An old record with newer ones after it was not
+        cut off.
         """
         number = len(found)
         while (
@@ -308,7 +310,7 @@ class LogScan:
 
     @staticmethod
     def _first_young(chunk: bytes, found: list[Found], offset: int, trust: Trust) -> int:
-        """Return the number of the first record that may not have been on disk."""
+        """Return the index of the first record that may not have been on disk."""
         if trust.durable_offset >= 0:
             return bisect_left(found, trust.durable_offset - offset, key=lambda record: record[0])
         return bisect_left(
@@ -317,17 +319,17 @@ class LogScan:
             key=lambda record: store_timestamp(chunk, record[0], record[2]),
         )
 
-    # Behind a damaged place -----------------------------------------------------------------
+    # After a damaged position ---------------------------------------------------------------
 
-    def _goes_on(self, stop: _Stop) -> bool:
-        """Go on behind the place where no record counts; tell whether there is anything."""
+    def _skip_damage(self, stop: _Stop) -> bool:
+        """Continue after a position without a record; return whether another record follows."""
         files, trust, start = self._files, self._trust, self.end_offset
         if stop is _Stop.STALE:
             return False
         if self._end is not None and start + PREFIX.size > self._end:
             return False
         if trust is not None and trust.closed_offset == start and self._is_unwritten(start):
-            return False  # as expected, so no need to search what lies behind
+            return False  # the log ends as expected; no need to search further
         if trust is not None and 0 <= trust.durable_offset <= start:
             return False
         end = self._next_true(start)
@@ -343,11 +345,11 @@ class LogScan:
             return not any(disk.pread(fd, PREFIX.size, offset - base))
 
     def _next_true(self, damaged: int) -> int | None:
-        """Return where the next record behind the one at ``damaged`` begins that counts."""
+        """Return the offset of the next record after ``damaged`` that counts; None if none does."""
         return find_true(self._files, damaged, self._end, self._is_true)
 
     def _is_true(self, candidate: bytes, offset: int) -> bool:
-        """Tell whether the bytes at an offset are a whole record that counts."""
+        """Return whether the bytes at an offset are a valid record that counts."""
         found = find_records(candidate, offset, check_crc=True)
         if not found:
             return False
@@ -358,7 +360,7 @@ class LogScan:
 
 
 class QueuePlace(NamedTuple):
-    """Where a record belongs."""
+    """The position of a record in its queue."""
 
     topic: str
     queue_id: int
@@ -366,7 +368,7 @@ class QueuePlace(NamedTuple):
 
 
 def legible(files: MappedFileQueue, start: int, end: int) -> Iterator[QueuePlace]:
-    """Give the places of the records in a damaged stretch, within one file, that add up."""
+    """Yield the queue positions of records in a damaged range of one file that are consistent."""
     base = files.base_of(start)
     fd = disk.open_file(files.path(base), disk.READ)
     try:

@@ -1,13 +1,13 @@
-"""Finding the next true record behind a place where the log is damaged.
+"""Find the next valid record after a damaged position of the log.
 
-Every record says at which physical offset it lies, and its body has a CRC. A place where a magic
-stands, that offset is right, the lengths add up and the CRC fits, is a record of this log: a copy
-of one inside a message's body lies elsewhere than it says, and so does what an earlier life of a
-file left, unless it lies where it lay (``log_scan``).
+Every record holds its own physical offset, and its body has a CRC. A position with a magic, the
+right offset, consistent lengths and a matching CRC is a record of this log: a copy of a record in
+the body of a message has another offset, and so has old data from an earlier use of the file,
+unless it was at the same position (``log_scan``).
 
-Right behind the damaged record is looked first, where its size or its lengths may be true, so that
-not even a body made to deceive is looked into. Then the rest of the file is searched, and the next
-files.
+The ends that follow from the size and the lengths of the damaged record are tried first, so that
+its body is not searched, even if it was made to look like a record. Then the rest of the file is
+searched, and the following files.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,11 +38,11 @@ from ..format.record_fields import (
 
 _PIECE: Final = 1 << 20  # bytes searched at once
 _PLACE: Final = struct_of("total_size", "magic", "physical_offset")
-_REASON_READ: Final = 8 << 20  # bytes of a damaged record that are looked at to say what is wrong
+_REASON_READ: Final = 8 << 20  # bytes of a damaged record that are read to find the reason
 
 
 class Damage(NamedTuple):
-    """A stretch of the log that is no whole record, although true records follow it."""
+    """A range of the log without a valid record, followed by valid ones."""
 
     offset: int  # physical
     length: int  # bytes
@@ -50,7 +50,7 @@ class Damage(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The physical offset just behind it."""
+        """The physical offset of its end."""
         return self.offset + self.length
 
 
@@ -59,7 +59,7 @@ class LogFile(NamedTuple):
 
     fd: int
     base: int
-    limit: int  # position behind the last byte that counts
+    limit: int  # position after the last byte to read
 
     def read(self, position: int, size: int) -> bytes:
         return disk.pread(self.fd, max(min(size, self.limit - position), 0), position)
@@ -71,10 +71,10 @@ def find_true(
     end: int | None,
     is_true: Callable[[bytes, int], bool],
 ) -> int | None:
-    """Return where the next true record behind ``start`` begins; None when there is none.
+    """Return the physical offset of the next valid record after ``start``; None if there is none.
 
-    ``is_true`` is given the bytes that may be a record and the physical offset they lie at.
-    Below ``end`` only, if given.
+    ``is_true`` gets the bytes of a candidate and its physical offset, and decides. With ``end``
+    only records below it are found.
     """
     first = files.base_of(start)
     for base in [base for base in files.bases if base >= first]:
@@ -94,16 +94,16 @@ def find_true(
 
 
 def _places(file: LogFile, damaged: int) -> Iterator[int]:
-    """Give the positions where a record may begin behind the one that is damaged."""
+    """Yield the positions after the damaged record at which a record may begin."""
     yield from sorted({end for end in _claimed_ends(file, damaged) if damaged < end < file.limit})
     yield from candidates(file, damaged + 1)
 
 
 def _claimed_ends(file: LogFile, start: int) -> Iterator[int]:
-    """Give where a record ends by its size, and by its lengths, of which one may be damaged.
+    """Yield the end of a record by its size, and by its lengths; either may be damaged.
 
-    The nearer one is to be looked at first: a size that is too large may happen to lead to the end
-    of a later record.
+    The caller tries the nearer one first: a size that is too large may lead to the end of a later
+    record.
     """
     head = file.read(start, HEAD_SIZE_MAX)
     if len(head) < PREFIX.size:
@@ -123,28 +123,28 @@ def _claimed_ends(file: LogFile, start: int) -> Iterator[int]:
 
 
 def _number(length: bytes) -> int:
-    """Return a length, without the sign that only a damaged one has."""
+    """Return a length as an unsigned number; only a damaged one has a sign."""
     return int.from_bytes(length, "big")
 
 
 def candidates(file: LogFile, start: int) -> Iterator[int]:
-    """Give the positions from ``start`` on at which a record may begin: a magic stands there."""
+    """Yield the positions from ``start`` on at which a magic suggests a record."""
     for begin, end in data_ranges(file.fd, start + MAGIC_AT, file.limit):
         position = begin
         while position < end:
             piece = file.read(position, min(_PIECE, end - position))
-            # One byte is found twenty times as fast as three, where nothing but zeros is left.
+            # In zeros, a search for one byte is twenty times as fast as for three.
             at = piece.find(MAGIC_START[0])
             while at >= 0:
                 if piece.startswith(MAGIC_START, at):
                     yield position + at - MAGIC_AT
                 at = piece.find(MAGIC_START[0], at + 1)
-            # A magic that a piece's end cuts in two begins the next one.
+            # Overlap, so that a magic across the end of a piece is found in the next.
             position += max(len(piece) - len(MAGIC_START) + 1, len(MAGIC_START))
 
 
 def candidate_at(file: LogFile, position: int) -> bytes:
-    """Return what may be a record because it says that it lies where it lies; else nothing."""
+    """Return the bytes of a candidate that holds its own physical offset; else no bytes."""
     head = file.read(position, _PLACE.size)
     if len(head) < _PLACE.size:
         return b""
@@ -155,7 +155,7 @@ def candidate_at(file: LogFile, position: int) -> bytes:
 
 
 def what_is_wrong(files: MappedFileQueue, offset: int) -> str:
-    """Say why the bytes at an offset are no whole record."""
+    """Return why the bytes at an offset are not a valid record."""
     base = files.base_of(offset)
     with disk.opened(files.path(base)) as fd:
         size = min(files.file_size - (offset - base), _REASON_READ)

@@ -1,8 +1,8 @@
-"""Where the scan of a start has met records about transactions.
+"""Log ranges of transaction records, collected while recovery scans.
 
-The table of transactions is filled from the log as well. With their places known it reads these
-records alone, and the log is walked once. The places are kept until the table is full; where there
-are too many of them, the rest of the log is walked once more.
+The table of transactions is filled from the log after recovery. With these ranges it reads only
+transaction records, and the log is scanned once. The ranges are dropped when the table is filled.
+If there are too many, the rest of the log is scanned a second time.
 """
 
 from array import array
@@ -13,35 +13,35 @@ from typing import Final
 from ..format.flags import TRANSACTION_MASK
 from ..format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
-# Twelve bytes each, 48 MB: those of two gigabytes of log that hold nothing but small transactions.
+# Twelve bytes each, 48 MB: enough for two gigabytes of log of small transactions only.
 RANGES_MAX: Final = 4_000_000
 TRANSACTION_TOPICS: Final = frozenset({HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC})
 
 
 def is_about_transactions(topic: str, sys_flag: int) -> bool:
-    """Tell whether a record may say something about a transaction."""
+    """Return whether a record may belong to a transaction."""
     return bool(sys_flag & TRANSACTION_MASK) or topic in TRANSACTION_TOPICS
 
 
 class TransactionRanges:
-    """The records from ``start`` to ``end`` that may say something about a transaction."""
+    """The records between ``start`` and ``end`` that may belong to a transaction."""
 
     def __init__(self, start: int = 0) -> None:
         self.start = self.end = start  # physical offsets
         self._offsets = array("q")
         self._sizes = array("i")
 
-    def note(self, physical_offset: int, size: int) -> None:
-        """Note a record; it lies behind all that were noted."""
+    def add(self, physical_offset: int, size: int) -> None:
+        """Add a record; it lies after all that were added."""
         self._offsets.append(physical_offset)
         self._sizes.append(size)
 
     def reach(self, end: int) -> bool:
-        """Say that all records up to ``end`` are noted; return False when no more can be."""
+        """Mark all records up to ``end`` as added; return False if no more can be added."""
         self.end = end
         return len(self._offsets) < RANGES_MAX
 
     def ranges(self, start: int) -> Iterator[tuple[int, int]]:
-        """Give physical offset and size of those that begin at ``start`` or behind it."""
+        """Yield physical offset and size of the records that begin at or after ``start``."""
         first = bisect_left(self._offsets, start)
         return zip(self._offsets[first:], self._sizes[first:], strict=True)

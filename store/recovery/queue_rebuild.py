@@ -183,7 +183,7 @@ class QueueRebuild:
 
     def _dispatch(self, chunk_offset: int, chunk: bytes, found: list[Found]) -> None:
         scans, pack, tags_code_at = self._scans, LAYOUT.pack, self._tags_codes.code_at
-        note = self.transactions.note if self._notes else _note_nothing
+        note = self.transactions.add if self._notes else _note_nothing
         for record in found:
             (
                 position, size, sys_flag, queue_id, queue_offset, topic_at, topic_end,
@@ -225,7 +225,7 @@ class QueueRebuild:
                 self._give_up(chunk_offset, chunk, found)
                 return
             if scan.is_about_transactions and self._notes and not sys_flag & TRANSACTION_MASK:
-                self.transactions.note(chunk_offset + position, size)
+                self.transactions.add(chunk_offset + position, size)
         count = 1
         if sys_flag & INNER_BATCH and (scan.queue.topic, queue_id) in self._batch_queues:
             count = inner_batch_size(chunk[properties_at : position + size], queue_offset)
