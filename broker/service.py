@@ -67,7 +67,7 @@ from .tables.consumer_offsets import ConsumerOffsetTable
 from .tables.groups import GroupTable
 from .tables.queue_locks import QueueLocks
 from .tables.topics import TopicTable
-from .transaction.destination import Placing
+from .transaction.destination import DestinationResolver
 from .transaction.service import TransactionService
 
 logger = logging.getLogger(__name__)
@@ -259,9 +259,9 @@ class Broker:
             snapshot_path=self._table_path("halfmqTransactions"),
             record_size_max=self._store_config.record_size_max,
             before_parking=lambda: self._tables.topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC),
-            place=Placing(
+            destination=DestinationResolver(
                 self._tables.topics, default_queue_nums=self.config.topics.default_queue_nums
-            ).place,
+            ).resolve,
             delayed=self._levels.after_commit,
             fetch=self._fetches.begin,
             wake=self._asking.wake,

@@ -70,7 +70,7 @@ class Transactions(Protocol):
     @property
     def oldest_pending_offset(self) -> int | None: ...
 
-    def note_retention_blocked(self, min_wanted_offset: int) -> None: ...
+    def on_retention_blocked(self, min_wanted_offset: int) -> None: ...
 
 
 class Delays(Protocol):
@@ -157,7 +157,7 @@ class RetentionSchedule:
         needed = [offset for offset in (pending, waiting) if offset is not None]
         kept_from = min([wanted, *needed])
         if pending is not None and pending < wanted:
-            self._transactions.note_retention_blocked(wanted)
+            self._transactions.on_retention_blocked(wanted)
         if waiting is not None and waiting < wanted and waiting != self._delays_told:
             self._delays_told = waiting
             logger.warning(

@@ -24,7 +24,7 @@ from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ..errors import RequestRefusedError
 from .counters import Counters
-from .decision_lookup import PastDecisions
+from .decision_lookup import DecisionLookup
 from .errors import (
     DecidedOtherwiseError,
     DecisionForgottenError,
@@ -32,7 +32,7 @@ from .errors import (
     HalfNotFoundError,
     TransactionError,
 )
-from .final_message_cache import RecentFinals
+from .final_message_cache import FinalMessageCache
 from .half import (
     StoredHalf,
     bare_draft,
@@ -131,13 +131,13 @@ class Decisions:
         self,
         log: Log,
         table: PendingTable,
-        recent: RecentFinals,
+        recent: FinalMessageCache,
         ops: OpWriter,
-        past: PastDecisions,
+        past: DecisionLookup,
         counters: Counters,
         *,
         read_half: ReadHalf,
-        place: Callable[[str, int], tuple[str, int]],
+        destination: Callable[[str, int], tuple[str, int]],
         delayed: Callable[[AppendRequest, int], AppendRequest],
         store_host: bytes,
         now_ms: Callable[[], int],
@@ -145,7 +145,7 @@ class Decisions:
     ) -> None:
         """Wire the parts.
 
-        ``place`` says to which topic and queue a message goes that was prepared for one;
+        ``destination`` says to which topic and queue a message goes that was prepared for one;
         ``delayed`` turns a final message that asks for a delay into what its commit stores, now;
         what is decided about messages of ``unflushed_topics`` is answered before it is on disk.
         """
@@ -159,7 +159,7 @@ class Decisions:
         self._past = past
         self._counters = counters
         self._read_half = read_half
-        self._place = place
+        self._destination = destination
         self._delayed = delayed
         self._store_host = store_host
         self._now_ms = now_ms
@@ -262,10 +262,10 @@ class Decisions:
             may(final.properties, entry.sent > 0)
         if offset in self._groups:
             members = [member.offset for member in self._groups[offset]]
-            rest = [self._placed(committed(self._final_at(member))) for member in members]
-            return PlannedDecision(self._placed(committed(final, members)), entry, state, rest)
+            rest = [self._resolved(committed(self._final_at(member))) for member in members]
+            return PlannedDecision(self._resolved(committed(final, members)), entry, state, rest)
         waits = final.topic not in self._unflushed_topics
-        return PlannedDecision(self._placed(committed(final)), entry, state, waits=waits)
+        return PlannedDecision(self._resolved(committed(final)), entry, state, waits=waits)
 
     def _rollback(
         self, entry: Pending, names: Sequence[str], may: MayDecide | None
@@ -312,9 +312,9 @@ class Decisions:
         except ValueError as error:
             raise HalfMismatchError(offset, str(error)) from error
 
-    def _placed(self, final: AppendRequest) -> AppendRequest:
+    def _resolved(self, final: AppendRequest) -> AppendRequest:
         """Return a final message as it must be stored now."""
-        final.topic, final.queue_id = self._place(final.topic, final.queue_id)
+        final.topic, final.queue_id = self._destination(final.topic, final.queue_id)
         if final.properties.rfind(_ASKS_DELAY) < 0:
             return final
         return self._delayed(final, self._now_ms())
@@ -447,7 +447,7 @@ class Decisions:
                 logger.error("event=half_unreadable half_offset=%d committed=true", offset)
                 continue
             logger.warning("event=commit_completed half_offset=%d", offset)
-            finals.append(self._placed(committed(final_draft(half))))
+            finals.append(self._resolved(committed(final_draft(half))))
         if finals:
             self._append(finals)
             self._log.request_flush()

@@ -14,7 +14,7 @@ from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 
-from .half import StoredHalf, group_mark, is_copy, real_topic, unique_key
+from .half import StoredHalf, group_membership, is_copy, real_topic, unique_key
 from .pending import Decision, PendingTable, State
 
 INDEX_HITS_MAX: Final = 64
@@ -28,7 +28,7 @@ _ASKS_DELAY: Final = b"TRANSACTION_DEL"  # how the names of both properties begi
 _COMMIT: Final = int(TransactionType.COMMIT)
 
 
-class PastLog(Protocol):
+class DecisionLookupLog(Protocol):
     """What this needs of the store."""
 
     @property
@@ -43,12 +43,12 @@ class PastLog(Protocol):
     ) -> list[int]: ...
 
 
-class PastDecisions:
+class DecisionLookup:
     """Finds out how transactions ended."""
 
     def __init__(
         self,
-        log: PastLog,
+        log: DecisionLookupLog,
         table: PendingTable,
         *,
         read_half: Callable[[int], StoredHalf | None],
@@ -69,7 +69,7 @@ class PastDecisions:
         decision = self._table.decided.find(first)
         if decision is not None:
             return decision
-        mark = group_mark(half.properties)
+        mark = group_membership(half.properties)
         if mark is not None and mark.number > 0:
             leader = self._leader_of(half, mark.leader_key.decode(errors="replace"))
             if leader is None or leader.physical_offset in self._table:
@@ -147,7 +147,7 @@ class PastDecisions:
         ]
         for offset in reversed(before):
             leader = self._read_half(offset)
-            mark = None if leader is None else group_mark(leader.properties)
+            mark = None if leader is None else group_membership(leader.properties)
             if mark is not None and (mark.leader_key.decode(errors="replace"), mark.number) == (
                 leader_key,
                 0,

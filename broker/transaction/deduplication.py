@@ -25,12 +25,12 @@ from halfmq.store.format.topics import HALF_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
 from .generations import Generations
-from .half import GroupMark, StoredHalf, group_mark, parse_half, real_topic
+from .half import GroupMembership, StoredHalf, group_membership, parse_half, real_topic
 from .pending import State
 
 logger = logging.getLogger(__name__)
 
-TWINS_REMEMBERED: Final = 100_000
+PREPARES_REMEMBERED: Final = 100_000
 """Prepares that are kept, at about 150 bytes each. Official clients repeat a send for 9 s at most
 (3 attempts of 3 s)."""
 
@@ -76,19 +76,19 @@ class HalfLog(Protocol):
     def read_cold(self, ranges: Iterable[tuple[int, int]]) -> bytes: ...
 
 
-def twin_key(group: str, unique_key: str) -> int:
+def deduplication_key(group: str, unique_key: str) -> int:
     """Return what two halves have in common if one repeats the other.
 
     A hash, which costs half as much as the texts. Two keys with one hash, once in 10¹⁸, are told
-    apart where it matters: `TwinFinder` compares what is stored.
+    apart where it matters: `DuplicateFinder` compares what is stored.
     """
     return hash(group) ^ hash(unique_key)
 
 
-class Twins:
-    """The latest halves by `twin_key`."""
+class RecentPrepares:
+    """The latest halves by `deduplication_key`."""
 
-    def __init__(self, limit: int = TWINS_REMEMBERED) -> None:
+    def __init__(self, limit: int = PREPARES_REMEMBERED) -> None:
         self._latest = Generations(limit)
 
     def __len__(self) -> int:
@@ -96,7 +96,7 @@ class Twins:
 
     def expect(self, group: str, unique_key: str) -> int:
         """Say that such a half will be appended next; return its key, or 0 when there is one."""
-        key = hash(group) ^ hash(unique_key)  # `twin_key`, without another call
+        key = hash(group) ^ hash(unique_key)  # `deduplication_key`, without another call
         generations = self._latest.maps
         for known in generations:
             if key in known:
@@ -104,7 +104,7 @@ class Twins:
         generations[0][key] = _STAGED
         return key
 
-    def note(self, key: int, position: int) -> None:
+    def add(self, key: int, position: int) -> None:
         """Remember a half that has been appended."""
         self._latest.put(key, position)
 
@@ -151,16 +151,16 @@ class Twins:
             bytes_max -= halves.size
             end = start
         for key, position in reversed(found):
-            self.note(key, position)
+            self.add(key, position)
 
 
-class TwinFinder:
+class DuplicateFinder:
     """Finds the halves that a prepare repeats, if it repeats any."""
 
     def __init__(
         self,
         read_record: Callable[[int], bytes | None],
-        memory: Twins,
+        memory: RecentPrepares,
         state_of: Callable[[int, StoredHalf], State],
     ) -> None:
         """``state_of`` says where the transaction of a half stands."""
@@ -185,7 +185,7 @@ class TwinFinder:
             NotInMemoryError: Nothing has changed.
         """
         leader_key = messages[0][1]
-        offset = self._memory.find(twin_key(group, leader_key))
+        offset = self._memory.find(deduplication_key(group, leader_key))
         if offset is None:
             return None
         found: list[FirstHalf] = []
@@ -198,10 +198,12 @@ class TwinFinder:
                 or (not found and self._state_of(offset, half) is State.ROLLED_BACK)
             ):
                 return None
-            mark = (
-                GroupMark(leader_key.encode(), number, len(messages)) if len(messages) > 1 else None
+            membership = (
+                GroupMembership(leader_key.encode(), number, len(messages))
+                if len(messages) > 1
+                else None
             )
-            if not _repeats(half, message, group, unique_key, mark):
+            if not _repeats(half, message, group, unique_key, membership):
                 logger.warning(
                     "event=unique_key_reused half_offset=%d group=%s unique_key=%s topic=%s",
                     offset,
@@ -217,7 +219,11 @@ class TwinFinder:
 
 
 def _repeats(
-    half: StoredHalf, message: AppendRequest, group: str, unique_key: str, mark: GroupMark | None
+    half: StoredHalf,
+    message: AppendRequest,
+    group: str,
+    unique_key: str,
+    membership: GroupMembership | None,
 ) -> bool:
     """Tell whether a stored half is that of a message; a key alone may be used twice by mistake."""
     return (
@@ -225,7 +231,7 @@ def _repeats(
         and get_property(half.properties, b"PGROUP") == group.encode()
         and real_topic(half) == message.topic
         and half.body == message.body
-        and group_mark(half.properties) == mark
+        and group_membership(half.properties) == membership
     )
 
 
@@ -251,7 +257,9 @@ def _halves_of(data: bytes) -> list[tuple[int, int]]:
         group = get_property(record.properties, b"PGROUP")
         unique_key = get_property(record.properties, b"UNIQ_KEY")
         if group is not None and unique_key is not None:
-            key = twin_key(group.decode(errors="replace"), unique_key.decode(errors="replace"))
+            key = deduplication_key(
+                group.decode(errors="replace"), unique_key.decode(errors="replace")
+            )
             found.append((key, record.physical_offset))
         position += record.total_size
     return found

@@ -22,7 +22,7 @@ class Topics(Protocol):
     def ensure(self, name: str, queues: int = 1) -> TopicConfig: ...
 
 
-class Placing:
+class DestinationResolver:
     """Finds a queue that consumers read."""
 
     def __init__(self, topics: Topics, *, default_queue_nums: int) -> None:
@@ -30,7 +30,7 @@ class Placing:
         self._get = topics.get
         self._default_queue_nums = default_queue_nums
 
-    def place(self, topic: str, queue_id: int) -> tuple[str, int]:
+    def resolve(self, topic: str, queue_id: int) -> tuple[str, int]:
         """Return topic and queue for a message that was prepared for these.
 
         Raises:
@@ -39,19 +39,19 @@ class Placing:
         known = self._get(topic)
         if known is not None and 0 <= queue_id < known.write_queue_nums:
             return topic, queue_id
-        return self._elsewhere(known, topic, queue_id)
+        return self._reassigned(known, topic, queue_id)
 
-    def _elsewhere(self, known: TopicConfig | None, topic: str, queue_id: int) -> tuple[str, int]:
+    def _reassigned(self, known: TopicConfig | None, topic: str, queue_id: int) -> tuple[str, int]:
         if known is None:
             known = self._topics.ensure(topic, self._default_queue_nums)
         # A topic that nobody may write to for now keeps what it has for consumers to read.
         queues = known.write_queue_nums or known.read_queue_nums or 1
-        placed = queue_id % queues
+        reassigned = queue_id % queues
         logger.warning(
             "event=message_placed_anew topic=%s prepared_for_queue=%d queue=%d write_queues=%d",
             topic,
             queue_id,
-            placed,
+            reassigned,
             known.write_queue_nums,
         )
-        return topic, placed
+        return topic, reassigned

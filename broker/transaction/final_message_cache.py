@@ -21,7 +21,7 @@ _OVERHEAD: Final = 500  # bytes of an AppendRequest, its numbers, its key and it
 _GENERATIONS: Final = 16  # one is dropped at once, of some thousand drafts: half a millisecond
 
 
-class RecentFinals:
+class FinalMessageCache:
     """Drafts by the offset of their half, in generations, of which the oldest is dropped."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:

@@ -89,7 +89,7 @@ _HALVES_MARK: Final = b"TRANSACTION_HALVES\x01"
 _PRINCIPAL_MARK: Final = b"TRANSACTION_PRINCIPAL\x01"
 
 
-class GroupMark(NamedTuple):
+class GroupMembership(NamedTuple):
     """Which half of a several-message transaction a half is."""
 
     leader_key: bytes  # UNIQ_KEY of the first one
@@ -161,20 +161,20 @@ def _without_marks(properties: bytes) -> bytes:
     return without_properties(properties, _MARKS_OF_COPIES)
 
 
-def in_group(half: AppendRequest, mark: GroupMark) -> AppendRequest:
+def in_group(half: AppendRequest, mark: GroupMembership) -> AppendRequest:
     """Return the half, not appended yet, as one of several."""
     half.properties = b"%b%b,%d,%d\x02%b" % (_GROUP_MARK, *mark, half.properties)
     return half
 
 
-def group_mark(properties: bytes) -> GroupMark | None:
+def group_membership(properties: bytes) -> GroupMembership | None:
     """Return which half of several this is; None when it is a transaction by itself."""
     if _GROUP_MARK not in properties:
         return None
     parts = (get_property(properties, b"TRANSACTION_GROUP") or b"").rsplit(b",", 2)
     if len(parts) != 3 or not (parts[1].isdigit() and parts[2].isdigit()):
         return None
-    return GroupMark(parts[0], int(parts[1][:_DIGITS_MAX]), int(parts[2][:_DIGITS_MAX]))
+    return GroupMembership(parts[0], int(parts[1][:_DIGITS_MAX]), int(parts[2][:_DIGITS_MAX]))
 
 
 def halves_beside(properties: bytes) -> list[int]:

@@ -11,7 +11,7 @@ from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.topics import HALF_TOPIC
 
-from .decision_lookup import PastDecisions
+from .decision_lookup import DecisionLookup
 from .half import StoredHalf, real_topic, unique_key
 from .pending import Event, Pending, PendingTable, State
 
@@ -47,7 +47,7 @@ class PendingView:
     def __init__(
         self,
         table: PendingTable,
-        past: PastDecisions,
+        past: DecisionLookup,
         schedule: Schedule,
         *,
         read_half: Callable[[int], StoredHalf | None],

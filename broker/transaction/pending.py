@@ -260,7 +260,7 @@ def outcome(state: State, event: Event) -> Result:
     return RESULTS[state][event]
 
 
-class Asking(NamedTuple):
+class CheckProgress(NamedTuple):
     """The progress of the checks of one transaction."""
 
     sent: int = 0  # checks written to a connection, received or not
@@ -270,19 +270,19 @@ class Asking(NamedTuple):
     immunity_s: int = 0  # requested seconds until the first check; 0: the default
 
 
-NOT_ASKED: Final = Asking()
+NOT_CHECKED: Final = CheckProgress()
 _SHARED_MAX: Final = 4_096
 """Distinct values that are shared; with the default settings there are some dozens."""
-_shared: Final[dict[Asking, Asking]] = {NOT_ASKED: NOT_ASKED}
+_shared: Final[dict[CheckProgress, CheckProgress]] = {NOT_CHECKED: NOT_CHECKED}
 
 
-def shared(asking: Asking) -> Asking:
+def shared(progress: CheckProgress) -> CheckProgress:
     """Return an equal instance shared by many transactions: a million need few."""
-    known = _shared.get(asking)
+    known = _shared.get(progress)
     if known is None:
         if len(_shared) >= _SHARED_MAX:
-            return asking
-        known = _shared[asking] = asking
+            return progress
+        known = _shared[progress] = progress
     return known
 
 
@@ -297,46 +297,46 @@ class Pending(msgspec.Struct, gc=False):
     store_timestamp: int  # ms, the broker's clock: ages count from here
     group: str  # the producers that can be asked
     state: State = State.PREPARED
-    asking: Asking = NOT_ASKED
+    progress: CheckProgress = NOT_CHECKED
     owner: Producer | None = None  # the connection that prepared it, while it is open
     due: int = 0  # when it is checked next, or where it waits; see `checker`
 
     @property
     def sent(self) -> int:
         """Checks written to a connection, received or not."""
-        return self.asking.sent
+        return self.progress.sent
 
     @sent.setter
     def sent(self, count: int) -> None:
-        self.asking = shared(self.asking._replace(sent=count))
+        self.progress = shared(self.progress._replace(sent=count))
 
     @property
     def checks(self) -> int:
         """Checks that reached a producer: the count that is limited."""
-        return self.asking.delivered
+        return self.progress.delivered
 
     @checks.setter
     def checks(self, count: int) -> None:
-        self.asking = shared(self.asking._replace(delivered=count))
+        self.progress = shared(self.progress._replace(delivered=count))
 
     @property
     def answered(self) -> int:
         """Checks that a producer answered."""
-        return self.asking.answered
+        return self.progress.answered
 
     @answered.setter
     def answered(self, count: int) -> None:
-        self.asking = shared(self.asking._replace(answered=count))
+        self.progress = shared(self.progress._replace(answered=count))
 
     @property
     def immunity_s(self) -> int:
         """Requested seconds until the first check; 0 means the default."""
-        return self.asking.immunity_s
+        return self.progress.immunity_s
 
     @property
     def parked_reason(self) -> ParkedReason:
         """Why it is PARKED; NOT_PARKED while it is not."""
-        return self.asking.parked_reason
+        return self.progress.parked_reason
 
 
 class Member(NamedTuple):
@@ -508,9 +508,9 @@ class PendingTable:
             store_timestamp,
             sys.intern(group),
             _PREPARED,
-            shared(Asking(checks, checks, immunity_s=immunity_s))
+            shared(CheckProgress(checks, checks, immunity_s=immunity_s))
             if checks or immunity_s
-            else NOT_ASKED,
+            else NOT_CHECKED,
             owner,
         )
         self._pending.add(offset, entry)
@@ -573,7 +573,7 @@ class PendingTable:
         """Stop the checks of a transaction."""
         assert entry.state is State.PREPARED
         entry.state = State.PARKED
-        entry.asking = shared(entry.asking._replace(parked_reason=reason))
+        entry.progress = shared(entry.progress._replace(parked_reason=reason))
         entry.owner = None
         self.parked += 1
 
@@ -581,7 +581,7 @@ class PendingTable:
         """Check a parked transaction again, from the first check on."""
         assert entry.state is State.PARKED
         entry.state = State.PREPARED
-        entry.asking = shared(Asking(immunity_s=entry.immunity_s))
+        entry.progress = shared(CheckProgress(immunity_s=entry.immunity_s))
         self.parked -= 1
 
     def drop_before(self, min_offset: int) -> list[Pending]:

@@ -47,11 +47,11 @@ from .checks.checker import RESTART_GRACE_MS, Checker, ProducerDirectory
 from .checks.parking import Parking
 from .counters import Counters
 from .deciding import Decisions, Ended
-from .decision_lookup import PastDecisions, PastLog
-from .deduplication import FirstHalf, HalfLog, TwinFinder, Twins, twin_key
-from .final_message_cache import RecentFinals
+from .decision_lookup import DecisionLookup, DecisionLookupLog
+from .deduplication import DuplicateFinder, FirstHalf, HalfLog, RecentPrepares, deduplication_key
+from .final_message_cache import FinalMessageCache
 from .half import (
-    GroupMark,
+    GroupMembership,
     StoredHalf,
     committed_again,
     half_draft,
@@ -83,7 +83,7 @@ ODD_IMMUNITIES_LOGGED_MAX: Final = 100
 sends ever new ones is logged each time."""
 
 
-class TransactionLog(ReplayLog, HalfLog, PastLog, Protocol):
+class TransactionLog(ReplayLog, HalfLog, DecisionLookupLog, Protocol):
     """What transactions need of the store."""
 
     def append(
@@ -112,7 +112,10 @@ class TransactionService:
         record_size_max: int,
         fetch: Fetch,
         before_parking: Callable[[], object] = lambda: None,
-        place: Callable[[str, int], tuple[str, int]] = lambda topic, queue_id: (topic, queue_id),
+        destination: Callable[[str, int], tuple[str, int]] = lambda topic, queue_id: (
+            topic,
+            queue_id,
+        ),
         delayed: Callable[[AppendRequest, int], AppendRequest] = lambda final, _now_ms: final,
         jitter: Random | None = None,
         wake: Callable[[], None] = lambda: None,
@@ -122,13 +125,13 @@ class TransactionService:
     ) -> None:
         """Wire the parts.
 
-        Checks and housekeeping count on ``monotonic_ms``; ages are by the wall clock, ``now_ms``.
-        ``record_size_max`` is how many bytes of the log a record may take; ``before_parking`` has
-        the topic of parked messages created; ``place`` says to which topic and queue a message
-        goes that was prepared for one; ``delayed`` turns a final message that asks for a delay into
-        what its commit stores, now; ``fetch`` brings a half into memory and calls back; ``jitter``
-        spreads the checks; ``wake`` has ``tick`` called soon; ``may_ask`` tells whether a producer
-        may see a message that it would be asked about.
+        Checks and housekeeping use ``monotonic_ms``; ages use the wall clock, ``now_ms``.
+        ``record_size_max`` is the largest record the log takes, in bytes. ``before_parking``
+        creates the topic of parked messages. ``destination`` returns the topic and queue where the
+        final message for a topic and queue is stored. ``delayed`` turns a final message that
+        requests a delay into what its commit stores now. ``fetch`` reads a half into memory and
+        calls back. ``jitter`` spreads the checks. ``wake`` schedules ``tick`` soon. ``may_ask``
+        returns whether a producer may see a message that a check would show it.
         """
         self._log = log
         self._append = log.append
@@ -138,14 +141,16 @@ class TransactionService:
         self._record_size_max = record_size_max
         self._table = PendingTable(decided_remembered)
         self._counters = Counters()
-        self._recent = RecentFinals()
-        self.twins = self._twins = Twins()
-        self._twin_finder = TwinFinder(log.unchecked_bytes, self._twins, self._state_of)
+        self._recent = FinalMessageCache()
+        self.recent_prepares = self._recent_prepares = RecentPrepares()
+        self._duplicate_finder = DuplicateFinder(
+            log.unchecked_bytes, self._recent_prepares, self._state_of
+        )
         self._odd_immunities: set[bytes] = set()
         self._pending_max = 0 if config.reject else config.pending_max
         self._min_offset = 0
         self._ops = OpWriter(log.append, config, store_host, now_ms)
-        self._past = PastDecisions(log, self._table, read_half=self._half_at, now_ms=now_ms)
+        self._past = DecisionLookup(log, self._table, read_half=self._half_at, now_ms=now_ms)
         self._decisions = decisions = Decisions(
             log,
             self._table,
@@ -154,7 +159,7 @@ class TransactionService:
             self._past,
             self._counters,
             read_half=self._half_at,
-            place=place,
+            destination=destination,
             delayed=delayed,
             store_host=store_host,
             now_ms=now_ms,
@@ -178,7 +183,7 @@ class TransactionService:
             store_host=store_host,
             now_ms=now_ms,
         )
-        self.note_retention_blocked = self._parking.note_retention_blocked
+        self.on_retention_blocked = self._parking.on_retention_blocked
         self._checker = Checker(
             self._table,
             producers,
@@ -224,7 +229,7 @@ class TransactionService:
                 age_ms = now_ms - entry.store_timestamp
                 self._checker.schedule_again(entry, age_ms, grace_ms=RESTART_GRACE_MS)
         self._snapshots.covered(position)
-        self._twins.refill(self._log)
+        self._recent_prepares.refill(self._log)
         logger.info(
             "event=transactions_rebuilt pending=%d parked=%d expired=%d without_op=%d from=%d "
             "to=%d elapsed_ms=%d",
@@ -294,7 +299,7 @@ class TransactionService:
         key: int,
         connection: Producer,
     ) -> None:
-        """Enter a transaction whose half has been appended; ``key`` is its ``twin_key``.
+        """Enter a transaction whose half has been appended; ``key`` is its ``deduplication_key``.
 
         The message becomes the final one: the caller must not use it for anything else.
         """
@@ -310,7 +315,7 @@ class TransactionService:
         )
         self._recent.add(offset, prepared_final(message, half, offset))
         self._checker.schedule_first(entry)
-        self._twins.note(key, offset)
+        self._recent_prepares.add(key, offset)
         self._counters.prepared += 1
 
     def prepare_group(
@@ -334,7 +339,7 @@ class TransactionService:
         halves = [self.half_of(one, key, reserve=GROUP_RESERVE) for one, key in messages]
         if total > 1:
             for number, (half, (message, _)) in enumerate(zip(halves, messages, strict=True)):
-                in_group(half, GroupMark(leader_key, number, total))
+                in_group(half, GroupMembership(leader_key, number, total))
                 leave_room(
                     half,
                     message.topic,
@@ -342,7 +347,7 @@ class TransactionService:
                     reserve=GROUP_DECISION_RESERVE,
                 )
         appended = self._append(halves, contiguous=True)
-        keys = [twin_key(producer_group, key) for _, key in messages]
+        keys = [deduplication_key(producer_group, key) for _, key in messages]
         leader = appended[0].physical_offset
         self.prepared(messages[0][0], halves[0], appended[0], producer_group, keys[0], connection)
         rest = list(zip(messages, halves, appended, keys, strict=True))[1:]
@@ -351,7 +356,7 @@ class TransactionService:
             self._recent.add(
                 one.physical_offset, prepared_final(message, half, one.physical_offset)
             )
-            self._twins.note(key, one.physical_offset)
+            self._recent_prepares.add(key, one.physical_offset)
         self._counters.groups += total > 1
         return appended
 
@@ -368,7 +373,7 @@ class TransactionService:
             )
         return immunity_s(half.properties)
 
-    def twin(
+    def find_duplicate(
         self,
         messages: Sequence[tuple[AppendRequest, str]],
         producer_group: str,
@@ -381,7 +386,7 @@ class TransactionService:
             producer_group: Who sent them.
             connection: By which they came; it is asked first if the one before it is closed.
         """
-        found = self._twin_finder.find(messages, producer_group)
+        found = self._duplicate_finder.find(messages, producer_group)
         if found is None:
             return None
         self._counters.twins += 1

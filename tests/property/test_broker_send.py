@@ -19,7 +19,7 @@ from halfmq.broker.net.router import answer
 from halfmq.broker.ports import Connection
 from halfmq.broker.tables.topics import TopicConfig
 from halfmq.broker.transaction.admission import Delays, without_brokers_own
-from halfmq.broker.transaction.deduplication import FirstHalf, Twins, twin_key
+from halfmq.broker.transaction.deduplication import FirstHalf, RecentPrepares, deduplication_key
 from halfmq.broker.transaction.half import half_draft
 from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
 from halfmq.remoting.command import RemotingCommand
@@ -83,16 +83,16 @@ class Halves:
     def __init__(self, log: Log) -> None:
         self._log = log
         self.entered: list[tuple[AppendRequest, AppendRequest, int, str]] = []
-        self.twins = Twins()
+        self.recent_prepares = RecentPrepares()
 
-    def twin(
+    def find_duplicate(
         self,
         messages: Sequence[tuple[AppendRequest, str]],
         producer_group: str,
         connection: Connection,
     ) -> list[FirstHalf] | None:
         ((message, unique_key),) = messages
-        offset = self.twins.find(twin_key(producer_group, unique_key))
+        offset = self.recent_prepares.find(deduplication_key(producer_group, unique_key))
         return None if offset is None else [FirstHalf(offset, 0, 1, message.store_host)]
 
     def refuse_delays(self, sent: Delays) -> None:
@@ -113,7 +113,7 @@ class Halves:
         key: int,
         _connection: Connection,
     ) -> None:
-        self.twins.note(key, appended.physical_offset)
+        self.recent_prepares.add(key, appended.physical_offset)
         self.entered.append((message, half, appended.physical_offset, producer_group))
 
 

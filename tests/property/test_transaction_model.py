@@ -43,7 +43,7 @@ from halfmq.broker.transaction.errors import (
 )
 from halfmq.broker.transaction.pending import Event, PendingTable, State
 from halfmq.broker.transaction.replay import snapshot
-from halfmq.broker.transaction.replay.log_replay import Fold
+from halfmq.broker.transaction.replay.log_replay import LogReplay
 from halfmq.store.log.append_request import AppendResult
 from tests.support.transactions import Broker, Connected
 
@@ -390,7 +390,7 @@ class TransactionMachine(RuleBasedStateMachine):
     @invariant()
     def the_table_is_what_the_log_says(self) -> None:
         table = PendingTable()
-        fold = Fold(table)
+        fold = LogReplay(table)
         for record in self.broker.log.records():
             fold.apply(record)
         assert {(one.offset, one.state, one.parked_reason) for one in table} == {

@@ -24,11 +24,15 @@ from halfmq.broker.net.server import ClientConnection
 from halfmq.broker.transaction import service as transaction_service
 from halfmq.broker.transaction.checks.checker import Checker
 from halfmq.broker.transaction.deciding import Decisions
-from halfmq.broker.transaction.deduplication import REFILL_BYTES_MAX, TwinFinder, Twins
+from halfmq.broker.transaction.deduplication import (
+    REFILL_BYTES_MAX,
+    DuplicateFinder,
+    RecentPrepares,
+)
 from halfmq.broker.transaction.half import committed
 from halfmq.broker.transaction.pending import Event
 from halfmq.broker.transaction.replay import snapshot
-from halfmq.broker.transaction.replay.log_replay import Fold
+from halfmq.broker.transaction.replay.log_replay import LogReplay
 from halfmq.broker.transaction.replay.snapshot import Snapshots
 from halfmq.client import Decision, TransactionProducer, message
 from halfmq.store.files.page_cache import NotInMemoryError
@@ -280,7 +284,7 @@ BITES: Final = {
     "tail": Bite(
         "a start cuts what is torn off the log", (Patch(Recovery, "_cut_log", _nothing(0)),)
     ),
-    "fold": Bite("a final message is a decision", (Patch(Fold, "_final", _nothing()),)),
+    "fold": Bite("a final message is a decision", (Patch(LogReplay, "_final", _nothing()),)),
     "opposite": Bite(
         "the opposite of a decision is refused",
         (Patch(Decisions, "_answer_decided", _opposite_is_taken),),
@@ -303,14 +307,16 @@ BITES: Final = {
         "a decision that waits for its group is made",
         (Patch(Decisions, "plan", _planned_is_forgotten),),
     ),
-    "twins": Bite("a half that was sent twice is one", (Patch(TwinFinder, "find", _nothing()),)),
+    "twins": Bite(
+        "a half that was sent twice is one", (Patch(DuplicateFinder, "find", _nothing()),)
+    ),
     "cold": Bite(
         "a half that was sent twice is one, also if the first has left memory",
-        (Patch(TwinFinder, "find", _cold_is_unknown),),
+        (Patch(DuplicateFinder, "find", _cold_is_unknown),),
     ),
     "refill": Bite(
         "a start knows the newest halves that fit, if they are sent again",
-        (Patch(Twins, "refill", _all_or_none_are_read),),
+        (Patch(RecentPrepares, "refill", _all_or_none_are_read),),
     ),
     "exception": Bite(
         "a block that is left by an exception does not decide",

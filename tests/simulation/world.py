@@ -542,7 +542,7 @@ def _make_small(broker: Broker, scenario: Scenario) -> None:
     transactions._snapshots._log_bytes_min = scenario.snapshot_bytes
     transactions._table.decided = DecidedMemory(8)
     if not scenario.middle_box:  # which sends again what is any number of prepares old
-        twins = transactions._twins
+        twins = transactions._recent_prepares
         twins.refill = partial(twins.refill, bytes_max=scenario.refill_bytes)  # type: ignore[method-assign]
 
 

@@ -391,7 +391,7 @@ class Broker:
         self._decided = decided
         self._keys = 0
         self.seed = 0  # of the jitter
-        self.place = Placed()
+        self.destination = Placed()
         self.flushes = True  # within milliseconds, as a disk does
         self.service = self._service()
 
@@ -407,7 +407,7 @@ class Broker:
             snapshot_path=self.snapshot_path,
             record_size_max=1 << 30,
             fetch=fetch_at_once,
-            place=self.place,
+            destination=self.destination,
             delayed=DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=self.clock).after_commit,
             snapshot_log_bytes=self.snapshot_log_bytes,
             decided_remembered=self._decided,

@@ -490,7 +490,7 @@ async def test_what_is_too_old_is_fetched_to_be_parked(rig: Rig) -> None:
     """It keeps the log from being deleted, and is the coldest of all."""
     halves = await stored(rig, COUNT, size=5_000)
     with frozen() as ice:
-        rig.service.note_retention_blocked(halves[-1].offset)
+        rig.service.on_retention_blocked(halves[-1].offset)
         await rig.wait_for(lambda: rig.metrics["parked_expired"] == COUNT - 1)
     await rig.settle()
 
@@ -508,7 +508,7 @@ async def test_what_cannot_be_fetched_holds_up_nothing(rig: Rig, melts: bool) ->
         peer = await rig.peer(ours=True)
         ice.melts = melts
         ice.failure = OSError(5, "I/O error") if melts else None
-        rig.service.note_retention_blocked(halves[-1].offset)
+        rig.service.on_retention_blocked(halves[-1].offset)
         await rig.wait(10 * TIMEOUT_MS)
         assert set(peer.asked) == (set() if melts else {halves[-1].offset})
         assert rig.metrics["parked_expired"] == (0 if melts else 2)

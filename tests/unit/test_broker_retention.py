@@ -62,7 +62,7 @@ class Floors:
     def oldest_waiting_offset(self) -> int | None:
         return self.waiting
 
-    def note_retention_blocked(self, min_wanted_offset: int) -> None:
+    def on_retention_blocked(self, min_wanted_offset: int) -> None:
         self.blocked.append(min_wanted_offset)
 
 

@@ -387,7 +387,7 @@ def test_a_batch_that_cannot_be_appended_leaves_everything_undecided(front: Fron
 def test_a_message_without_a_place_waits_and_the_others_go(front: Front) -> None:
     """A topic that cannot be created hurts only its own messages."""
     half, group = front.broker.prepare(), front.broker.prepare_group(2)
-    front.broker.place.error = RequestRefusedError(ResponseCode.NO_PERMISSION, "no room")
+    front.broker.destination.error = RequestRefusedError(ResponseCode.NO_PERMISSION, "no room")
 
     front.batch(an_end(half, ROLLBACK), an_end(group[0], COMMIT))
 

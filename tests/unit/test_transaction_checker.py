@@ -528,7 +528,7 @@ def test_a_timetable_returns_everything_once_and_never_early() -> None:
         timetable.add(due_ms, offset)
     seen: list[int] = []
     for now_ms in range(START_MS, START_MS + 1_000 + BUCKET_MS + 1):
-        while found := timetable.take_due(now_ms):
+        while found := timetable.pop_due(now_ms):
             number, offsets = found
             for offset in offsets:
                 assert due[offset] <= number * BUCKET_MS <= now_ms <= due[offset] + BUCKET_MS
@@ -565,7 +565,7 @@ def test_what_is_not_meant_any_more_leaves_the_timetable() -> None:
     for now_ms in range(START_MS, START_MS + 6_000, 100):
         for _ in range(3):
             next(sweep, None)
-        while found := timetable.take_due(now_ms):
+        while found := timetable.pop_due(now_ms):
             seen += [offset for offset in found[1] if is_meant(offset, found[0])]
         if now_ms % 300 == 0:
             meant.add(now_ms)
@@ -596,7 +596,7 @@ def test_a_step_of_a_sweep_is_short_however_many_are_due_at_once() -> None:
         pass
 
     assert timetable.size == count // 2 + 1
-    left = timetable.take_due(START_MS + BUCKET_MS)
+    left = timetable.pop_due(START_MS + BUCKET_MS)
     assert left is not None
     assert (left.number, list(left.offsets)) == (number, list(range(0, count + 1, 2)))
 

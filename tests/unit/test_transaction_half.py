@@ -6,12 +6,12 @@ import pytest
 
 from halfmq.broker.transaction.half import (
     IMMUNITY_S_MAX,
-    GroupMark,
+    GroupMembership,
     bare_draft,
     check_body,
     committed,
     final_draft,
-    group_mark,
+    group_membership,
     half_draft,
     halves_beside,
     immunity_s,
@@ -221,9 +221,9 @@ def test_a_message_is_worth_more_than_the_id_of_its_half() -> None:
 
 def test_a_half_tells_to_which_messages_it_belongs() -> None:
     """Leader's key, number and count; the real topic is found behind it as before."""
-    half = in_group(half_draft(message(key=KEY, queue_id=3), KEY), GroupMark(b"A,1,B", 2, 64))
+    half = in_group(half_draft(message(key=KEY, queue_id=3), KEY), GroupMembership(b"A,1,B", 2, 64))
 
-    assert group_mark(half.properties) == GroupMark(b"A,1,B", 2, 64)
+    assert group_membership(half.properties) == GroupMembership(b"A,1,B", 2, 64)
     parsed = parse_half(stored(half), OFFSET)
     assert parsed is not None
     final = final_draft(parsed)
@@ -243,7 +243,7 @@ def test_a_half_tells_to_which_messages_it_belongs() -> None:
 )
 def test_what_names_no_group_is_a_transaction_by_itself(properties: bytes) -> None:
     """A message of its own must not vanish into a group that does not exist."""
-    assert group_mark(properties) is None
+    assert group_membership(properties) is None
 
 
 def test_the_leaders_decision_names_the_other_halves() -> None:

@@ -8,7 +8,7 @@ from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.loop import slices
 from halfmq.broker.tables.topics import TopicConfig
 from halfmq.broker.transaction.deciding import DecisionRequest
-from halfmq.broker.transaction.destination import Placing
+from halfmq.broker.transaction.destination import DestinationResolver
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
     HalfMismatchError,
@@ -311,7 +311,7 @@ def test_retention_stops_at_an_undecided_half_and_says_so(
     assert broker.service.oldest_pending_offset == halves[0].physical_offset
 
     for _ in range(3):
-        broker.service.note_retention_blocked(wanted)
+        broker.service.on_retention_blocked(wanted)
     broker.wait(0)
 
     assert caplog.text.count("event=retention_blocked") == 1
@@ -320,7 +320,7 @@ def test_retention_stops_at_an_undecided_half_and_says_so(
     assert metrics["parked_expired"] == metrics["pending_parked"] == len(halves) - 1
     assert broker.service.oldest_pending_offset == halves[0].physical_offset
     broker.service.decide(halves[0].physical_offset, "rollback")
-    broker.service.note_retention_blocked(wanted)
+    broker.service.on_retention_blocked(wanted)
     assert caplog.text.count("event=retention_blocked") == 2
     broker.end(halves[1], Event.COMMIT)  # none of them is lost
     assert len(broker.finals_of(halves[1])) == 1
@@ -334,7 +334,7 @@ def test_halves_that_are_too_old_are_parked_in_slices(
     monkeypatch.setattr(slices, "SLICE_S", 0.0)  # one step each
     parking, parked = broker.service._parking, []
 
-    broker.service.note_retention_blocked(halves[3].physical_offset)
+    broker.service.on_retention_blocked(halves[3].physical_offset)
     for _ in range(5):
         waits = parking.tick(slices.Slice())
         parked.append((broker.service.metrics()["parked_expired"], waits))
@@ -345,7 +345,7 @@ def test_halves_that_are_too_old_are_parked_in_slices(
 def test_all_kinds_of_work_share_one_slice(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks, parking and a snapshot may have much to do at the same time."""
     halves = [broker.prepare() for _ in range(4)]
-    broker.service.note_retention_blocked(halves[3].physical_offset)
+    broker.service.on_retention_blocked(halves[3].physical_offset)
     begun: list[float] = []
     began = slices.Slice.__init__
 
@@ -364,12 +364,12 @@ def test_more_halves_get_old_behind_the_one_that_blocks(broker: Broker) -> None:
     """Each is parked when its own time has come, and none again that an operator has resumed."""
     first, second, third = (broker.prepare() for _ in range(3))
 
-    broker.service.note_retention_blocked(second.physical_offset)
+    broker.service.on_retention_blocked(second.physical_offset)
     broker.wait(0)
     assert broker.service.metrics()["parked_expired"] == 1
     broker.service.resume(first.physical_offset)
     for _ in range(2):
-        broker.service.note_retention_blocked(third.physical_offset)
+        broker.service.on_retention_blocked(third.physical_offset)
         broker.wait(0)
     assert broker.service.metrics()["parked_expired"] == 2
     assert broker.service.metrics()["pending_parked"] == 1
@@ -380,9 +380,9 @@ def test_retention_that_nothing_blocks_is_not_spoken_of(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An empty table, or one whose halves are all younger."""
-    broker.service.note_retention_blocked(1_000)
+    broker.service.on_retention_blocked(1_000)
     half = broker.prepare()
-    broker.service.note_retention_blocked(half.physical_offset)
+    broker.service.on_retention_blocked(half.physical_offset)
     assert "retention_blocked" not in caplog.text
     assert broker.service.metrics()["retention_blocked"] == 0
 
@@ -393,7 +393,7 @@ def test_retention_that_nothing_blocks_is_not_spoken_of(
 def test_a_commit_goes_where_consumers_read(broker: Broker) -> None:
     """The topic may have lost queues since the message was prepared."""
     half = broker.prepare()
-    broker.place.elsewhere["orders", 1] = ("orders", 0)
+    broker.destination.elsewhere["orders", 1] = ("orders", 0)
 
     broker.end(half, Event.COMMIT)
 
@@ -404,7 +404,7 @@ def test_a_commit_goes_where_consumers_read(broker: Broker) -> None:
 def test_a_commit_without_a_place_is_refused_and_can_be_repeated(broker: Broker) -> None:
     """Its message is kept until there is one."""
     half = broker.prepare()
-    broker.place.error = RequestRefusedError(ResponseCode.NO_PERMISSION, "no room")
+    broker.destination.error = RequestRefusedError(ResponseCode.NO_PERMISSION, "no room")
     with pytest.raises(RequestRefusedError):
         broker.end(half, Event.COMMIT)
     assert (
@@ -413,7 +413,7 @@ def test_a_commit_without_a_place_is_refused_and_can_be_repeated(broker: Broker)
         )
         is None
     )
-    broker.place.error = None
+    broker.destination.error = None
 
     broker.end(half, Event.COMMIT)
 
@@ -439,21 +439,21 @@ class Topics:
 
 def test_a_queue_beyond_the_topics_is_folded_back(caplog: pytest.LogCaptureFixture) -> None:
     """Deterministically, so that messages of one queue stay in one queue; and it is told."""
-    placing = Placing(Topics(orders=4, closed=0), default_queue_nums=3)
+    resolver = DestinationResolver(Topics(orders=4, closed=0), default_queue_nums=3)
 
-    assert [placing.place("orders", queue) for queue in (0, 3)] == [("orders", 0), ("orders", 3)]
+    assert [resolver.resolve("orders", queue) for queue in (0, 3)] == [("orders", 0), ("orders", 3)]
     assert caplog.text == ""
-    assert [placing.place("orders", queue) for queue in (4, 7)] == [("orders", 0), ("orders", 3)]
+    assert [resolver.resolve("orders", queue) for queue in (4, 7)] == [("orders", 0), ("orders", 3)]
     assert caplog.text.count("event=message_placed_anew topic=orders") == 2
-    assert placing.place("closed", 5) == ("closed", 5)  # it still has eight queues to read from
+    assert resolver.resolve("closed", 5) == ("closed", 5)  # it still has eight queues to read from
 
 
 def test_a_topic_that_is_gone_is_created_again(caplog: pytest.LogCaptureFixture) -> None:
     """With the default number of queues: its consumers find the message there."""
     topics = Topics()
-    placing = Placing(topics, default_queue_nums=3)
+    resolver = DestinationResolver(topics, default_queue_nums=3)
 
-    assert placing.place("gone", 7) == ("gone", 1)
+    assert resolver.resolve("gone", 7) == ("gone", 1)
 
     assert topics.topics["gone"].write_queue_nums == 3
     assert "event=message_placed_anew topic=gone prepared_for_queue=7 queue=1" in caplog.text

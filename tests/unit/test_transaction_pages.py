@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from halfmq.broker.transaction.decision_lookup import PastDecisions
+from halfmq.broker.transaction.decision_lookup import DecisionLookup
 from halfmq.broker.transaction.half import StoredHalf
 from halfmq.broker.transaction.operator import PAGE_MS, PASSED_BETWEEN_LOOKS, PendingView
 from halfmq.broker.transaction.pending import Pending, PendingTable, State
@@ -33,7 +33,7 @@ class Table:
             self.add(offset)
         self.view = PendingView(
             self.pending,
-            cast("PastDecisions", None),
+            cast("DecisionLookup", None),
             NoChecks(),
             read_half=self._read,
             now_ms=self.clock,

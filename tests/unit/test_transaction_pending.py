@@ -8,7 +8,7 @@ import pytest
 
 from halfmq.broker.transaction.log_map import BLOCK_COUNT
 from halfmq.broker.transaction.pending import (
-    NOT_ASKED,
+    NOT_CHECKED,
     Copy,
     DecidedMemory,
     Decision,
@@ -143,7 +143,7 @@ def test_parked_transactions_are_counted_and_can_be_resumed() -> None:
     table.decide(second, State.ROLLED_BACK, 200)
 
     assert (table.parked, first.state) == (0, State.PREPARED)
-    assert first.asking == NOT_ASKED
+    assert first.progress == NOT_CHECKED
 
 
 def test_a_copy_is_another_name() -> None:

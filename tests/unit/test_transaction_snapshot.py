@@ -90,7 +90,7 @@ def test_a_start_reads_the_log_from_the_snapshot_on(
     take(broker)
     position = broker.log.write_offset
     before = state_of(broker)
-    asking = [entry.asking for entry in broker.service._table]
+    asking = [entry.progress for entry in broker.service._table]
     assert asking[0].delivered
     starts = spy_on_scan(broker, monkeypatch)
 
@@ -98,7 +98,7 @@ def test_a_start_reads_the_log_from_the_snapshot_on(
 
     assert starts[0] >= position - 1_000 > 0
     assert state_of(broker) == before
-    assert [entry.asking for entry in broker.service._table] == asking
+    assert [entry.progress for entry in broker.service._table] == asking
 
 
 def test_what_happens_behind_the_snapshot_is_read_from_the_log(broker: Broker) -> None:
@@ -285,7 +285,7 @@ def test_checks_alone_are_worth_a_snapshot(broker: Broker) -> None:
         while broker.service.metrics()["snapshots_taken"] < count:
             broker.service.tick()
     (entry,) = broker.service._table
-    asking = entry.asking
+    asking = entry.progress
     assert asking.delivered == 2
     broker.clock.now_ms += snapshot.INTERVAL_MS
     broker.service.tick()
@@ -294,7 +294,7 @@ def test_checks_alone_are_worth_a_snapshot(broker: Broker) -> None:
     broker.restart()
 
     (entry,) = broker.service._table
-    assert entry.asking == asking
+    assert entry.progress == asking
 
 
 @pytest.mark.parametrize("position", [0, 5, 30, -30, -1])

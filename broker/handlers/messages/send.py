@@ -42,7 +42,7 @@ from ...net.router import answer
 from ...ports import Connection, Handler
 from ...tables.topics import TopicConfig
 from ...transaction.admission import Delays, fault_in_batch, without_brokers_own
-from ...transaction.deduplication import FirstHalf, twin_key
+from ...transaction.deduplication import FirstHalf, deduplication_key
 from ..subjects import prepared_by, require
 from . import staged
 from .batch_units import Units, read_units
@@ -85,7 +85,7 @@ class Transactions(staged.Transactions, Protocol):
 
     def refuse_prepares(self, group: str, broker_address: str) -> None: ...
 
-    def twin(
+    def find_duplicate(
         self,
         messages: Sequence[tuple[AppendRequest, str]],
         producer_group: str,
@@ -137,7 +137,7 @@ class SendHandler:
         self._max_message_size = max_message_size
         self._sync_flush = sync_flush
         self._new_key = unique_keys.create
-        self._twins = transactions.twins
+        self._recent_prepares = transactions.recent_prepares
         # What every stored message says of the broker that took it. Consumers of request-reply
         # messages find the reply topic by CLUSTER.
         self._broker_properties = (
@@ -351,20 +351,22 @@ class SendHandler:
             )
         message.properties = prepared_by(message.properties, request)
         waits = message.topic not in self._transactions.unflushed_topics
-        key = self._twins.expect(group, unique_key)
+        key = self._recent_prepares.expect(group, unique_key)
         if key == 0:
             self._group.append_staged()  # the first may be among it
-            found = self._transactions.twin([(message, unique_key)], group, connection)
+            found = self._transactions.find_duplicate([(message, unique_key)], group, connection)
             if found is not None:
                 _answer_twin(request, found[0], unique_key, connection, waits=waits)
                 return None
-            key = self._twins.expect(group, unique_key) or twin_key(group, unique_key)
+            key = self._recent_prepares.expect(group, unique_key) or deduplication_key(
+                group, unique_key
+            )
         try:
             self._transactions.refuse_prepares(group, connection.broker_address)
             self._transactions.refuse_delays(sent)
             half = self._transactions.half_of(message, unique_key)
         except RequestRefusedError:
-            self._twins.forget(key)
+            self._recent_prepares.forget(key)
             raise
         return StagedHalf(
             half,

@@ -13,14 +13,14 @@ from halfmq.store.format.ids import offset_message_id
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ...ports import Connection
-from ...transaction.deduplication import Twins
+from ...transaction.deduplication import RecentPrepares
 
 
 class Transactions(Protocol):
     """What a staged half needs of the transaction service."""
 
     @property
-    def twins(self) -> Twins: ...
+    def recent_prepares(self) -> RecentPrepares: ...
 
     def prepared(
         self,
@@ -69,16 +69,21 @@ class StagedHalf(StagedMessage, gc=False):
 
     message: AppendRequest  # as the producer sent it
     producer_group: str
-    twin_key: int
+    deduplication_key: int
     transactions: Transactions
 
     def appended(self, one: AppendResult) -> bytes | None:
         """Enter the transaction, and answer."""
         self.transactions.prepared(
-            self.message, self.draft, one, self.producer_group, self.twin_key, self.connection
+            self.message,
+            self.draft,
+            one,
+            self.producer_group,
+            self.deduplication_key,
+            self.connection,
         )
         return StagedMessage.appended(self, one)
 
     def refused(self) -> None:
         """Have the same half sent again taken for a new one."""
-        self.transactions.twins.forget(self.twin_key)
+        self.transactions.recent_prepares.forget(self.deduplication_key)

@@ -43,7 +43,7 @@ class Transactions(Protocol):
 
     def refuse_prepares(self, group: str, broker_address: str) -> None: ...
 
-    def twin(
+    def find_duplicate(
         self,
         messages: Sequence[tuple[AppendRequest, str]],
         producer_group: str,
@@ -107,7 +107,7 @@ class PrepareHandler:
         for draft, _ in messages:
             draft.properties = prepared_by(draft.properties, request)
         self._check_together(messages)
-        halves = self._transactions.twin(messages, group, connection)
+        halves = self._transactions.find_duplicate(messages, group, connection)
         if halves is None:
             self._transactions.refuse_prepares(group, connection.broker_address)
             appended = self._transactions.prepare_group(messages, group, connection)

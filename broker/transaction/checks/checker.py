@@ -2,7 +2,7 @@
 
 Each undecided transaction that is to be asked about is in exactly one place, which ``Pending.due``
 names: in the timetable until it is due (the number of its bucket), then in the queue of its group
-(``QUEUED``), then on its way to a producer (``ASKING``), and from there in the timetable again.
+(``QUEUED``), then on its way to a producer (``IN_FLIGHT``), and from there in the timetable again.
 Between these, its half may have to be read from the disk (``READING``). A decision does not touch
 the places, it takes the transaction off the table; what is found in a place and not on the table,
 or on the table with another place, is dropped.
@@ -89,7 +89,7 @@ that needs one as well waits for four reads at most. They have 64 MiB at the lar
 # Places of a transaction that is not in the timetable; those in it have the bucket's number.
 UNPLANNED: Final = 0
 QUEUED: Final = -1
-ASKING: Final = -2
+IN_FLIGHT: Final = -2
 READING: Final = -3
 
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
@@ -190,7 +190,7 @@ class Checker:
 
     def schedule_first(self, entry: Pending) -> None:
         """Plan the first check of a transaction that has just been prepared."""
-        wait_ms = entry.asking.immunity_s * 1_000 or self._timeout_ms  # once per transaction
+        wait_ms = entry.progress.immunity_s * 1_000 or self._timeout_ms  # once per transaction
         entry.due = self._timetable.add(self._monotonic_ms() + wait_ms, entry.offset)
 
     def schedule_again(self, entry: Pending, age_ms: int, *, grace_ms: int = 0) -> None:
@@ -240,11 +240,11 @@ class Checker:
         """Do what is due, in a slice; return the milliseconds until there is more, or None."""
         self._members.clear()
         self._full.clear()
-        self._take_receipts(now_ms, time_slice)
-        self._take_halves(now_ms)
-        self._queues.take_retries(now_ms, time_slice)
+        self._process_receipts(now_ms, time_slice)
+        self._process_fetched(now_ms)
+        self._queues.run_retries(now_ms, time_slice)
         self._queue_due(now_ms, time_slice)
-        self._take_turns(now_ms, time_slice)
+        self._serve_groups(now_ms, time_slice)
         self._drop_stale(time_slice)
         if self._queues.has_turns or self._due or self._receipts or self._arrived:
             return 0
@@ -272,7 +272,7 @@ class Checker:
         while True:
             for _ in range(LOOKS_PER_STEP):
                 if not self._due:
-                    found = self._timetable.take_due(now_ms)
+                    found = self._timetable.pop_due(now_ms)
                     if found is None:
                         return
                     self._bucket, self._due = found
@@ -293,17 +293,17 @@ class Checker:
 
     # --- asking
 
-    def _take_turns(self, now_ms: int, time_slice: Slice) -> None:
+    def _serve_groups(self, now_ms: int, time_slice: Slice) -> None:
         """Ask about what is due of the groups in turn, as much as a slice holds, at least one."""
         queues = self._queues
         while queues.has_turns:
             group = queues.next_turn()
-            self._take_turn(group, now_ms, time_slice)
+            self._serve_group(group, now_ms, time_slice)
             queues.end_turn(group, now_ms)
             if time_slice.is_over:
                 return
 
-    def _take_turn(self, group: Group, now_ms: int, time_slice: Slice) -> None:
+    def _serve_group(self, group: Group, now_ms: int, time_slice: Slice) -> None:
         waiting = group.waiting
         looks = checks = 0
         while waiting and checks < CHECKS_PER_TURN and looks < LOOKS_PER_STEP and not group.blocked:
@@ -317,14 +317,14 @@ class Checker:
             elif not _is_asked_about(entry):
                 group.tried.pop(offset, None)
                 entry.due = UNPLANNED
-            elif self._attend_safely(entry, group, is_fetched, now_ms):
+            elif self._process_safely(entry, group, is_fetched, now_ms):
                 checks += 1
                 if time_slice.is_over:  # a message of 4 MiB takes ten milliseconds by itself
                     return
 
-    def _attend_safely(self, entry: Pending, group: Group, is_fetched: bool, now_ms: int) -> bool:
+    def _process_safely(self, entry: Pending, group: Group, is_fetched: bool, now_ms: int) -> bool:
         try:
-            return self._attend(entry, group, is_fetched, now_ms)
+            return self._process(entry, group, is_fetched, now_ms)
         except Exception:
             # Whatever is wrong with one half: nothing is lost by keeping it, and the others must
             # not suffer.
@@ -333,7 +333,7 @@ class Checker:
             self._plan(entry, now_ms + self._config.check_interval_ms)
             return True
 
-    def _attend(self, entry: Pending, group: Group, is_fetched: bool, now_ms: int) -> bool:
+    def _process(self, entry: Pending, group: Group, is_fetched: bool, now_ms: int) -> bool:
         """Do what is due about one transaction; return whether that was more than a look."""
         if not self._is_durable(entry.offset):
             # After a power cut another half may have its offset, and a decision in answer to this
@@ -367,7 +367,7 @@ class Checker:
                 tried = group.tried[entry.offset] = (*tried, target)
             elif self._send(entry, target, tried, header, body):
                 group.tried.pop(entry.offset, None)
-                if entry.due != ASKING:
+                if entry.due != IN_FLIGHT:
                     self.delivered += 1
                     self._count_delivered(entry, now_ms)
                 return True
@@ -435,7 +435,7 @@ class Checker:
             on_receipt = partial(self._on_receipt, entry, target, tried)
             if not target.ask(_CHECK, header, body, on_receipt):
                 return False
-            entry.due = ASKING
+            entry.due = IN_FLIGHT
         elif not target.send_request(_CHECK, header, body):
             return False
         entry.sent += 1
@@ -494,11 +494,11 @@ class Checker:
         if len(self._receipts) == 1:
             self._wake()
 
-    def _take_receipts(self, now_ms: int, time_slice: Slice) -> None:
+    def _process_receipts(self, now_ms: int, time_slice: Slice) -> None:
         receipts = self._receipts
         while receipts:
             entry, asked, tried, taken = receipts.popleft()
-            meant = entry.due == ASKING and self._table.get(entry.offset) is entry
+            meant = entry.due == IN_FLIGHT and self._table.get(entry.offset) is entry
             if taken:
                 self._queues.taken(entry.group)
                 self.delivered += 1
@@ -537,7 +537,7 @@ class Checker:
         if len(self._arrived) == 1:
             self._wake()
 
-    def _take_halves(self, now_ms: int) -> None:
+    def _process_fetched(self, now_ms: int) -> None:
         while self._arrived:
             entry, tried, is_there = self._arrived.pop()  # last one first: each goes to the front
             self._fetching -= 1

@@ -93,7 +93,7 @@ class GroupQueues:
 
     @property
     def next_retry_ms(self) -> int | None:
-        """When some group is to be tried again, by ``take_retries``."""
+        """When some group is to be tried again, by ``run_retries``."""
         return self._retries[0][0] if self._retries else None
 
     @property
@@ -196,7 +196,7 @@ class GroupQueues:
             group.pause_ms = BUSY_RETRY_MS
             self._try_again(group)
 
-    def take_retries(self, now_ms: int, time_slice: Slice) -> None:
+    def run_retries(self, now_ms: int, time_slice: Slice) -> None:
         """Try the groups again whose time has come, as many as a slice holds."""
         retries = self._retries
         while retries and retries[0][0] <= now_ms:

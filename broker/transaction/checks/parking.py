@@ -147,7 +147,7 @@ class Parking:
         logger.info("event=transaction_resumed half_offset=%d group=%s", entry.offset, entry.group)
         return appended.end
 
-    def note_retention_blocked(self, min_wanted_offset: int) -> None:
+    def on_retention_blocked(self, min_wanted_offset: int) -> None:
         """Take note that the log should begin at an offset, and undecided halves lie before it.
 
         They stay, and so does the log from the oldest of them on. Those that are still asked about

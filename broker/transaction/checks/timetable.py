@@ -54,7 +54,7 @@ class Timetable:
         bucket.offsets.append(offset)
         return bucket.number
 
-    def take_due(self, now_ms: int) -> Bucket | None:
+    def pop_due(self, now_ms: int) -> Bucket | None:
         """Remove and return one bucket that is due; None when none is."""
         while self._order and self._order[0] * BUCKET_MS <= now_ms:
             number = heapq.heappop(self._order)

@@ -35,7 +35,7 @@ from halfmq.store.format.properties import get_property
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
-from ..half import GroupMark, group_mark, halves_beside, immunity_s
+from ..half import GroupMembership, group_membership, halves_beside, immunity_s
 from ..pending import (
     Event,
     Member,
@@ -67,7 +67,7 @@ class ForeignRecordError(Exception):
         return f"the record at offset {self.offset} is tied to its transaction by key only"
 
 
-class Fold:
+class LogReplay:
     """Applies log records to a table."""
 
     def __init__(self, table: PendingTable, *, by_key: bool = False) -> None:
@@ -111,7 +111,7 @@ class Fold:
         elif topic == TRANS_CHECK_MAX_TIME_TOPIC:
             self._parked(record)
 
-    def note_key_at_zero(self, key: bytes) -> None:
+    def set_key_at_zero(self, key: bytes) -> None:
         """Tell the UNIQ_KEY of the half at offset 0, when the table came with that half.
 
         Zero is also what field 14 holds in records that are no decision, so there the key counts.
@@ -127,7 +127,7 @@ class Fold:
         if checks is not None:
             self._copy(record, int(checks) if checks.isdigit() else 0)
         else:
-            mark = group_mark(record.properties)
+            mark = group_membership(record.properties)
             if mark is not None and mark.number > 0:
                 self._member(record, mark)
             else:
@@ -153,7 +153,7 @@ class Fold:
         if self._first_by_key is not None:
             self._keep_key(self._first_by_key, record, entry.offset)
 
-    def _member(self, record: Record, mark: GroupMark) -> None:
+    def _member(self, record: Record, mark: GroupMembership) -> None:
         """A further half of the transaction whose leader has just been read."""
         table = self._table
         offset = record.physical_offset

@@ -41,7 +41,7 @@ from halfmq.store.format.crc import crc32
 from halfmq.store.format.transaction_snapshot import CRC_SIZE, FOOTER
 
 from ...loop.slices import Slice
-from ..pending import Asking, Member, ParkedReason, Pending, PendingTable, State, shared
+from ..pending import CheckProgress, Member, ParkedReason, Pending, PendingTable, State, shared
 
 logger = logging.getLogger(__name__)
 
@@ -271,7 +271,7 @@ def _entries(rows: Iterable[PendingRow]) -> Iterator[Pending]:
     How far the asking has come is said by the last six columns, in few combinations: each is
     looked at once.
     """
-    known: dict[tuple[object, ...], tuple[State, Asking]] = {}
+    known: dict[tuple[object, ...], tuple[State, CheckProgress]] = {}
     for row in rows:
         columns = row[4:]
         standing = known.get(columns)
@@ -280,10 +280,10 @@ def _entries(rows: Iterable[PendingRow]) -> Iterator[Pending]:
         yield Pending(row[0], row[1], row[2], row[3], *standing)
 
 
-def _standing(row: PendingRow) -> tuple[State, Asking]:
+def _standing(row: PendingRow) -> tuple[State, CheckProgress]:
     reason = ParkedReason(row.parked_reason)
-    asking = Asking(row.sent, row.checks, row.answered, reason, row.immunity_s)
-    return State(row.state), shared(asking)
+    progress = CheckProgress(row.sent, row.checks, row.answered, reason, row.immunity_s)
+    return State(row.state), shared(progress)
 
 
 # --- writing

@@ -19,7 +19,7 @@ from halfmq.store.format.properties import get_property
 from halfmq.store.format.record import Record
 
 from ..pending import PendingTable
-from .log_replay import Fold, ForeignRecordError
+from .log_replay import ForeignRecordError, LogReplay
 from .snapshot import Log as SnapshotLog
 from .snapshot import load_snapshot, remove_snapshot
 
@@ -62,12 +62,17 @@ def replay(log: ReplayLog, table: PendingTable, snapshot_path: Path) -> Replayed
 def _read(
     log: ReplayLog, table: PendingTable, position: int, ops: Iterable[int], *, by_key: bool
 ) -> Replayed:
-    fold = Fold(table, by_key=by_key)
-    fold.unmirrored.update(dict.fromkeys(ops))
+    log_replay = LogReplay(table, by_key=by_key)
+    log_replay.unmirrored.update(dict.fromkeys(ops))
     if 0 in table and (record := log.record_at(0)) is not None:
         key = get_property(record.properties, b"UNIQ_KEY")
         if key is not None:
-            fold.note_key_at_zero(key)
+            log_replay.set_key_at_zero(key)
     for record in log.scan_transactions(position):
-        fold.apply(record)
-    return Replayed(position, list(fold.unmirrored), list(fold.incomplete), list(fold.unfinished))
+        log_replay.apply(record)
+    return Replayed(
+        position,
+        list(log_replay.unmirrored),
+        list(log_replay.incomplete),
+        list(log_replay.unfinished),
+    )

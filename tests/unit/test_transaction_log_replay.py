@@ -6,7 +6,7 @@ import pytest
 
 from halfmq.broker.transaction.errors import DecisionForgottenError
 from halfmq.broker.transaction.pending import Decision, Event, Member, PendingTable, State
-from halfmq.broker.transaction.replay.log_replay import Fold, ForeignRecordError
+from halfmq.broker.transaction.replay.log_replay import ForeignRecordError, LogReplay
 from halfmq.store.log.append_request import AppendRequest
 from tests.support.golden_store import GoldenStore, unpack
 from tests.support.transactions import HOST, PEER, START_MS, Broker, MemoryLog, golden_log
@@ -14,10 +14,10 @@ from tests.support.transactions import HOST, PEER, START_MS, Broker, MemoryLog, 
 GOLDEN = ("tx-midway-killed", "tx-midway-clean", "v4-tx")
 
 
-def folded(log: MemoryLog, *, start: int = 0) -> tuple[PendingTable, Fold]:
+def folded(log: MemoryLog, *, start: int = 0) -> tuple[PendingTable, LogReplay]:
     """Read a log by key."""
     table = PendingTable()
-    fold = Fold(table, by_key=True)
+    fold = LogReplay(table, by_key=True)
     for record in log.scan(start):
         fold.apply(record)
     return table, fold
@@ -90,7 +90,7 @@ def test_reading_twice_changes_nothing(store: GoldenStore) -> None:
 
 def test_a_log_with_copies_asks_to_be_read_by_key(store: GoldenStore) -> None:
     """Links alone do not tell which half a copy belongs to; guessing would ask twice."""
-    fold = Fold(PendingTable())
+    fold = LogReplay(PendingTable())
 
     def read() -> None:
         for record in golden_log(store).scan(0):

@@ -8,7 +8,7 @@ import pytest
 
 from halfmq.broker.transaction import deduplication, service
 from halfmq.broker.transaction.deciding import DecisionRequest
-from halfmq.broker.transaction.deduplication import Twins, twin_key
+from halfmq.broker.transaction.deduplication import RecentPrepares, deduplication_key
 from halfmq.broker.transaction.pending import Event, State
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.headers import SendMessageResponseHeader
@@ -143,8 +143,10 @@ def test_keys_with_one_hash_are_told_apart(
 ) -> None:
     """What is kept of a key is its hash; the half itself says whose it is."""
     for module in (service, deduplication):
-        monkeypatch.setattr(module, "twin_key", lambda _group, _unique_key: 1)
-    monkeypatch.setattr(deduplication.Twins, "expect", lambda _self, _group, _unique_key: 0)
+        monkeypatch.setattr(module, "deduplication_key", lambda _group, _unique_key: 1)
+    monkeypatch.setattr(
+        deduplication.RecentPrepares, "expect", lambda _self, _group, _unique_key: 0
+    )
     ids = {sends.prepare(key, group=group).msg_id for key in "KL" for group in ("pg", "pg2")}
 
     assert len(ids) == 4
@@ -198,14 +200,14 @@ def test_a_first_half_that_retention_has_deleted_has_no_twin(sends: Prepares) ->
 
 def test_the_memory_is_bounded() -> None:
     """Two generations: the latest are known, those before the latest two are not."""
-    memory = Twins(limit=10)
+    memory = RecentPrepares(limit=10)
     for number in range(35):
-        memory.note(memory.expect("pg", str(number)), number)
+        memory.add(memory.expect("pg", str(number)), number)
 
     assert len(memory) <= 20
-    assert memory.find(twin_key("pg", "34")) == 34
-    assert memory.find(twin_key("pg", "20")) == 20
-    assert memory.find(twin_key("pg", "19")) is None
+    assert memory.find(deduplication_key("pg", "34")) == 34
+    assert memory.find(deduplication_key("pg", "20")) == 20
+    assert memory.find(deduplication_key("pg", "19")) is None
 
 
 def test_a_start_reads_the_newest_halves_within_its_limits(sends: Prepares) -> None:
@@ -215,14 +217,14 @@ def test_a_start_reads_the_newest_halves_within_its_limits(sends: Prepares) -> N
     log = sends.broker.log
     size = log.records()[-1].total_size
 
-    by_count, by_bytes, all_of_them = Twins(), Twins(), Twins()
+    by_count, by_bytes, all_of_them = RecentPrepares(), RecentPrepares(), RecentPrepares()
     by_count.refill(log, count_max=300)
     by_bytes.refill(log, bytes_max=300 * size)
     all_of_them.refill(log)
 
     assert (len(by_count), len(by_bytes), len(all_of_them)) == (300, 300, 600)
-    assert by_bytes.find(twin_key("pg", "K599")) == log.records()[-1].physical_offset
-    assert by_bytes.find(twin_key("pg", "K300")) is not None
+    assert by_bytes.find(deduplication_key("pg", "K599")) == log.records()[-1].physical_offset
+    assert by_bytes.find(deduplication_key("pg", "K300")) is not None
 
 
 @pytest.mark.parametrize("bytes_max", [0, 1, 4_000, 9_000, 30_000, 100_000, 1_000_000])
@@ -237,8 +239,8 @@ def test_a_start_knows_exactly_the_newest_halves_that_fit(sends: Prepares, bytes
         if left < 0 and expected:
             break
         expected += 1
-    memory = Twins()
+    memory = RecentPrepares()
     memory.refill(log, bytes_max=bytes_max)
 
-    known = [memory.find(twin_key("pg", f"K{number}")) is not None for number in range(40)]
+    known = [memory.find(deduplication_key("pg", f"K{number}")) is not None for number in range(40)]
     assert known == [False] * (40 - expected) + [True] * expected
