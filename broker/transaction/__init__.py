@@ -1,1 +1,1 @@
-"""Half messages: prepared, decided once, and asked about until they are decided."""
+"""Half messages: prepared, decided once, and checked until they are decided."""

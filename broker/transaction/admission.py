@@ -1,8 +1,8 @@
-"""What a message must be like to be prepared, and what no client may say about transactions.
+"""Validate messages to be prepared, and remove properties that only the broker may set.
 
-What is refused here would be found out too late otherwise: a half that waits in the schedule topic
-is lost to its transaction (RocketMQ does that), and one whose final message has no room for its
-properties can be prepared and never committed. Each refusal says how to mend it.
+The faults refused here would otherwise show up too late. A half that waits in the schedule topic is
+lost to its transaction (RocketMQ does that). A half whose final message has no room for its
+properties can be prepared and never committed. Each refusal says how to correct the message.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from ..delay.levels import DELAY_MS_MAX, delay_level, is_milliseconds
 from ..errors import REFUSAL_FIELDS, RequestRefusedError
 
 FINAL_RESERVE: Final = 512
-"""Bytes of properties that a half leaves free for what decisions and checks add to it: ids, the
-delay level and the time of delivery, the reason of parking, the number of the check."""
+"""Bytes of properties that a half leaves free for what decisions and checks add: ids, the delay
+level and time of delivery, the reason for parking, the number of the check."""
 
 GROUP_RESERVE: Final = 2_048
 """The same for a message of a group, whose final may name 63 other halves of 20 digits each."""
 
 DECISION_RESERVE: Final = 192
-"""What of it a half leaves free as it is stored, with its topic and a second copy of its key: for
+"""Bytes that the stored half, which holds its topic and a second copy of its key, leaves free: for
 the id of the half (77), the level and time of delivery (46), a CRC (20); or the parked reason."""
 
 GROUP_DECISION_RESERVE: Final = DECISION_RESERVE + 1_408
 """The same for a message of a group: the offsets of 63 halves."""
 
 RECORD_RESERVE: Final = 1_024
-"""Bytes that a final message or a half may be longer than body and properties as they were sent:
-the head (116), a topic of up to 255, and `FINAL_RESERVE`."""
+"""Bytes by which a final message or a half may exceed the body and properties that were sent: the
+head (116), a topic of up to 255, and `FINAL_RESERVE`."""
 
 BROKERS_OWN: Final = (
     PROPERTY_TRANSACTION_GROUP,
@@ -56,10 +56,10 @@ BROKERS_OWN: Final = (
     PROPERTY_TRANSACTION_PARKED,
     PROPERTY_TRANSACTION_PRINCIPAL,
 )
-"""Properties that the broker alone sets; consumers and the broker itself believe them."""
+"""Properties that only the broker sets; consumers and the broker itself trust them."""
 
 _OTHER_TOPIC_SIZE: Final = max(map(len, (HALF_TOPIC, SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC)))
-"""Bytes of the longest topic under which a message is stored that is not its own."""
+"""Bytes of the longest topic, other than its own, under which a message is stored."""
 
 _BESIDE_SIZE: Final = record_size(0, 0, 0, born_host_size=0, store_host_size=0, version_2=True)
 """Bytes of a record without body, properties, topic and hosts."""
@@ -75,8 +75,8 @@ _INSTEAD: Final = (
 def without_brokers_own(properties: bytes) -> bytes:
     """Return properties that a client sent without those that only the broker sets.
 
-    A consumed message that is sent on brings them; they speak of another message. A forged half
-    message id would have an inbox skip the true one.
+    A consumed message that is sent again carries them, although they describe another message. A
+    forged half message id would make an inbox skip the real message.
     """
     if b"TRANSACTION_" not in properties:
         return properties
@@ -84,10 +84,11 @@ def without_brokers_own(properties: bytes) -> bytes:
 
 
 def fault_in_batch(properties: bytes, where: str) -> str | None:
-    """Say what properties in a batch ask for that only single messages can have; None: nothing.
+    """Return why these properties are not allowed in a batch; None if they are.
 
-    That is a transaction, a delay or a time of delivery: delivered at once, such a message would be
-    silently wrong. ``where`` says whose properties they are, to begin the sentence with.
+    A batch is delivered at once and without a transaction, so a message that requests a
+    transaction, a delay or a time of delivery would be handled wrongly without notice. ``where``
+    names the owner of the properties and begins the sentence.
     """
     why = None
     if (get_property(properties, b"TRAN_MSG") or b"").lower() == b"true":
@@ -106,7 +107,7 @@ def fault_in_batch(properties: bytes, where: str) -> str | None:
 
 
 class Delays(Protocol):
-    """The delays that the properties of a transactional message ask for; None for none."""
+    """The delays that the properties of a transactional message request; None for none."""
 
     @property
     def delay(self) -> str | None: ...
@@ -122,10 +123,10 @@ class Delays(Protocol):
 
 
 def refuse_delays(sent: Delays, now_ms: int) -> None:
-    """Return if a message with these delays may be prepared.
+    """Raise if a message with these delays must not be prepared.
 
     Raises:
-        RequestRefusedError: Halves cannot have one of them.
+        RequestRefusedError: One of the delays is not supported for halves, or not valid.
     """
     # RocketMQ delays the half, and loses it. Source: HookUtils#handleScheduleMessage.
     if sent.delay not in {None, "0"}:
@@ -150,10 +151,10 @@ def refuse_delays(sent: Delays, now_ms: int) -> None:
 
 
 def refuse_large(properties: bytes, *, reserve: int = FINAL_RESERVE) -> None:
-    """Return if a message with so many bytes of properties may be prepared.
+    """Raise if a message has too many bytes of properties to be prepared.
 
     Raises:
-        RequestRefusedError: They leave no room for what its commit adds.
+        RequestRefusedError: The properties leave no room for what the commit adds.
     """
     if len(properties) > PROPERTIES_SIZE_MAX - reserve:
         raise refusal(
@@ -165,19 +166,19 @@ def refuse_large(properties: bytes, *, reserve: int = FINAL_RESERVE) -> None:
 def leave_room(
     half: AppendRequest, topic: str, *, record_size_max: int, reserve: int = DECISION_RESERVE
 ) -> None:
-    """Raise if a half, as it is to be stored, leaves no room for what follows from it.
+    """Raise if a half leaves no room for the records made from it.
 
-    That is its final message, delayed or not, and its parked copy. None of them may have longer
-    properties than a record can, or be larger than a record of the log.
+    These are its final message, delayed or not, and its parked copy. None of them may exceed the
+    limits for the properties or the size of a record.
 
     Args:
         half: The record of the half.
-        topic: Where its message belongs.
+        topic: Topic of the final message.
         record_size_max: Bytes of the largest record that the log takes.
-        reserve: Bytes by which its properties may grow.
+        reserve: Bytes by which the properties may grow.
 
     Raises:
-        RequestRefusedError: It could be prepared, and never committed or parked.
+        RequestRefusedError: The half could be prepared, but never committed or parked.
     """
     properties_size = len(half.properties)
     if properties_size > PROPERTIES_SIZE_MAX - reserve:
@@ -209,7 +210,7 @@ def group_is_full(group: str, limit: int) -> RequestRefusedError:
 
 
 def not_taken(config: TransactionConfig, halves: int, broker_address: str) -> RequestRefusedError:
-    """Return the refusal of any half: they are forbidden, or ``halves`` are undecided already."""
+    """Return the refusal of any half: forbidden, or too many (``halves``) are undecided."""
     if config.reject:
         return RequestRefusedError(
             ResponseCode.NO_PERMISSION,
@@ -227,5 +228,5 @@ def not_taken(config: TransactionConfig, halves: int, broker_address: str) -> Re
 
 
 def refusal(remark: str) -> RequestRefusedError:
-    """Return the refusal of a message that must be sent otherwise."""
+    """Return the refusal of a message that must be changed before it is sent again."""
     return RequestRefusedError(ResponseCode.MESSAGE_ILLEGAL, remark, REFUSAL_FIELDS)

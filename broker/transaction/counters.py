@@ -1,4 +1,4 @@
-"""What has happened to transactions since the start."""
+"""Counters of transaction events since the start."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Counters:
-    """Events since the start."""
+    """Transaction events since the start; the field names are names of metrics."""
 
     prepared: int = 0
     groups: int = 0  # transactions of several messages
     committed: int = 0
     rolled_back: int = 0
     unknown: int = 0  # decisions that said "not known yet"
-    repeated: int = 0  # decisions that had been taken before
-    refused: int = 0  # decisions opposite to the first one
+    repeated: int = 0  # decisions that repeat the first one
+    refused: int = 0  # decisions that contradict the first one
     decided_by_operators: int = 0
     checks_answered: int = 0
     parked: int = 0
     resumed: int = 0
     expired: int = 0  # undecided when the log deleted them by age
-    retention_blocked: int = 0  # times that an undecided half kept the log from being deleted
+    retention_blocked: int = 0  # times that an undecided half blocked deletion of the log
     prepares_refused: int = 0  # because too many are undecided
-    twins: int = 0  # halves that came again and were answered with the ids of the first
+    twins: int = 0  # repeated prepares, answered with the ids of the first

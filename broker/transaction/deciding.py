@@ -1,11 +1,11 @@
-"""Decisions: each is one append, and only when it has been made does the table change.
+"""Decisions: each is one append, and the table changes only after the append has succeeded.
 
-So a refused append (disk full, broker stopping) leaves the transaction undecided and the client
-free to try again. A decision about several messages is one append as well: the leader's final
-message, which decides for all, followed by those of the others.
+A refused append (disk full, broker stopping) therefore leaves the transaction undecided, and the
+client can try again. A decision about several messages is also one append: the leader's final
+message, which decides for all, followed by the other final messages.
 
-A handler that has more to append in the same pass of the event loop *plans* a decision: it gets the
-records, appends them with others, and reports the result.
+A handler that appends more in the same pass of the event loop *plans* a decision: it gets the
+records, appends them together with others, and reports the result.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .pending import RESULTS, Event, Pending, PendingTable, State, Verdict, outc
 
 logger = logging.getLogger(__name__)
 
-_ASKS_DELAY: Final = b"TRANSACTION_DEL"  # how the names of both properties begin
+_ASKS_DELAY: Final = b"TRANSACTION_DEL"  # prefix of both property names
 _COMMITTED: Final = State.COMMITTED  # looking a member up in its class is a tenth of a microsecond
 _DECIDE: Final = Verdict.DECIDE
 _DECISION_NAMES: Final = {State.COMMITTED: "committed", State.ROLLED_BACK: "rolled back"}
@@ -68,15 +68,15 @@ class Log(Protocol):
 
 
 ReadHalf = Callable[[int], StoredHalf | None]
-"""Reads the half at a physical offset; None when there is none that is sound."""
+"""Reads the half at a physical offset; None if there is no valid half."""
 
 
 class Ended(NamedTuple):
     """The answer to a decision."""
 
-    position: int  # it may be given when the log is durable up to here
+    position: int  # send the answer when the log is durable up to here
     final_offset: int | None = None  # of the final message; None unless committed
-    store_host: bytes = b""  # of the same, so that both make its offset message id
+    store_host: bytes = b""  # of the final message, for its offset message id
 
     @property
     def message_id(self) -> str | None:
@@ -93,12 +93,12 @@ class PlannedDecision(msgspec.Struct, gc=False):
     entry: Pending
     state: State
     rest: Sequence[AppendRequest] = ()  # the final messages of the other halves
-    dropped: int = 0  # bytes of the message that a rollback was made from
-    waits: bool = True  # for the disk, before it is answered
+    dropped: int = 0  # body bytes of the message that was rolled back
+    waits: bool = True  # whether the answer waits for the disk
 
     @property
     def size(self) -> int:
-        """Bytes of the messages that were looked at for it."""
+        """Body bytes of the messages read for this decision."""
         return self.dropped + len(self.draft.body) + sum([len(one.body) for one in self.rest])
 
     @property
@@ -108,32 +108,32 @@ class PlannedDecision(msgspec.Struct, gc=False):
 
 
 MayDecide: TypeAlias = Callable[[bytes, bool], None]
-"""Takes the properties of a half and whether a producer has been asked about it; raises
-RequestRefusedError unless a subject may decide it."""
+"""Takes the properties of a half and whether a check was sent for it; raises RequestRefusedError
+unless the subject may decide it."""
 
 
 class DecisionRequest(msgspec.Struct, gc=False):
-    """What a producer asks for."""
+    """A producer's request to end a transaction."""
 
     offset: int  # physical, of the half, or of a check copy or a further half of it
     queue_offset: int  # of the same record in the half topic
     producer_group: str  # must be the group that prepared it
     event: Event  # COMMIT, ROLLBACK or UNKNOWN
-    from_check: bool = False  # whether it is the answer to a check
-    names: Sequence[str] = ()  # what it calls the transaction; if any, one must be its unique key
+    from_check: bool = False  # whether it answers a check
+    names: Sequence[str] = ()  # names of the transaction; if any, one must be its unique key
     may: MayDecide | None = None  # raises unless the sender may decide; None: no access control
 
 
 class Decisions:
-    """Takes decisions, and answers those that come again."""
+    """Applies decisions, and answers repeated ones."""
 
     def __init__(
         self,
         log: Log,
         table: PendingTable,
-        recent: FinalMessageCache,
+        finals: FinalMessageCache,
         ops: OpWriter,
-        past: DecisionLookup,
+        lookup: DecisionLookup,
         counters: Counters,
         *,
         read_half: ReadHalf,
@@ -145,18 +145,19 @@ class Decisions:
     ) -> None:
         """Wire the parts.
 
-        ``destination`` says to which topic and queue a message goes that was prepared for one;
-        ``delayed`` turns a final message that asks for a delay into what its commit stores, now;
-        what is decided about messages of ``unflushed_topics`` is answered before it is on disk.
+        ``destination`` returns the topic and queue where the final message for a topic and queue
+        is stored. ``delayed`` turns a final message that requests a delay into what its commit
+        stores now. Decisions about messages of ``unflushed_topics`` are answered before they are
+        on disk.
         """
         self._log = log
         self._append = log.append
         self._table = table
         self._find = table.get
         self._groups, self._copies = table.groups, table.copies
-        self._take_recent = recent.take
+        self._pop_final = finals.pop
         self._add_op = ops.add
-        self._past = past
+        self._lookup = lookup
         self._counters = counters
         self._read_half = read_half
         self._destination = destination
@@ -164,16 +165,16 @@ class Decisions:
         self._store_host = store_host
         self._now_ms = now_ms
         self._unflushed_topics = unflushed_topics
-        self._planned: set[int] = set()  # halves whose decision waits for its group
+        self._planned: set[int] = set()  # halves with a planned decision
 
     def end(self, request: DecisionRequest) -> Ended:
         """Apply a producer's decision.
 
         Raises:
-            TransactionError: The request is refused; the transaction is as it was.
-            RequestRefusedError: There is no place for the message now; nothing has changed.
-            StoreError: The decision could not be appended; the transaction is as it was.
-            NotInMemoryError: Nothing has changed; as in all that reads halves.
+            TransactionError: The request is refused; the transaction is unchanged.
+            RequestRefusedError: The message has no destination now; nothing has changed.
+            StoreError: The decision could not be appended; the transaction is unchanged.
+            NotInMemoryError: The half must be read from disk first; nothing has changed.
         """
         offset = request.offset
         if request.may is not None:
@@ -188,7 +189,7 @@ class Decisions:
         return self._decide(entry, request.event, request.names, from_check=request.from_check)
 
     def decide(self, offset: int, action: str) -> Ended:
-        """Apply an operator's decision, "commit" or "rollback"; otherwise as `end`."""
+        """Apply an operator's decision, "commit" or "rollback"; otherwise the same as `end`."""
         event = ACTIONS[action]
         entry = self._find(self._table.first_of(offset))
         if entry is None:
@@ -198,14 +199,14 @@ class Decisions:
         return ended
 
     def refuse_decided(self, offset: int, event: Event) -> Ended:
-        """Answer an event of a half that is not undecided: with its decision, or an error."""
+        """Answer a request about a decided half with its decision, or raise."""
         return self._answer_decided(offset, self._existing_half(offset), event)
 
     def _refuse_strangers(self, offset: int, may: MayDecide) -> None:
         """Raise unless the sender may decide each message of the transaction with this half."""
         leader = self._table.first_of(offset)
         entry = self._find(leader)
-        asked = entry is None or entry.sent > 0  # of one that is decided nothing changes any more
+        asked = entry is None or entry.sent > 0  # a decided one does not change
         members = [member.offset for member in self._groups.get(leader, ())]
         halves = dict.fromkeys((offset, leader, *members))
         try:
@@ -215,7 +216,7 @@ class Decisions:
             raise self._log.lacking(halves) from None
 
     def _answered(self, entry: Pending) -> None:
-        """Count the answer to a check; one is answered once, however often the answer comes."""
+        """Count the answer to a check once, even if the answer is repeated."""
         counts = outcome(entry.state, Event.ANSWERED).verdict is Verdict.COUNT
         if counts and entry.answered < entry.sent:
             entry.answered += 1
@@ -237,7 +238,7 @@ class Decisions:
             return Ended(0)
         assert entry.offset not in self._planned  # or there would be two decisions
         planned = self._decision(entry, state, names)
-        if from_check:  # not before: what is not in memory has the request served once more
+        if from_check:  # only now: if a read raises NotInMemoryError, the request is served again
             self._answered(entry)
         appended = self._append((planned.draft, *planned.rest))
         position = self.decided(planned, appended)
@@ -252,7 +253,7 @@ class Decisions:
         names: Sequence[str],
         may: MayDecide | None = None,
     ) -> PlannedDecision:
-        """Return what is to be appended for a decision."""
+        """Return the records to append for a decision."""
         if state is not _COMMITTED:
             return self._rollback(entry, names, may)
         offset = entry.offset
@@ -275,7 +276,7 @@ class Decisions:
             final = self._final_at(entry.offset)
         except TransactionError:
             if may is not None:
-                raise  # it does not say whose it is
+                raise  # an unreadable half does not name its owner
             # A half that the disk has damaged can still be rolled back.
             bare = bare_draft(
                 entry.offset,
@@ -294,7 +295,7 @@ class Decisions:
         )
 
     def _final_at(self, offset: int) -> AppendRequest:
-        final = self._take_recent(offset)
+        final = self._pop_final(offset)
         if final is not None:
             return final
         try:
@@ -320,10 +321,10 @@ class Decisions:
         return self._delayed(final, self._now_ms())
 
     def decided(self, planned: PlannedDecision, appended: Sequence[AppendResult]) -> int:
-        """Carry out a decision whose records are in the log now.
+        """Complete a decision after its records were appended.
 
-        Return the position up to which the log must be durable before it is answered: where the
-        last record ends.
+        Return the end of the last record: the log must be durable up to there before the decision
+        is answered.
         """
         entry, state = planned.entry, planned.state
         self._planned.discard(entry.offset)
@@ -344,8 +345,8 @@ class Decisions:
     def plan(self, request: DecisionRequest) -> PlannedDecision | None:
         """Return the records of a first decision, to be appended together with others.
 
-        None when the request is anything else than the first decision about an undecided half, or
-        one is planned already, or the half cannot be read: `end` knows what to do then.
+        None if the request is not the first decision about an undecided half, if one is already
+        planned, or if the half cannot be read; use `end` then.
         """
         offset, may = request.offset, request.may
         entry = self._find(offset)
@@ -354,7 +355,7 @@ class Decisions:
             or entry.queue_offset != request.queue_offset
             or entry.group != request.producer_group
             or offset in self._planned
-            or (may is not None and offset in self._groups)  # each of its messages is looked at
+            or (may is not None and offset in self._groups)  # each of its messages is checked
         ):
             return None
         state, verdict = RESULTS[entry.state][request.event]
@@ -370,7 +371,7 @@ class Decisions:
         return planned
 
     def abandon(self, planned: PlannedDecision) -> None:
-        """Forget a planned decision: its records could not be appended."""
+        """Drop a planned decision whose records could not be appended."""
         self._planned.discard(planned.entry.offset)
 
     def _existing_half(self, offset: int) -> StoredHalf:
@@ -387,7 +388,7 @@ class Decisions:
         return half
 
     def _end_other(self, request: DecisionRequest) -> Ended:
-        """Apply a decision about a half that is not undecided under this offset."""
+        """Apply a decision about a half that has no undecided transaction under this offset."""
         offset, group = request.offset, request.producer_group
         half = self._existing_half(offset)
         if half.queue_offset != request.queue_offset:
@@ -402,13 +403,13 @@ class Decisions:
         return self._decide(entry, request.event, from_check=request.from_check)
 
     def _answer_decided(self, offset: int, half: StoredHalf, event: Event) -> Ended:
-        """Answer a request about a transaction that is decided; nothing is appended."""
+        """Answer a request about a decided transaction; append nothing."""
         first = self._table.first_of(offset)
-        decision = self._past.find(first, half)
+        decision = self._lookup.find(first, half)
         if decision is None:
             raise DecisionForgottenError(first)
         _, verdict = outcome(decision.state, event)
-        # A flush covers whole records: what is durable beyond its first byte is durable.
+        # A flush covers whole records: a record is durable if its first byte is.
         position = decision.position + 1
         if verdict is Verdict.REPEAT:
             self._counters.repeated += 1
@@ -416,7 +417,7 @@ class Decisions:
                 return Ended(position, decision.position, half.store_host)
             return Ended(position)
         if verdict is Verdict.REFUSE:
-            decided_ms = self._past.decided_ms(decision)
+            decided_ms = self._lookup.decided_ms(decision)
             self._counters.refused += 1
             name = _DECISION_NAMES[decision.state]
             raise DecidedOtherwiseError(first, name, decided_ms, position)
@@ -424,7 +425,7 @@ class Decisions:
         return Ended(0)
 
     def roll_back_incomplete(self, leaders: Iterable[int]) -> None:
-        """Decide about transactions of which a crash has cut off some halves: nobody was told."""
+        """Roll back transactions that lost some halves in a crash; no client got an answer."""
         for leader in leaders:
             entry = self._find(leader)
             if entry is None:
@@ -439,7 +440,7 @@ class Decisions:
             self._log.request_flush()
 
     def finish(self, halves: Sequence[int]) -> None:
-        """Append final messages that a crash has cut off after the decision to commit them."""
+        """Append final messages that a crash cut off after the commit decision."""
         finals = []
         for offset in halves:
             half = self._read_half(offset)
@@ -453,7 +454,7 @@ class Decisions:
             self._log.request_flush()
 
 
-# The first words of both are RocketMQ's, which people and tools know.
+# Both texts begin with RocketMQ's words, which users and tools know.
 
 
 def _wrong_queue_offset(offset: int, stored: int, said: int) -> HalfMismatchError:
@@ -473,13 +474,13 @@ def _wrong_group(offset: int, stored: str, said: str) -> HalfMismatchError:
 
 
 def _check_names(offset: int, properties: bytes, names: Sequence[str]) -> None:
-    """Make sure that a request means this half.
+    """Verify that a request refers to this half.
 
-    A power cut may take halves that were not on disk yet, and others get their offsets. Whoever
-    heard of the earlier one must not decide about the later one.
+    A power cut may remove halves that were not on disk yet; later halves then reuse their offsets.
+    A producer of the earlier half must not decide the later one.
 
     Raises:
-        HalfMismatchError: It names another transaction.
+        HalfMismatchError: The request names another transaction.
     """
     named = False
     for name in names:

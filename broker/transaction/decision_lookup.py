@@ -1,7 +1,7 @@
-"""What became of a transaction that is not undecided: from the table's memory, or from the log.
+"""Look up how a transaction ended: in the table's recent decisions, or in the log.
 
-Every undecided half is in the table. So whatever is found here, nothing is appended; it only makes
-the answer to a request that is repeated, at the latest when its client has been away for long.
+The result is used only to answer repeated requests. Nothing is appended, because every undecided
+half is in the table.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .half import StoredHalf, group_membership, is_copy, real_topic, unique_key
 from .pending import Decision, PendingTable, State
 
 INDEX_HITS_MAX: Final = 64
-"""Records looked at to find an old decision: those with the same unique key, in practice one."""
+"""Records read to find an old decision: those with the same unique key, in practice one."""
 
 WAITS_INDEXED_MAX: Final = 1_000
-"""Records looked at to find a decision whose message was delayed: it is stored once per level it
-waited in, 480 times for the longest delay under the default levels."""
+"""Records read to find the decision of a delayed message. The message is stored once per level in
+which it waited, 480 times for the longest delay with the default levels."""
 
-_ASKS_DELAY: Final = b"TRANSACTION_DEL"  # how the names of both properties begin
+_ASKS_DELAY: Final = b"TRANSACTION_DEL"  # prefix of both property names
 _COMMIT: Final = int(TransactionType.COMMIT)
 
 
 class DecisionLookupLog(Protocol):
-    """What this needs of the store."""
+    """The part of the store that a lookup uses."""
 
     @property
     def index_last_update(self) -> tuple[int, int]: ...
@@ -44,7 +44,7 @@ class DecisionLookupLog(Protocol):
 
 
 class DecisionLookup:
-    """Finds out how transactions ended."""
+    """Finds the decisions of transactions."""
 
     def __init__(
         self,
@@ -60,11 +60,11 @@ class DecisionLookup:
         self._now_ms = now_ms
 
     def find(self, first: int, half: StoredHalf) -> Decision | None:
-        """Return how a transaction ended; None when that is not to be told.
+        """Return how a transaction ended; None if that is unknown.
 
         Args:
-            first: Its identity, as the table knows it.
-            half: The half, member or copy by which it was named.
+            first: Offset of its first half, which identifies it in the table.
+            half: The half, member or copy that the request names.
         """
         decision = self._table.decided.find(first)
         if decision is not None:
@@ -78,7 +78,7 @@ class DecisionLookup:
         return self._in_log(first, half)
 
     def decided_ms(self, decision: Decision) -> int:
-        """Return when a decision was stored, by the broker's clock; 0 when that is not known."""
+        """Return when a decision was stored, in ms by the broker's clock; 0 if unknown."""
         if decision.position < 0:
             return 0
         try:
@@ -87,11 +87,11 @@ class DecisionLookup:
             return 0
 
     def _in_log(self, first: int, half: StoredHalf) -> Decision | None:
-        """Find out how a transaction ended that the memory has forgotten.
+        """Find a decision that is no longer in memory.
 
-        A final message is in the index. If it is not, while the index has the half and reaches as
-        far as anything forgotten, then there is none: the transaction was rolled back. But nothing
-        follows when there are more records with its key than were looked at.
+        Every final message is in the index. If none is found, although the index contains the half
+        and covers all decisions that have left memory, the transaction was rolled back. Nothing
+        can be concluded if more records have its key than were read.
         """
         topic, key = real_topic(half), unique_key(half)
         if topic is None or key is None:
@@ -116,14 +116,11 @@ class DecisionLookup:
         return None
 
     def _finals_indexed(self, topic: str, key: str, half: StoredHalf) -> tuple[list[int], bool]:
-        """Return where the index has records among which is the final message of a half.
-
-        And whether these are all of them.
-        """
+        """Return the offsets of candidates for the final message, and whether these are all."""
         found = self.indexed(topic, key, half.store_timestamp)
         all_seen = len(found) < INDEX_HITS_MAX
         if _ASKS_DELAY in half.properties:
-            # The first of the records that waited is the one that decided.
+            # The first of the delayed records is the decision.
             waits = self.indexed(SCHEDULE_TOPIC, key, half.store_timestamp, WAITS_INDEXED_MAX)
             all_seen = all_seen and len(waits) < WAITS_INDEXED_MAX
             found += waits
@@ -132,14 +129,14 @@ class DecisionLookup:
     def indexed(
         self, topic: str, key: str, since_ms: int, hits_max: int = INDEX_HITS_MAX
     ) -> list[int]:
-        """Return where the index has records with a key that were stored since a time, in ms."""
+        """Return the offsets of indexed records with a key, stored since a time in ms."""
         # Index times are whole seconds from the file's first entry, and clocks may step.
-        # The newest record may be from a time when the wall clock was ahead.
+        # The newest record may have been stored while the wall clock was ahead.
         newest_ms = max(self._now_ms(), self._log.index_last_update[0])
         return self._log.query_index(topic, key, hits_max, since_ms - 60_000, newest_ms + 60_000)
 
     def _leader_of(self, member: StoredHalf, leader_key: str) -> StoredHalf | None:
-        """Return the leader of a half: the last one with its key that lies before it."""
+        """Return the leader of a member: the last leader with its key before it in the log."""
         before = [
             offset
             for offset in self.indexed(HALF_TOPIC, leader_key, member.store_timestamp)
@@ -156,11 +153,10 @@ class DecisionLookup:
         return None
 
     def _is_link_to(self, first: int, linked_offset: int, half: StoredHalf, key: str) -> bool:
-        """Tell whether a final's link leads to a transaction, of which ``half`` is one name.
+        """Return whether a final message links to the transaction that ``half`` belongs to.
 
-        RocketMQ's finals may lead to any check copy. A twin, sent again by a producer that got no
-        answer, has the same key and is another transaction; so of two records with one key, one
-        must be a copy.
+        RocketMQ's final messages may link to any check copy. A half that was prepared twice has
+        the same key and is another transaction; so of two records with one key, one must be a copy.
         """
         if linked_offset in {first, half.physical_offset} or is_copy(half):
             return True

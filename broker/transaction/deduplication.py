@@ -1,15 +1,15 @@
-"""Halves that were sent twice: a producer got no answer, and sends the same message again.
+"""Deduplication of prepares: a producer that got no answer sends the same message again.
 
-Official clients do that by themselves, up to three times within some seconds. The second half would
-be a transaction of its own, which nobody decides: the producer knows the ids of one only. It is
-asked about, its row is there, so it is committed as well, and the message is delivered twice.
+Official clients do this on their own, up to three times within some seconds. Without deduplication
+the second half would be another transaction, which the producer does not end because it knows the
+ids of one only. The broker would check it, the producer would find its local transaction committed,
+and the message would be delivered twice.
 
-A twin is known by its group and unique key. What is kept is the log position of the first half, for
-the latest prepares. What became of the first half is asked of the table of transactions, which
-knows it anyway.
+A duplicate has the group and unique key of an earlier half. The log positions of the latest halves
+are kept by these; the state of the first half is in the table of transactions.
 
-A half that is staged is in no table yet. Its key is here all the same, without a position, so that
-a twin in the same pass of the event loop is told from a new message.
+A staged half is not in the table yet. Its key is added without a position, so that a duplicate in
+the same pass of the event loop is recognised as well.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from .pending import State
 logger = logging.getLogger(__name__)
 
 PREPARES_REMEMBERED: Final = 100_000
-"""Prepares that are kept, at about 150 bytes each. Official clients repeat a send for 9 s at most
-(3 attempts of 3 s)."""
+"""Prepares kept, about 150 bytes each. Official clients repeat a send for at most 9 s (3 attempts
+of 3 s)."""
 
 REFILL_COUNT_MAX: Final = 20_000
-"""Halves read when the broker starts: those of the last seconds before it ended."""
+"""Halves read when the broker starts: those of the last seconds of its previous run."""
 
 REFILL_BYTES_MAX: Final = 64 << 20
 """Bytes of halves read when the broker starts: half a second of a slow disk. The newest half is
-read whatever its size."""
+read regardless of its size."""
 
-_REFILL_STEP: Final = 256  # halves read at once, while that many fit
-_STAGED: Final = -1  # in place of a position: the half is about to be appended
+_REFILL_STEP: Final = 256  # halves read at once, if that many fit
+_STAGED: Final = -1  # instead of a position: the half is not appended yet
 
 
 class FirstHalf(NamedTuple):
-    """The half that a twin repeats, as its sender should have been told."""
+    """The half that a duplicate repeats; the answer names it instead of the duplicate."""
 
     physical_offset: int
     queue_offset: int  # in the half topic
@@ -55,7 +55,7 @@ class FirstHalf(NamedTuple):
 
 
 class Found(Protocol):
-    """What `HalfLog.get` returns, as far as twins are concerned."""
+    """What `HalfLog.get` returns, as far as deduplication uses it."""
 
     @property
     def ranges(self) -> list[tuple[int, int]]: ...
@@ -65,7 +65,7 @@ class Found(Protocol):
 
 
 class HalfLog(Protocol):
-    """What filling the memory at a start needs of the store."""
+    """The part of the store from which `RecentPrepares` is refilled at a start."""
 
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
 
@@ -77,10 +77,10 @@ class HalfLog(Protocol):
 
 
 def deduplication_key(group: str, unique_key: str) -> int:
-    """Return what two halves have in common if one repeats the other.
+    """Return a hash that is the same for two halves if one repeats the other.
 
-    A hash, which costs half as much as the texts. Two keys with one hash, once in 10¹⁸, are told
-    apart where it matters: `DuplicateFinder` compares what is stored.
+    It needs half the memory of the texts. `DuplicateFinder` compares the stored halves, so a hash
+    collision (once in 10¹⁸) does no harm.
     """
     return hash(group) ^ hash(unique_key)
 
@@ -95,7 +95,7 @@ class RecentPrepares:
         return len(self._latest)
 
     def expect(self, group: str, unique_key: str) -> int:
-        """Say that such a half will be appended next; return its key, or 0 when there is one."""
+        """Reserve the key of a half to be appended next; return it, or 0 if it is already known."""
         key = hash(group) ^ hash(unique_key)  # `deduplication_key`, without another call
         generations = self._latest.maps
         for known in generations:
@@ -105,17 +105,17 @@ class RecentPrepares:
         return key
 
     def add(self, key: int, position: int) -> None:
-        """Remember a half that has been appended."""
+        """Add a half that has been appended."""
         self._latest.put(key, position)
 
     def forget(self, key: int) -> None:
-        """Take back what `expect` was told: the half could not be appended."""
+        """Undo `expect`, because the half could not be appended."""
         for known in self._latest.maps:
             if known.get(key) == _STAGED:
                 del known[key]
 
     def find(self, key: int) -> int | None:
-        """Return the physical offset of the latest such half; None when none is known."""
+        """Return the physical offset of the latest half with this key; None if there is none."""
         position = self._latest.get(key)
         return None if position == _STAGED else position
 
@@ -126,10 +126,9 @@ class RecentPrepares:
         count_max: int = REFILL_COUNT_MAX,
         bytes_max: int = REFILL_BYTES_MAX,
     ) -> None:
-        """Fill an empty memory with the newest halves of the log, as many as the limits allow.
+        """Add the newest halves of the log at a start, as many as the limits allow.
 
-        A client that got no answer because the broker was killed sends again to the broker that
-        was started in its place.
+        A client that got no answer because the broker was killed sends again after the restart.
         """
         found: list[tuple[int, int]] = []  # newest first
         first, end = log.queue_bounds(HALF_TOPIC, 0)
@@ -139,7 +138,7 @@ class RecentPrepares:
             start = max(first, end - step)
             halves = log.get(HALF_TOPIC, 0, start, max_count=end - start, max_bytes=1 << 62)
             if halves.size > bytes_max and end - start > 1:
-                step = (end - start) // 2  # of these only the newer ones may fit
+                step = (end - start) // 2  # only the newer ones may fit
                 continue
             if halves.size > bytes_max and end < newest:
                 break
@@ -155,7 +154,7 @@ class RecentPrepares:
 
 
 class DuplicateFinder:
-    """Finds the halves that a prepare repeats, if it repeats any."""
+    """Finds the halves that a prepare repeats."""
 
     def __init__(
         self,
@@ -163,7 +162,7 @@ class DuplicateFinder:
         memory: RecentPrepares,
         state_of: Callable[[int, StoredHalf], State],
     ) -> None:
-        """``state_of`` says where the transaction of a half stands."""
+        """``state_of`` returns the state of the transaction of a half."""
         self._read_record = read_record
         self._memory = memory
         self._state_of = state_of
@@ -171,18 +170,18 @@ class DuplicateFinder:
     def find(
         self, messages: Sequence[tuple[AppendRequest, str]], group: str
     ) -> list[FirstHalf] | None:
-        """Return the halves that these messages repeat; None when they begin a new transaction.
+        """Return the halves that these messages repeat; None if they begin a new transaction.
 
-        They do when the first one was rolled back: the producer has not run its local transaction
-        yet, and must not be told ids that will be refused. Where the end of the first cannot be
-        told any more they do as well: a duplicate is better than a message that never comes.
+        They begin a new one if the first was rolled back: the producer has not run its local
+        transaction yet, and ids of a decided half would be refused later. They also do if the
+        decision about the first is unknown: a duplicate is better than a lost message.
 
         Args:
-            messages: Of one transaction, the leader first, each with its unique key.
+            messages: All of one transaction, the leader first, each with its unique key.
             group: The producer group.
 
         Raises:
-            NotInMemoryError: Nothing has changed.
+            NotInMemoryError: A half must be read from disk first; nothing has changed.
         """
         leader_key = messages[0][1]
         offset = self._memory.find(deduplication_key(group, leader_key))
@@ -214,7 +213,7 @@ class DuplicateFinder:
                 return None
             queue_id = get_property(half.properties, b"REAL_QID") or b"0"
             found.append(FirstHalf(offset, half.queue_offset, int(queue_id), half.store_host))
-            offset += len(record)  # the halves of a transaction lie side by side
+            offset += len(record)  # the halves of a transaction are adjacent in the log
         return found
 
 
@@ -225,7 +224,7 @@ def _repeats(
     unique_key: str,
     membership: GroupMembership | None,
 ) -> bool:
-    """Tell whether a stored half is that of a message; a key alone may be used twice by mistake."""
+    """Return whether a message repeats a stored half; its key alone may be reused by mistake."""
     return (
         get_property(half.properties, b"UNIQ_KEY") == unique_key.encode()
         and get_property(half.properties, b"PGROUP") == group.encode()
@@ -238,7 +237,7 @@ def _repeats(
 def _newest_first(log: HalfLog, halves: Found) -> list[tuple[int, int]]:
     """Return key and position of each half, the newest first."""
     found: list[tuple[int, int]] = []
-    for one in halves.ranges:  # each by itself: what is damaged in one hides nothing of the next
+    for one in halves.ranges:  # one by one: damage in one range must not hide the next
         found += _halves_of(log.read_cold([one]))
     found.reverse()
     return found

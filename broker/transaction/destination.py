@@ -1,7 +1,7 @@
-"""Where a committed message goes when its topic has changed since it was prepared.
+"""The destination of a committed message whose topic has changed since the prepare.
 
-Between the two lie seconds or days. An operator may have deleted the topic, or taken queues from
-it; a message stored there all the same would be read by nobody.
+Seconds or days may pass between prepare and commit. If an operator has deleted the topic or some of
+its queues meanwhile, no consumer would read a message stored there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 class Topics(Protocol):
-    """What this needs of the topic table."""
+    """The part of the topic table that a destination depends on."""
 
     def get(self, name: str) -> TopicConfig | None: ...
 
@@ -23,7 +23,7 @@ class Topics(Protocol):
 
 
 class DestinationResolver:
-    """Finds a queue that consumers read."""
+    """Finds queues that consumers read."""
 
     def __init__(self, topics: Topics, *, default_queue_nums: int) -> None:
         self._topics = topics
@@ -31,10 +31,10 @@ class DestinationResolver:
         self._default_queue_nums = default_queue_nums
 
     def resolve(self, topic: str, queue_id: int) -> tuple[str, int]:
-        """Return topic and queue for a message that was prepared for these.
+        """Return where to store a message that was prepared for this topic and queue.
 
         Raises:
-            RequestRefusedError: The topic is gone and cannot be created again; later it may.
+            RequestRefusedError: The topic was deleted and cannot be created now; try later.
         """
         known = self._get(topic)
         if known is not None and 0 <= queue_id < known.write_queue_nums:
@@ -44,7 +44,7 @@ class DestinationResolver:
     def _reassigned(self, known: TopicConfig | None, topic: str, queue_id: int) -> tuple[str, int]:
         if known is None:
             known = self._topics.ensure(topic, self._default_queue_nums)
-        # A topic that nobody may write to for now keeps what it has for consumers to read.
+        # A topic without write queues still has read queues for its consumers.
         queues = known.write_queue_nums or known.read_queue_nums or 1
         reassigned = queue_id % queues
         logger.warning(

@@ -4,7 +4,7 @@
 ├── `HalfNotFoundError`: no record where the request says the half message is
 ├── `HalfMismatchError`: a record is there, and is not the half message the request means
 ├── `DecidedOtherwiseError`: the first decision was the opposite one, and it stands
-└── `DecisionForgottenError`: decided long ago, and which way cannot be told any more
+└── `DecisionForgottenError`: decided long ago, and and the decision is no longer known
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 
 
 class TransactionError(Exception):
-    """Root of the refusals; the text is what the client reads as remark."""
+    """Root of the refusals; the client gets the text as remark."""
 
 
 class HalfNotFoundError(TransactionError):
@@ -32,7 +32,7 @@ class HalfNotFoundError(TransactionError):
 
 
 class HalfMismatchError(TransactionError):
-    """The record at this physical offset is not what the request takes it for."""
+    """The record at this physical offset is not the half that the request means."""
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(offset, reason)
@@ -46,7 +46,7 @@ class DecidedOtherwiseError(TransactionError):
     """The transaction has been decided the other way; the first decision stands."""
 
     def __init__(self, offset: int, decision: str, decided_ms: int, position: int = 0) -> None:
-        """Refuse it; `position` is the log position whose durability makes this true for good."""
+        """Create it; the decision is final once the log is durable up to `position`."""
         super().__init__(offset, decision, decided_ms, position)
         self.offset, self.decision, self.decided_ms = offset, decision, decided_ms
         self.position = position
@@ -63,7 +63,7 @@ class DecidedOtherwiseError(TransactionError):
 
 
 class DecisionForgottenError(TransactionError):
-    """The transaction was decided so long ago that its first decision is not to be found."""
+    """The transaction was decided so long ago that its decision can no longer be found."""
 
     def __init__(self, offset: int) -> None:
         super().__init__(offset)

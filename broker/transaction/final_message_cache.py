@@ -1,7 +1,7 @@
-"""The final messages of the latest halves, made ready while their parts are at hand.
+"""A cache of the final messages of the latest halves, built when the half is appended.
 
-Most transactions are decided within milliseconds. Their final message then need not be made from
-the half record, which would be read back, checked and taken apart at half the cost of the decision.
+Most transactions are decided within milliseconds. Reading, checking and parsing the half record to
+build the final message would take half the time of the decision.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Final
 from halfmq.store.log.append_request import AppendRequest
 
 BYTES_MAX: Final = 16 << 20
-"""Memory for messages that wait for a decision here: what the fastest producers prepare within a
-fifth of a second. Older ones are read from the log."""
+"""Memory for cached messages: what the fastest producers prepare within a fifth of a second. Older
+ones are read from the log."""
 
-_OVERHEAD: Final = 500  # bytes of an AppendRequest, its numbers, its key and its place in the map
+_OVERHEAD: Final = 500  # bytes of an AppendRequest, its numbers, its key and its slot in the map
 
 
-_GENERATIONS: Final = 16  # one is dropped at once, of some thousand drafts: half a millisecond
+_GENERATIONS: Final = 16  # dropping one, with some thousand messages, takes half a millisecond
 
 
 class FinalMessageCache:
-    """Drafts by the offset of their half, in generations, of which the oldest is dropped."""
+    """Final messages by the offset of their half; evicts the oldest generation when full."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self._generation_max = bytes_max // _GENERATIONS
@@ -32,7 +32,7 @@ class FinalMessageCache:
         self._left = self._generation_max  # bytes of the newest
 
     def add(self, offset: int, final: AppendRequest) -> None:
-        """Keep the final message of the half at ``offset`` for a while, unless it is very large."""
+        """Add the final message of the half at ``offset``, unless it exceeds a whole generation."""
         size = len(final.body) + len(final.properties) + _OVERHEAD
         if size > self._left:
             if size > self._generation_max:
@@ -42,8 +42,8 @@ class FinalMessageCache:
         self._left -= size
         self._generations[0][offset] = final
 
-    def take(self, offset: int) -> AppendRequest | None:
-        """Return and drop the final message of a half; None when it is kept no more."""
+    def pop(self, offset: int) -> AppendRequest | None:
+        """Remove and return the final message of a half; None if it is not cached."""
         for generation in self._generations:
             if offset in generation:
                 return generation.pop(offset)

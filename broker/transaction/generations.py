@@ -26,7 +26,7 @@ class Generations:
         return sum(map(len, self.maps))
 
     def put(self, key: int, value: int) -> bool:
-        """Set a value; return whether a new generation begins after it."""
+        """Set a value; return whether it completes a generation, so that a new one begins."""
         young = self.maps[0]
         young[key] = value
         if len(young) < self.limit:

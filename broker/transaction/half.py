@@ -5,22 +5,22 @@ A half message is the producer's message under another topic: ``RMQ_SYS_TRANS_HA
 transaction bits are cleared, so that it takes a slot in the half topic's consume queue, by whose
 offset op messages name it.
 
-Five records follow from a stored half. All of them carry the half's physical offset in
-``preparedTransactionOffset``, which makes the log alone tell what became of every half:
+Five records are made from a stored half. All of them carry the half's physical offset in
+``preparedTransactionOffset``, so the log alone shows how every transaction ended:
 
-* the **final** message (bits 0x8): the message as the producer meant it, and the decision
-  "committed" in one append. Its property ``TRANSACTION_HALF_ID`` is the offset message id of the
-  half, by which a consumer knows the transaction whatever happens to the message;
+* the **final** message (bits 0x8): the producer's message and the decision "committed" in one
+  append. Its property ``TRANSACTION_HALF_ID`` is the offset message id of the half, by which a
+  consumer identifies the transaction even if the message is sent again;
 * the **rollback** record (bits 0xC, topic of the half, no body): the decision "rolled back". It
-  enters no consume queue and no index. Apache RocketMQ has no such record and passes over it;
-* the **parked** copy in ``TRANS_CHECK_MAX_TIME_TOPIC``: nobody could say, an operator may;
-* the **resumed** record (bits 0x4, topic of the half, no body): an operator wants the producer of
-  a parked half asked again. It has no key either, so Apache RocketMQ passes over it as well;
+  enters no consume queue and no index. Apache RocketMQ has no such record and skips it;
+* the **parked** copy in ``TRANS_CHECK_MAX_TIME_TOPIC``: no producer decided, an operator may;
+* the **resumed** record (bits 0x4, topic of the half, no body): an operator has resumed checks of
+  a parked half. It has no key either, so Apache RocketMQ skips it as well;
 * the **check** request's body, which is sent and not stored.
 
 Every half of a several-message transaction has ``TRANSACTION_GROUP``: the leader's unique key, its
-own index, and how many there are. The leader's final, or its rollback record, names the halves that
-it decides beside its own in ``TRANSACTION_HALVES``.
+own index, and how many there are. The leader's final, or its rollback record, names the other
+halves that it decides in ``TRANSACTION_HALVES``.
 
 The commit path works on the bytes of the stored half and decodes only what it needs, because it
 runs once per transaction.
@@ -66,12 +66,12 @@ from halfmq.store.log.append_request import AppendRequest
 from .pending import ParkedReason
 
 IMMUNITY_S_MAX: Final = 259_200
-"""Longest time without a check that a message can ask for, in seconds: three days, RocketMQ's
-``fileReservedTime``. A later first check would find that the half has been deleted by age."""
+"""Longest time without a check that a message can request, in seconds: three days, RocketMQ's
+``fileReservedTime``. Before a later check the half would have been deleted by age."""
 
-_DIGITS_MAX: Final = 18  # of a number read from a property; no cut number falls below the limit
+_DIGITS_MAX: Final = 18  # of a number read from a property; a cut number stays above the limit
 _TOPIC_FIELD: Final = topic_field(HALF_TOPIC.encode(), version_2=False)
-_PROPERTIES_BEHIND_BODY: Final = len(_TOPIC_FIELD) + PROPERTIES_LENGTH.size
+_BODY_TO_PROPERTIES: Final = len(_TOPIC_FIELD) + PROPERTIES_LENGTH.size
 _TAIL_MAX: Final = 32  # bytes of the CRC property that the store may add
 _COMMIT: Final = int(TransactionType.COMMIT)
 _ROLLBACK: Final = int(TransactionType.ROLLBACK)
@@ -80,8 +80,8 @@ _KEPT_FLAGS: Final = ~(TRANSACTION_MASK | HOSTS_MASK)  # the store sets the bits
 # Apache RocketMQ marks its check copies with these. A producer's message that brings them (it may
 # have been consumed from such a store and sent on) must not look like a copy of another half.
 _MARKS_OF_COPIES: Final = (PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRAN_PREPARED_QUEUE_OFFSET)
-# They are looked for with `rfind`: `in` would try first whether bytes are a number, which takes
-# longer than the search.
+# They are searched with `rfind`: `in` first tests whether bytes are a number, which takes longer
+# than the search.
 _COPY_MARK: Final = b"TRANSACTION_CHECK_TIMES\x01"
 _PREPARED_MARK: Final = b"TRAN_PREPARED_QUEUE_OFFSET\x01"
 _GROUP_MARK: Final = b"TRANSACTION_GROUP\x01"
@@ -90,9 +90,9 @@ _PRINCIPAL_MARK: Final = b"TRANSACTION_PRINCIPAL\x01"
 
 
 class GroupMembership(NamedTuple):
-    """Which half of a several-message transaction a half is."""
+    """The position of a half in a transaction of several messages."""
 
-    leader_key: bytes  # UNIQ_KEY of the first one
+    leader_key: bytes  # UNIQ_KEY of the first half
     number: int  # 0 is the leader
     total: int  # how many halves there are
 
@@ -114,7 +114,7 @@ class StoredHalf(msgspec.Struct, gc=False):
 
 
 def half_draft(message: AppendRequest, unique_key: str) -> AppendRequest:
-    """Return what is stored in place of a producer's transactional message."""
+    """Return the half that is stored for a producer's transactional message."""
     own = (
         f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{message.queue_id}\x02"
         f"__transactionId__\x01{unique_key}\x02"
@@ -135,12 +135,12 @@ def half_draft(message: AppendRequest, unique_key: str) -> AppendRequest:
 
 
 def of_principal(properties: bytes, name: str) -> bytes:
-    """Return a half's properties with the name of the principal who prepares it."""
+    """Return a half's properties with the name of the principal that prepares it."""
     return b"%b%b%b\x02" % (terminated(properties), _PRINCIPAL_MARK, name.encode())
 
 
 def principal_of(properties: bytes) -> str | None:
-    """Return who prepared a half; None if nobody had to say who they are."""
+    """Return the principal that prepared a half; None without access control."""
     if _PRINCIPAL_MARK not in properties:
         return None
     name = get_property(properties, PROPERTY_TRANSACTION_PRINCIPAL.encode())
@@ -148,27 +148,27 @@ def principal_of(properties: bytes) -> str | None:
 
 
 def without_principal(properties: bytes) -> bytes:
-    """Return the properties without who prepared, which is nobody's business but the broker's."""
+    """Return the properties without the principal, which only the broker may see."""
     if properties.rfind(_PRINCIPAL_MARK) < 0:
         return properties
     return without_properties(properties, (PROPERTY_TRANSACTION_PRINCIPAL,))
 
 
 def _without_marks(properties: bytes) -> bytes:
-    """Return the properties without what marks a record as a check copy of Apache RocketMQ."""
+    """Return the properties without the marks of Apache RocketMQ's check copies."""
     if properties.rfind(_COPY_MARK) < 0 and properties.rfind(_PREPARED_MARK) < 0:
         return properties
     return without_properties(properties, _MARKS_OF_COPIES)
 
 
 def in_group(half: AppendRequest, mark: GroupMembership) -> AppendRequest:
-    """Return the half, not appended yet, as one of several."""
+    """Mark a half, not appended yet, as one of several; return it."""
     half.properties = b"%b%b,%d,%d\x02%b" % (_GROUP_MARK, *mark, half.properties)
     return half
 
 
 def group_membership(properties: bytes) -> GroupMembership | None:
-    """Return which half of several this is; None when it is a transaction by itself."""
+    """Return the position of a half in its transaction; None if it is the only one."""
     if _GROUP_MARK not in properties:
         return None
     parts = (get_property(properties, b"TRANSACTION_GROUP") or b"").rsplit(b",", 2)
@@ -186,10 +186,10 @@ def halves_beside(properties: bytes) -> list[int]:
 
 
 def prepared_final(message: AppendRequest, half: AppendRequest, half_offset: int) -> AppendRequest:
-    """Make a message, whose half has just been appended, its final message; return it.
+    """Turn a message whose half has just been appended into its final message; return it.
 
-    It is the same as ``final_draft`` of the stored record, without reading that back. ``committed``
-    completes it.
+    The result equals ``final_draft`` of the stored record, which need not be read back. Complete
+    it with ``committed``.
     """
     message.properties = half.properties
     message.sys_flag = half.sys_flag & _KEPT_FLAGS | _COMMIT
@@ -198,7 +198,7 @@ def prepared_final(message: AppendRequest, half: AppendRequest, half_offset: int
 
 
 def immunity_s(properties: bytes) -> int:
-    """Return for how many seconds the producer asked not to be checked; 0 when it did not."""
+    """Return the requested seconds without a check; 0 if none were requested."""
     value = get_property(properties, b"CHECK_IMMUNITY_TIME_IN_SECONDS")
     if value is None or not value.isdigit():
         return 0
@@ -206,11 +206,11 @@ def immunity_s(properties: bytes) -> int:
 
 
 def parse_half(record: bytes, offset: int) -> StoredHalf | None:
-    """Take apart the half record at a physical offset; ``record`` may have more bytes behind it.
+    """Parse the half record at a physical offset; ``record`` may have more bytes after it.
 
-    None when these bytes do not begin with a whole, valid half record that lies at ``offset``.
-    The CRC is tested because what is built from the parts gets a new one: a body that the disk has
-    changed must not be delivered as sound.
+    Return None if the bytes do not begin with a whole, valid half record for ``offset``. The CRC
+    is tested because records built from the half get a new one: a body that was damaged on disk
+    must not be delivered as valid.
     """
     if len(record) < HEAD_SIZE_MAX:  # no half is shorter: its properties name its topic
         return None
@@ -234,7 +234,7 @@ def parse_half(record: bytes, offset: int) -> StoredHalf | None:
     ) = head.unpack_from(record)
     body_at = head.size
     body_end = body_at + body_size
-    properties_at = body_end + _PROPERTIES_BEHIND_BODY
+    properties_at = body_end + _BODY_TO_PROPERTIES
     if (
         magic != MAGIC_V1
         or sys_flag & TRANSACTION_MASK
@@ -262,18 +262,18 @@ def parse_half(record: bytes, offset: int) -> StoredHalf | None:
 
 
 def real_topic(half: StoredHalf) -> str | None:
-    """Return the topic the producer sent to; None when the record does not say."""
+    """Return the topic the producer sent to; None if the record does not name it."""
     topic = get_property(half.properties, b"REAL_TOPIC")
     return None if topic is None else topic.decode()
 
 
 def is_copy(half: StoredHalf) -> bool:
-    """Tell whether Apache RocketMQ wrote the record, as a copy of a half it asked about."""
+    """Return whether the record is a check copy written by Apache RocketMQ."""
     return get_property(half.properties, b"TRANSACTION_CHECK_TIMES") is not None
 
 
 def _destination(properties: bytes) -> tuple[str, int]:
-    """Return topic and queue the message belongs to."""
+    """Return the topic and queue of the message."""
     # Halves of ours end with the three properties that `half_draft` appends, in its order.
     parts = properties.rsplit(b"\x02", 4)
     if (
@@ -291,19 +291,19 @@ def _destination(properties: bytes) -> tuple[str, int]:
 
 
 def unique_key(half: StoredHalf) -> str | None:
-    """Return the message's UNIQ_KEY, by which clients know the transaction."""
+    """Return the message's UNIQ_KEY, by which clients identify the transaction."""
     key = get_property(half.properties, b"UNIQ_KEY")
     return None if key is None else key.decode(errors="replace")
 
 
 def final_draft(half: StoredHalf) -> AppendRequest:
-    """Return the message as consumers get it, but for what ``committed`` adds.
+    """Return the message as consumers get it, without what ``committed`` adds.
 
     The stored properties are kept whole, with ``TRAN_MSG`` and ``REAL_*``: Java consumers find the
     transaction id only while ``TRAN_MSG`` is there.
 
     Raises:
-        ValueError: The half does not say where the message belongs.
+        ValueError: The half does not name the topic of its message.
     """
     properties = half.properties
     topic, queue_id = _destination(properties)
@@ -335,7 +335,7 @@ def committed(final: AppendRequest, beside: Sequence[int] = ()) -> AppendRequest
         properties = terminated(properties) + _halves(beside)
     half_id = hexlify(final.store_host + final.prepared_transaction_offset.to_bytes(8, "big"))
     properties = b"".join((properties, b"TRANSACTION_HALF_ID\x01", half_id.upper(), b"\x02"))
-    # Halves of ours have the room. Of one of Apache RocketMQ's the message is worth more.
+    # Our halves have room for it. For one of Apache RocketMQ, delivery matters more than the id.
     if len(properties) <= PROPERTIES_SIZE_MAX - _TAIL_MAX:
         final.properties = properties
     return final
@@ -347,12 +347,12 @@ def _halves(beside: Iterable[int]) -> bytes:
 
 
 def committed_again(half: StoredHalf) -> AppendRequest:
-    """Return the message of a committed half as it is stored once more.
+    """Return the message of a committed half for another append, for example a retry.
 
-    It has the content and the half message id of the final message, and decides nothing.
+    It has the content and the half message id of the final message, and is no decision.
 
     Raises:
-        ValueError: The half does not say where the message belongs.
+        ValueError: The half does not name the topic of its message.
     """
     again = committed(final_draft(half))
     again.sys_flag &= _KEPT_FLAGS
@@ -361,9 +361,9 @@ def committed_again(half: StoredHalf) -> AppendRequest:
 
 
 def rollback_draft(final: AppendRequest, beside: Sequence[int] = ()) -> AppendRequest:
-    """Return the record that says: the transaction with this final message was rolled back.
+    """Return the record that rolls back the transaction of this final message.
 
-    Of the leader of several messages, ``beside`` are the offsets of the other halves.
+    ``beside`` are the offsets of the other halves, if the message is the leader of several.
     """
     parts = [_halves(beside)]
     for name in (b"PGROUP", b"UNIQ_KEY", b"__transactionId__"):
@@ -386,10 +386,10 @@ def rollback_draft(final: AppendRequest, beside: Sequence[int] = ()) -> AppendRe
 def bare_draft(
     half_offset: int, group: str, kind: TransactionType, *, now_ms: int, host: bytes
 ) -> AppendRequest:
-    """Return a record about a half without a look at it.
+    """Return a record about a half that need not be read.
 
-    As ROLLBACK it is the decision about a half that cannot be read any more; as PREPARED it says
-    that the producer of a parked one is asked again.
+    ROLLBACK decides a half that cannot be read any more; PREPARED resumes the checks of a parked
+    one.
     """
     return AppendRequest(
         topic=HALF_TOPIC,
@@ -405,7 +405,7 @@ def bare_draft(
 
 
 def parked_draft(half: StoredHalf, reason: ParkedReason) -> AppendRequest:
-    """Return the copy for operators of a message that no producer could decide about."""
+    """Return the copy for operators of a message that no producer decided."""
     parked = final_draft(half)
     if reason.text is not None:
         text = b"TRANSACTION_PARKED\x01%b\x02" % reason.text.encode()
@@ -420,11 +420,11 @@ def parked_draft(half: StoredHalf, reason: ParkedReason) -> AppendRequest:
 def check_body(half: StoredHalf, check_number: int) -> bytes:
     """Return the body of a check request: the stored half under its real topic and queue.
 
-    ``TRANSACTION_CHECK_TIMES`` tells the producer's listener how often it has been asked, as a
-    check copy of Apache RocketMQ would.
+    ``TRANSACTION_CHECK_TIMES`` gives the producer's listener the number of this check, as Apache
+    RocketMQ does.
 
     Raises:
-        ValueError: The half does not say where the message belongs.
+        ValueError: The half does not name the topic of its message.
     """
     properties = _without_marks(without_principal(half.properties))
     topic, queue_id = _destination(half.properties)

@@ -1,9 +1,9 @@
-"""A map from log offsets that stays quick with a million of them.
+"""A map from log offsets that stays fast with a million entries.
 
-One dictionary of a million entries would stop the event loop: to grow beyond 700,000 takes 40 ms,
-and to find its first key it passes over all deleted ones. It also cannot be iterated while it
-changes. So a map is many small dictionaries, each for a range of the log. Garbage collection
-visits none of them, since it tracks nothing that they hold.
+One dictionary of a million entries would block the event loop: growing beyond 700,000 takes 40 ms,
+and finding its first key skips all deleted ones. It also cannot be iterated while it changes. So
+the map consists of many small dictionaries, each for a range of the log. Garbage collection visits
+none of them, because it tracks nothing that they hold.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LogMap(Generic[Entry]):
     def after(self, offset: int, count: int = BLOCK_COUNT) -> list[Entry]:
         """Return up to ``count`` entries with larger offsets, in order; [] if there are no more."""
         at = max(bisect_right(self._starts, offset) - 1, 0)
-        for block in self._blocks[at : at + 2]:  # all after it may be in the next
+        for block in self._blocks[at : at + 2]:  # the block may hold none after it
             first = bisect_right(list(block), offset)
             if first < len(block):
                 return list(islice(block.values(), first, first + count))

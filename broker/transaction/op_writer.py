@@ -1,9 +1,9 @@
-"""Op messages: the mirror of our decisions for Apache RocketMQ.
+"""Op messages: decisions in the form that Apache RocketMQ reads.
 
-Its broker and its tools know that a half is decided by a record in ``RMQ_SYS_TRANS_OP_HALF_TOPIC``
-with tag ``d`` and a body of half queue offsets, ``12,15,``. We need none of them, because decisions
-are in the log themselves; so they are written late and many at once, their loss in a crash is made
-good at the next start, and a failing write fails nobody's request.
+Its broker and tools know that a half is decided from a record in ``RMQ_SYS_TRANS_OP_HALF_TOPIC``
+with tag ``d`` and a body of half queue offsets, ``12,15,``. halfmq reads decisions from the log
+itself and needs no op messages. They are therefore written later, in batches; those lost in a
+crash are written again after the next start; and a failed write fails no request.
 
 Source: RocketMQ ``TransactionalMessageServiceImpl.java``, ``TransactionalOpBatchService.java``.
 """
@@ -48,7 +48,7 @@ class OpWriter:
         self._host = host
         self._now_ms = now_ms  # for the records; `tick` has the monotonic clock
         self._waiting: list[int] = []
-        self._due_ms = 0  # when what waits is written, be it ever so little
+        self._due_ms = 0  # when waiting offsets are written even if the batch is not full
         self.written = 0  # op messages
         self.add = self._waiting.append  # the hot path: one decided half's queue offset
 
@@ -58,11 +58,11 @@ class OpWriter:
         return self._waiting
 
     def add_all(self, queue_offsets: Iterable[int]) -> None:
-        """Collect several, at a start those that a crash left without op message."""
+        """Collect several offsets, for example those that a crash left without an op message."""
         self._waiting.extend(queue_offsets)
 
     def tick(self, now_ms: int) -> int:
-        """Write what is due; return the milliseconds until this should be called again."""
+        """Write what is due; return the milliseconds until the next call."""
         if not self._waiting:
             self._due_ms = now_ms + self._interval_ms
             return self._interval_ms
@@ -76,17 +76,17 @@ class OpWriter:
         return self._interval_ms
 
     def drain(self) -> None:
-        """Write everything, at an ordered stop."""
+        """Write everything that waits; for an orderly stop."""
         while self._waiting and self._write(RECORDS_PER_TICK):
             pass
 
     def _size(self) -> int:
-        """About how many bytes of body wait; offsets grow slowly, so the last one tells."""
+        """Return about how many body bytes wait, estimated from the last offset."""
         waiting = self._waiting
         return len(waiting) * (len(str(waiting[-1])) + 1) if waiting else 0
 
     def _write(self, records_max: int) -> bool:
-        """Write up to ``records_max`` op messages; False when the store refuses."""
+        """Write up to ``records_max`` op messages; return False if the store refuses."""
         drafts: list[AppendRequest] = []
         taken = 0
         while taken < len(self._waiting) and len(drafts) < records_max:

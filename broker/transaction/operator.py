@@ -1,4 +1,4 @@
-"""What operators see of undecided transactions."""
+"""Listing and lookup of undecided transactions for operators."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from .half import StoredHalf, real_topic, unique_key
 from .pending import Event, Pending, PendingTable, State
 
 ACTIONS: Final = {"commit": Event.OPERATOR_COMMIT, "rollback": Event.OPERATOR_ROLLBACK}
-"""What an operator may decide."""
+"""The decisions of operators."""
 
 STATE_NAMES: Final = {State.PREPARED: "prepared", State.PARKED: "parked"}
 _STATES: Final = {name: state for state, name in STATE_NAMES.items()}
 
 PAGE_MS: Final = 5
-"""Milliseconds after which a page ends with what it has: sends wait for as long."""
+"""Milliseconds after which a page ends early: sends wait for as long."""
 
-PASSED_BETWEEN_LOOKS: Final = 1_024
-"""Transactions passed over between two looks at the clock, in a fraction of a millisecond."""
+SKIPPED_PER_CLOCK_READ: Final = 1_024
+"""Transactions skipped between two reads of the clock, in a fraction of a millisecond."""
 
 
 class Page(NamedTuple):
     """A part of a listing."""
 
     infos: list[TransactionInfo]
-    next_after: int | None  # behind which offset the next page begins; None: that was all
+    next_after: int | None  # offset after which the next page begins; None: this is the last
 
 
 class Schedule(Protocol):
-    """What this needs of the checker."""
+    """The part of the checker that a listing uses."""
 
     def next_check_in_ms(self, entry: Pending) -> int | None: ...
 
@@ -47,14 +47,14 @@ class PendingView:
     def __init__(
         self,
         table: PendingTable,
-        past: DecisionLookup,
+        lookup: DecisionLookup,
         schedule: Schedule,
         *,
         read_half: Callable[[int], StoredHalf | None],
         now_ms: Callable[[], int],
     ) -> None:
         self._table = table
-        self._past = past
+        self._lookup = lookup
         self._schedule = schedule
         self._read_half = read_half
         self._now_ms = now_ms
@@ -62,16 +62,16 @@ class PendingView:
     def page(
         self, after: int, max_count: int, group: str | None = None, state: str | None = None
     ) -> Page:
-        """Return undecided transactions in log order, those behind the offset ``after``.
+        """Return undecided transactions in log order, with offsets larger than ``after``.
 
         Args:
-            after: Where the page before said that this one begins; -1 for the first page.
-            max_count: As many at most.
+            after: ``next_after`` of the previous page; -1 for the first page.
+            max_count: Most transactions to return.
             group: Only those of this producer group.
             state: Only those in this state, "prepared" or "parked".
 
         Raises:
-            NotInMemoryError: With all that the page needs.
+            NotInMemoryError: With all halves that the page needs.
         """
         if state == STATE_NAMES[State.PARKED] and not self._table.parked:
             return Page([], None)
@@ -88,7 +88,7 @@ class PendingView:
                     missing += error.missing
                 is_over = len(found) + len(missing) >= max_count or self._now_ms() >= stop_ms
             else:
-                is_over = not passed % PASSED_BETWEEN_LOOKS and self._now_ms() >= stop_ms
+                is_over = not passed % SKIPPED_PER_CLOCK_READ and self._now_ms() >= stop_ms
             if is_over:
                 next_after = entry.offset
                 break
@@ -99,7 +99,7 @@ class PendingView:
     def find(self, transaction_id: str) -> TransactionInfo | None:
         """Return the undecided transaction with this UNIQ_KEY, or offset id of a half.
 
-        None when there is none, or when it is so new that the index does not have its key yet.
+        None if there is none, or if its key is so new that it is not in the index yet.
         """
         entry = self._by_offset_id(transaction_id) or self._by_key(transaction_id)
         return None if entry is None else self._info(entry)
@@ -117,7 +117,7 @@ class PendingView:
         entry = self._table.get(self._table.first_of(named.physical_offset))
         if entry is None:
             return None
-        # A unique key has the same form, and may name another offset by accident.
+        # A unique key has the same form, and may look like the id of another offset.
         half = self._read_half(entry.offset)
         return entry if half is not None and half.store_host == named.store_host else None
 
@@ -125,7 +125,7 @@ class PendingView:
         oldest = self._table.oldest
         if oldest is None:
             return None
-        for offset in reversed(self._past.indexed(HALF_TOPIC, key, oldest.store_timestamp)):
+        for offset in reversed(self._lookup.indexed(HALF_TOPIC, key, oldest.store_timestamp)):
             entry = self._table.get(self._table.first_of(offset))
             half = None if entry is None else self._read_half(offset)
             if half is not None and unique_key(half) == key:

@@ -8,7 +8,7 @@ an operator.
 ``RESULTS`` maps state and event to the new state and a verdict. There are three kinds of events.
 Requests of producers and operators (COMMIT to RESUME) get a verdict that says how to serve them.
 Steps of the check-back (DUE to EXPIRED) change the counters and end in PARKED. Findings (…_FOUND)
-are facts read from the log, and override what the table holds: a final record makes any transaction
+are read from the log and override the table: a final record makes any transaction
 COMMITTED, because consumers may have received it.
 
 The table keeps all undecided transactions, in log order, and the latest hundred thousand decisions.
@@ -46,18 +46,18 @@ whose answer was lost. About 150 bytes each."""
 
 
 class Producer(Protocol):
-    """What transactions need of a producer's connection."""
+    """The part of a producer's connection that transactions use."""
 
     name: str  # the peer, "127.0.0.1:54321"
 
     @property
     def subject(self) -> object:
-        """Who signed its latest request; None without access control."""
+        """The principal of its latest request; None without access control."""
         ...
 
     @property
     def closed(self) -> bool:
-        """Whether the peer is gone."""
+        """Whether the connection is closed."""
         ...
 
     @property
@@ -68,7 +68,7 @@ class Producer(Protocol):
     def send_request(
         self, code: int, header: CheckTransactionStateRequestHeader, body: bytes = b""
     ) -> bool:
-        """Send a one-way request; False when it was not written."""
+        """Send a one-way request; return False if it was not written."""
         ...
 
     @property
@@ -83,7 +83,7 @@ class Producer(Protocol):
         body: bytes,
         on_answer: OnAnswer,
     ) -> bool:
-        """Send a request that the peer answers; False when it was not written."""
+        """Send a request that the peer answers; return False if it was not written."""
         ...
 
 
@@ -99,12 +99,12 @@ class State(IntEnum):
 class Event(IntEnum):
     """What can happen to a transaction: requests, steps of the check-back, findings in the log."""
 
-    COMMIT = 0  # from the producer, unasked or in answer to a check
+    COMMIT = 0  # from the producer, on its own or in answer to a check
     ROLLBACK = 1
     UNKNOWN = 2  # the producer has not decided yet
-    OPERATOR_COMMIT = 3  # an operator decides in the producer's place
+    OPERATOR_COMMIT = 3  # an operator decides instead of the producer
     OPERATOR_ROLLBACK = 4
-    RESUME = 5  # an operator has checks sent again
+    RESUME = 5  # an operator resumes the checks
     DUE = 6  # its next check is due
     DELIVERED = 7  # a check has reached a producer
     ANSWERED = 8  # a producer has answered a check, perhaps with UNKNOWN
@@ -112,7 +112,7 @@ class Event(IntEnum):
     EXPIRED = 10  # its half is old enough to be deleted
     FINAL_FOUND = 11  # in the log: the final message
     ROLLBACK_FOUND = 12  # in the log: our rollback record
-    OP_FOUND = 13  # in the log: an op message, which does not tell commit from rollback
+    OP_FOUND = 13  # in the log: an op message, the same for commit and rollback
     PARKED_FOUND = 14  # in the log: the copy for operators
     RESUMED_FOUND = 15  # in the log: our record, or a parked half put back by Apache RocketMQ
     DELETED_FOUND = 16  # the log begins after its half
@@ -124,11 +124,11 @@ class Verdict(IntEnum):
     DECIDE = 0  # the first decision: append its record, answer when that is durable
     REPEAT = 1  # the same decision again: the same answer, and no record
     REFUSE = 2  # the opposite decision: an error that names the first
-    NOTE = 3  # set the new state; nothing else
-    IGNORE = 4  # keep the state; nothing else
+    NOTE = 3  # only set the new state
+    IGNORE = 4  # keep the state
     ASK = 5  # send a check, or give up after the last
     COUNT = 6  # keep the state; count the event
-    FORGET = 7  # remove it undecided: its half is gone
+    FORGET = 7  # remove the transaction undecided: its half was deleted
 
 
 class ParkedReason(IntEnum):
@@ -152,7 +152,7 @@ _REASON_TEXTS: Final = {
     ParkedReason.EXPIRED: "expired",
 }
 PARKING_REASONS: Final = tuple(_REASON_TEXTS)
-"""The reasons for which this broker parks."""
+"""The reasons that this broker records when it parks."""
 _REASONS_BY_TEXT: Final = {text.encode(): reason for reason, text in _REASON_TEXTS.items()}
 
 
@@ -252,7 +252,7 @@ _RULES: Final[dict[State, dict[Event, Result]]] = {
 }
 _PREPARED, _COMMITTED, _PARKED = State.PREPARED, State.COMMITTED, State.PARKED  # for the hot path
 RESULTS: Final = tuple(tuple(_RULES[state][event] for event in Event) for state in State)
-"""The table by state and event, for the hot path, which spares the call of ``outcome``."""
+"""The table by state and event, for the hot path, which saves the call of ``outcome``."""
 
 
 def outcome(state: State, event: Event) -> Result:
@@ -264,20 +264,20 @@ class CheckProgress(NamedTuple):
     """The progress of the checks of one transaction."""
 
     sent: int = 0  # checks written to a connection, received or not
-    delivered: int = 0  # of them, those that reached a producer
-    answered: int = 0  # of them, those that a producer answered
+    delivered: int = 0  # checks that reached a producer
+    answered: int = 0  # checks that a producer answered
     parked_reason: ParkedReason = ParkedReason.NOT_PARKED
     immunity_s: int = 0  # requested seconds until the first check; 0: the default
 
 
 NOT_CHECKED: Final = CheckProgress()
 _SHARED_MAX: Final = 4_096
-"""Distinct values that are shared; with the default settings there are some dozens."""
+"""Distinct values shared; the default settings produce some dozens."""
 _shared: Final[dict[CheckProgress, CheckProgress]] = {NOT_CHECKED: NOT_CHECKED}
 
 
 def shared(progress: CheckProgress) -> CheckProgress:
-    """Return an equal instance shared by many transactions: a million need few."""
+    """Return an equal instance that many transactions share, to save memory."""
     known = _shared.get(progress)
     if known is None:
         if len(_shared) >= _SHARED_MAX:
@@ -299,7 +299,7 @@ class Pending(msgspec.Struct, gc=False):
     state: State = State.PREPARED
     progress: CheckProgress = NOT_CHECKED
     owner: Producer | None = None  # the connection that prepared it, while it is open
-    due: int = 0  # when it is checked next, or where it waits; see `checker`
+    due: int = 0  # bucket of its next check, or its stage in the check-back; see `checker`
 
     @property
     def sent(self) -> int:
@@ -312,7 +312,7 @@ class Pending(msgspec.Struct, gc=False):
 
     @property
     def checks(self) -> int:
-        """Checks that reached a producer: the count that is limited."""
+        """Checks that reached a producer; this count is limited."""
         return self.progress.delivered
 
     @checks.setter
@@ -335,7 +335,7 @@ class Pending(msgspec.Struct, gc=False):
 
     @property
     def parked_reason(self) -> ParkedReason:
-        """Why it is PARKED; NOT_PARKED while it is not."""
+        """Why it is parked; NOT_PARKED if it is not."""
         return self.progress.parked_reason
 
 
@@ -360,15 +360,15 @@ class Decision(NamedTuple):
     position: int  # physical offset of the record that decided it
 
 
-class DecidedMemory:
-    """A bounded memory of the latest decisions."""
+class DecisionCache:
+    """A bounded cache of the latest decisions."""
 
     def __init__(self, limit: int = DECIDED_REMEMBERED) -> None:
         self._latest = Generations(limit)
-        # What ``newest_final`` was at the end of each generation but the newest, oldest first.
+        # ``newest_final`` at the end of each generation except the newest; oldest first.
         self._finals: deque[int] = deque(maxlen=limit // self._latest.limit)
         self.newest_final = 0
-        self.forgotten_final = 0  # finals at higher log positions are all remembered
+        self.forgotten_final = 0  # all finals at higher log positions are cached
 
     def __contains__(self, offset: int) -> bool:
         return self._latest.get(offset) is not None
@@ -380,11 +380,11 @@ class DecidedMemory:
         self.newest_final = self.forgotten_final = 0
 
     def assume_forgotten(self, newest_final: int) -> None:
-        """Start without the finals up to this log position."""
+        """Start with an empty cache: finals up to this log position are not in it."""
         self.newest_final = self.forgotten_final = newest_final
 
-    def remember(self, offset: int, state: State, position: int) -> None:
-        """Add a decision; ``position`` is that of the record that decided."""
+    def add(self, offset: int, state: State, position: int) -> None:
+        """Add a decision; ``position`` is the log position of the record that decided."""
         if state is _COMMITTED:
             self.newest_final = position
         if self._latest.put(offset, position << 2 | state):
@@ -394,7 +394,7 @@ class DecidedMemory:
             finals.append(self.newest_final)
 
     def find(self, offset: int) -> Decision | None:
-        """Return the decision, or None if it is not remembered."""
+        """Return the decision; None if it is not cached."""
         packed = self._latest.get(offset)
         return None if packed is None else Decision(State(packed & 3), packed >> 2)
 
@@ -404,14 +404,14 @@ class PendingTable:
 
     def __init__(self, decided_remembered: int = DECIDED_REMEMBERED) -> None:
         self._pending = LogMap[Pending]()
-        self.decided = DecidedMemory(decided_remembered)
+        self.decided = DecisionCache(decided_remembered)
         self.copies: dict[int, Copy] = {}  # by the copy's physical offset
         self._copies_of: dict[int, list[int]] = {}  # first half -> queue offsets of its copies
         self.groups: dict[int, tuple[Member, ...]] = {}  # by the leader's offset, in index order
         self._leader_of: dict[int, int] = {}  # by the member's offset
         self._of_group: dict[str, int] = {}  # undecided transactions by producer group, none of 0
         self.parked = 0  # how many of the undecided are PARKED
-        self.newest_offset = -1  # the newest record of ours that changed the table
+        self.newest_offset = -1  # the newest record by halfmq that changed the table
         self.get = self._pending.get  # by the offset of the first half; the hot path's look-up
 
     def __len__(self) -> int:
@@ -435,7 +435,7 @@ class PendingTable:
     def after(self, offset: int, count: int = BLOCK_COUNT) -> list[Pending]:
         """Return up to ``count`` transactions with larger offsets, oldest first; [] at the end.
 
-        This iterates over a table that changes meanwhile.
+        Call it repeatedly to iterate over a table that changes meanwhile.
         """
         return self._pending.after(offset, count)
 
@@ -456,7 +456,7 @@ class PendingTable:
         return offset in self._leader_of
 
     def names_of(self, entry: Pending) -> Iterable[int]:
-        """Return the half queue offsets by which op messages know the transaction."""
+        """Return the half queue offsets by which op messages refer to the transaction."""
         if not self._copies_of and not self.groups:
             return (entry.queue_offset,)
         names = [entry.queue_offset, *self._copies_of.get(entry.offset, ())]
@@ -465,7 +465,7 @@ class PendingTable:
         return names
 
     def names_of_member(self, member: Member) -> list[int]:
-        """Return the half queue offsets by which op messages know one member."""
+        """Return the half queue offsets by which op messages refer to one member."""
         return [member.queue_offset, *self._copies_of.get(member.offset, ())]
 
     def add_member(self, leader: int, member: Member) -> None:
@@ -475,13 +475,13 @@ class PendingTable:
         self.newest_offset = max(self.newest_offset, member.offset)
 
     def settle_member(self, offset: int, state: State, position: int) -> Member | None:
-        """Remove a member that was decided alone, by Apache RocketMQ, which has no groups."""
+        """Remove a member that Apache RocketMQ decided alone, since it has no groups."""
         leader = self._leader_of.pop(offset, None)
         if leader is None:
             return None
         (settled,) = (member for member in self.groups[leader] if member.offset == offset)
         self.groups[leader] = tuple(one for one in self.groups[leader] if one is not settled)
-        self.decided.remember(offset, state, position)
+        self.decided.add(offset, state, position)
         return settled
 
     def add_copy(self, offset: int, first: int, queue_offset: int) -> None:
@@ -532,7 +532,7 @@ class PendingTable:
         self.newest_offset = newest
 
     def clear(self) -> None:
-        """Remove everything, before the table is filled again."""
+        """Remove everything, including the decisions."""
         self._pending.clear()
         self._of_group.clear()
         self.decided.clear()
@@ -547,11 +547,11 @@ class PendingTable:
         """Remove a transaction that the record at ``position`` has decided."""
         offset = entry.offset
         self._remove(entry)
-        self.decided.remember(offset, state, position)
+        self.decided.add(offset, state, position)
         self.newest_offset = position
         if self.groups:
             for member in self._disband(offset):
-                self.decided.remember(member.offset, state, position)
+                self.decided.add(member.offset, state, position)
 
     def _remove(self, entry: Pending) -> None:
         if entry.state is _PARKED:
@@ -570,7 +570,7 @@ class PendingTable:
         return members
 
     def park(self, entry: Pending, reason: ParkedReason) -> None:
-        """Stop the checks of a transaction."""
+        """Mark a transaction as parked: no more checks are sent."""
         assert entry.state is State.PREPARED
         entry.state = State.PARKED
         entry.progress = shared(entry.progress._replace(parked_reason=reason))
@@ -578,7 +578,7 @@ class PendingTable:
         self.parked += 1
 
     def resume(self, entry: Pending) -> None:
-        """Check a parked transaction again, from the first check on."""
+        """Mark a parked transaction as prepared; its checks start again from the first."""
         assert entry.state is State.PARKED
         entry.state = State.PREPARED
         entry.progress = shared(CheckProgress(immunity_s=entry.immunity_s))

@@ -1,17 +1,15 @@
-"""Transactions as the rest of the broker sees them.
+"""The interface of transactions to the rest of the broker.
 
-The send handler hands over half messages, the transaction handler decisions, the registry news of
-producers; a ticker calls ``tick``. Everything runs on the event loop's thread.
+The send handler passes half messages, the transaction handler decisions, the registry connection
+events of producers; a ticker calls ``tick``. Everything runs on the event loop's thread.
 
-A decision is one append. Only when it has been made does the table change, so a refused append
-(disk full, broker stopping) leaves the transaction undecided and the client free to try again. The
-answer waits until the record is on disk, in every flush mode: a client that has been told
-"committed" may forget the transaction, so the broker may not. Topics may opt out of that.
+The answer to a decision (see `deciding`) waits until the record is on disk, in every flush mode: a
+client that was answered "committed" may forget the transaction, so the broker must not. Topics may
+opt out of that.
 
 ``CHECK_IMMUNITY_TIME_IN_SECONDS`` only sets when the first check is due. RocketMQ also refuses
-(604) a decision that comes later than that, because a check copy might be on its way to a second
-commit. A transaction here has one identity and one decision, so a late decision is as good as an
-early one, and is taken.
+(604) a decision that arrives later, because a check copy might lead to a second commit. A
+transaction here has one identity and one decision, so a late decision is accepted.
 """
 
 from __future__ import annotations
@@ -76,15 +74,15 @@ from .replay.start import ReplayLog, replay
 logger = logging.getLogger(__name__)
 
 IDLE_TICK_MS: Final = 250
-"""Longest pause between two ticks: how late a check may be that was planned during the pause."""
+"""Longest pause between two ticks: a check scheduled during the pause may be this late."""
 
 ODD_IMMUNITIES_LOGGED_MAX: Final = 100
-"""Values of CHECK_IMMUNITY_TIME_IN_SECONDS that are no number and logged once each; a producer that
-sends ever new ones is logged each time."""
+"""Invalid values of CHECK_IMMUNITY_TIME_IN_SECONDS that are logged only once each; further values
+are logged each time."""
 
 
 class TransactionLog(ReplayLog, HalfLog, DecisionLookupLog, Protocol):
-    """What transactions need of the store."""
+    """The part of the store that transactions use."""
 
     def append(
         self, group: Sequence[AppendRequest], *, contiguous: bool = False
@@ -96,7 +94,7 @@ class TransactionLog(ReplayLog, HalfLog, DecisionLookupLog, Protocol):
 
 
 class TransactionService:
-    """Takes half messages and decisions, and sees to it that every half gets one."""
+    """Accepts half messages and decisions, and checks halves that stay undecided."""
 
     def __init__(
         self,
@@ -150,13 +148,13 @@ class TransactionService:
         self._pending_max = 0 if config.reject else config.pending_max
         self._min_offset = 0
         self._ops = OpWriter(log.append, config, store_host, now_ms)
-        self._past = DecisionLookup(log, self._table, read_half=self._half_at, now_ms=now_ms)
+        self._lookup = DecisionLookup(log, self._table, read_half=self._half_at, now_ms=now_ms)
         self._decisions = decisions = Decisions(
             log,
             self._table,
             self._recent,
             self._ops,
-            self._past,
+            self._lookup,
             self._counters,
             read_half=self._half_at,
             destination=destination,
@@ -207,14 +205,14 @@ class TransactionService:
             log_bytes_min=snapshot_log_bytes,
         )
         self._view = PendingView(
-            self._table, self._past, self._checker, read_half=self._half_at, now_ms=now_ms
+            self._table, self._lookup, self._checker, read_half=self._half_at, now_ms=now_ms
         )
         self.page, self.find = self._view.page, self._view.find
 
     # --- start and stop
 
     def rebuild(self) -> None:
-        """Fill the table from the log; call it once, when the store is open and nothing runs."""
+        """Fill the table from the log; call once, after the store is open and before requests."""
         started = perf_counter()
         replayed = replay(self._log, self._table, self._snapshot_path)
         position, unmirrored = replayed.position, replayed.unmirrored
@@ -243,24 +241,24 @@ class TransactionService:
         )
 
     def drain(self) -> None:
-        """Write what waits in memory; call it at an ordered stop, after the last request."""
+        """Write what waits in memory; call at an orderly stop, after the last request."""
         self._ops.drain()
         self._snapshots.take_now()
 
     # --- half messages
 
     def takes_prepares(self, group: str) -> bool:
-        """Whether halves of a producer group are taken now."""
+        """Return whether halves of a producer group are accepted now."""
         limit = self._config.group_pending_max
         return self._table.halves < self._pending_max and (
             not limit or self._table.count_of(group) < limit
         )
 
     def refuse_prepares(self, group: str, broker_address: str) -> None:
-        """Raise if half messages of a producer group are not taken.
+        """Raise if half messages of a producer group are not accepted now.
 
         Raises:
-            RequestRefusedError: They are forbidden, or the group or the table is full.
+            RequestRefusedError: Halves are forbidden, or the group or the table is full.
         """
         if self.takes_prepares(group):
             return
@@ -270,20 +268,20 @@ class TransactionService:
         raise not_taken(self._config, self._table.halves, broker_address)
 
     def refuse_delays(self, sent: Delays) -> None:
-        """Raise if a message to be prepared asks for a delay that halves cannot have.
+        """Raise if a message to be prepared requests a delay that halves cannot have.
 
         Raises:
-            RequestRefusedError: It does.
+            RequestRefusedError: The delay is not supported for halves, or not valid.
         """
         refuse_delays(sent, self._now_ms())
 
     def half_of(
         self, message: AppendRequest, unique_key: str, *, reserve: int = FINAL_RESERVE
     ) -> AppendRequest:
-        """Return what is to be appended for a transactional message.
+        """Return the half to append for a transactional message.
 
         Raises:
-            RequestRefusedError: It leaves no room for what follows from it.
+            RequestRefusedError: It leaves no room for the records made from it.
         """
         refuse_large(message.properties, reserve=reserve)
         half = half_draft(message, unique_key)
@@ -299,9 +297,9 @@ class TransactionService:
         key: int,
         connection: Producer,
     ) -> None:
-        """Enter a transaction whose half has been appended; ``key`` is its ``deduplication_key``.
+        """Add a transaction whose half has been appended; ``key`` is its ``deduplication_key``.
 
-        The message becomes the final one: the caller must not use it for anything else.
+        The message becomes the final one: the caller must not use it afterwards.
         """
         properties = half.properties
         offset = appended.physical_offset
@@ -328,12 +326,12 @@ class TransactionService:
 
         Args:
             messages: Each with its unique key.
-            producer_group: Who is asked about them.
-            connection: By which they came.
+            producer_group: The group that checks are sent to.
+            connection: Sender of the request.
 
         Raises:
-            RequestRefusedError: One leaves no room for what follows from it.
-            StoreError: They could not be appended; nothing has changed.
+            RequestRefusedError: One leaves no room for the records made from it.
+            StoreError: The halves could not be appended; nothing has changed.
         """
         leader_key, total = messages[0][1].encode(), len(messages)
         halves = [self.half_of(one, key, reserve=GROUP_RESERVE) for one, key in messages]
@@ -361,12 +359,12 @@ class TransactionService:
         return appended
 
     def _immunity_s(self, half: AppendRequest) -> int:
-        """Return for how long the producer asked not to be checked; log a wish that is none."""
+        """Return the requested seconds without a check; log an invalid value."""
         value = get_property(half.properties, b"CHECK_IMMUNITY_TIME_IN_SECONDS")
         if value is not None and not value.isdigit() and value not in self._odd_immunities:
             if len(self._odd_immunities) < ODD_IMMUNITIES_LOGGED_MAX:
                 self._odd_immunities.add(value)
-            # RocketMQ takes its default as well, and says nothing.
+            # RocketMQ uses its default as well, without a warning.
             logger.warning(
                 "event=immunity_ignored CHECK_IMMUNITY_TIME_IN_SECONDS=%r expected='whole seconds'",
                 value[:40],
@@ -379,12 +377,12 @@ class TransactionService:
         producer_group: str,
         connection: Producer,
     ) -> list[FirstHalf] | None:
-        """Return the halves that these messages repeat; None when they begin a new transaction.
+        """Return the halves that these messages repeat; None if they begin a new transaction.
 
         Args:
-            messages: Of one transaction, the leader first, each with its unique key.
-            producer_group: Who sent them.
-            connection: By which they came; it is asked first if the one before it is closed.
+            messages: All of one transaction, the leader first, each with its unique key.
+            producer_group: The group of their producer.
+            connection: Sender of the request; checks go to it first if the previous one is closed.
         """
         found = self._duplicate_finder.find(messages, producer_group)
         if found is None:
@@ -396,24 +394,24 @@ class TransactionService:
         return found
 
     def _state_of(self, offset: int, half: StoredHalf) -> State:
-        """Say where a transaction stands; ROLLED_BACK when that cannot be told."""
+        """Return the state of a transaction; ROLLED_BACK if its decision is unknown."""
         first = self._table.first_of(offset)
         entry = self._table.get(first)
         if entry is not None:
             return entry.state
-        decision = self._past.find(first, half)
+        decision = self._lookup.find(first, half)
         return State.ROLLED_BACK if decision is None else decision.state
 
     # --- decisions
 
     def resume(self, offset: int) -> Ended:
-        """Have the producers of a parked transaction asked again, from the first check on.
+        """Resume the checks of a parked transaction, from the first one.
 
-        Nothing happens when it is not parked.
+        Nothing happens if it is not parked.
 
         Raises:
             TransactionError: There is no such transaction, or it is decided.
-            StoreError: That could not be recorded; it stays parked.
+            StoreError: That could not be recorded; the transaction stays parked.
         """
         entry = self._table.get(self._table.first_of(offset))
         if entry is None:
@@ -424,9 +422,9 @@ class TransactionService:
         return Ended(position)
 
     def committed_message(self, half_message_id: str) -> AppendRequest | None:
-        """Return a message that was committed here as it is stored once more, for a retry.
+        """Return a committed message for another append, for a retry.
 
-        None unless the id is that of its half, in this log.
+        None unless the id is that of a committed half in this log.
         """
         try:
             offset = parse_offset_message_id(half_message_id).physical_offset
@@ -443,20 +441,20 @@ class TransactionService:
         return committed_again(half)
 
     def _half_at(self, offset: int) -> StoredHalf | None:
-        """Read the half record at an offset; None when there is none, or none that is sound.
+        """Read the half record at an offset; None if there is no valid one.
 
         Raises:
-            NotInMemoryError: It would have to wait for the disk, and may not.
+            NotInMemoryError: The half must be read from the disk first.
         """
         record = self._log.unchecked_bytes(offset)
         return None if record is None else parse_half(record, offset)
 
-    # --- what happens by itself
+    # --- housekeeping
 
     def tick(self) -> float:
-        """Do what is due, in a slice that all of it shares; each kind comes a step on at least.
+        """Do what is due, in one slice for all kinds of work; each advances by at least a step.
 
-        Return the seconds until this should be called again.
+        Return the seconds until the next call.
         """
         now_ms, time_slice = self._monotonic_ms(), Slice()
         if self._log.min_offset > self._min_offset:
@@ -471,7 +469,7 @@ class TransactionService:
         return min(wait for wait in waits if wait is not None) / 1_000
 
     def on_producer(self, group: str, _connection: Producer | None = None) -> None:
-        """Have a group asked at the next tick about what is due; a producer of it connected."""
+        """Send the due checks of a group at the next tick; one of its producers has connected."""
         self._checker.on_producer(group)
 
     def _drop_expired(self) -> None:
@@ -484,16 +482,16 @@ class TransactionService:
                 entry.group,
             )
 
-    # --- what others may know
+    # --- metrics
 
     @property
     def pending(self) -> int:
-        """How many transactions are undecided, parked ones among them."""
+        """Number of undecided transactions, including parked ones."""
         return len(self._table)
 
     @property
     def oldest_pending_offset(self) -> int | None:
-        """Physical offset of the oldest undecided half: the log before it holds none."""
+        """Physical offset of the oldest undecided half; None if there is none."""
         oldest = self._table.oldest
         return None if oldest is None else oldest.offset
 

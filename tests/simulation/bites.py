@@ -105,7 +105,7 @@ def _flush_that_looks_late(_original: Any) -> Any:
 
 def _opposite_is_taken(original: Any) -> Any:
     def answer(self: Any, offset: int, half: Any, event: Event) -> Any:
-        decision = self._past.find(self._table.first_of(offset), half)
+        decision = self._lookup.find(self._table.first_of(offset), half)
         if event is Event.COMMIT and decision is not None and decision.state.name == "ROLLED_BACK":
             self._append((committed(self._final_at(offset, self._read_half)),))
         return original(self, offset, half, event)

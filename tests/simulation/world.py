@@ -22,7 +22,7 @@ from typing import Any, Final
 from halfmq.broker.config import BrokerConfig, NetworkConfig, StoreSettings, TransactionConfig
 from halfmq.broker.disk.disk_limits import Space
 from halfmq.broker.service import Broker
-from halfmq.broker.transaction.pending import DecidedMemory
+from halfmq.broker.transaction.pending import DecisionCache
 from halfmq.store.errors import CorruptRecordError, StoreError
 
 from . import invariants
@@ -540,7 +540,7 @@ def _make_small(broker: Broker, scenario: Scenario) -> None:
     broker._retention._hours = frozenset(range(24 if scenario.deletes else 0))
     transactions = broker.transactions
     transactions._snapshots._log_bytes_min = scenario.snapshot_bytes
-    transactions._table.decided = DecidedMemory(8)
+    transactions._table.decided = DecisionCache(8)
     if not scenario.middle_box:  # which sends again what is any number of prepares old
         twins = transactions._recent_prepares
         twins.refill = partial(twins.refill, bytes_max=scenario.refill_bytes)  # type: ignore[method-assign]

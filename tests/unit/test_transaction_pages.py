@@ -7,7 +7,7 @@ from typing import cast
 
 from halfmq.broker.transaction.decision_lookup import DecisionLookup
 from halfmq.broker.transaction.half import StoredHalf
-from halfmq.broker.transaction.operator import PAGE_MS, PASSED_BETWEEN_LOOKS, PendingView
+from halfmq.broker.transaction.operator import PAGE_MS, SKIPPED_PER_CLOCK_READ, PendingView
 from halfmq.broker.transaction.pending import Pending, PendingTable, State
 from tests.support.transactions import HOST, PEER, START_MS, Clock
 
@@ -93,7 +93,7 @@ def test_a_page_ends_when_its_time_is_over() -> None:
 
 def test_a_page_that_finds_nothing_ends_too() -> None:
     """Among a million of other groups, one must not be searched for in one go."""
-    table = Table(*range(3 * PASSED_BETWEEN_LOOKS))
+    table = Table(*range(3 * SKIPPED_PER_CLOCK_READ))
     table.add(1_000_000, "rare")
     readings = iter(range(START_MS, START_MS + 1_000_000, PAGE_MS))
     table.view._now_ms = lambda: next(readings)

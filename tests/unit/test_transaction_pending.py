@@ -10,8 +10,8 @@ from halfmq.broker.transaction.log_map import BLOCK_COUNT
 from halfmq.broker.transaction.pending import (
     NOT_CHECKED,
     Copy,
-    DecidedMemory,
     Decision,
+    DecisionCache,
     Event,
     Member,
     ParkedReason,
@@ -171,9 +171,9 @@ def test_deleted_halves_leave_the_table() -> None:
 
 def test_the_memory_of_decisions_is_bounded_and_keeps_the_latest() -> None:
     """It never holds more than two generations, and always the newest one."""
-    memory = DecidedMemory(limit=10)
+    memory = DecisionCache(limit=10)
     for number in range(95):
-        memory.remember(number, State.COMMITTED, 1_000 + number)
+        memory.add(number, State.COMMITTED, 1_000 + number)
         assert memory.find(number) == Decision(State.COMMITTED, 1_000 + number)
         for recent in range(max(number - 9, 0), number):
             assert recent in memory
@@ -186,10 +186,10 @@ def test_the_memory_of_decisions_is_bounded_and_keeps_the_latest() -> None:
 
 def test_a_correction_replaces_what_was_remembered() -> None:
     """A final message found behind an op message makes the transaction a committed one."""
-    memory = DecidedMemory(limit=2)
-    memory.remember(1, State.ROLLED_BACK, 10)
-    memory.remember(2, State.ROLLED_BACK, 20)
-    memory.remember(1, State.COMMITTED, 30)
+    memory = DecisionCache(limit=2)
+    memory.add(1, State.ROLLED_BACK, 10)
+    memory.add(2, State.ROLLED_BACK, 20)
+    memory.add(1, State.COMMITTED, 30)
 
     assert memory.find(1) == Decision(State.COMMITTED, 30)
 

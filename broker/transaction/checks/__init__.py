@@ -1,1 +1,1 @@
-"""Check-back: what is due, whom to ask, and parking when nobody answers."""
+"""Check-back: due checks, the producers they are sent to, and parking without an answer."""

@@ -1,27 +1,27 @@
-"""Asking producers back: when a decision does not come, the producer's group is asked for it.
+"""Check-back: if a decision does not arrive, the broker sends checks to the producer's group.
 
-Each undecided transaction that is to be asked about is in exactly one place, which ``Pending.due``
-names: in the timetable until it is due (the number of its bucket), then in the queue of its group
-(``QUEUED``), then on its way to a producer (``IN_FLIGHT``), and from there in the timetable again.
-Between these, its half may have to be read from the disk (``READING``). A decision does not touch
-the places, it takes the transaction off the table; what is found in a place and not on the table,
-or on the table with another place, is dropped.
+Each undecided transaction that needs a check is in exactly one stage, recorded in ``Pending.due``:
+in the timetable until it is due (the number of its bucket), then in the queue of its group
+(``QUEUED``), then sent to a producer (``IN_FLIGHT``), and then in the timetable again. Before it is
+sent, its half may have to be read from the disk (``READING``). A decision only removes the
+transaction from the table; an entry of a stage that is not in the table, or is there with another
+stage, is dropped.
 
-A client of ours acknowledges a check at once ("I have it and will answer"). Only then does it
-count; a refusal, a lost connection or silence sends the question to the next member of the group,
-and when each has been tried, it waits. To official clients a check goes one-way, and counts when it
-was written to a live connection that reads. After ``check_max`` checks that count, and the time for
-the last answer, the transaction is parked. A group that is away is neither asked nor counted,
-however long it takes.
+A halfmq client acknowledges a check as soon as it has received it. Only then is the check counted;
+after a refusal, a lost connection or no acknowledgement the check goes to the next member of the
+group. If each member has been tried, it is retried later. To official clients a check is sent
+one-way, and counted when it was written to an open connection that reads. After ``check_max``
+counted checks, and the time for the last answer, the transaction is parked. While no member of a
+group is connected, no check is sent or counted, however long that takes.
 
-A group has a queue, and the groups take turns, so a group with very many due, or one that does not
-answer, delays no other. All work is done in ``tick``, in slices; news (an acknowledgement, a half
-that was read) only waits there for the next slice.
+Each group has a queue, and the groups take turns, so a group with very many due checks, or one that
+does not answer, delays no other. All work is done in ``tick``, in slices; events (an
+acknowledgement, a half that was read) are queued for the next slice.
 
-Time is the monotonic clock, so a step of the wall clock moves no check. Only after a restart does
-the store timestamp of a half count, as its age by the wall clock; a timestamp in the future makes
-it new. So the first check is never later than the wait after the prepare or the restart. The
-producer's clock plays no part.
+Times are on the monotonic clock, so a step of the wall clock moves no check. Only after a restart
+is the age of a half taken from its store timestamp and the wall clock; a timestamp in the future
+counts as age 0. So the first check is never later than the wait after the prepare or the restart.
+The producer's clock is not used.
 """
 
 from __future__ import annotations
@@ -52,41 +52,41 @@ from .timetable import BUCKET_MS, Timetable
 logger = logging.getLogger(__name__)
 
 BACK_OFF: Final = 1.5
-"""How much longer the pause after each delivered check is than the one before."""
+"""Factor by which the pause grows after each delivered check."""
 
 BACK_OFF_MAX_MS: Final = 600_000
 """Longest pause between two checks, unless the configured interval is longer: ten minutes."""
 
 JITTER: Final = 0.1
-"""Share by which a pause is longer or shorter, so that what was due together does not stay so."""
+"""Share by which a pause is lengthened or shortened at random, to spread checks due together."""
 
 CHECKS_PER_TURN: Final = 8
-"""Checks of one group before the next group has its turn."""
+"""Checks of one group before the turn of the next group."""
 
 LOOKS_PER_STEP: Final = 50
-"""Due transactions looked at between two looks at the clock: most have been decided, at 0.2 us; to
-put one into its group's queue takes a microsecond."""
+"""Due transactions processed between two reads of the clock: most have been decided and take 0.2
+us; adding one to its group's queue takes a microsecond."""
 
 STALE_MAX: Final = 100_000
-"""Entries of the timetable, beyond two for each undecided transaction, that may be left over from
-decided ones: 4 MB. A message's own time may be days, in which as many as one likes are decided."""
+"""Stale timetable entries of decided transactions, beyond two per undecided one, before a sweep: 4
+MB. A message may request a first check after days, and any number may be decided until then."""
 
 SWEEP_PAUSE_MS: Final = 5
-"""Time between two slices in which those are dropped: a few hundredths of the loop's time."""
+"""Time between two slices of a sweep, which takes a few hundredths of the loop's time."""
 
 DURABLE_WAIT_MS: Final = 500
-"""Time until a half that is not on disk when its check is due is looked at again; by then it mostly
-is, or the disk has failed."""
+"""Time until the check of a half that was not on disk is tried again; usually the half is on disk
+by then, or the disk has failed."""
 
 RESTART_GRACE_MS: Final = 400
-"""Time after a start before the first check: producers that come back at once may bring the
-decision. A group that is not back yet is asked when it is."""
+"""Time after a start before the first check: producers that reconnect at once may send the
+decision. A group that reconnects later is checked then."""
 
 COLD_READS_MAX: Final = 16
-"""Halves that are being fetched: enough to keep the threads at work, and few enough that a request
-that needs one as well waits for four reads at most. They have 64 MiB at the largest."""
+"""Halves fetched at one time: enough to keep the threads busy, and so few that a request that needs
+a thread waits for at most four reads. Their size is at most 64 MiB."""
 
-# Places of a transaction that is not in the timetable; those in it have the bucket's number.
+# Stages of a transaction outside the timetable; in the timetable, `due` is the bucket's number.
 UNPLANNED: Final = 0
 QUEUED: Final = -1
 IN_FLIGHT: Final = -2
@@ -97,28 +97,28 @@ _CHECK: Final = RequestCode.CHECK_TRANSACTION_STATE
 
 
 class ProducerDirectory(Protocol):
-    """Which producers are connected."""
+    """The connected producers."""
 
     def producers_of(self, group: str) -> Sequence[Producer]:
-        """Return the connections of a group, perhaps none."""
+        """Return the connections of a group; [] if there are none."""
         ...
 
     def has_left(self, group: str, connection: Producer) -> bool:
-        """Whether a connection was a member of the group and is no longer, though it lives."""
+        """Return whether a connection has left the group but is still open."""
         ...
 
 
 class _Receipt(NamedTuple):
-    """What came of a check that has to be acknowledged."""
+    """The result of a check that has to be acknowledged."""
 
     entry: Pending
     asked: Producer
-    tried: tuple[Producer, ...]  # who was asked before and did not take it
+    tried: tuple[Producer, ...]  # producers that did not acknowledge it before
     taken: bool
 
 
 class Checker:
-    """Sends check requests, and gives up after as many as the configuration allows."""
+    """Sends check requests, and parks a transaction after ``check_max`` of them."""
 
     def __init__(
         self,
@@ -140,18 +140,18 @@ class Checker:
 
         Args:
             table: The undecided transactions.
-            producers: Who can be asked.
-            config: When, and how often.
-            broker_name: Told to who is asked.
-            read_half: Returns the half at an offset; None when there is none that is sound. Raises
-                NotInMemoryError when it would have to wait for the disk, and may not.
-            fetch: Has it in memory then, and calls back on this thread, at once or later.
-            park: Records that a transaction is given up; False when that could not be recorded.
+            producers: The connected producers.
+            config: Times and number of checks.
+            broker_name: Sent with each check.
+            read_half: Returns the half at an offset; None if there is no valid one. Raises
+                NotInMemoryError if it must be read from the disk first.
+            fetch: Reads what is not in memory and calls back on this thread, at once or later.
+            park: Parks a transaction; returns False if that could not be recorded.
             random: Source of the jitter.
             monotonic_ms: The clock of ``tick``.
-            wake: Has ``tick`` called soon.
-            is_durable: Tells whether the half at an offset is on disk.
-            may_ask: Tells whether a producer may see this message, which a check shows it.
+            wake: Schedules ``tick`` soon.
+            is_durable: Returns whether the half at an offset is on disk.
+            may_ask: Returns whether a producer may see this message, which a check contains.
         """
         self._table = table
         self._producers = producers
@@ -167,77 +167,80 @@ class Checker:
         self._is_durable = is_durable
         self._may_ask = may_ask
         self._timetable = Timetable()
-        self._sweep: Iterator[None] | None = None  # of the timetable, while it goes on
-        self._bucket = 0  # number of the bucket that is being looked through
-        self._due = array("q")  # the rest of it, last one first
+        self._sweep: Iterator[None] | None = None  # of the timetable, while one is running
+        self._bucket = 0  # number of the bucket that is being processed
+        self._due = array("q")  # the rest of this bucket, in reverse order
         self._queues = GroupQueues(
             is_away=lambda group: not self._members_of(group),
             is_gone=lambda offset: offset not in table,
         )
         self._receipts: deque[_Receipt] = deque()
         self._arrived: list[tuple[Pending, tuple[Producer, ...], bool]] = []
-        self._fetching = 0  # halves asked for and not yet taken from `_arrived`
-        self._fetched: set[int] = set()  # halves; should one be gone again, it is waited for
-        self._cold_blocked: dict[str, Group] = {}  # those that wait until fewer are fetched
-        # Within one tick: members by group, and those that take no more for now.
+        self._fetching = 0  # halves requested and not yet removed from `_arrived`
+        self._fetched: set[int] = set()  # halves whose next read may wait for the disk
+        self._cold_blocked: dict[str, Group] = {}  # groups that wait until fewer halves are fetched
+        # Within one tick: members by group, and producers that accept no more.
         self._members: dict[str, Sequence[Producer]] = {}
         self._full: set[Producer] = set()
         self.sent = 0
         self.delivered = 0
         self.not_taken = 0  # refused, lost with the connection, or not acknowledged in time
 
-    # --- what others say
+    # --- events
 
     def schedule_first(self, entry: Pending) -> None:
-        """Plan the first check of a transaction that has just been prepared."""
-        wait_ms = entry.progress.immunity_s * 1_000 or self._timeout_ms  # once per transaction
+        """Schedule the first check of a transaction that has just been prepared."""
+        wait_ms = (
+            entry.progress.immunity_s * 1_000 or self._timeout_ms
+        )  # inline: once per transaction
         entry.due = self._timetable.add(self._monotonic_ms() + wait_ms, entry.offset)
 
     def schedule_again(self, entry: Pending, age_ms: int, *, grace_ms: int = 0) -> None:
-        """Plan the next check of a transaction that was restored or resumed.
+        """Schedule the next check of a transaction that was restored or resumed.
 
         Args:
             entry: The transaction.
-            age_ms: Milliseconds since its half was stored, by the wall clock. Less than 0 when that
+            age_ms: Milliseconds since its half was stored, by the wall clock. Negative if that
                 clock was set back meanwhile; then the whole wait begins now.
-            grace_ms: How soon it may be asked about.
+            grace_ms: Shortest time until the check.
         """
         wait_ms = self._first_wait_ms(entry) - max(age_ms, 0)
         if wait_ms < grace_ms:
             wait_ms = grace_ms
             if entry.checks >= self._config.check_max:
-                # The broker was restarted: the last check may have been a moment before.
+                # The last check may have been sent just before the restart.
                 wait_ms += self._config.check_interval_ms
-        self._plan(entry, self._monotonic_ms() + wait_ms)
+        self._schedule(entry, self._monotonic_ms() + wait_ms)
 
     def _first_wait_ms(self, entry: Pending) -> int:
-        # As in RocketMQ, the message's own time replaces the broker's, longer or shorter.
+        # As in RocketMQ, the time requested by the message replaces the default, longer or shorter.
         return entry.immunity_s * 1_000 or self._timeout_ms
 
     def on_producer(self, group: str) -> None:
-        """Make what is due of a group ready at once; one of its producers has connected."""
-        self._queues.come(group)
+        """Send the due checks of a group; one of its producers has connected."""
+        self._queues.on_connected(group)
 
-    # --- what others ask
+    # --- queries
 
     def next_check_in_ms(self, entry: Pending) -> int | None:
-        """Return how long until the transaction is asked about; None when nobody can tell.
+        """Return the milliseconds until the next check; None if it is not scheduled.
 
-        That is: it is due, and its group is away, or it is just being asked; or it is parked.
+        A check is not scheduled if it is due but no producer is connected, if it is being sent, or
+        if the transaction is parked.
         """
-        if entry.due <= 0 or not _is_asked_about(entry):
+        if entry.due <= 0 or not _needs_check(entry):
             return None
         return max(entry.due * BUCKET_MS - self._monotonic_ms(), 0)
 
     @property
     def waiting_for_producers(self) -> int:
-        """How many are due while their group is away; some may have been decided meanwhile."""
+        """Due transactions without a connected producer; some may have been decided meanwhile."""
         return self._queues.away
 
-    # --- time goes on
+    # --- tick
 
     def tick(self, now_ms: int, time_slice: Slice) -> int | None:
-        """Do what is due, in a slice; return the milliseconds until there is more, or None."""
+        """Do what is due, in a slice; return the milliseconds until the next call, or None."""
         self._members.clear()
         self._full.clear()
         self._process_receipts(now_ms, time_slice)
@@ -255,7 +258,7 @@ class Checker:
         return max(min(waits), 0) if waits else None
 
     def _drop_stale(self, time_slice: Slice) -> None:
-        """Drop what was decided long before it is due, when that has become too much."""
+        """Remove stale entries of decided transactions if there are too many."""
         timetable = self._timetable
         if self._sweep is None and timetable.size > 2 * len(self._table) + STALE_MAX:
             self._sweep = timetable.sweep(self._is_planned)
@@ -267,7 +270,7 @@ class Checker:
         return entry is not None and entry.due == number
 
     def _queue_due(self, now_ms: int, time_slice: Slice) -> None:
-        """Move what is due from the timetable to the queues of the groups."""
+        """Move due transactions from the timetable to the queues of their groups."""
         find = self._table.get
         while True:
             for _ in range(LOOKS_PER_STEP):
@@ -279,8 +282,8 @@ class Checker:
                     self._due.reverse()
                 entry = find(self._due.pop())
                 if entry is None or entry.due != self._bucket:
-                    continue  # decided, or planned for another time
-                if _is_asked_about(entry):
+                    continue  # decided, or scheduled for another time
+                if _needs_check(entry):
                     self._enqueue(entry)
                 else:
                     entry.due = UNPLANNED
@@ -291,10 +294,10 @@ class Checker:
         entry.due = QUEUED
         return self._queues.add(entry.group, entry.offset, first=first)
 
-    # --- asking
+    # --- sending checks
 
     def _serve_groups(self, now_ms: int, time_slice: Slice) -> None:
-        """Ask about what is due of the groups in turn, as much as a slice holds, at least one."""
+        """Serve the groups in turn, as many as fit into the slice, and at least one."""
         queues = self._queues
         while queues.has_turns:
             group = queues.next_turn()
@@ -313,8 +316,8 @@ class Checker:
             self._fetched.discard(offset)
             entry = self._table.get(offset)
             if entry is None or entry.due != QUEUED:
-                group.tried.pop(offset, None)  # decided, or planned for another time
-            elif not _is_asked_about(entry):
+                group.tried.pop(offset, None)  # decided, or scheduled for another time
+            elif not _needs_check(entry):
                 group.tried.pop(offset, None)
                 entry.due = UNPLANNED
             elif self._process_safely(entry, group, is_fetched, now_ms):
@@ -326,25 +329,24 @@ class Checker:
         try:
             return self._process(entry, group, is_fetched, now_ms)
         except Exception:
-            # Whatever is wrong with one half: nothing is lost by keeping it, and the others must
-            # not suffer.
+            # A fault of one half must not stop the others; it is kept and tried again.
             logger.exception("event=check_failed half_offset=%d", entry.offset)
             group.tried.pop(entry.offset, None)
-            self._plan(entry, now_ms + self._config.check_interval_ms)
+            self._schedule(entry, now_ms + self._config.check_interval_ms)
             return True
 
     def _process(self, entry: Pending, group: Group, is_fetched: bool, now_ms: int) -> bool:
-        """Do what is due about one transaction; return whether that was more than a look."""
+        """Send or park one transaction; return whether this took more than a look-up."""
         if not self._is_durable(entry.offset):
-            # After a power cut another half may have its offset, and a decision in answer to this
-            # question would be about that one.
-            self._plan(entry, now_ms + DURABLE_WAIT_MS)
+            # After a power cut another half may get its offset, and a decision in answer to this
+            # check would end that one.
+            self._schedule(entry, now_ms + DURABLE_WAIT_MS)
             return True
         tried = group.tried.get(entry.offset, ())
         giving_up = entry.checks >= self._config.check_max
         target = None if giving_up else self._next_target(entry, tried)
         if target is None and not giving_up:
-            self._nobody(entry, group, now_ms, asked_all=bool(tried))
+            self._set_aside(entry, group, now_ms, asked_all=bool(tried))
             return False
         try:
             with allowed_to_wait(is_fetched):
@@ -353,15 +355,15 @@ class Checker:
             self._fetch_half(entry, group, tried, missing)
             return True
         if half is None:
-            self._put_off(entry, now_ms)
+            self._retry_later(entry, now_ms)
             group.tried.pop(entry.offset, None)
             return True
         if target is None:
             entry.due = UNPLANNED
             if not self._park(entry, half):
-                self._plan(entry, now_ms + self._config.check_interval_ms)
+                self._schedule(entry, now_ms + self._config.check_interval_ms)
             return True
-        header, body = self._question(entry, half)
+        header, body = self._check_request(entry, half)
         while target is not None:
             if not self._may_ask(target, half):
                 tried = group.tried[entry.offset] = (*tried, target)
@@ -374,11 +376,11 @@ class Checker:
             else:
                 self._full.add(target)
             target = self._next_target(entry, tried)
-        self._nobody(entry, group, now_ms, asked_all=bool(tried))
+        self._set_aside(entry, group, now_ms, asked_all=bool(tried))
         return True
 
-    def _nobody(self, entry: Pending, group: Group, now_ms: int, *, asked_all: bool) -> None:
-        """Keep a transaction for later: there is nobody who can be asked about it now."""
+    def _set_aside(self, entry: Pending, group: Group, now_ms: int, *, asked_all: bool) -> None:
+        """Set a transaction aside: no producer can be asked now."""
         if asked_all:
             del group.tried[entry.offset]
             self._queues.refused(group, entry.offset, now_ms)
@@ -394,11 +396,11 @@ class Checker:
         return members
 
     def _next_target(self, entry: Pending, tried: tuple[Producer, ...]) -> Producer | None:
-        """Return whom to ask; None when nobody is there who can be written to.
+        """Return the producer to ask; None if none can be written to.
 
-        The first question goes to the connection that prepared the message, even before it is
-        registered as a member, unless it has left the group. Later ones go round the whole group,
-        so that a member that never answers does not keep the others from it.
+        The first check goes to the connection that prepared the message, even before it is
+        registered as a member, unless it has left the group. Later checks rotate through the whole
+        group, so that the others are asked if one member never answers.
         """
         owner = entry.owner
         if owner is not None and (owner.closed or self._producers.has_left(entry.group, owner)):
@@ -430,7 +432,7 @@ class Checker:
         header: CheckTransactionStateRequestHeader,
         body: bytes,
     ) -> bool:
-        """Send the question, and note that it is on its way if its receipt will be told."""
+        """Send a check; mark it as in flight if the producer acknowledges checks."""
         if target.acknowledges:
             on_receipt = partial(self._on_receipt, entry, target, tried)
             if not target.ask(_CHECK, header, body, on_receipt):
@@ -449,7 +451,7 @@ class Checker:
         )
         return True
 
-    def _question(
+    def _check_request(
         self, entry: Pending, half: StoredHalf
     ) -> tuple[CheckTransactionStateRequestHeader, bytes]:
         offset_id = offset_message_id(half.store_host, entry.offset)
@@ -465,17 +467,17 @@ class Checker:
         )
         return header, check_body(half, entry.checks + 1)
 
-    # --- what comes of it
+    # --- acknowledgements
 
-    def _plan(self, entry: Pending, due_ms: int) -> None:
+    def _schedule(self, entry: Pending, due_ms: int) -> None:
         entry.due = self._timetable.add(due_ms, entry.offset)
 
     def _count_delivered(self, entry: Pending, now_ms: int) -> None:
         entry.checks += 1
-        self._plan(entry, now_ms + self._pause_ms(entry.checks))
+        self._schedule(entry, now_ms + self._pause_ms(entry.checks))
 
     def _pause_ms(self, delivered: int) -> int:
-        """Return for how long the answer to a check is waited for, by its number from 1."""
+        """Return how long to wait for the answer to a check, by its number from 1."""
         interval_ms = self._config.check_interval_ms
         pause_ms = interval_ms * BACK_OFF ** min(delivered - 1, 64)  # finite, whatever the number
         pause_ms = min(pause_ms, max(interval_ms, BACK_OFF_MAX_MS))
@@ -488,7 +490,7 @@ class Checker:
         tried: tuple[Producer, ...],
         answer: RemotingCommand | None,
     ) -> None:
-        """Keep the news for the next tick; called from wherever a connection gets them."""
+        """Queue the result for the next tick; connections call this at any time."""
         taken = answer is not None and answer.code == _SUCCESS
         self._receipts.append(_Receipt(entry, asked, tried, taken))
         if len(self._receipts) == 1:
@@ -498,16 +500,16 @@ class Checker:
         receipts = self._receipts
         while receipts:
             entry, asked, tried, taken = receipts.popleft()
-            meant = entry.due == IN_FLIGHT and self._table.get(entry.offset) is entry
+            is_current = entry.due == IN_FLIGHT and self._table.get(entry.offset) is entry
             if taken:
                 self._queues.taken(entry.group)
                 self.delivered += 1
-                if meant:
+                if is_current:
                     self._count_delivered(entry, now_ms)
             else:
                 self._queues.not_taken(entry.group)
                 self.not_taken += 1
-                if meant:
+                if is_current:
                     group = self._enqueue(entry, first=True)
                     group.tried[entry.offset] = (*tried, asked)
             if time_slice.is_over:
@@ -522,7 +524,7 @@ class Checker:
         tried: tuple[Producer, ...],
         missing: NotInMemoryError,
     ) -> None:
-        """Have a half fetched; its transaction is attended to when that is done."""
+        """Start to fetch a half; its transaction is processed when that is done."""
         if self._fetching >= COLD_READS_MAX:
             self._queues.block(group, entry.offset)
             self._cold_blocked[group.name] = group
@@ -539,12 +541,12 @@ class Checker:
 
     def _process_fetched(self, now_ms: int) -> None:
         while self._arrived:
-            entry, tried, is_there = self._arrived.pop()  # last one first: each goes to the front
+            entry, tried, is_there = self._arrived.pop()  # in reverse: each goes to the front
             self._fetching -= 1
             if entry.due != READING or self._table.get(entry.offset) is not entry:
                 continue
             if not is_there:
-                self._put_off(entry, now_ms)
+                self._retry_later(entry, now_ms)
                 continue
             self._fetched.add(entry.offset)
             group = self._enqueue(entry, first=True)
@@ -555,11 +557,11 @@ class Checker:
                 self._queues.unblock(blocked)
             self._cold_blocked.clear()
 
-    def _put_off(self, entry: Pending, now_ms: int) -> None:
-        """Try again later: the half cannot be read."""
+    def _retry_later(self, entry: Pending, now_ms: int) -> None:
+        """Schedule the next try: the half cannot be read."""
         logger.error("event=half_unreadable half_offset=%d", entry.offset)
-        self._plan(entry, now_ms + self._config.check_interval_ms)
+        self._schedule(entry, now_ms + self._config.check_interval_ms)
 
 
-def _is_asked_about(entry: Pending) -> bool:
+def _needs_check(entry: Pending) -> bool:
     return outcome(entry.state, Event.DUE).verdict is Verdict.ASK

@@ -1,8 +1,8 @@
-"""What is due of each producer group, and whose turn it is.
+"""The due transactions of each producer group, and the order of the groups.
 
-Groups take turns, so that one with very many due delays no other. A group whose members take
-nothing at the moment is *blocked* until there is news or its retry comes. Single transactions that
-nobody took, or about which nobody was there to ask, are put *aside* until the same.
+Groups take turns, so that a group with very many due checks delays no other. A group whose members
+accept nothing now is *blocked* until an event or its retry. A transaction whose check no member
+accepted, or whose group has no member, is set *aside* until then.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from ..pending import Producer
 from .offset_queue import OffsetQueue
 
 BUSY_RETRY_MS: Final = 1_000
-"""How soon a group is tried again when none of its members could be written to, or a question that
-none of them took; the latter pause doubles while it goes on."""
+"""Time until a group is retried after none of its members could be written to, or a check after
+none of them accepted it; the latter pause doubles each time."""
 
 FULL_RETRY_MS: Final = 250
-"""How soon the rest of a group is tried again after refusals in a row, when questions were taken
-shortly before: then its members are willing and have their hands full."""
+"""Time until the rest of a group is retried after refusals in a row, if checks were accepted
+shortly before: then its members are only busy."""
 
 REFUSED_RETRY_MS_MAX: Final = 30_000
-"""Longest pause until a question that no member took is asked again."""
+"""Longest pause until a check that no member accepted is sent again."""
 
 REFUSALS_MAX: Final = 8
-"""Questions in a row that no member took before the rest of the group's waits for the pause. Fewer
-may be the fault of single messages, which must not stop the others."""
+"""Checks in a row that no member accepted before the whole group waits. Fewer may be the fault of
+single messages, which must not stop the others."""
 
 ABSENT_SWEEP_MS: Final = 5_000
-"""How often groups that are away are looked for, should the news of a connection have been lost."""
+"""How often groups without members are looked up, in case a connection event was missed."""
 
 GONE_LOOKS: Final = 200
-"""How many of a group that stays away are looked at for decided ones, each time."""
+"""Transactions of a group without members that are tested for decided ones, each time."""
 
 
 class Group:
-    """What is due of one producer group."""
+    """The due transactions of one producer group."""
 
     __slots__ = (
         "absent",
@@ -58,24 +58,24 @@ class Group:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.waiting = OffsetQueue()  # to be asked about, in this order
-        self.aside = OffsetQueue()  # nobody was there, or nobody took it: later
-        self.tried: dict[int, tuple[Producer, ...]] = {}  # of those waiting, who took it not
+        self.waiting = OffsetQueue()  # to be checked, in this order
+        self.aside = OffsetQueue()  # no member was connected, or none accepted the check
+        self.tried: dict[int, tuple[Producer, ...]] = {}  # by waiting transaction
         self.in_turn = False
-        self.blocked = False  # no member takes anything at the moment
-        self.absent = False  # there was no member when it was looked for
-        self.refusals = 0  # questions in a row that no member took
-        self.took = False  # whether some question was taken since it was last blocked
+        self.blocked = False  # no member accepts anything now
+        self.absent = False  # there was no member at the last look-up
+        self.refusals = 0  # checks in a row that no member accepted
+        self.took = False  # whether a check was accepted since it was last blocked
         self.pause_ms = BUSY_RETRY_MS
-        self.aside_until_ms = 0  # when what nobody took is asked again
-        self.retry_ms = 0  # when something is tried again; 0: not planned
+        self.aside_until_ms = 0  # when checks that no member accepted are sent again
+        self.retry_ms = 0  # when the group is retried; 0: not scheduled
 
 
 class GroupQueues:
-    """The groups with something due. One that has nothing and needs no memory is forgotten."""
+    """The groups with due transactions; a group without any is removed."""
 
     def __init__(self, is_away: Callable[[str], bool], is_gone: Callable[[int], bool]) -> None:
-        """Tell by ``is_away`` if a group has no member, by ``is_gone`` if a half needs no check."""
+        """``is_away``: a group has no member; ``is_gone``: a half needs no check any more."""
         self._is_away = is_away
         self._is_gone = is_gone
         self._groups: dict[str, Group] = {}
@@ -88,23 +88,23 @@ class GroupQueues:
 
     @property
     def has_turns(self) -> bool:
-        """Whether some group can be asked something now."""
+        """Whether a check of some group can be sent now."""
         return bool(self._turns)
 
     @property
     def next_retry_ms(self) -> int | None:
-        """When some group is to be tried again, by ``run_retries``."""
+        """When ``run_retries`` has the next group to retry."""
         return self._retries[0][0] if self._retries else None
 
     @property
     def away(self) -> int:
-        """How many are due of groups that are away; some may have been decided meanwhile."""
+        """Due transactions of groups without members; some may have been decided meanwhile."""
         return sum(len(one.aside) + len(one.waiting) for one in self._groups.values() if one.absent)
 
-    # --- what is due
+    # --- due transactions
 
     def add(self, name: str, offset: int, *, first: bool = False) -> Group:
-        """Put a transaction at the end of its group's queue, or at the front; return the group."""
+        """Add a transaction at the end of its group's queue, or at the front; return the group."""
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = Group(name)
@@ -116,18 +116,18 @@ class GroupQueues:
         return group
 
     def next_turn(self) -> Group:
-        """Return the group whose turn it is; give it back by ``end_turn``."""
+        """Return the group whose turn it is; call ``end_turn`` afterwards."""
         return self._turns.popleft()
 
     def end_turn(self, group: Group, now_ms: int) -> None:
-        """Let the next group have its turn."""
+        """End the turn of a group, so that the next one follows."""
         group.in_turn = False
         if group.waiting:
             self._give_turn(group)
         elif not group.aside:
             if group.pause_ms == BUSY_RETRY_MS:
                 del self._groups[group.name]
-            else:  # its pause may be needed again
+            else:  # keep its pause for a while
                 self._plan_retry(group, now_ms + REFUSED_RETRY_MS_MAX)
 
     def _give_turn(self, group: Group) -> None:
@@ -135,10 +135,10 @@ class GroupQueues:
             group.in_turn = True
             self._turns.append(group)
 
-    # --- why something has to wait
+    # --- setting aside and blocking
 
     def refused(self, group: Group, offset: int, now_ms: int) -> None:
-        """Put aside what every member has been asked about, and none took."""
+        """Set a transaction aside whose check no member accepted."""
         if not group.aside:
             group.aside_until_ms = now_ms + group.pause_ms
         group.aside.append(offset)
@@ -151,7 +151,7 @@ class GroupQueues:
         self._plan_retry(group, group.aside_until_ms)
 
     def away_from(self, group: Group, offset: int, now_ms: int) -> None:
-        """Put aside what nobody is there to be asked about."""
+        """Set a transaction aside because its group has no member."""
         if not group.aside:
             group.aside_until_ms = now_ms
         group.aside.append(offset)
@@ -159,19 +159,19 @@ class GroupQueues:
         self._plan_retry(group, now_ms + ABSENT_SWEEP_MS)
 
     def busy(self, group: Group, offset: int, now_ms: int) -> None:
-        """Stop: no member can be written to."""
+        """Block a group because no member can be written to."""
         self.block(group, offset)
         self._plan_retry(group, now_ms + BUSY_RETRY_MS)
 
     def block(self, group: Group, offset: int) -> None:
-        """Stop until ``unblock``; what was looked at stays the first."""
+        """Block a group until ``unblock``; the given transaction stays the first."""
         group.waiting.appendleft(offset)
         group.blocked = True
 
-    # --- why it need not wait any more
+    # --- unblocking
 
     def taken(self, name: str) -> None:
-        """Take note that a member took a question; so there is room for more."""
+        """Unblock a group: a member accepted a check."""
         group = self._groups.get(name)
         if group is not None:
             group.refusals = 0
@@ -179,30 +179,30 @@ class GroupQueues:
             self.unblock(group)
 
     def not_taken(self, name: str) -> None:
-        """Take note that a member did not; there is room for another question all the same."""
+        """Unblock a group: a member did not accept a check, and can be sent another."""
         group = self._groups.get(name)
         if group is not None and group.refusals < REFUSALS_MAX:
             self.unblock(group)
 
     def unblock(self, group: Group) -> None:
-        """Go on with a group."""
+        """Unblock a group."""
         group.blocked = False
         self._give_turn(group)
 
-    def come(self, name: str) -> None:
-        """Try everything of a group at once; a member has connected."""
+    def on_connected(self, name: str) -> None:
+        """Retry all transactions of a group now; a member has connected."""
         group = self._groups.get(name)
         if group is not None:
             group.pause_ms = BUSY_RETRY_MS
             self._try_again(group)
 
     def run_retries(self, now_ms: int, time_slice: Slice) -> None:
-        """Try the groups again whose time has come, as many as a slice holds."""
+        """Retry the groups whose time has come, as many as fit into the slice."""
         retries = self._retries
         while retries and retries[0][0] <= now_ms:
             at_ms, name = heapq.heappop(retries)
             group = self._groups.get(name)
-            if group is not None and group.retry_ms == at_ms:  # else it was planned anew
+            if group is not None and group.retry_ms == at_ms:  # else it was rescheduled
                 group.retry_ms = 0
                 self._retry(group, now_ms)
             if time_slice.is_over:
@@ -211,7 +211,7 @@ class GroupQueues:
     def _retry(self, group: Group, now_ms: int) -> None:
         if group.aside and not group.absent and now_ms < group.aside_until_ms:
             group.refusals = 0
-            group.tried.clear()  # another round begins, for those that wait
+            group.tried.clear()  # another round begins for the waiting ones
             self.unblock(group)
             self._plan_retry(group, group.aside_until_ms)
             return
@@ -237,7 +237,7 @@ class GroupQueues:
         self.unblock(group)
 
     def _forget_gone(self, group: Group) -> None:
-        """Drop what was decided, or deleted by age, while the group is away; some at a time."""
+        """Drop some transactions that were decided, or deleted by age, meanwhile."""
         aside = group.aside
         for _ in range(min(len(aside), GONE_LOOKS)):
             offset = aside.popleft()

@@ -1,7 +1,7 @@
 """A queue of log offsets that garbage collection does not visit.
 
 In a deque of a million numbers each full collection visits all of them, which takes 20 ms or more.
-An array holds none that it tracks.
+It visits nothing in an array.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PART_COUNT: Final = 1_024
 
 
 class OffsetQueue:
-    """A FIFO queue of offsets, to which some return at the front."""
+    """A FIFO queue of offsets that can also be pushed back to the front."""
 
     __slots__ = ("_front", "_parts")
 

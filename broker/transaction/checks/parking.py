@@ -1,8 +1,8 @@
-"""Parking: the broker gives up asking about a transaction, and says so where operators look.
+"""Parking: the broker stops the checks of a transaction and reports it to operators.
 
-A parked transaction stays in the table, undecided. A copy of its message goes to
-``TRANS_CHECK_MAX_TIME_TOPIC`` with the reason; only when that is in the log is nobody asked any
-more. It can be decided at any time later, or resumed.
+A parked transaction stays in the table, undecided. A copy of its message is appended to
+``TRANS_CHECK_MAX_TIME_TOPIC`` with the reason; checks stop only after that append. The transaction
+can be decided or resumed at any later time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..pending import (
 logger = logging.getLogger(__name__)
 
 LOOKS_PER_STEP: Final = 100
-"""Transactions passed over in a step, in some hundredths of a millisecond."""
+"""Transactions skipped in a step, in some hundredths of a millisecond."""
 
 
 class Log(Protocol):
@@ -51,7 +51,7 @@ class Log(Protocol):
 
 
 class Parking:
-    """Parks transactions and takes them back."""
+    """Parks transactions and resumes them."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class Parking:
         store_host: bytes,
         now_ms: Callable[[], int],
     ) -> None:
-        """Wire it; ``ensure_topic`` has the topic of parked messages created.
+        """Wire it; ``ensure_topic`` creates the topic of parked messages.
 
-        ``read_half`` raises NotInMemoryError when it would have to wait for the disk and may not;
-        ``fetch`` has it in memory soon; ``wake`` has ``tick`` called soon.
+        ``read_half`` raises NotInMemoryError if the half must be read from the disk first;
+        ``fetch`` reads it into memory; ``wake`` schedules ``tick`` soon.
         """
         self._log = log
         self._table = table
@@ -81,18 +81,18 @@ class Parking:
         self._store_host = store_host
         self._now_ms = now_ms
         self._parked_by = dict.fromkeys(PARKING_REASONS, 0)
-        self._blocked_at = -1  # the undecided half that last kept the log from being deleted
-        self._blocked_end = 0  # up to where halves are too old
-        self._passed = 0  # up to where those of them were parked
-        self._fetching = False  # what is to be parked next
+        self._blocked_at = -1  # the undecided half that last blocked deletion of the log
+        self._blocked_end = 0  # halves before this offset are too old
+        self._passed = 0  # halves before this offset have been parked
+        self._fetching = False  # whether the next half to park is being fetched
         self._fetched = -1  # the half that was fetched last
 
     def metrics(self) -> dict[str, int]:
-        """Return how many were parked since the start, by reason."""
+        """Return the number of transactions parked since the start, by reason."""
         return {f"parked_{reason.name.lower()}": n for reason, n in self._parked_by.items()}
 
     def park(self, entry: Pending, half: StoredHalf, event: Event = Event.GIVE_UP) -> bool:
-        """Give up asking; False when that could not be recorded, and must be tried again."""
+        """Park a transaction; return False if that could not be recorded and must be retried."""
         if outcome(entry.state, event).verdict is not Verdict.NOTE:
             return True
         reason = ParkedReason.UNKNOWN if entry.answered else ParkedReason.NO_ANSWER
@@ -123,13 +123,13 @@ class Parking:
         return True
 
     def resume(self, entry: Pending) -> int:
-        """Have its producers asked again, from the first check on.
+        """Resume the checks of a parked transaction, from the first one.
 
-        Return the log position that must be durable before that is sure; 0 when it is not parked,
-        and nothing happens.
+        Return the log position up to which the log must be durable before the answer; 0 if the
+        transaction is not parked.
 
         Raises:
-            StoreError: That could not be recorded; it stays parked.
+            StoreError: That could not be recorded; the transaction stays parked.
         """
         if outcome(entry.state, Event.RESUME).verdict is not Verdict.NOTE:
             return 0
@@ -148,10 +148,10 @@ class Parking:
         return appended.end
 
     def on_retention_blocked(self, min_wanted_offset: int) -> None:
-        """Take note that the log should begin at an offset, and undecided halves lie before it.
+        """Handle undecided halves before the offset where retention wants the log to begin.
 
-        They stay, and so does the log from the oldest of them on. Those that are still asked about
-        are parked by ``tick``, once, so that an operator learns of them. It is logged once for each
+        They are kept, together with the log from the oldest of them. ``tick`` parks those that are
+        still checked, once, so that an operator is informed. A warning is logged once for each
         oldest half.
         """
         oldest = self._table.oldest
@@ -171,13 +171,13 @@ class Parking:
         )
 
     def tick(self, time_slice: Slice) -> int | None:
-        """Park some of those that are too old; return 0 when there are more, else None."""
+        """Park some of the halves that are too old; return 0 if there are more, else None."""
         if self._fetching or self._passed >= self._blocked_end:
             return None
         return None if time_slice.advance(self._expire()) else 0
 
     def _expire(self) -> Iterator[None]:
-        """Park what is too old, from where the last slice has ended."""
+        """Park halves that are too old, continuing after the last slice."""
         while entries := self._table.after(self._passed - 1, LOOKS_PER_STEP):
             for entry in entries:
                 if entry.offset >= self._blocked_end:

@@ -1,1 +1,1 @@
-"""Filling the table of undecided transactions at a start: snapshot and log replay."""
+"""Fill the table of undecided transactions at a start: snapshot and log replay."""

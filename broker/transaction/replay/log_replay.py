@@ -1,4 +1,4 @@
-"""What the log says about transactions: records in, in log order, and the table is the result.
+"""Log replay: apply records in log order to the table of undecided transactions.
 
 The same records always give the same table, and a record that the table already reflects changes
 nothing. So a start may begin anywhere before the point that a snapshot covers.
@@ -14,15 +14,15 @@ op topic, tag ``d``                    half queue offsets of decided transaction
 TRANS_CHECK_MAX_TIME_TOPIC             the copy of a parked half, ours links to it
 =====================================  ========================================================
 
-The halves of several messages in one transaction lie side by side, the leader first. When some are
-missing, the append was cut off and nobody was told of it: such a transaction is ``incomplete``. The
-leader's final decides for all, and the others' finals follow it; those that a crash cut off are
-``unfinished``. Both lists are for the service, which makes good what is missing.
+The halves of several messages in one transaction are adjacent, the leader first. If some are
+missing, the append was cut off and no client got an answer: such a transaction is ``incomplete``.
+The leader's final message decides for all, and the other final messages follow it; those that a
+crash cut off are ``unfinished``. The service repairs both.
 
-The log of halfmq needs no more than these links. One in which Apache RocketMQ has been at work
-holds copies that are tied to their half by nothing but UNIQ_KEY. Keeping the key of every
-transaction costs more memory than everything else here, so it is done only on demand:
-``ForeignRecordError`` asks for a second reading of the whole log with ``by_key=True``.
+In a log written by halfmq these links suffice. A log written by Apache RocketMQ contains copies
+that refer to their half only by UNIQ_KEY. Keeping the key of every transaction takes more memory
+than everything else here, so it is done only on demand: ``ForeignRecordError`` requests a second
+replay of the whole log with ``by_key=True``.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from ..pending import (
 )
 
 KEYS_OF_DECIDED: Final = 500_000
-"""How many keys beyond those of undecided transactions are kept for late copies, at about 250 bytes
-each. RocketMQ copies a decided half only while it has not noticed the decision, some minutes."""
+"""Keys of decided transactions kept for late copies, about 250 bytes each. RocketMQ copies a
+decided half only until it notices the decision, within some minutes."""
 
 _PREPARED: Final = int(TransactionType.PREPARED)
 _COMMIT: Final = int(TransactionType.COMMIT)
@@ -57,7 +57,7 @@ _ROLLBACK: Final = int(TransactionType.ROLLBACK)
 
 
 class ForeignRecordError(Exception):
-    """The log holds records of Apache RocketMQ that only a reading by key can place."""
+    """The log holds records of Apache RocketMQ that only a replay by key can assign."""
 
     def __init__(self, offset: int) -> None:
         super().__init__(offset)
@@ -77,8 +77,8 @@ class LogReplay:
         # Half queue offsets of undecided transactions, and of decided ones without an op message.
         self._first_by_queue_offset: dict[int, int] = {}
         self.unmirrored: dict[int, None] = {}  # an ordered set
-        self.incomplete: dict[int, int] = {}  # leader -> how many of its members are missing
-        self.unfinished: dict[int, None] = {}  # halves whose leader's final is there
+        self.incomplete: dict[int, int] = {}  # leader -> number of missing members
+        self.unfinished: dict[int, None] = {}  # halves whose leader is committed
         self._leader = (b"", -1)  # unique key and offset of the latest
         for entry in table:
             self._first_by_queue_offset[entry.queue_offset] = entry.offset
@@ -90,10 +90,10 @@ class LogReplay:
                 self._first_by_queue_offset[member.queue_offset] = member.offset
 
     def apply(self, record: Record) -> None:
-        """Take the next record of the log.
+        """Apply the next record of the log.
 
         Raises:
-            ForeignRecordError: Start again at the log's minimum, with an empty table and by key.
+            ForeignRecordError: Restart at the log's minimum, with an empty table and by key.
         """
         bits = record.sys_flag & TRANSACTION_MASK
         topic = record.topic
@@ -112,9 +112,9 @@ class LogReplay:
             self._parked(record)
 
     def set_key_at_zero(self, key: bytes) -> None:
-        """Tell the UNIQ_KEY of the half at offset 0, when the table came with that half.
+        """Set the UNIQ_KEY of the half at offset 0, if a snapshot contains that half.
 
-        Zero is also what field 14 holds in records that are no decision, so there the key counts.
+        Records that are no decision have 0 in field 14 too, so the key distinguishes them.
         """
         self._key_at_zero = key
 
@@ -154,7 +154,7 @@ class LogReplay:
             self._keep_key(self._first_by_key, record, entry.offset)
 
     def _member(self, record: Record, mark: GroupMembership) -> None:
-        """A further half of the transaction whose leader has just been read."""
+        """Add a further half of the transaction whose leader has just been read."""
         table = self._table
         offset = record.physical_offset
         leader_key, leader = self._leader
@@ -164,7 +164,7 @@ class LogReplay:
             or leader_key != mark.leader_key
             or leader not in table
         ):
-            return  # known, or decided, or the disk has damaged its leader
+            return  # known, decided, or its leader is damaged
         table.add_member(leader, Member(offset, record.queue_offset))
         self._first_by_queue_offset[record.queue_offset] = offset
         missing = self.incomplete.get(leader, 0) - 1
@@ -177,8 +177,7 @@ class LogReplay:
 
     def _keep_key(self, keys: dict[bytes, int], record: Record, offset: int) -> None:
         key = get_property(record.properties, b"UNIQ_KEY")
-        # Of twins, whose producer sent twice after a lost answer, an undecided one is the one that
-        # copies are made of.
+        # If a half was prepared twice, after a lost answer, copies are made of an undecided one.
         if key is None or keys.get(key, -1) in self._table:
             return
         keys[key] = offset
@@ -190,7 +189,7 @@ class LogReplay:
             }
 
     def _copy(self, record: Record, checks: int) -> None:
-        """A check copy of Apache RocketMQ: another name of a transaction, or all we have of it."""
+        """Apply a check copy of Apache RocketMQ: an alias of a transaction, or all that is left."""
         offset = record.physical_offset
         if offset in self._table.copies:
             return
@@ -216,7 +215,7 @@ class LogReplay:
         if first == 0 and not self._is_half_zero(record):
             return  # a consumer's retry of a committed message keeps the bits and has no link
         if first in self.unfinished:
-            del self.unfinished[first]  # behind the final of its leader
+            del self.unfinished[first]  # it follows the final message of its leader
         elif table.is_member(first):
             self._settle(first, State.COMMITTED, record)
         else:
@@ -251,12 +250,12 @@ class LogReplay:
             first = by_key
         self._found(self._table.first_of(first), Event.PARKED_FOUND, record)
 
-    # --- what they share
+    # --- shared by them
 
     def _found(self, first: int, event: Event, record: Record) -> bool:
-        """Apply a fact about a transaction; tell whether it was news.
+        """Apply an event; return whether it changed the state of the transaction.
 
-        One about a transaction that is not known any more is remembered.
+        The decision about a transaction that is no longer known is added to the cache.
         """
         table = self._table
         entry = table.get(first)
@@ -269,22 +268,22 @@ class LogReplay:
         if decided is not None:
             state, verdict = outcome(decided.state, event)
             if verdict is Verdict.NOTE:
-                table.decided.remember(first, state, record.physical_offset)
+                table.decided.add(first, state, record.physical_offset)
             return verdict is Verdict.NOTE
         if event is Event.FINAL_FOUND:
-            table.decided.remember(first, State.COMMITTED, record.physical_offset)
+            table.decided.add(first, State.COMMITTED, record.physical_offset)
         elif event is Event.ROLLBACK_FOUND:
-            table.decided.remember(first, State.ROLLED_BACK, record.physical_offset)
+            table.decided.add(first, State.ROLLED_BACK, record.physical_offset)
         return event is Event.FINAL_FOUND
 
     def _settle(self, offset: int, state: State, record: Record) -> None:
-        """Take note of what Apache RocketMQ decided about one of several halves."""
+        """Apply Apache RocketMQ's decision about one of several halves."""
         settled = self._table.settle_member(offset, state, record.physical_offset)
         if settled is not None:
             self._mirror(self._table.names_of_member(settled))
 
     def _mirror(self, queue_offsets: Iterable[int]) -> None:
-        """Have op messages written for those that have none yet."""
+        """Request op messages for halves that have none yet."""
         for queue_offset in queue_offsets:
             if self._first_by_queue_offset.pop(queue_offset, None) is not None:
                 self.unmirrored[queue_offset] = None

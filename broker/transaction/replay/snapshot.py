@@ -1,22 +1,22 @@
-"""The table's snapshot: a file that spares a start the reading of the whole log.
+"""The table's snapshot: a file that saves a start from replaying the whole log.
 
-**It is never needed.** A snapshot that is missing, damaged, of another version or of another log is
-passed over, and the table is folded from the log's minimum, with the same result.
+**It is optional.** A snapshot that is missing, damaged, of another version or of another log is
+ignored, and the table is replayed from the log's minimum, with the same result.
 
-**It may be taken while the table changes.** ``position`` is the log's end when the writing begins
-and ``log_end`` when it is over. Whatever changed in between is in the log behind ``position``,
-where a start goes on reading, and a record that the table already reflects changes nothing. So rows
-are written in slices between which the broker works.
+**It may be taken while the table changes.** ``position`` is the log's end when the snapshot begins
+and ``log_end`` when it is complete. All changes between them are in the log after ``position``,
+where replay continues, and a record that the table already reflects changes nothing. So rows are
+written in slices while the broker works.
 
-**It alone has the counts of checks.** Checks write nothing to the log, so one is taken as well when
-some were counted since the last. A broker that is killed has forgotten those of the last interval.
+**Only it has the counts of checks.** Checks write nothing to the log, so a snapshot is also taken
+if checks were counted since the last one. A kill loses the counts of the last interval.
 
-**It holds only while the log does.** A decision behind ``position`` may have taken its row off
-before it was written. If a power cut took that decision off the log's end, neither would know of
-the transaction. So a snapshot counts only for a log that reaches ``log_end``, and it replaces the
-older one only when the log is durable up to there. One that the log has fallen short of is deleted
-at once, for the log will grow past it again with other records. The anchor, one record by position
-and checksum, recognises a log that was exchanged behind our back.
+**It depends on the end of the log.** A decision after ``position`` may have removed its row before
+the row was written. If a power cut then removed that decision from the log's end, neither would
+have the transaction. So a snapshot is valid only for a log that reaches ``log_end``, and it
+replaces the older one only when the log is durable up to there. If the log is shorter, the snapshot
+is deleted at once, because the log will grow beyond that offset with other records. The anchor, one
+record by position and checksum, detects a log that was replaced.
 
 File: a stream of msgpack objects, first the header, then any number of row groups, then a fixed
 footer with the checksum of everything before it.
@@ -52,14 +52,14 @@ INTERVAL_MS: Final = 30_000
 """Shortest time between two snapshots."""
 
 LOG_BYTES_MIN: Final = 64 << 20
-"""Log written since the last snapshot that makes another one worth its while: reading so much again
-at a start takes well under a second."""
+"""Log written since the last snapshot before another one is taken: replaying so much at a start
+takes well under a second."""
 
 ROWS_PER_STEP: Final = 100
 """Rows of a group in the file, written in one step: a tenth of a millisecond."""
 
 WAIT_MS: Final = 5
-"""Time between two looks whether the disk has done what a snapshot waits for."""
+"""Time between two polls for a disk operation that a snapshot waits for."""
 
 _BLOCK_SIZE: Final = 1 << 20  # bytes read at a time while the checksum is taken
 
@@ -70,11 +70,11 @@ OPS: Final = "ops"
 
 
 class Header(NamedTuple):
-    """What a snapshot says about itself."""
+    """The first object of a snapshot."""
 
     magic: str
     version: int
-    position: int  # read the log from here on
+    position: int  # replay continues here
     newest_final: int  # position of the last final message before it, 0 for none
 
 
@@ -116,7 +116,7 @@ class CopyRow(NamedTuple):
 
 
 class Log(Protocol):
-    """What snapshots need of the store."""
+    """The part of the store that snapshots use."""
 
     @property
     def min_offset(self) -> int: ...
@@ -136,9 +136,9 @@ class Log(Protocol):
 
 
 def load_snapshot(path: Path, log: Log, table: PendingTable, ops: list[int]) -> int | None:
-    """Fill an empty table; return the log position to read on from, or None and fill nothing.
+    """Fill an empty table; return the position where replay continues, or None without filling it.
 
-    A snapshot that does not fit this log is deleted, so that it cannot fit by accident later.
+    A snapshot that does not match this log is deleted, so that it cannot match by accident later.
     """
     try:
         with disk.read_stream(path) as file:
@@ -160,7 +160,7 @@ def load_snapshot(path: Path, log: Log, table: PendingTable, ops: list[int]) -> 
 
 
 def remove_snapshot(path: Path) -> None:
-    """Make sure that no later start finds the file, not even after a power cut."""
+    """Delete the file so that no later start finds it, not even after a power cut."""
     if disk.exists(path):
         disk.unlink(path)
         disk.sync_directory(path.parent)
@@ -216,7 +216,7 @@ def _objects(file: IO[bytes], size: int) -> Iterator[object]:
 
 
 def _misfit(header: Header, rows: _Rows, log: Log) -> str | None:
-    """Say why this snapshot is not of this log; None when it is."""
+    """Return why this snapshot does not match this log; None if it does."""
     if rows.log_end > log.write_offset:
         return f"taken at log end {rows.log_end}, the log ends at {log.write_offset}"
     if header.position < log.min_offset:
@@ -239,7 +239,7 @@ def _fetched_anchor(offset: int, log: Log) -> Anchor:
     while True:
         try:
             return _anchor(offset, log)
-        except NotInMemoryError as missing:  # the event loop must not wait at this moment
+        except NotInMemoryError as missing:  # the event loop must not wait now
             missing.fetch()
 
 
@@ -266,21 +266,21 @@ def _fill(rows: _Rows, table: PendingTable, ops: list[int]) -> None:
 
 
 def _entries(rows: Iterable[PendingRow]) -> Iterator[Pending]:
-    """Make entries of rows, a million of them within a few seconds.
+    """Convert rows to entries, a million within a few seconds.
 
-    How far the asking has come is said by the last six columns, in few combinations: each is
-    looked at once.
+    The last six columns, the state and the progress of checks, have few distinct combinations;
+    each is converted once.
     """
     known: dict[tuple[object, ...], tuple[State, CheckProgress]] = {}
     for row in rows:
         columns = row[4:]
         standing = known.get(columns)
         if standing is None:
-            standing = known[columns] = _standing(row)
+            standing = known[columns] = _state_and_progress(row)
         yield Pending(row[0], row[1], row[2], row[3], *standing)
 
 
-def _standing(row: PendingRow) -> tuple[State, CheckProgress]:
+def _state_and_progress(row: PendingRow) -> tuple[State, CheckProgress]:
     reason = ParkedReason(row.parked_reason)
     progress = CheckProgress(row.sent, row.checks, row.answered, reason, row.immunity_s)
     return State(row.state), shared(progress)
@@ -290,7 +290,7 @@ def _standing(row: PendingRow) -> tuple[State, CheckProgress]:
 
 
 class SnapshotWriter:
-    """Writes one snapshot, group of rows by group of rows, into a temporary file."""
+    """Writes one snapshot into a temporary file, one group of rows at a time."""
 
     def __init__(self, path: Path, header: Header) -> None:
         self._path = path
@@ -302,7 +302,7 @@ class SnapshotWriter:
         self._file: disk.NewFile | None = None
 
     def open(self) -> None:
-        """Create the file; that may wait for what the file system has under way."""
+        """Create the file; this may wait for other operations of the file system."""
         disk.make_directories(self._path.parent)
         self._file = disk.NewFile(self._temporary)
         self._write(self._packer.pack(self._header))
@@ -314,7 +314,7 @@ class SnapshotWriter:
             self._rows += len(rows)
 
     def finish(self, log_end: int, anchor: Anchor) -> None:
-        """Write the footer; the file is whole, and not yet in place."""
+        """Write the footer; the file is complete, but still has its temporary name."""
         footer = FOOTER.pack(log_end, *anchor, self._rows, 0)[:-CRC_SIZE]
         self._write(footer)
         assert self._file is not None
@@ -322,7 +322,7 @@ class SnapshotWriter:
         self._file.flush()
 
     def publish(self) -> None:
-        """Put the file in the place of the older one; blocks until it is on disk."""
+        """Replace the older file; blocks until the new one is on disk."""
         assert self._file is not None
         self._file.sync()
         self._file.close()
@@ -330,7 +330,7 @@ class SnapshotWriter:
         disk.sync_directory(self._path.parent)
 
     def abandon(self) -> None:
-        """Leave the older file in place."""
+        """Discard the temporary file and keep the older one."""
         if self._file is not None:
             self._file.close()
         disk.remove(self._temporary)
@@ -360,7 +360,7 @@ def _pending_rows(entries: Iterable[Pending]) -> list[PendingRow]:
 
 
 class Snapshots:
-    """Takes snapshots of a table: in slices while the broker runs, at once when it stops."""
+    """Takes snapshots of a table: in slices while the broker runs, at once at a stop."""
 
     def __init__(
         self,
@@ -372,27 +372,27 @@ class Snapshots:
         counted: Callable[[], int] = lambda: 0,
         log_bytes_min: int = LOG_BYTES_MIN,
     ) -> None:
-        """Wire it; ``counted`` tells how many checks were counted since the start."""
+        """Wire it; ``counted`` returns the number of checks counted since the start."""
         self._path, self._log, self._table, self._ops = path, log, table, ops
         self._counted = counted
-        self._noted = 0  # of these, how many the latest snapshot has
+        self._counted_in_latest = 0  # value of `counted` in the latest snapshot
         self._log_bytes_min = log_bytes_min
         self._covered = 0  # log position of the latest snapshot
         self._next_ms = 0
-        self._work: Generator[bool] | None = None  # yields whether it waits for something
+        self._work: Generator[bool] | None = None  # yields whether it waits for the disk
         self.taken = 0
 
     def covered(self, position: int) -> None:
-        """Tell up to where a start has just read the log."""
+        """Set the log position from which a start has replayed the log."""
         self._covered = position
 
     def tick(self, now_ms: int, time_slice: Slice) -> int:
-        """Do the next slice of work; return the milliseconds until there is more to do."""
+        """Do the next slice of work; return the milliseconds until the next call."""
         if self._work is None:
             if now_ms < self._next_ms:
                 return self._next_ms - now_ms
             is_short = self._log.write_offset - self._covered < self._log_bytes_min
-            if is_short and self._counted() == self._noted:
+            if is_short and self._counted() == self._counted_in_latest:
                 return INTERVAL_MS
             self._next_ms = now_ms + INTERVAL_MS
             self._work = self._take(background=True)
@@ -402,13 +402,13 @@ class Snapshots:
                     return WAIT_MS
                 if time_slice.is_over:
                     return 0
-        except OSError as error:  # a full disk, say: the log alone suffices
+        except OSError as error:  # for example a full disk: the log suffices
             logger.warning("event=snapshot_failed file=%s error=%r", self._path, str(error))
         self._work = None
         return INTERVAL_MS
 
     def take_now(self) -> None:
-        """Take a snapshot without a pause; for the end of the broker's work."""
+        """Take a snapshot in one go, at the end of the broker's run."""
         if self._work is not None:
             self._work.close()
             self._work = None
@@ -432,7 +432,7 @@ class Snapshots:
             yield from self._write_rows(writer, position)
             log_end = log.write_offset
             if background:
-                log.request_flush()  # a quiet broker has nobody else who asks
+                log.request_flush()  # without traffic nothing else requests a flush
                 while log.durable_offset < log_end:
                     yield True
             if background:
@@ -443,15 +443,15 @@ class Snapshots:
             else:
                 writer.finish(log_end, _anchor(newest, log))
                 writer.publish()
-        except BaseException:  # closed in the middle of it, too
+        except BaseException:  # also when the generator is closed
             writer.abandon()
             raise
-        self._covered, self._noted = position, counted
+        self._covered, self._counted_in_latest = position, counted
         self.taken += 1
         logger.info("event=snapshot_taken position=%d log_end=%d", position, log_end)
 
     def _write_rows(self, writer: SnapshotWriter, end: int) -> Iterator[bool]:
-        """Write what the table holds of the log before ``end``, and all copies."""
+        """Write the transactions with offsets before ``end``, and all copies."""
         table = self._table
         last = -1
         while entries := [one for one in table.after(last, ROWS_PER_STEP) if one.offset < end]:
@@ -461,17 +461,17 @@ class Snapshots:
                 leaders = [entry.offset for entry in entries if entry.offset in table.groups]
                 writer.add(GROUPS, [GroupRow(leader, table.groups[leader]) for leader in leaders])
             yield False
-        copies = iter(table.copies.items())  # only a start finds any
+        copies = iter(table.copies.items())  # only a start adds copies
         while part := list(islice(copies, ROWS_PER_STEP)):
             writer.add(COPIES, [CopyRow(at, one.first, one.queue_offset) for at, one in part])
             yield False
-        # Last, so that every decision taken off the table meanwhile is among them or has its op
-        # message behind `position`.
+        # Last, so that every transaction decided meanwhile is among them, or has its op message
+        # after `position`.
         writer.add(OPS, list(self._ops()))
 
 
 def _in_background(step: Callable[[], None]) -> Iterator[bool]:
-    """Do a step on a thread: it lets others run, and may take as long as the disk likes."""
+    """Run a step on a thread, so that a slow disk does not block the event loop."""
     failures: list[OSError] = []
 
     def attempt() -> None:
@@ -486,7 +486,7 @@ def _in_background(step: Callable[[], None]) -> Iterator[bool]:
         while thread.is_alive():
             yield True
     finally:
-        if thread is not threading.current_thread():  # which may drop the last reference to us
-            thread.join()  # the file must not change hands under it
+        if thread is not threading.current_thread():  # which may drop the last reference
+            thread.join()  # the step must have ended before the file is used
     if failures:
         raise failures[0]

@@ -1,11 +1,11 @@
-"""Filling the table at a start: snapshot, then the log behind it, or the log alone.
+"""Fill the table at a start: from the snapshot and the log after it, or from the log alone.
 
-A record that the disk has damaged must not hide those behind it: a half that is missing from the
-table counts as decided, so its message would be lost. The store's walk therefore goes on at the
-next true record. What the damaged one itself said is lost, and told there.
+A damaged record must not hide the records after it: a half that is missing from the table counts as
+decided, so its message would be lost. The store's scan therefore continues at the next valid
+record. The content of the damaged record is lost, and the store logs it.
 
-The store gives only records that may matter. Those that recovery has just scanned are read by
-their places, so that the log is not walked twice.
+The store returns only records that may matter. Records that recovery has just scanned are read by
+their offsets, so that the log is not scanned twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class ReplayLog(SnapshotLog, Protocol):
-    """What filling the table needs of the store."""
+    """The part of the store that a replay reads."""
 
     def record_at(self, physical_offset: int) -> Record | None: ...
 
@@ -35,16 +35,16 @@ class ReplayLog(SnapshotLog, Protocol):
 
 
 class Replayed(NamedTuple):
-    """What filling the table found besides."""
+    """What a replay found besides the table."""
 
-    position: int  # where reading the log began
+    position: int  # where the replay of the log began
     unmirrored: Sequence[int]  # half queue offsets of decided transactions without an op message
-    incomplete: Sequence[int] = ()  # leaders of groups of which not all halves are there
+    incomplete: Sequence[int] = ()  # leaders of groups with missing halves
     unfinished: Sequence[int] = ()  # halves whose leader is committed, without a final message
 
 
 def replay(log: ReplayLog, table: PendingTable, snapshot_path: Path) -> Replayed:
-    """Fill an empty table with what the log says."""
+    """Fill an empty table from the snapshot and the log."""
     ops: list[int] = []
     position = load_snapshot(snapshot_path, log, table, ops)
     if position is None:
