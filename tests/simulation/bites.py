@@ -206,7 +206,7 @@ def _wall_ms() -> int:
 def _first_by_timestamp(_original: Any) -> Any:
     def schedule_first(self: Any, entry: Any) -> None:
         wait_ms = self._first_wait_ms(entry) + entry.store_timestamp - _wall_ms()
-        self._plan(entry, self._monotonic_ms() + wait_ms)
+        self._schedule(entry, self._monotonic_ms() + wait_ms)
 
     return schedule_first
 
@@ -214,7 +214,7 @@ def _first_by_timestamp(_original: Any) -> Any:
 def _younger_than_new(_original: Any) -> Any:
     def schedule_again(self: Any, entry: Any, age_ms: int, *, grace_ms: int = 0) -> None:
         wait_ms = max(self._first_wait_ms(entry) - age_ms, grace_ms)
-        self._plan(entry, self._monotonic_ms() + wait_ms)
+        self._schedule(entry, self._monotonic_ms() + wait_ms)
 
     return schedule_again
 
