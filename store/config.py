@@ -1,4 +1,4 @@
-"""The store's settings, with RocketMQ's defaults except where durability is concerned."""
+"""The settings of the store, with RocketMQ's defaults except for durability."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +17,7 @@ DELAY_LEVELS_MS: Final = (
     *(minutes * _MINUTE for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
     *(hours * _HOUR for hours in (1, 2)),
 )
-COMMIT_LOG_FILE_SIZE_MIN: Final = 4096  # bytes; a page, below which files make no sense
+COMMIT_LOG_FILE_SIZE_MIN: Final = 4096  # bytes; a page
 _INT32_MAX: Final = 0x7FFF_FFFF  # RocketMQ keeps positions inside a file in a Java int
 
 
@@ -37,12 +37,12 @@ class StoreConfig:
     commit_log_file_size: int = 1 << 30  # bytes
     consume_queue_file_size: int = 300_000 * ENTRY_SIZE  # bytes; rounded up to whole entries
     flush_mode: FlushMode = FlushMode.SYNC_FLUSH
-    flush_interval_ms: int = 500  # of ASYNC_FLUSH, and of what nobody waits for
-    flush_interval_consume_queue_ms: int = 1000  # also of the checkpoint
+    flush_interval_ms: int = 500  # of ASYNC_FLUSH, and of records that nobody waits for
+    flush_interval_consume_queue_ms: int = 1000  # also for the checkpoint
     index_enabled: bool = True
     max_hash_slots: int = 5_000_000
     max_index_items: int = 20_000_000
-    append_property_crc: bool = False  # end each record with a CRC over all of it
+    append_property_crc: bool = False  # end each record with a CRC of the whole record
     check_crc_on_recover: bool = True
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS  # due times in the schedule topic's queues
 
@@ -65,14 +65,14 @@ class StoreConfig:
 
     @property
     def record_size_max(self) -> int:
-        """Bytes of the largest record, which fills a file of the log but for the blank behind it.
+        """Bytes of the largest record: it fills a file of the log except for the blank after it.
 
-        There is no other limit here: what the log holds, of a message that was taken once, may
-        have to be stored again when the broker takes smaller ones only.
+        The store has no other limit, because it may have to store an accepted message again after
+        the broker's limit was lowered.
         """
         return self.commit_log_file_size - BLANK_SIZE
 
     @property
     def commit_log_directory(self) -> Path:
-        """Where the commit-log files lie."""
+        """The directory of the commit-log files."""
         return self.commit_log_path or self.root / "commitlog"

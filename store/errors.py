@@ -1,21 +1,21 @@
-"""What the store raises.
+"""The exceptions of the store.
 
 StoreError
-├── CorruptRecordError       the bytes at an offset are no whole, valid record (the disk's fault)
-├── RecordTooLargeError      a draft is larger than a file of the log (the caller's fault)
+├── CorruptRecordError       the bytes at an offset are not a valid record (the disk's fault)
+├── RecordTooLargeError      a record is larger than a file of the log (the caller's fault)
 ├── PropertiesTooLongError   its properties do not fit their length field (the caller's fault)
-├── DiskFullError            no space for another file, or for more of one (the machine's fault)
+├── DiskFullError            no space for a file (the machine's fault)
 ├── WriteFailedError         the system refused to write to the log
-├── FlushFailedError         the disk refused to take what was written; the store has stopped
+├── FlushFailedError         a flush failed; the store has stopped
 ├── StoreClosedError         the store is not open
 ├── DirectoryInUseError      another broker holds the directory
-├── DamagedTableError        a table and its backup cannot be read; both stay as they are
-└── UnusableFileError        a file or directory that the store cannot work with; it stays as it is
+├── DamagedTableError        a table and its backup cannot be read; both stay unchanged
+└── UnusableFileError        a file or directory that the store cannot use; it stays unchanged
 
 After ``DiskFullError`` and ``WriteFailedError`` nothing of the group was stored, and a later append
-may succeed, unless what was written could not even be taken back. After ``FlushFailedError`` only a
-restart helps: the kernel may have dropped the pages it could not write, and a second fdatasync
-would report success for data that is gone.
+may succeed, unless undoing the write failed as well. After ``FlushFailedError`` only a restart
+helps: the kernel may have dropped the pages it could not write, and a second fdatasync would report
+success for data that is lost.
 """
 
 from pathlib import Path
@@ -51,7 +51,7 @@ class RecordTooLargeError(StoreError):
 
 
 class PropertiesTooLongError(StoreError):
-    """The property string of a message is longer than its int16 length field can say."""
+    """The property string of a message is too long for its int16 length field."""
 
     def __init__(self, size: int, size_max: int) -> None:
         super().__init__(size, size_max)
@@ -75,7 +75,7 @@ class DiskFullError(StoreError):
 
 
 class WriteFailedError(StoreError):
-    """A call that writes has failed, and not for want of space; nothing of the group was stored."""
+    """A write failed for another reason than a full disk; nothing of the group was stored."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -86,7 +86,7 @@ class WriteFailedError(StoreError):
 
 
 class FlushFailedError(StoreError):
-    """Writing to disk failed; what was not durable before may be lost."""
+    """A flush failed; records that were not durable before may be lost."""
 
     def __init__(self, durable_offset: int, reason: str) -> None:
         super().__init__(durable_offset, reason)
@@ -105,7 +105,7 @@ class StoreClosedError(StoreError):
 
 
 class DirectoryInUseError(StoreError):
-    """Another broker works in the directory; ``holder`` says who, as far as it told."""
+    """Another broker uses the directory; ``holder`` is what it wrote into the lock file."""
 
     def __init__(self, root: Path, holder: str) -> None:
         super().__init__(root, holder)

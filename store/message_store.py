@@ -9,8 +9,8 @@ Opening: lock, load, set the abort marker, recover, index, start threads. Closin
 the opposite order. The marker is removed last, when everything is on disk. A store whose disk
 failed keeps its marker, so that the next start does not trust it.
 
-What may be read ends at ``readable_offset``: under SYNC_FLUSH only records on disk are visible,
-or consumers would see messages that a power cut takes back.
+Reads end at ``readable_offset``: under SYNC_FLUSH only records on disk are visible; otherwise
+consumers might see messages that a power cut removes.
 """
 
 import logging
@@ -53,12 +53,12 @@ __all__ = ["GetResult", "GetStatus", "MessageStore", "RecoveryReport"]
 
 logger = logging.getLogger(__name__)
 
-MAPPED_QUEUES_MAX: Final = 2048  # queues with open files, if the process may have so many
+MAPPED_QUEUES_MAX: Final = 2048  # queues with open files, if the process may open so many
 _DESCRIPTORS_PER_MAPPED_QUEUE: Final = 8  # two are used; the rest is for connections
-# Unflushed bytes that start a flush before its time. The broker stops reading at four times as
-# much, and used to stop for a tenth of a second in each interval of a fast ASYNC_FLUSH.
+# Unflushed bytes that start a flush before the interval ends. The broker stops reading requests at
+# four times as much; without early flushes a fast load under ASYNC_FLUSH reached that.
 FLUSH_BYTES: Final = 16 << 20
-# Of one ``tick`` on an event loop that serves requests. The put under way at its end may take a
+# Time of one ``tick`` on an event loop that serves requests. A put that runs at its end may take a
 # millisecond more, in a new file of the index.
 TICK_MS: Final = 0.5
 
@@ -86,7 +86,7 @@ class MessageStore:
         """``on_durable`` is called on the flusher's thread, ``on_failure`` there or by an append.
 
         ``on_durable`` gets the offset below which everything is on disk. After ``on_failure``
-        the store takes no more records. ``fdatasync`` flushes a file by its descriptor.
+        the store refuses all appends. ``fdatasync`` flushes a file by its descriptor.
         ``worker`` makes the helper threads.
         """
         self._config = config
@@ -98,7 +98,7 @@ class MessageStore:
         self._durable_mark = DurableMark(self._checkpoint_path)
         self._on_durable = on_durable
         self._on_failure = on_failure
-        self._failure: Exception | None = None  # for which nothing is appended any more
+        self._failure: Exception | None = None  # set when appends are refused
         self._queues = QueueTable(
             config.root / "consumequeue",
             config.consume_queue_file_size,
@@ -131,22 +131,22 @@ class MessageStore:
         self._keys: IndexBuilder | None = None
         self._maintenance: Maintenance | None = None
         self._checkpoint = Checkpoint()
-        self._confirm_offset = 0  # where the last record begins that recovery saw
+        self._confirm_offset = 0  # begin of the last record that recovery found
         self._upkeep_failed = False
         self._queues_durable = 0  # physical offset up to which the queues are on disk
-        self._queued_record = -1  # the last one that was in a queue when those were flushed
-        self._transactions = TransactionRanges()  # that the recovery has met
+        self._queued_record = -1  # last queued record at the last flush of the queues
+        self._transactions = TransactionRanges()  # found by recovery
         self._opened = False
-        self.recovery = Progress()  # how far ``open`` is; for other threads
+        self.recovery = Progress()  # progress of ``open``; for other threads
 
-    # Life -----------------------------------------------------------------------------------
+    # Life cycle -----------------------------------------------------------------------------
 
     def open(self) -> RecoveryReport:
-        """Lock the directory, recover what is in it, and start.
+        """Lock the directory, recover its content and start the helper threads.
 
         Raises:
-            DirectoryInUseError: Another broker works there.
-            UnusableFileError: A file is not as the settings say, or missing; all stays as it is.
+            DirectoryInUseError: Another broker uses the directory.
+            UnusableFileError: A file is missing or contradicts the settings; nothing was changed.
             DiskFullError: There is no space for what recovery has to write.
         """
         assert not self._opened, "a store is opened once"
@@ -174,10 +174,10 @@ class MessageStore:
         self._queues.load()
         remove_leftovers(self._config)
         clean = not self._abort.is_set()
-        # From here on files change. A crash during recovery must not look like a clean stop.
+        # From here on files change; a crash during recovery must not look like a clean stop.
         self._abort.create()
         self._checkpoint = load_checkpoint(self._checkpoint_path)
-        # A checkpoint of RocketMQ says when the log was flushed, and nothing of ours.
+        # A checkpoint of RocketMQ has a flush time, and none of our own fields.
         known = self._checkpoint.is_ours or not self._checkpoint.log_timestamp
         self._integrity.before_recovery(is_ours=known)
         recovery = Recovery(
@@ -222,12 +222,12 @@ class MessageStore:
         return report
 
     def _durable(self, offset: int) -> None:
-        """Note how far the log is on disk; called on the flusher's thread."""
+        """Save how far the log is on disk; called on the flusher's thread."""
         self._durable_mark.move(offset)
         self._on_durable(offset)
 
     def _fail(self, error: Exception) -> None:
-        """Take no more records."""
+        """Refuse all further appends."""
         self._failure = error
         self._on_failure(error)
 
@@ -248,10 +248,10 @@ class MessageStore:
         self._retention.start()
 
     def close(self, *, clean: bool = True) -> None:
-        """Flush everything, leave a clean marker, and let the directory go; idempotent.
+        """Flush everything, remove the abort marker and unlock the directory; idempotent.
 
-        If something could not be flushed, or all is not ``clean`` for another reason, the abort
-        marker stays and the next start recovers.
+        If a flush fails, or the caller passes ``clean=False``, the abort marker stays and the next
+        start recovers.
         """
         if not self._opened:
             return
@@ -276,11 +276,11 @@ class MessageStore:
 
     @property
     def _failed(self) -> bool:
-        """Whether the disk has refused something, so that what follows proves nothing."""
+        """Whether a write or flush has failed, so that later successes prove nothing."""
         return self._failure is not None or self._upkeep_failed
 
     def _close_derived(self) -> bool:
-        """Make queues and index durable, with the checkpoint; say whether they are complete."""
+        """Flush queues, index and checkpoint; return whether they are complete."""
         complete = True
         if self._keys is not None:
             complete = self._keys.finish()
@@ -304,7 +304,7 @@ class MessageStore:
             self._flush_derived()
             self._integrity.work(self._flusher.durable_offset, self._index_extents())
         except OSError as error:
-            # The kernel may forget what it could not write, so the checkpoint stays where it is.
+            # The kernel may drop pages it could not write, so the checkpoint must not advance.
             self._upkeep_failed = True
             logger.critical(
                 "event=upkeep_stopped error=%r Messages are stored and served as before, but "
@@ -314,13 +314,13 @@ class MessageStore:
             )
 
     def _flush_derived(self, *, closed: bool = False) -> None:
-        timestamp = self._log.last_store_timestamp  # taken first: it covers what is flushed below
+        timestamp = self._log.last_store_timestamp  # read first: it covers what is flushed below
         last_record, written = self._log.last_record, self._log.write_offset
         queues = list(self._queues.values())
         for queue in queues:
             queue.sync()
         self._queues_durable = written
-        # The log may lag behind the queues: then it is the last record of a second ago.
+        # If the last record is not durable yet, the last one of the previous flush counts.
         durable = self._flusher.durable_offset
         queued = [one for one in (last_record, self._queued_record) if 0 <= one < durable]
         self._queued_record = last_record
@@ -343,7 +343,7 @@ class MessageStore:
             except OSError as error:
                 if closed or not lacks_space(error):
                     raise
-                # What it promised stays true, and a start after a kill reads a little more.
+                # The old checkpoint stays true, and a start after a kill reads a little more.
                 logger.warning("event=checkpoint_waits error=%r", str(error))
                 return
             self._checkpoint = checkpoint
@@ -353,17 +353,17 @@ class MessageStore:
     def append(
         self, group: Sequence[AppendRequest], *, contiguous: bool = False
     ) -> list[AppendResult]:
-        """Store the records of a group, in order; all of them or, with an error, none.
+        """Append a group of records in order; all of them or, with an error, none.
 
-        They are not on disk before ``durable_offset`` has reached the ``end`` of the last one.
-        With ``contiguous`` they follow each other in one file. Never waits for a flush.
+        They are on disk when ``durable_offset`` has reached the ``end`` of the last one. With
+        ``contiguous`` they are adjacent in one file. Never waits for a flush.
 
         Raises:
             RecordTooLargeError: A record, or a contiguous group as a whole, fits into no file.
-            PropertiesTooLongError: Of one of the drafts.
+            PropertiesTooLongError: The properties of one of the requests are too long.
             DiskFullError: There is no space; a later append may find some.
             WriteFailedError: The system refused to write for another reason.
-            FlushFailedError: The disk has failed; the store takes nothing any more.
+            FlushFailedError: A flush has failed; the store refuses all appends.
             StoreClosedError: The store is not open.
         """
         self._check_usable()
@@ -379,84 +379,84 @@ class MessageStore:
             raise self._failure
 
     def _look_ahead(self) -> None:
-        """Have done in time what the appender will need; it calls this every few MiB."""
+        """Prepare what the appender will need; the appender calls this every few MiB."""
         assert self._maintenance is not None
         self._maintenance.wake()
         if self._log.write_offset - self._flusher.durable_offset > FLUSH_BYTES:
             self._flusher.request()
 
     def request_flush(self) -> None:
-        """Ask for a flush of everything appended so far; any thread, never waits."""
+        """Request a flush of everything appended so far; any thread, never waits."""
         self._flush_asked = True
         self._flusher.request()
 
     def _flushes_awaited(self) -> bool:
-        """Tell whether a flush was asked for since the last time; on the maintenance thread."""
+        """Return whether a flush was requested since the last call; on the maintenance thread."""
         asked, self._flush_asked = self._flush_asked, False
         return asked or self._sync_mode
 
     def tick(self, budget_ms: float = TICK_MS) -> bool:
         """Do deferred work for about ``budget_ms``; return whether there is more.
 
-        That may have time, if ``index_lags``.
+        The rest is not urgent if ``index_lags``.
         """
         self._retention.work(min(self._flusher.durable_offset, self._queues_durable))
         return self._keys is not None and self._keys.work(budget_ms)
 
     @property
     def index_lags(self) -> bool:
-        """Whether look-ups by key lack messages, until ``tick`` has read them from the log."""
+        """Whether look-ups by key miss messages, until ``tick`` has indexed them from the log."""
         return self._keys is not None and self._keys.lags
 
     # Retention ------------------------------------------------------------------------------
 
     def find_expired(self, stored_before_ms: int) -> None:
-        """Have it found out where the files of the log end that hold nothing younger; no wait."""
+        """Start a search for log files without newer records; see ``expired_end``. No wait."""
         self._retention.find_expired(stored_before_ms)
 
     @property
     def expired_end(self) -> int:
-        """The physical offset of that end, as far as the look has come."""
+        """The physical offset below which log files are expired, as far as ``find_expired`` got."""
         return self._retention.expired_end
 
     def delete_before(self, end: int) -> None:
-        """Delete the files of the log that end at ``end`` or before it, and what leads there.
+        """Delete log files that end at or before ``end``, with their index and queue files.
 
-        That begins at a ``tick`` when everything appended by now is durable, queues included, and
-        goes on beside the loop. The last file always stays.
+        Deletion begins at a ``tick`` after everything appended by now is durable, queues included,
+        and continues on a helper thread. The last file always stays.
         """
         self._retention.delete(end, self._log.write_offset)
         self._flusher.request()
 
     def set_deletion_urgent(self, *, is_urgent: bool) -> None:
-        """Have the space of deleted files freed at once, though that may hold the machine up."""
+        """Free the space of deleted files at once, which may stop the machine for a moment."""
         self._retention.set_urgent(is_urgent=is_urgent)
 
     @property
     def bytes_to_free(self) -> int:
-        """Bytes of deleted files whose space is not free yet, because their memory goes slowly."""
+        """Bytes of deleted files whose space is not free yet; see ``files/deferred_delete.py``."""
         return self._retention.bytes_to_free
 
     @property
     def reserved_ahead(self) -> int:
-        """How many bytes of log can still be written without asking the disk for more."""
+        """Bytes of log that can still be written without allocating disk space."""
         return self._log.reserved_ahead
 
     @property
     def deleted(self) -> Deleted:
-        """What was deleted since the store was opened."""
+        """Counts of what was deleted since the store was opened."""
         return self._retention.deleted
 
     # Positions ------------------------------------------------------------------------------
 
     @property
     def min_offset(self) -> int:
-        """The physical offset where the log begins."""
+        """The physical offset of the first byte of the log."""
         return self._log.min_offset
 
     @property
     def write_offset(self) -> int:
-        """The physical offset behind the last record."""
+        """The physical offset after the last record."""
         return self._log.write_offset
 
     @property
@@ -466,7 +466,7 @@ class MessageStore:
 
     @property
     def readable_offset(self) -> int:
-        """The physical offset at which reading ends."""
+        """The physical offset below which records can be read."""
         return self._flusher.durable_offset if self._sync_mode else self._log.write_offset
 
     def queues(self) -> list[tuple[str, int]]:
@@ -474,7 +474,7 @@ class MessageStore:
         return [key for key, queue in self._queues.items() if queue.next_offset]
 
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Return the queue offsets of the first message and behind the last visible one."""
+        """Return the queue offsets of the first message and after the last visible one."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             return 0, 0
@@ -493,12 +493,12 @@ class MessageStore:
         tag_codes: frozenset[int] | None = None,
         wait: bool = True,
     ) -> GetResult:
-        """Find messages from a queue offset on, at least one if there is one.
+        """Select messages from a queue offset on, at least one if there is one.
 
-        Without ``wait`` the disk is not asked where they lie; see ``warm``.
+        Without ``wait`` the queue is not read from disk; see ``warm``.
 
-        ``tag_codes`` leaves out messages whose tag has another hash (``properties.tag_hash``);
-        the hashes of different tags may be equal, so consumers test again.
+        ``tag_codes`` excludes messages whose tag has another hash (``properties.tag_hash``).
+        Different tags may have equal hashes, so consumers filter again.
         """
         return select(
             self._queues.get((topic, queue_id)),
@@ -512,39 +512,39 @@ class MessageStore:
         )
 
     def warm(self, topic: str, queue_id: int, offset: int) -> None:
-        """Have it in memory where messages from a queue offset on lie; any thread may wait for it.
+        """Load queue entries from an offset on into memory, waiting for the disk; any thread.
 
         Raises:
-            OSError: The disk refuses it, or the file has been deleted.
+            OSError: The file cannot be read, or has been deleted.
         """
         queue = self._queues.get((topic, queue_id))
         if queue is not None:
             queue.warm(offset)
 
     def read(self, ranges: Sequence[Range], *, prefix: bytes = b"") -> bytes | None:
-        """Return the bytes of all ranges joined, or None if some would have to come from disk.
+        """Return the bytes of all ranges joined; None if some must be read from disk.
 
-        They come ``behind`` what is given, such as the head of an answer.
+        The result begins with ``prefix``, such as the head of a response.
         """
         return self._reader.read(ranges, prefix=prefix)
 
     def view(self, ranges: Sequence[Range], *, prefix: bytes = b"") -> memoryview | None:
-        """Return the same without a copy; it stays as it is until ``forget_views``."""
+        """Return what ``read`` returns without a copy; valid until ``forget_views``."""
         return self._reader.view(ranges, prefix=prefix)
 
     def forget_views(self) -> None:
-        """Use the memory of all views again."""
+        """Release the memory of all views for reuse."""
         self._reader.forget_views()
 
     @property
     def can_send_parts(self) -> bool:
-        """Whether ``part`` may be of use on this system."""
+        """Whether the system supports sending file parts; see ``file_part``."""
         return self._reader.can_send_parts
 
     def file_part(self, physical_offset: int, length: int) -> FilePart | None:
-        """Return where a range lies that is in memory, for who has it sent from there at once.
+        """Return a range of a file, to be sent at once without a copy.
 
-        None if some of it is not.
+        None if a part of it is not in memory.
 
         Raises:
             OSError: The file is gone, or cannot be read.
@@ -552,44 +552,44 @@ class MessageStore:
         return self._reader.file_part(physical_offset, length)
 
     def read_cold(self, ranges: Iterable[Range], *, ahead: int = 0) -> bytes:
-        """Return the same, waiting for the disk where needed; any thread may call it.
+        """Return the bytes of all ranges joined, waiting for the disk; any thread.
 
-        So many bytes ``ahead`` are in memory soon as well, for who reads on.
+        Another ``ahead`` bytes after each range are loaded soon, for callers that continue there.
         """
         return self._reader.read_cold(ranges, ahead=ahead)
 
     def record_bytes(self, physical_offset: int) -> bytes | None:
-        """Return the record that begins at an offset; None if no whole, valid one does."""
+        """Return the valid, readable record that begins at an offset; else None."""
         if physical_offset < self._log.min_offset:
             return None
         return self._reader.record_bytes(physical_offset, self.readable_offset)
 
     def unchecked_bytes(self, physical_offset: int) -> bytes | None:
-        """Return the same, readable or not; of the record only the first bytes are checked."""
+        """Return the record at an offset, readable or not; only its size and magic are checked."""
         if physical_offset < self._log.min_offset:
             return None
         return self._reader.unchecked_bytes(physical_offset, self._log.write_offset)
 
     def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError:
-        """Return the error whose ``fetch`` brings the records at some offsets into memory.
+        """Return an error whose ``fetch`` loads the records at some offsets into memory.
 
-        Offsets at which the log has nothing are left out.
+        Offsets outside the log are left out.
         """
         start, end = self._log.min_offset, self._log.write_offset
         return self._reader.lacking(offset for offset in physical_offsets if start <= offset < end)
 
     def lacking_ranges(self, ranges: Iterable[Range]) -> NotInMemoryError:
-        """Return the same for ranges of the log, as ``get`` finds them."""
+        """Return an error whose ``fetch`` loads ranges of the log into memory."""
         return self._reader.lacking_ranges(ranges)
 
     def record_at(self, physical_offset: int) -> Record | None:
-        """Return the same record, decoded."""
+        """Return the valid, readable record at an offset, decoded; else None."""
         if physical_offset < self._log.min_offset:
             return None
         return self._reader.record_at(physical_offset, self.readable_offset)
 
     def store_timestamp(self, physical_offset: int) -> int:
-        """Return when the record at an offset was stored, in ms; readable or not, and not checked.
+        """Return the store time in ms of the record at an offset; readable or not, and unchecked.
 
         Raises:
             OSError: The file is gone, or cannot be read.
@@ -597,20 +597,19 @@ class MessageStore:
         return self._reader.store_timestamp(physical_offset)
 
     def scan(self, start: int, end: int | None = None) -> Iterator[Record]:
-        """Give the whole valid records in log order; any thread may walk.
+        """Yield the valid records in log order; any thread.
 
-        A record or a file begins at ``start``; before the log's own start that is used instead.
-        Without ``end`` it goes to where the log ends now, readable or not.
+        A record or a file begins at ``start``, which is raised to the start of the log. Without
+        ``end`` the scan goes to the current end of the log, readable or not.
         """
         end = self._log.write_offset if end is None else end
         return self._reader.scan(max(start, self._log.min_offset), end)
 
     def scan_transactions(self, start: int) -> Iterator[Record]:
-        """Give those of the same records that may say something about a transaction.
+        """Yield the records of ``scan`` that may belong to a transaction.
 
-        The first time, those are read by their places that the scan of the start has met, and only
-        the rest of the log is walked. Another record may be missing if its content is damaged; one
-        that is given is sound.
+        The first call reads the ranges that recovery has found, and scans only the rest of the
+        log. A damaged record may be missing without an entry in the log; each yielded one is valid.
         """
         known, self._transactions = self._transactions, TransactionRanges()
         reader, start, end = self._reader, max(start, self._log.min_offset), self._log.write_offset
@@ -625,7 +624,7 @@ class MessageStore:
     ) -> list[int]:
         """Return physical offsets of records with a key, in log order; the newest are preferred.
 
-        Other keys with the same hash are among them. Times are stored to the second.
+        Records with another key of the same hash are included. Times have a resolution of a second.
         """
         if self._keys is None:
             return []
@@ -643,9 +642,9 @@ class MessageStore:
     ) -> int:
         """Return the queue offset of a store time, in ms.
 
-        That is the first message stored at that time or later, or the offset behind the last
-        one. With ``upper``, the last message stored at that time or before. Where all are newer,
-        it is the first one.
+        That is the first message stored at that time or later, or the offset after the last one.
+        With ``upper``, the last message stored at that time or before; the first one if all are
+        newer.
         """
         queue = self._queues.get((topic, queue_id))
         if queue is None:
@@ -659,7 +658,7 @@ class MessageStore:
         return max(following - 1, low) if upper else following
 
     def store_time_at(self, topic: str, queue_id: int, offset: int) -> int:
-        """Return when the message at a queue offset was stored, in ms; -1 if there is none."""
+        """Return the store time in ms of the message at a queue offset; -1 if there is none."""
         queue = self._queues.get((topic, queue_id))
         if queue is None:
             return -1

@@ -1,29 +1,31 @@
-"""Deleting the oldest files of the log, and what leads into them.
+"""Delete the oldest files of the log, and the index and queue files that refer to them.
 
-How long messages are kept is not decided here: the broker asks which files are old enough
-(``look``), and says up to where it needs nothing of the log any more (``delete``). Whole files go,
-the oldest first; the last one always stays.
+The broker decides how long messages are kept: it asks which files are old enough
+(``find_expired``) and up to which offset files may be deleted (``delete``). Only whole files are
+deleted, the oldest first; the last one always stays.
 
 A deletion runs in this order, and a crash between any two steps leaves a directory that opens, here
 and in RocketMQ:
 
-1. Everything appended by now gets durable, its queue entries too. What allows a file to go may be
-   as young as that, the decision about a half in it for one: a power cut would take that, and the
-   half were gone as well. And where an idle queue ends is told by its file alone then.
-2. The log begins later, in memory. From here on nobody is sent into the files.
-3. Their names are removed, oldest first, with a flush of the directory behind each one. Otherwise a
-   power cut could bring back an old one without its successor, and a log with a hole does not open.
-4. So are index files and queue files all of whose records are gone, and queues begin later. If a
-   crash prevents that, the next opening finds where queues begin, and the next deletion makes up
-   for the rest.
+1. Everything appended by now becomes durable, with its queue entries. The reason why a file may be
+   deleted can be that recent, such as the decision about a half message in it: a power cut would
+   lose the decision, and the half message would be deleted as well. And the end of an idle queue is
+   then known from its file alone.
+2. The log begins at a later offset, in memory. From here on no reader is referred to the files.
+3. The files are unlinked, oldest first, with a flush of the directory after each one. Otherwise a
+   power cut could bring back a file without its successor, and a log with a missing file does not
+   open.
+4. Index files and queue files whose records are all gone are deleted too, and queues begin later.
+   If a crash prevents that, the next start finds where queues begin, and the next deletion deletes
+   the files.
 
-Files are unlinked and not truncated. Whoever reads one, a cold pull or another program, reads it to
-its end; its space is free when the last of them has closed it. One is ``leaving``, which gives the
-memory of a large file back slowly.
+Files are unlinked and not truncated. A reader, such as a cold pull or another program, can read to
+the end; the space is free when the last reader has closed the file. ``files/deferred_delete.py``
+keeps large files open and frees their space slowly.
 
-The loop thread changes what is in memory, which takes microseconds. Everything that may wait for
-the disk is done by a helper thread, in small pieces: to free a gigabyte takes a quarter second, and
-it only makes calls that release the interpreter.
+The loop thread changes the state in memory, which takes microseconds. All work that may wait for
+the disk is done by a helper thread in small pieces, because freeing a gigabyte takes a quarter
+second; it only makes calls that release the interpreter.
 """
 
 import logging
@@ -47,21 +49,21 @@ from .queue.consume_queue import ConsumeQueue, QueueTable
 
 logger = logging.getLogger(__name__)
 
-PIECE_PAUSE: Final = 0.005  # seconds between two pieces, in which others have disk and interpreter
+PIECE_PAUSE: Final = 0.005  # seconds between two pieces, for other users of disk and interpreter
 PIECE_TIME: Final = 0.002  # seconds after which a piece ends
-PIECE_COUNT_MAX: Final = 256  # queues looked at, or queue files unlinked, in a piece
-_IDLE: Final = 3600.0  # seconds; nothing is done unless asked for
+PIECE_COUNT_MAX: Final = 256  # queues searched, or queue files unlinked, in a piece
+_IDLE: Final = 3600.0  # seconds; without work the helper sleeps until it is woken
 
 
 class KeyFiles(Protocol):
-    """What this needs of the index."""
+    """The part of the index that retention uses."""
 
     def forget_before(self, log_start: int) -> list[IndexFile]: ...
 
 
 @dataclass(slots=True)
 class Deleted:
-    """What was deleted since the store was opened."""
+    """Counts of what was deleted since the store was opened."""
 
     log_files: int = 0
     log_bytes: int = 0
@@ -70,7 +72,7 @@ class Deleted:
 
 
 class Retention:
-    """Deletes when it is told to; one thread, the loop's, calls everything but ``_round``."""
+    """Deletes old files; only the loop thread calls its public methods."""
 
     def __init__(
         self,
@@ -81,19 +83,19 @@ class Retention:
         worker: WorkerFactory,
     ) -> None:
         self.deleted = Deleted()
-        self.expired_end = 0  # physical offset below which the last look found old files only
+        self.expired_end = 0  # physical offset below which all files are expired
         self.keys: KeyFiles | None = None  # set when the index is open
         self._files = files
         self._queues = queues
         self._reader = reader
-        # Where the log is to begin, and up to where it has to be durable before that.
+        # Requested begin of the log, and the offset that must be durable before.
         self._wanted: list[tuple[int, int]] = []
-        self._first_times: dict[int, int] = {}  # ms, of the first record, by offset of the file
+        self._first_times: dict[int, int] = {}  # ms, of the first record, by offset of file
         # Pieces of work for the helper, in order; each returns whether it is done.
         self._jobs: deque[Callable[[], bool]] = deque()
         self._deferred = DeferredDeletes()
-        self._doomed: deque[int] = deque()  # log files off the row whose names still exist
-        self._begun: deque[tuple[ConsumeQueue, int]] = deque()  # queues, and where they begin
+        self._doomed: deque[int] = deque()  # log files to unlink
+        self._begun: deque[tuple[ConsumeQueue, int]] = deque()  # queues and their new begin
         self._worker = worker("store-retention", self._round, _IDLE)
 
     def start(self) -> None:
@@ -101,25 +103,25 @@ class Retention:
         self._worker.start()
 
     def stop(self) -> None:
-        """End the helper thread; what it has not deleted yet, the next deletion will."""
+        """End the helper thread; a later deletion deletes what is left."""
         self._worker.stop()
         self._deferred.close()
 
     # On the loop thread ---------------------------------------------------------------------
 
     def find_expired(self, stored_before_ms: int) -> None:
-        """Have it found out which files hold nothing younger; ``expired_end`` will tell."""
-        if self._doomed:  # their deletion has failed, or it is still going on
+        """Search for files without newer records, on the helper thread; see ``expired_end``."""
+        if self._doomed:  # their deletion has failed, or is not finished
             self._do(self._delete_log_file)
         self._do(lambda: self._find_next_expired(stored_before_ms))
 
     def delete(self, end: int, log_end: int) -> None:
-        """Let go of the files that end at ``end`` or before it, once ``log_end`` is durable."""
-        # The first of those that wait is kept, or who asks all the time would never be heard.
+        """Delete the files that end at or before ``end``, once ``log_end`` is durable."""
+        # The first waiting request is kept; otherwise frequent requests would postpone it forever.
         self._wanted[1:] = [(end, log_end)]
 
     def set_urgent(self, *, is_urgent: bool) -> None:
-        """Have the space of deleted files freed at once, or not."""
+        """Free the space of deleted files at once, or slowly again."""
         self._deferred.is_urgent = is_urgent
         if is_urgent and self._deferred.bytes:
             self._worker.wake()
@@ -130,9 +132,9 @@ class Retention:
         return self._deferred.bytes
 
     def work(self, durable_offset: int) -> None:
-        """Do what is to be done in memory, in a few microseconds.
+        """Do the pending work in memory, which takes a few microseconds.
 
-        Log and queues are on disk as far as the log goes up to ``durable_offset``.
+        Log and queues are on disk up to ``durable_offset`` of the log.
         """
         while self._begun:
             queue, queue_offset = self._begun.popleft()
@@ -170,7 +172,7 @@ class Retention:
         try:
             done = job()
         except OSError as error:
-            # The files stay; nobody is led to them any more, and a later deletion tries again.
+            # The files stay, without references to them, and a later deletion tries again.
             logger.error("event=deletion_failed error=%r", str(error))  # noqa: TRY400
             done = True
         if not done:
@@ -178,7 +180,7 @@ class Retention:
         return PIECE_PAUSE if self._jobs or self._deferred.bytes else _IDLE
 
     def _find_next_expired(self, stored_before_ms: int) -> bool:
-        """Go on by one file; those before it are known by now."""
+        """Examine the next file; return whether the search is done."""
         end = 0
         for base, following in pairwise(list(self._files.bases)):
             known = following in self._first_times
@@ -192,9 +194,9 @@ class Retention:
         return True
 
     def _first_time(self, base: int) -> int | None:
-        """Return when the first whole record from a file on was stored: none before it is younger.
+        """Return the store time of the first valid record of a file; older files have none newer.
 
-        None when no record of that file is whole.
+        None if the file has no valid record.
         """
         known = self._first_times.get(base)
         if known is not None:
@@ -206,7 +208,7 @@ class Retention:
         return None
 
     def _delete_log_file(self) -> bool:
-        """Remove the name of the oldest file that is to go."""
+        """Unlink the oldest log file; return whether all are unlinked."""
         if not self._doomed:
             return True
         base = self._doomed[0]
@@ -233,7 +235,7 @@ class Retention:
         return delete_next
 
     def _search_of_queues(self, log_start: int) -> Callable[[], bool]:
-        """Find, a few at a time, where queues begin in a log that begins at ``log_start``."""
+        """Return a job that finds where queues begin in a log that begins at ``log_start``."""
         queues: list[ConsumeQueue] | None = None
 
         def search_some() -> bool:
@@ -254,7 +256,7 @@ class Retention:
             disk.remove(path)
             self.deleted.queue_files += 1
 
-        paths.reverse()  # they are taken from the end
+        paths.reverse()  # they are popped from the end
         return lambda: _in_pieces(paths, delete)
 
 
@@ -262,7 +264,7 @@ _Thing = TypeVar("_Thing")
 
 
 def _in_pieces(things: list[_Thing], work: Callable[[_Thing], None]) -> bool:
-    """Do the work for some things, from the end of a list on; return whether all are done."""
+    """Do the work for some items from the end of a list; return whether all are done."""
     deadline = time.monotonic() + PIECE_TIME
     for _ in range(PIECE_COUNT_MAX):
         if not things:

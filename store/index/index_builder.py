@@ -1,11 +1,11 @@
-"""Feeding the key index, some time after records are appended.
+"""Build the key index, some time after records are appended.
 
-Nobody waits for an index item. So of appended records only what has keys is kept, and indexed in
-slices while the loop has time, before a look-up, or when too many wait.
+Nobody waits for an index item. So the keys of appended records are kept in memory and indexed in
+slices: when the event loop has time, before a look-up, or when too many are pending.
 
-An index that lacks much of the log, after a kill or a full disk or because somebody deleted it, is
-*behind*: it is filled from the log in slices, in log order, while messages are served. Nothing is
-kept in memory meanwhile, and look-ups find what it has.
+An index that lacks much of the log, after a kill, a full disk or because it was deleted, *lags*:
+it is filled from the log in slices, in log order, while messages are served. Meanwhile no keys are
+kept in memory, and look-ups find only what is indexed.
 """
 
 import logging
@@ -26,47 +26,47 @@ from .index_file import IndexFile, IndexService
 
 logger = logging.getLogger(__name__)
 
-# Bytes of log not indexed yet: bounds what is kept of them. Beyond it, each append indexes for
-# ``SLICE_MS``; beyond twice as much, nothing is kept, and the log is read later.
+# Bytes of log not indexed yet; bounds the memory for their keys. Above it, each append indexes for
+# ``SLICE_MS``; above twice as much, no keys are kept, and the log is read later.
 PENDING_BYTES_MAX: Final = 32 << 20
-SLICE_MS: Final = 1.0  # that an append, or a look-up in an index that is behind, spends on others
-# Indexed at once: so few that a put keeps the event loop for a millisecond at most. In a new file,
-# and after a flush, each key touches a page of slots for the first time, which takes the kernel
-# 4 us: 512 records with two keys each took 5 ms, 128 took 1.5. The price is half a microsecond per
-# record, since numpy's calls are shared by fewer. The bytes stand for the keys, of which one record
-# may have thousands.
+SLICE_MS: Final = 1.0  # that an append, or a look-up in an index that lags, spends on indexing
+# Indexed at once: few enough that a put blocks the event loop for a millisecond at most. In a new
+# file, and after a flush, each key touches a page of slots for the first time, which takes the
+# kernel 4 us: 512 records with two keys each took 5 ms, 128 took 1.5. The price is half a
+# microsecond per record, because fewer records share numpy's calls. The bytes stand for the keys, of
+# which one record may have thousands.
 RECORDS_PER_PUT: Final = 64
 PROPERTIES_PER_PUT: Final = 24 << 10  # bytes, unless one record has more
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
 FAILURE_LOGGED_EVERY: Final = 60.0  # seconds
-# Bytes of log that a start indexes before anything is served: a fifth of a second. Of ten gigabytes
-# it would be as long as everything else that a start does after a kill, twice.
+# Bytes of log that a start indexes before it serves requests: a fifth of a second. To index ten
+# gigabytes takes twice as long as everything else that a start does after a kill.
 START_BYTES_MAX: Final = 64 << 20
-READ_AHEAD: Final = 8 << 20  # bytes of log that the disk is asked for before they are indexed
-RETRY_EVERY: Final = 1.0  # seconds; until the next try after the disk was full
-# Seconds between two flushes. Slots are hit at random, so each flush writes all pages of them;
-# a start after a kill indexes this much again.
+READ_AHEAD: Final = 8 << 20  # bytes of log requested from the disk before they are indexed
+RETRY_EVERY: Final = 1.0  # seconds until the next attempt after the disk was full
+# Seconds between two flushes. Keys hit slots at random, so each flush writes all their pages; a
+# start after a kill indexes the records of this time again.
 FLUSH_EVERY: Final = 10.0
 
 
 class IndexBuilder:
-    """The index, and what still has to go into it."""
+    """The index, and the keys that are not in it yet."""
 
     def __init__(self, index: IndexService, files: MappedFileQueue) -> None:
         self.index = index
         self._files = files
         self._pending: deque[KeyedRecord] = deque()
-        self._lags = False  # what the index lacks is read from the log
-        self._walk: Iterator[int] | None = None  # that reading, up to ``_walk_end``
+        self._lags = False  # missing keys are read from the log
+        self._walk: Iterator[int] | None = None  # indexes the log up to ``_walk_end``
         self._walk_end = 0
         self._log_end = 0  # physical offset after the newest record
-        self._retry_at = 0.0  # when to try again after a failure
+        self._retry_at = 0.0  # time of the next attempt after a failure
         self._logged_at = -FAILURE_LOGGED_EVERY  # when the last failure was logged
         self._flush_due = time.monotonic() + FLUSH_EVERY
         self._indexed_offset = 0  # physical offset up to which keys are in the index
 
     def recover(self, *, clean: bool, log_end: int, index_timestamp: int) -> None:
-        """Open the index and put again what it lacks of the log."""
+        """Open the index and index the missing records of the log."""
         start = self.index.recover(clean=clean, log_end=log_end, index_timestamp=index_timestamp)
         self._indexed_offset = self._log_end = log_end
         if not self._files.bases:
@@ -84,15 +84,15 @@ class IndexBuilder:
                     logged = time.monotonic()
                     logger.info("event=indexing offset=%d", self._indexed_offset)
         except DiskFullError as error:
-            # What is stored can still be consumed, and decided: the keys have time.
+            # Stored messages can be consumed and decided without keys.
             self._fall_behind(str(error))
         else:
             self._indexed_offset = log_end
 
     def _put_log(self, start: int, end: int) -> Iterator[int]:
-        """Index a part of the log, piece by piece; give the offset up to which that is done."""
+        """Index a part of the log in pieces; yield the offset reached after each."""
         scan = LogScan(self._files, start, end, check_crc=False)
-        topics: dict[bytes, str] = {}  # one text of each topic, which spares to hash it again
+        topics: dict[bytes, str] = {}  # one string per topic, whose hash is computed once
         asked = start
         for offset, chunk, found in scan:
             if asked < offset + READ_AHEAD:
@@ -104,7 +104,7 @@ class IndexBuilder:
                 yield offset + position + size
 
     def _ask_for(self, start: int, end: int) -> int:
-        """Have the disk read a part of the log, or of its file; return the end of that part."""
+        """Request a part of the log, within one file, from the disk; return its end."""
         base = self._files.base_of(start)
         end = min(end, base + self._files.file_size)
         if base in self._files.bases:
@@ -112,16 +112,16 @@ class IndexBuilder:
         return end
 
     def _boundary(self, start: int) -> int:
-        """Return where a record begins at or shortly before ``start``.
+        """Return the begin of a record at or shortly before ``start``.
 
-        The index knows where its newest record begins; else it is the beginning of a file.
+        That is the newest record of the index if it fits, otherwise the begin of a file.
         """
         newest = self.index.last_update[1]
         base = max(self._files.base_of(start), self._files.bases[0])
         return newest if base <= newest <= start else base
 
     def add(self, group: Sequence[AppendRequest], done: Sequence[AppendResult]) -> None:
-        """Note an appended group."""
+        """Add the keys of an appended group."""
         log_end = self._log_end = done[-1].end
         if self._lags:
             return
@@ -141,19 +141,18 @@ class IndexBuilder:
             try:
                 self._put_pending(time.monotonic() + SLICE_MS / 1000)
             except (OSError, StoreError) as error:
-                # The disk is full, or worse, but the records are stored, and their sender must not
-                # be answered otherwise.
+                # The disk is full or failing, but the records are stored, so the append succeeds.
                 self._fall_behind(str(error))
 
     def _fall_behind(self, reason: str) -> None:
-        """Keep nothing in memory any more; the log has it all, for later."""
+        """Drop the keys in memory and index from the log later."""
         self._lags = True
         self._pending.clear()
         self._retry_at = time.monotonic() + RETRY_EVERY
         logger.error("event=index_behind offset=%d error=%r", self._indexed_offset, reason)
 
     def work(self, budget_ms: float | None = None) -> bool:
-        """Index what waits, all of it or for ``budget_ms``; return whether more can be done now."""
+        """Index pending keys, all or for ``budget_ms``; return whether more can be done now."""
         if not self._lags and not self._pending:
             return False
         now = time.monotonic()
@@ -169,11 +168,11 @@ class IndexBuilder:
 
     @property
     def lags(self) -> bool:
-        """Whether the index lacks what nobody waits for, and is filled from the log."""
+        """Whether the index lacks records and is being filled from the log."""
         return self._lags
 
     def _catch_up(self, deadline: float | None) -> bool:
-        """Index from the log what the index lacks of it; return whether there is more."""
+        """Index missing records from the log; return whether there are more."""
         while self._lags:
             if self._walk is None:
                 start = max(self._indexed_offset, self._files.bases[0])
@@ -193,7 +192,7 @@ class IndexBuilder:
         return False
 
     def _put_pending(self, deadline: float | None) -> bool:
-        """Index what was kept in memory; return whether there is more."""
+        """Index keys kept in memory; return whether there are more."""
         while self._pending:
             self._put_next()
             if deadline is not None and time.monotonic() >= deadline:
@@ -201,10 +200,10 @@ class IndexBuilder:
         return bool(self._pending)
 
     def _put_next(self) -> None:
-        """Index the next records.
+        """Index the next pending records.
 
         Raises:
-            DiskFullError: They still wait.
+            DiskFullError: They stay pending.
         """
         records: list[KeyedRecord] = []
         size = 0  # bytes
@@ -224,9 +223,9 @@ class IndexBuilder:
             logger.warning("event=index_waits error=%r", str(error))
 
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return the physical offsets of records with a key, those that waited included.
+        """Return the physical offsets of records with a key, after indexing pending ones.
 
-        After a full disk some may lack for a while.
+        While the index lags, some may be missing.
         """
         self.work(SLICE_MS if self._lags else None)
         return self.index.query(topic, key, max_count, begin_ms, end_ms)
@@ -238,29 +237,29 @@ class IndexBuilder:
         return self.index.last_update
 
     def forget_before(self, log_start: int) -> list[IndexFile]:
-        """Drop the files whose records are all gone from the log; see ``IndexService``."""
+        """Drop the files whose records are all deleted; see ``IndexService``."""
         return self.index.forget_before(log_start)
 
     def flush(self, flushed_timestamp: int) -> int:
-        """Flush the index now and then; return up to when it is on disk. For a helper thread."""
+        """Flush the index every ``FLUSH_EVERY``; return its durable time. For a helper thread."""
         if time.monotonic() < self._flush_due:
             return flushed_timestamp
         self._flush_due = time.monotonic() + FLUSH_EVERY
         return self.index.flush()
 
     def finish(self) -> bool:
-        """Index what waits before closing; return whether the index is complete."""
+        """Index all pending keys before closing; return whether the index is complete."""
         self._flush_due = 0.0
         self.work()
         return not self._pending and not self._lags
 
     def close(self) -> None:
-        """Flush and release the files."""
+        """Flush and close the files."""
         self.index.close()
 
 
 def _keyed(chunk: bytes, offset: int, record: Found, topics: dict[bytes, str]) -> KeyedRecord:
-    """Return what the index needs of a record in a chunk of the log, which begins at an offset."""
+    """Return a record of a chunk as the index takes it; the chunk begins at ``offset``."""
     position, size, sys_flag, _, _, topic_at, topic_end, properties_at = record
     name = chunk[topic_at:topic_end]
     topic = topics.get(name)

@@ -1,17 +1,16 @@
 """Look-up by message key: the index files and the service over them.
 
 Items are appended by one thread, in groups and in log order; look-ups and flushes may run in other
-threads meanwhile. A group is published in this order: items, header, slots. So whoever reads
-a slot finds the item behind it written and counted, and whoever is a moment early sees the index
-as it was before. Only the newest file is mapped; all reads are preads, so that a cold page stops
-the thread that asked and not the event loop.
+threads at the same time. A group is published in this order: items, header, slots. So a reader that
+sees a slot also sees the item it names, and a reader that is too early sees the old index. Only the
+newest file is mapped; all reads are preads, so that a cold page stops the calling thread and not
+the event loop.
 
-The index is derived from the log and is never worth a failed start. After a stop that was not
-clean, or when a file is damaged, ``recover`` keeps the part that is certain and says from which
-log offset on records must be put again. Certain are the items older than the last flush (the
-page cache may have written anything newer in any order), as long as they are plausible. Their
-slots are written anew, because a slot may have reached the disk without its item. What is put
-twice is not indexed twice.
+The index is derived from the log, so a damaged index never fails a start. After a stop that was not
+clean, or if a file is damaged, ``recover`` keeps the certain part and returns the log offset from
+which records must be put again. Items are certain if they are older than the last flush (newer ones
+may have reached the disk in any order) and plausible. Their slots are rewritten, because a slot may
+have reached the disk without its item. A record that is put twice is indexed once.
 
 Source: RocketMQ ``IndexFile.java``, ``IndexService.java``. RocketMQ deletes the newest file after
 a crash and re-indexes only the end of the log; this keeps all keys.
@@ -60,26 +59,26 @@ from ..format.index import (
 _log = logging.getLogger(__name__)
 
 QUERY_COUNT_MAX: Final = 64  # RocketMQ's maxMsgsNumBatch: hits of one look-up
-_RESERVED_AHEAD: Final = 4 << 20  # bytes of items given blocks at once, 210 000 items
+_RESERVED_AHEAD: Final = 4 << 20  # bytes of items reserved at once, 210 000 items
 _READ_PIECE: Final = ITEM_SIZE * 65_536  # bytes read at once when all items are checked
 _PAGE: Final = 4096  # bytes of slots compared at once
 _NEVER_FLUSHED: Final = 0x7FFF_FFFF_FFFF_FFFF  # end timestamp of a file that is being repaired
 
 
 class _Chained(NamedTuple):
-    """What new items change in the chains of their slots."""
+    """New items linked into the chains of their slots."""
 
-    previous: NDArray[np.int32]  # of each item, the one before it in its slot; 0 for none
-    slots: NDArray[np.int32]  # that the items fall into, each once
-    newest: NDArray[np.int32]  # of each of these, the number of its newest item
+    previous: NDArray[np.int32]  # of each item, the previous one in its slot; 0 for none
+    slots: NDArray[np.int32]  # the slots of the items, each once
+    newest: NDArray[np.int32]  # of each slot, the number of its newest item
 
 
 def _chained(slots: NDArray[np.int32], newest: NDArray[np.int32], first: int) -> _Chained:
-    """Chain new items, numbered from ``first`` on, to those that all slots have now.
+    """Link new items, numbered from ``first`` on, to the newest items of all slots.
 
-    A slot that points nowhere was left by a crash, or the file by another writer.
+    A slot with an invalid number counts as empty; a crash or another writer may leave one.
     """
-    order = slots.argsort(kind="stable")  # so that the items of a slot follow each other
+    order = slots.argsort(kind="stable")  # groups the items of a slot
     sorted_slots = slots[order]
     numbers = (order + first).astype(np.int32)
     begins = np.ones(len(order), bool)
@@ -97,21 +96,21 @@ def _chained(slots: NDArray[np.int32], newest: NDArray[np.int32], first: int) ->
 
 
 class IndexFile:
-    """One index file: opened to be read, and mapped once it is appended to."""
+    """One index file: open for reading, and mapped when it is first appended to."""
 
     def __init__(self, path: Path, slots: int, items: int) -> None:
         """Open an existing file.
 
         Raises:
-            UnusableFileError: It has another layout than these settings give, or no sane header.
+            UnusableFileError: The layout differs from these settings, or the header is invalid.
         """
         self.path = path
         self.slots = slots
         self.items_max = items  # item numbers, of which 0 is never used
         self._size = index_file_size(slots, items)
         self._fd = disk.open_file(path, disk.WRITE)
-        # A look-up in another thread may still read a file that retention drops here: the last
-        # user closes it.
+        # A look-up in another thread may still read a file that retention drops: the last user
+        # closes it.
         self._closer = weakref.finalize(self, disk.close, self._fd)
         self._map: disk.Map | None = None
         self._slots = np.empty(0, SLOTS)  # views of the map
@@ -135,7 +134,7 @@ class IndexFile:
         return header
 
     def _needs_check(self) -> bool:
-        """Tell whether header and items contradict each other, or a repair was not finished."""
+        """Return whether header and items are inconsistent, or a repair was not finished."""
         header = self.header
         if self.is_empty:
             return False
@@ -148,18 +147,18 @@ class IndexFile:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it holds no item."""
+        """Whether the file holds no item."""
         return self.header.next_item <= FIRST_ITEM
 
     @property
     def room(self) -> int:
-        """How many items fit in."""
+        """How many more items fit into the file."""
         return self.items_max - self.header.next_item
 
     def begin_after(self, full: IndexHeader) -> None:
-        """Start an empty file where a full one ended, as RocketMQ does.
+        """Start an empty file at the end of a full one, as RocketMQ does.
 
-        Its first item's time is therefore relative to the end of the full file.
+        The time of its first item is therefore relative to the end of the full file.
         """
         self.header = IndexHeader(
             begin_timestamp=full.end_timestamp,
@@ -189,7 +188,7 @@ class IndexFile:
             self._items = np.frombuffer(self._map, ITEMS, self.items_max, slot_position(self.slots))
 
     def append(self, keys: HashedKeys) -> None:
-        """Add items for which ``prepare`` made room."""
+        """Add items; ``prepare`` has made room for them."""
         target = self._map
         hashes, offsets, timestamps = keys
         count = len(hashes)
@@ -218,16 +217,16 @@ class IndexFile:
             before.slot_count + count - int(np.count_nonzero(chained.previous)),
             first + count,
         )
-        # In one step, for programs that read beside us.
+        # In one step, for other programs that read the file.
         target[:HEADER_SIZE] = self.header.pack()
-        # Of a slot only its newest item: what lies between was never the end of a group.
+        # Only the newest item of a slot: the others were never the end of a group.
         self._slots[chained.slots] = chained.newest
         self._unflushed = True
 
     def offsets(self, key_hash: int, begin_ms: int, end_ms: int, count_max: int) -> list[int]:
-        """Return where records lie whose key has this hash, newest first."""
+        """Return the physical offsets of records whose key has this hash, newest first."""
         number = self._slot(key_hash % self.slots)
-        header = self.header  # read behind the slot, so that it counts what the slot names
+        header = self.header  # read after the slot, so that it counts the slot's item
         found: list[int] = []
         while 0 < number < header.next_item and len(found) < count_max:
             item = self._item(number)
@@ -236,28 +235,28 @@ class IndexFile:
                 break
             if item.key_hash == key_hash and begin_ms <= timestamp <= end_ms:
                 found.append(item.physical_offset)
-            # An item only ever points back; a damaged file must not lead round in circles.
+            # An item only points to older ones; a damaged file must not cause an endless loop.
             if item.previous >= number or timestamp < begin_ms:
                 break
             number = item.previous
         return found
 
     def overlaps(self, begin_ms: int, end_ms: int) -> bool:
-        """Tell whether it can hold items of this time."""
+        """Return whether the file can hold items of this time."""
         return self.header.begin_timestamp <= end_ms and begin_ms <= self.header.end_timestamp
 
     def rebuild(self, *, log_end: int, durable_ms: int) -> bool:
-        """Keep the leading items that are certain, and write header and slots anew.
+        """Keep the leading items that are certain, and rewrite header and slots.
 
-        An item is certain if its time is up by ``durable_ms`` in any case, its offset is not
-        before the item before it nor behind the log, it continues its slot, and the first is the
-        one that the header names.
+        An item is certain if its time is not after ``durable_ms``, its offset is not lower than
+        that of the previous item nor beyond the log, it continues the chain of its slot, and the
+        first item is the one that the header names.
 
         Returns:
             Whether all items were kept.
         """
         before = self.header
-        # The time of an item is known to the second, so count the whole second.
+        # Items store whole seconds, so the whole second must be durable.
         seconds_max = min((durable_ms + 1 - before.begin_timestamp) // 1000 - 1, SECONDS_MAX)
         slots = np.zeros(self.slots, np.int32)
         last_offset = last_seconds = slot_count = 0
@@ -298,7 +297,7 @@ class IndexFile:
         return number == before.next_item
 
     def drop_from(self, physical_offset: int) -> None:
-        """Take out the newest items, those of records at or behind an offset."""
+        """Remove the items of records at or after an offset."""
         before = self.header
         number = before.next_item
         if number <= FIRST_ITEM or self._item(number - 1).physical_offset < physical_offset:
@@ -320,9 +319,9 @@ class IndexFile:
     def _finish(
         self, before: IndexHeader, number: int, slot_count: int, end_offset: int, seconds: int
     ) -> None:
-        """Write the header of a file that lost items; until then it counts as damaged."""
-        # The exact time of the last item is not stored. A little too late is on the safe side:
-        # more is looked up in this file, and it counts as flushed a little later.
+        """Write the header of a file that lost items; until then the file counts as damaged."""
+        # The exact time of the last item is not stored. A slightly later one is safe: more look-ups
+        # read this file, and it counts as flushed a little later.
         end_timestamp = before.begin_timestamp + seconds * 1000 + 999
         self._sync()
         self._write_header(
@@ -337,7 +336,7 @@ class IndexFile:
         self.needs_check = False
 
     def _cut(self, number: int) -> None:
-        """Zero everything from an item on, so that nothing stale is ever taken for an item."""
+        """Zero the file from an item on, so that no old data is taken for an item."""
         disk.ftruncate(self._fd, item_position(number, self.slots))
         disk.ftruncate(self._fd, self._size)
 
@@ -346,7 +345,7 @@ class IndexFile:
         self.header = header
 
     def _write_slots(self, slots: NDArray[np.int32]) -> None:
-        """Write the slots that differ: few, and to flush all of them takes long."""
+        """Write only the slots that differ, because flushing all of them takes long."""
         content = slots.astype(SLOTS).tobytes()
         found = self._read(len(content), HEADER_SIZE)
         for start in range(0, len(content), _PAGE):
@@ -355,7 +354,7 @@ class IndexFile:
                 disk.pwrite(self._fd, page, HEADER_SIZE + start)
 
     def _pieces(self) -> Iterator[NDArray[np.void]]:
-        """Give all items, oldest first, some at a time."""
+        """Yield all items in arrays, oldest first."""
         position = item_position(FIRST_ITEM, self.slots)
         end = item_position(self.header.next_item, self.slots)
         while position < end:
@@ -370,13 +369,13 @@ class IndexFile:
         return unpack_item(self._read(ITEM_SIZE, item_position(number, self.slots)))
 
     def _read(self, size: int, position: int) -> bytes:
-        """Read bytes; zeros, which end a search, where another program cut the file meanwhile."""
+        """Read bytes; zeros, which end a search, if another program has cut the file."""
         return read(self.path, self._fd, size, position).ljust(size, b"\0")
 
     def flush(self) -> None:
-        """Make what was appended so far durable; for a helper thread."""
+        """Flush what was appended so far; for a helper thread."""
         if self._unflushed:
-            self._unflushed = False  # before the call: what comes during it needs another one
+            self._unflushed = False  # before the call: items added during it need another flush
             try:
                 self._sync()
             except OSError:
@@ -392,15 +391,15 @@ class IndexFile:
         disk.sync_data(self._fd)
 
     def unmap(self) -> None:
-        """Give the mapping back once no more is appended; the file can still be read."""
+        """Unmap the file after the last append; it can still be read."""
         if self._map is not None:
-            # The map cannot be closed while a view of it lives.
+            # The map cannot be closed while views of it exist.
             self._slots, self._items = np.empty(0, SLOTS), np.empty(0, ITEMS)
             self._map.close()
             self._map = None
 
     def close(self) -> None:
-        """Release the file; what was not flushed is left to the page cache."""
+        """Close the file; unflushed data stays in the page cache."""
         self.unmap()
         self._closer()
 
@@ -408,8 +407,8 @@ class IndexFile:
 class IndexService:
     """All index files of one store.
 
-    ``recover`` comes first. ``put_group`` and ``forget_before`` belong to one thread;
-    ``query`` and ``flush`` may be called from any.
+    Call ``recover`` first. Only one thread may call ``put_group`` and ``forget_before``; any thread
+    may call ``query`` and ``flush``.
     """
 
     def __init__(
@@ -421,13 +420,13 @@ class IndexService:
         self._max_slots, self._max_items = max_slots, max_items
         self._now_ms = now_ms
         self._files: list[IndexFile] = []
-        self._names_unflushed = True  # a kill may have come before those of the last run were
-        self._end_offset = -1  # of the newest record put; -1 so that offset 0 lies behind it
+        self._names_unflushed = True  # the previous run may have been killed before its flush
+        self._end_offset = -1  # of the newest record; -1 so that offset 0 is after it
 
     def recover(self, *, clean: bool, log_end: int, index_timestamp: int) -> int:
-        """Open what is there and keep what is certain; never fails because of damaged content.
+        """Open the files and keep the certain items; damaged content never raises an error.
 
-        ``log_end`` is the true end of the log: items of records behind it are dropped.
+        ``log_end`` is the end of the log: items of records after it are dropped.
         ``index_timestamp`` is the last result of ``flush`` that the checkpoint holds; it counts
         only if the stop was not clean.
 
@@ -444,7 +443,7 @@ class IndexService:
         if clean and whole:
             self._end_offset = last_offset
             return last_offset + 1
-        # The keys of the last record may be there in part, some perhaps in a file that is gone.
+        # Some keys of the last record may be missing, perhaps in a file that is lost.
         self._drop_from(last_offset)
         self._end_offset = self._last_offset()
         _log.info(
@@ -456,10 +455,10 @@ class IndexService:
         return max(last_offset, 0)
 
     def _open_files(self) -> bool:
-        """Open all files up to the first unusable one; say whether there was none.
+        """Open all files up to the first unusable one; return whether all were usable.
 
-        Behind a file that is lost, newer ones go as well: records are only ever put in log order,
-        so the gap could not be filled.
+        Files after an unusable one are deleted: records are put in log order only, so the gap
+        could not be filled.
         """
         found = disk.files(self._directory)
         paths = [path for path in found if is_index_file_name(path.name)]
@@ -476,7 +475,7 @@ class IndexService:
         return True
 
     def _rebuild_uncertain(self, log_end: int, durable_ms: int) -> bool:
-        """Rebuild the files that may not be as they were written; say whether nothing was lost."""
+        """Rebuild the files that may be incomplete; return whether nothing was lost."""
         for position, file in enumerate(self._files):
             if file.needs_check or file.header.end_timestamp > durable_ms:
                 if file.rebuild(log_end=log_end, durable_ms=durable_ms):
@@ -486,7 +485,7 @@ class IndexService:
         return True
 
     def _drop_from(self, physical_offset: int) -> None:
-        """Take all items of records at or behind an offset out of all files."""
+        """Remove the items of records at or after an offset from all files."""
         while self._files:
             newest = self._files[-1]
             if not newest.is_empty:
@@ -506,7 +505,7 @@ class IndexService:
         """Index records under their ``UNIQ_KEY`` and ``KEYS``, in log order.
 
         A record is (topic, properties, physical offset, store timestamp, sys_flag). Records
-        that are there already are ignored, so any part of the log may be put again.
+        that are indexed already are ignored, so any part of the log may be put again.
 
         Raises:
             DiskFullError: Nothing of the group was indexed; put it again later.
@@ -514,7 +513,7 @@ class IndexService:
         self._append(hashed_keys(records, after=self._end_offset))
 
     def _append(self, keys: HashedKeys) -> None:
-        """Append to the newest file and as many new ones as it takes; all or nothing."""
+        """Append to the newest file and to as many new ones as needed; all or nothing."""
         if not len(keys.hashes):
             return
         plan = self._plan(len(keys.hashes))
@@ -529,7 +528,7 @@ class IndexService:
         self._end_offset = int(keys.physical_offsets[-1])
 
     def _plan(self, count: int) -> list[tuple[IndexFile, int]]:
-        """Return which files take how many of so many items, with space for them reserved."""
+        """Distribute ``count`` items over files and reserve the space; return items per file."""
         plan: list[tuple[IndexFile, int]] = []
         created: list[IndexFile] = []
         try:
@@ -562,8 +561,8 @@ class IndexService:
     def query(self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int) -> list[int]:
         """Return the physical offsets of records with a key, in log order; newest are preferred.
 
-        At most 64, whatever is asked. Only hashes are compared, so the caller checks the records'
-        keys. Times are known to the second only. May block on the disk.
+        Returns at most 64. Only hashes are compared, so the caller must check the keys of the
+        records. Times have a resolution of a second. May wait for the disk.
         """
         max_count = min(max_count, QUERY_COUNT_MAX)
         key_hash = index_key_hash(index_key(topic, key))
@@ -584,16 +583,16 @@ class IndexService:
         return header.end_timestamp, header.end_physical_offset
 
     def flush(self) -> int:
-        """Make everything put so far durable; blocks on the disk, so for one helper thread.
+        """Flush everything put so far; waits for the disk, so for one helper thread.
 
         Returns:
-            What the checkpoint should keep as index timestamp: ``recover`` takes all records
-            stored up to it, in ms, for indexed.
+            The index timestamp for the checkpoint, in ms: ``recover`` assumes that all records
+            stored up to it are indexed.
         """
         files = list(self._files)
         if not files:
             return 0
-        # More records may come within the millisecond of the last one, after this flush.
+        # More records with the millisecond of the last one may come after this flush.
         durable_ms = max(files[-1].header.end_timestamp - 1, 0)
         for file in files:
             file.flush()
@@ -605,9 +604,9 @@ class IndexService:
         return durable_ms
 
     def extents(self) -> list[tuple[Path, int]]:
-        """Return the files, oldest first, with how many bytes of each are used; any thread.
+        """Return the files, oldest first, and the bytes used in each; any thread.
 
-        Up to the first that is not on disk as it is: nobody may rely on what a power cut takes.
+        Ends with the first file that is not flushed: a power cut may take what comes after.
         """
         extents: list[tuple[Path, int]] = []
         for file in self._files:
@@ -619,8 +618,8 @@ class IndexService:
     def forget_before(self, log_start: int) -> list[IndexFile]:
         """Drop the oldest files whose records are all gone from the log; never the newest.
 
-        Whoever asked deletes them and lets go of the objects, on a thread that may wait: the last
-        use of a file closes it, and frees its hundreds of megabytes.
+        The caller deletes them and drops the objects on a thread that may wait: dropping the last
+        reference closes a file and frees hundreds of megabytes.
         """
         expired = list(
             takewhile(lambda file: file.header.end_physical_offset < log_start, self._files[:-1])
@@ -629,8 +628,8 @@ class IndexService:
         return expired
 
     def _delete(self, files: Sequence[IndexFile]) -> None:
-        """Delete files during recovery; durably, or they would come back behind newer ones."""
-        for file in reversed(list(files)):  # the newest first: no gap if that is interrupted
+        """Delete files during recovery, durably; otherwise they might reappear after newer ones."""
+        for file in reversed(list(files)):  # the newest first: no gap if this is interrupted
             self._files.remove(file)
             file.close()
             disk.unlink(file.path)
@@ -638,7 +637,7 @@ class IndexService:
         disk.sync_directory(self._directory)
 
     def close(self) -> None:
-        """Flush and release all files; nothing else may be called any more."""
+        """Flush and close all files; no other method may be called afterwards."""
         try:
             self.flush()
         finally:

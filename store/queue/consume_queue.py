@@ -1,15 +1,15 @@
 """Consume queues: for each topic and queue id, where its messages lie in the commit log.
 
-A queue is derived from the log and can be rebuilt from it, so nothing here is flushed before a
-message is acknowledged. The appender writes entries inline through ``map``, ``position`` and
-``limit``, which it reads and moves itself; ``grow`` is called when ``position`` has reached
-``limit``, be it because the file is full, its reserved space is used up, or the map was closed.
+A queue is derived from the log and can be rebuilt from it, so its entries need not be flushed
+before a message is acknowledged. The appender writes entries inline through ``map``, ``position``
+and ``limit``, and moves ``position`` itself. It calls ``grow`` when ``position`` reaches ``limit``:
+because the file is full, its reserved space is used up, or the map was closed.
 
-Readers get what was written just now from the map. Everything else is read by ``preadv``: a fault
-on a page that is not in memory would stop the whole process, and bring megabytes with it.
+Recently written entries are read from the map. All others are read by ``preadv``: a fault on a page
+that is not in memory would stop the whole process and read megabytes ahead.
 
-A broker can have more queues than the process may open files. ``MapPool`` closes the files of
-queues that opened theirs longest ago; they open again when they are used.
+A broker can have more queues than the process may open files. ``MapPool`` closes the files that
+were opened first; they are opened again when they are used.
 """
 
 import sys
@@ -28,13 +28,13 @@ from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, QueueEntry, unpack_entry
 from ..format.record import HEAD_V4, MAGIC_V1, MAGIC_V2, TOPIC_LENGTH_V1_MAX, topic_field
 from ..format.record_fields import PROPERTIES_LENGTH
 
-# Bytes reserved at a time: a page at first, since most queues are short, then as much as the file
-# holds already, at most this. Whole files would cost 6 MB per queue.
+# Most bytes reserved at a time: a page at first, because most queues are short, then as much as the
+# file holds already. Whole files would cost 6 MB per queue.
 RESERVE_STEP: Final = 1 << 16
-# Bytes behind a queue's end that are read through the map, if they were written in this life: they
-# are in memory, and the map spares 3 us of a pull to consumers that are up to 13 000 messages late.
+# Bytes before the end of a queue that are read through the map if this run wrote them: they are in
+# memory, and the map saves 3 us per pull for consumers that lag by up to 13 000 messages.
 FRESH_BYTES: Final = 1 << 18
-WARMED_BYTES: Final = 1 << 18  # read at once, so that the next 13 000 entries are in memory as well
+WARMED_BYTES: Final = 1 << 18  # read at once, so that the next 13 000 entries are in memory too
 _PAGE: Final = 4096
 assert PROPERTIES_SIZE_MAX < 1 << 15  # RocketMQ writes the length as int16
 
@@ -49,17 +49,17 @@ def _unmap(opened: disk.Map) -> None:
 
 
 def is_directory_name(topic: str) -> bool:
-    """Refuse names that would leave the queues' directory; a damaged log may hold any."""
+    """Return whether a topic is a safe directory name; a damaged log may hold any bytes."""
     return topic not in {"", ".", ".."} and "/" not in topic and "\0" not in topic
 
 
 def _first_after(fd: int, base: int, queue_offsets: range, physical_offset: int) -> int:
-    """Return the first of some queue offsets in one file whose record lies at or behind another."""
+    """Return the first of some queue offsets in a file whose record is at or after an offset."""
 
     def is_after(queue_offset: int) -> bool:
         for place in range(queue_offset, queue_offsets.stop):
             entry = unpack_entry(disk.pread(fd, ENTRY_SIZE, place * ENTRY_SIZE - base))
-            if entry != PRE_BLANK:  # one without a record says nothing; the next one does
+            if entry != PRE_BLANK:  # a blank entry has no offset; the next entry decides
                 return entry.physical_offset >= physical_offset
         return True
 
@@ -67,7 +67,7 @@ def _first_after(fd: int, base: int, queue_offsets: range, physical_offset: int)
 
 
 class MapPool:
-    """Bounds how many queues have files open, each of which costs up to two descriptors."""
+    """Limits the number of queues with open files, each of which uses up to two descriptors."""
 
     __slots__ = ("_queues", "_size_max")
 
@@ -76,7 +76,7 @@ class MapPool:
         self._size_max = size_max
 
     def mapped(self, queue: "ConsumeQueue") -> None:
-        """Note that a queue has opened a file; close those of another if there are too many."""
+        """Record that a queue has opened a file; close the oldest queue's if there are too many."""
         self._queues.pop(queue, None)
         self._queues[queue] = None
         if len(self._queues) > self._size_max:
@@ -85,12 +85,12 @@ class MapPool:
             oldest.close()
 
     def forget(self, queue: "ConsumeQueue") -> None:
-        """Note that a queue has closed its files."""
+        """Record that a queue has closed its files."""
         self._queues.pop(queue, None)
 
 
 class ConsumeQueue:
-    """The entries of one topic and queue id, and what every record of it has in common."""
+    """The entries of one topic and queue id, and the fields that all its records share."""
 
     __slots__ = (
         "_active_base",
@@ -136,41 +136,41 @@ class ConsumeQueue:
         version_2 = len(topic_bytes) > TOPIC_LENGTH_V1_MAX
         self.topic = topic
         self.queue_id = queue_id
-        self.special = special  # its records need more than the appender's fast path does
+        self.special = special  # the appender's fast path cannot encode its records
         self.magic = MAGIC_V2 if version_2 else MAGIC_V1
         self.topic_field = topic_field(topic_bytes, version_2=version_2)
         self.overhead = HEAD_V4.size + len(self.topic_field) + PROPERTIES_LENGTH.size
 
         self.next_offset = 0  # queue offset of the next entry
         self.min_offset = 0
-        self.last_end = 0  # physical offset behind the newest record
+        self.last_end = 0  # physical offset after the newest record
         self.flushed_offset = 0  # entries below are on disk; moved by the maintenance thread alone
-        self.kept_end = sys.maxsize  # entries below are as they were before this start
+        self.kept_end = sys.maxsize  # entries below have not changed since the previous run
 
         self.map = _CLOSED  # of the file that next_offset falls into
         self.position = 0  # where in that file the next entry goes
-        self.limit = 0  # position from which grow() must be called first
+        self.limit = 0  # position from which grow() must be called before a write
         self._active_base = 0
-        self._reserved_end = 0  # in that file, up to where blocks are known to be reserved
+        self._reserved_end = 0  # in that file, up to where blocks are reserved
         self._fresh_from = file_size  # position of the first entry written through that map
-        self._read_fd = -1  # of the file that readers behind are in
+        self._read_fd = -1  # of the file that is read without the map
         self._read_base = -1
         self._cached = CachedReads()
-        self._visible_end = 0  # where the last search for it ended
+        self._visible_end = 0  # result of the last search
         self._pool = pool
         self._files = MappedFileQueue(directory, file_size)
-        self._names_durable = False  # those of the files, and of the directories they are in
-        self._end_durable = True  # zeros behind the end, where entries were removed
+        self._names_durable = False  # the names of the files and of their directories are on disk
+        self._end_durable = True  # zeros in place of removed entries after the end are on disk
 
     # Writing -------------------------------------------------------------------------------
 
     def grow(self, size: int = ENTRY_SIZE) -> None:
-        """Make room for so many bytes of entries at ``position``, or up to the end of its file.
+        """Make room for ``size`` bytes of entries at ``position``, or up to the end of its file.
 
-        For one more entry there is room in any case, if need be in the next file.
+        If the file is full, the next one is opened, so that there is room for one entry at least.
 
         Raises:
-            DiskFullError: There is none; nothing has changed.
+            DiskFullError: There is no space; nothing has changed.
         """
         files = self._files
         base, position = self._active_base, self.position
@@ -209,17 +209,17 @@ class ConsumeQueue:
         return reserved_end
 
     def _reserve(self, fd: int, position: int, room: int, path: Path) -> int:
-        """Reserve space from ``position`` on, the more the longer the file; return its end."""
+        """Reserve space from ``position`` on, more in longer files; return its end."""
         step = max(min(max(position, _PAGE), RESERVE_STEP), room)
         end = min((position + step + _PAGE) // _PAGE * _PAGE, self._files.file_size)
         try_reserve(fd, position - position % _PAGE, end, path)
-        # A first touch through the map would read ahead, megabytes where the system is set up
-        # so, to find that nothing is there: 1.3 ms instead of 10 us.
+        # A first touch through the map would read ahead, up to megabytes of empty file: 1.3 ms
+        # instead of 10 us.
         write_zeros(fd, position, end, path)
         return end
 
     def extend(self, entries: bytes, physical_end: int) -> None:
-        """Write many next entries; the last one's record ends at ``physical_end``."""
+        """Append entries; the record of the last one ends at ``physical_end``."""
         done = 0
         while done < len(entries):
             if self.position >= self.limit:
@@ -232,7 +232,7 @@ class ConsumeQueue:
         self.last_end = physical_end
 
     def replace(self, queue_offset: int, entry: QueueEntry) -> None:
-        """Write one entry anew; only recovery may do that."""
+        """Overwrite one entry; only for recovery."""
         position = queue_offset * ENTRY_SIZE
         base = self._files.base_of(position)
         with disk.opened(self._files.path(base), disk.WRITE) as fd:
@@ -241,7 +241,7 @@ class ConsumeQueue:
         self.kept_end = min(self.kept_end, queue_offset)
 
     def move_to(self, queue_offset: int) -> None:
-        """Let the next entry be that of ``queue_offset``; what lies there stays for now."""
+        """Continue at ``queue_offset``; existing entries there stay until overwritten."""
         self.close()
         position = queue_offset * ENTRY_SIZE
         self._active_base = self._files.base_of(position)
@@ -252,10 +252,10 @@ class ConsumeQueue:
         self.flushed_offset = min(self.flushed_offset, queue_offset)
 
     def cut(self, end: int) -> None:
-        """Remove all entries from queue offset ``end`` on, and let the next one be there.
+        """Remove all entries from queue offset ``end`` on, and continue there.
 
-        A file that becomes empty stays, zeroed: after a kill that is every queue's only one, and
-        to delete and create it costs milliseconds, each.
+        A file that becomes empty is kept and zeroed: after a kill it is often the only file of a
+        queue, and deleting and creating it would take milliseconds for each queue.
         """
         self.move_to(end)
         self.kept_end = min(self.kept_end, end)
@@ -272,10 +272,10 @@ class ConsumeQueue:
         self.last_end = self._end_of(end - 1) if end > self.first_offset else 0
 
     def doubt_end(self) -> None:
-        """Have the next `sync` write what is behind the end, though no entry was added.
+        """Make the next ``sync`` flush the zeros after the end, even if no entry was added.
 
-        The zeros there may be in memory alone. A power cut would bring the entries back that were
-        removed, and the next start believe them as soon as the checkpoint has passed them.
+        The zeros may not be on disk yet. After a power cut the removed entries would reappear, and
+        a start would trust them as soon as the checkpoint has passed them.
         """
         self._end_durable = False
 
@@ -284,7 +284,7 @@ class ConsumeQueue:
         return 0 if entry.size == PRE_BLANK.size else entry.physical_offset + entry.size
 
     def skip_to(self, queue_offset: int) -> None:
-        """Let the next entry be that of an offset ahead; the log lacks what lies between."""
+        """Continue at a higher offset; the records in between are missing in the log."""
         gap = queue_offset - self.next_offset
         if self.next_offset == self.first_offset or gap > self._files.file_size // ENTRY_SIZE:
             self._start_at(queue_offset)
@@ -292,9 +292,9 @@ class ConsumeQueue:
             self.extend(PRE_BLANK.pack() * gap, self.last_end)
 
     def _start_at(self, queue_offset: int) -> None:
-        """Let an empty queue begin at an offset other than 0.
+        """Begin an empty queue at an offset other than 0.
 
-        The entries before it in its file say that they are none.
+        The entries before it in its file are blank.
         Source: RocketMQ ``ConsumeQueue.java``, ``fillPreBlank``.
         """
         self._files.remove_from(0)
@@ -307,12 +307,12 @@ class ConsumeQueue:
 
     @property
     def first_offset(self) -> int:
-        """The queue offset of the first entry of the first file, real or not."""
+        """The queue offset of the first entry of the first file, blank or not."""
         bases = self._files.bases
         return bases[0] // ENTRY_SIZE if bases else self.next_offset
 
     def visible_end(self, readable_offset: int) -> int:
-        """Return the queue offset behind the last entry whose record may be read."""
+        """Return the queue offset after the last entry whose record may be read."""
         if self.last_end <= readable_offset:
             return self.next_offset
         low, high = max(self.min_offset, self._visible_end), self.next_offset
@@ -323,7 +323,7 @@ class ConsumeQueue:
                 low = middle + 1
             else:
                 high = middle
-        self._visible_end = low  # the readable offset never goes back
+        self._visible_end = low  # the readable offset never decreases
         return low
 
     def entry(self, queue_offset: int) -> QueueEntry:
@@ -331,10 +331,10 @@ class ConsumeQueue:
         return unpack_entry(self.entries(queue_offset, 1))
 
     def entries(self, queue_offset: int, count: int) -> bytes:
-        """Read entries that follow each other, 20 bytes each; wait for the disk where needed.
+        """Read consecutive entries, 20 bytes each, waiting for the disk if needed.
 
         Raises:
-            FileNotFoundError: The file they would lie in does not exist.
+            FileNotFoundError: Their file does not exist.
         """
         found = self.cached_entries(queue_offset, count)
         if found is not None:
@@ -349,10 +349,10 @@ class ConsumeQueue:
         return found
 
     def cached_entries(self, queue_offset: int, count: int) -> bytes | None:
-        """Return the same, or None if some would have to come from disk.
+        """Read consecutive entries, 20 bytes each; None if some must be read from disk.
 
         Raises:
-            FileNotFoundError: As above.
+            FileNotFoundError: Their file does not exist.
         """
         file_size = self._files.file_size
         position = queue_offset * ENTRY_SIZE
@@ -382,7 +382,7 @@ class ConsumeQueue:
         return bytes(target)
 
     def warm(self, queue_offset: int) -> None:
-        """Have entries from an offset on in memory, waiting for the disk; any thread may do so.
+        """Load entries from an offset on into memory, waiting for the disk; any thread.
 
         Raises:
             FileNotFoundError: The file does not exist.
@@ -396,7 +396,7 @@ class ConsumeQueue:
                 disk.pread(fd, WARMED_BYTES - len(got), 0)
 
     def _reading(self, base: int) -> int:
-        """Return a descriptor of a file."""
+        """Return a descriptor of the file at ``base`` for reading."""
         if base != self._read_base or self._read_fd < 0:
             self._stop_reading()
             self._read_fd = disk.open_file(self._files.path(base), disk.READ)
@@ -413,16 +413,16 @@ class ConsumeQueue:
 
     @property
     def files(self) -> MappedFileQueue:
-        """The files, for those who look at them on their own."""
+        """The files, for callers that read them directly."""
         return self._files
 
     def next_file_offset(self, queue_offset: int) -> int:
-        """Return the queue offset with which the next file begins."""
+        """Return the queue offset at which the next file begins."""
         size = self._files.file_size
         return (queue_offset * ENTRY_SIZE // size + 1) * size // ENTRY_SIZE
 
     def load(self) -> None:
-        """Find the files, and the end of what was written to them.
+        """Find the files and the end of the entries.
 
         Raises:
             UnusableFileError: A file has a wrong size or name.
@@ -431,7 +431,7 @@ class ConsumeQueue:
         files.load()
         missing = files.missing()
         if missing is not None:
-            # Entries behind a missing file cannot be reached by going on; recovery rebuilds.
+            # Entries after a missing file cannot be reached; recovery rebuilds them.
             files.remove_from(missing)
         end = self._find_end()
         self.move_to(end)
@@ -442,10 +442,10 @@ class ConsumeQueue:
         self.last_end = self._end_of(end - 1) if end > self.first_offset else 0
 
     def _find_end(self) -> int:
-        """Return the queue offset behind the last valid entry.
+        """Return the queue offset after the last valid entry.
 
-        Unwritten space is zero, so a search by halves finds where entries end. Should a crash
-        have left a hole among them, it may find the hole: recovery checks against the log.
+        Unwritten space is zero, so a binary search finds the end. If a crash has left a hole among
+        the entries, it may find the hole: recovery compares queues with the log.
         """
         for base in reversed(self._files.bases):
             used = self._used(base)
@@ -454,7 +454,7 @@ class ConsumeQueue:
         return self._files.bases[0] // ENTRY_SIZE if self._files.bases else 0
 
     def _used(self, base: int) -> int:
-        """Return how many entries a file holds; read piece by piece, since most of it is a hole."""
+        """Return how many entries a file holds; binary search, because most of it is a hole."""
         fd = disk.open_file(self._files.path(base), disk.READ)
         try:
             return bisect_left(
@@ -468,7 +468,7 @@ class ConsumeQueue:
             disk.close(fd)
 
     def find_physical(self, physical_offset: int) -> int:
-        """Return the first queue offset whose record lies at ``physical_offset`` or behind it."""
+        """Return the first queue offset whose record lies at or after ``physical_offset``."""
         first = self.first_offset
         return first + bisect_left(
             range(self.next_offset - first),
@@ -477,9 +477,9 @@ class ConsumeQueue:
         )
 
     def start_of(self, queue_offset: int) -> int:
-        """Return the physical offset of an entry; of one that is none, that of the one before.
+        """Return the physical offset of an entry; for a blank one, that of the entry before.
 
-        Without one before it is -1.
+        -1 if there is none before.
         """
         first = self.first_offset
         while (entry := self.entry(queue_offset)) == PRE_BLANK:
@@ -515,30 +515,30 @@ class ConsumeQueue:
         return low
 
     def begin_at(self, queue_offset: int) -> list[Path]:
-        """Let the queue begin at an offset; return its files that have no entry behind that.
+        """Begin the queue at an offset; return its files without an entry from there on.
 
-        They are no part of it any more; whoever asked deletes them, in this order.
+        They do not belong to the queue any more; the caller deletes them in this order.
         """
         self.min_offset = max(self.min_offset, queue_offset)
         files = self._files
-        # The one that is appended to stays, wherever the queue begins.
+        # The file that is appended to always stays.
         gone = files.forget_before(min(self.min_offset * ENTRY_SIZE, self._active_base))
         if self._read_base in gone:
             self._stop_reading()
         return [files.path(base) for base in gone]
 
     def sync(self) -> bool:
-        """Flush what was written since the last time; called by the maintenance thread.
+        """Flush new entries; called by the maintenance thread. Return whether there were any.
 
-        Recovery believes that the entries of what the checkpoint covers are there. So the names by
-        which they are found have to be on disk as well.
+        Recovery trusts the entries that the checkpoint covers, so the names of their files and
+        directories must be on disk as well.
 
-        Files are opened anew, so that no map or descriptor is shared between threads.
+        Files are opened again, so that threads share no map or descriptor.
         """
         start, end = self.flushed_offset, self.next_offset
         if start == end and self._end_durable:
             return False
-        self._end_durable = True  # first: entries removed meanwhile take it back
+        self._end_durable = True  # first: entries removed during the flush reset it
         try:
             self._sync(start, end)
         except OSError:
@@ -554,19 +554,19 @@ class ConsumeQueue:
             try:
                 fd = disk.open_file(files.path(base), disk.WRITE)
             except FileNotFoundError:
-                continue  # deleted meanwhile, with the records it pointed at
+                continue  # retention has deleted it
             try:
                 disk.sync_data(fd)
             finally:
                 disk.close(fd)
         if files.bases and not self._names_durable:
-            self._names_durable = True  # first: a file created meanwhile takes it back
+            self._names_durable = True  # first: a file created during the flush resets it
             queue = files.directory
             for directory in (queue, queue.parent, queue.parent.parent):
                 disk.sync_directory(directory)
 
     def close(self) -> None:
-        """Close the files; the queue opens them again when it is used."""
+        """Close the files; they are opened again when the queue is used."""
         _unmap(self.map)
         self.map = _CLOSED
         self._fresh_from = self._files.file_size
@@ -595,7 +595,7 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
         self._all_special = all_special
 
     def __missing__(self, key: tuple[str, int]) -> ConsumeQueue:
-        """Add the queue; its files come with its first entry."""
+        """Add the queue; its files are created with its first entry."""
         topic, queue_id = key
         queue = self[key] = ConsumeQueue(
             topic,
@@ -608,7 +608,7 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
         return queue
 
     def load(self) -> None:
-        """Find the queues that exist; directories not named by a number are none.
+        """Find the existing queues; directories not named by a number are ignored.
 
         Raises:
             UnusableFileError: A file of a queue has a wrong size or name.
@@ -619,7 +619,7 @@ class QueueTable(dict[tuple[str, int], ConsumeQueue]):
                     self[topic.name, int(directory.name)].load()
 
     def digest(self) -> int:
-        """Return a number that tells whether any queue ends elsewhere than it did."""
+        """Return a checksum of the ends of all queues."""
         ends = sorted((*key, queue.next_offset) for key, queue in self.items() if queue.next_offset)
         return crc32(repr(ends).encode())
 

@@ -1,7 +1,7 @@
-"""Choosing what a pull gets: from a queue's entries to ranges of the log.
+"""Select the messages of a pull: from queue entries to ranges of the log.
 
-Entries are walked once and neighbours in the log become one range, so that a pull of messages
-that were stored together is one read. Source: RocketMQ ``DefaultMessageStore.java``
+Entries are read once and neighbours in the log become one range, so that a pull of messages that
+were stored together is one read. Source: RocketMQ ``DefaultMessageStore.java``
 (``getMessage``).
 """
 
@@ -27,38 +27,38 @@ from ..format.queue_entry import (
 from ..format.record import Range
 from .consume_queue import ConsumeQueue
 
-SCAN_COUNT_MAX: Final = 800  # entries looked at in one pull; RocketMQ's 16 000 bytes of them
-_FAST_COUNT_MAX: Final = 64  # entries unpacked in one step; twice what clients ask for
+SCAN_COUNT_MAX: Final = 800  # entries examined in one pull; RocketMQ's limit of 16 000 bytes
+_FAST_COUNT_MAX: Final = 64  # entries unpacked in one step; twice what clients request
 
-# Tells a filler at its place; elsewhere it may come about by chance, which only costs time.
+# Marks a filler if it is a tags code; elsewhere it may occur by chance, which only costs time.
 _FILLER_MARK: Final = FILLER_TAGS_CODE.to_bytes(8, "big")
 
 
 class GetStatus(Enum):
-    """What a pull found, in RocketMQ's words."""
+    """The result of a pull, with RocketMQ's names."""
 
     FOUND = "FOUND"
-    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"  # only messages that the filter leaves out
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"  # only messages that the filter excludes
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"  # only messages that retention has deleted
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"  # a file of the queue is gone
-    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"  # behind the next offset
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"  # greater than the next offset
     OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"  # nothing new
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"  # before the first offset
-    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"  # no such queue
-    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"  # an empty one
-    NOT_IN_MEMORY = "NOT_IN_MEMORY"  # ours, never sent: the queue's entries would come from disk
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"  # there is no such queue
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"  # the queue is empty
+    NOT_IN_MEMORY = "NOT_IN_MEMORY"  # only internal: the entries must be read from disk
 
 
 _FOUND: Final = GetStatus.FOUND  # looking up an enum member takes 70 ns
 
 
 class GetResult(msgspec.Struct, gc=False):
-    """What a pull found, and where."""
+    """The messages of a pull as ranges of the log."""
 
     status: GetStatus
-    next_offset: int  # queue offset to go on with
+    next_offset: int  # queue offset of the next pull
     min_offset: int
-    max_offset: int  # queue offset behind the last visible message
+    max_offset: int  # queue offset after the last visible message
     ranges: list[Range]  # in queue order; neighbours in the log are one
     count: int  # messages
     size: int  # bytes
@@ -75,7 +75,7 @@ def select(
     tag_codes: frozenset[int] | None,
     wait: bool = True,
 ) -> GetResult:
-    """Find up to ``max_count`` messages from a queue offset on; at least one, if there is one.
+    """Select up to ``max_count`` messages from a queue offset on; at least one if there is one.
 
     Without ``wait`` nothing is read from disk.
     """
@@ -96,9 +96,9 @@ def select(
             sizes = sizes_of(count).unpack(found)
             size = sum(sizes)
             (start,) = PHYSICAL_OFFSET.unpack_from(found)
-            # Where everything passes there are no cases to tell apart. An entry that is none has
-            # a size above any limit, or zero. Of the rest only what is needed is unpacked, since
-            # making numbers of it takes as long as all else here.
+            # The fast path: all entries pass. A blank entry has a size above any limit, or zero.
+            # Other fields are unpacked only if needed, because creating the numbers takes as
+            # long as everything else here.
             if (
                 size <= max_bytes
                 and start >= log_start
@@ -108,7 +108,7 @@ def select(
             ):
                 (last,) = PHYSICAL_OFFSET.unpack_from(found, (count - 1) * ENTRY_SIZE)
                 if last + sizes[-1] - start == size:
-                    ranges = [(start, size)]  # they fill their span, so they are all neighbours
+                    ranges = [(start, size)]  # the sizes fill the span, so all are neighbours
                 else:
                     ranges = _merged(offsets_of(count).unpack(found), sizes)
                 return GetResult(_FOUND, offset + count, low, high, ranges, count, size)
@@ -122,9 +122,9 @@ def select(
 
 
 def _merged(starts: Sequence[int], sizes: Sequence[int]) -> list[Range]:
-    """Return the ranges that messages at ascending offsets take.
+    """Return the ranges of messages at ascending offsets.
 
-    Without a loop in Python, which would take as long as all else here.
+    Without a loop in Python, which would take as long as everything else here.
     """
     ends = tuple(map(add, starts, sizes))
     following = starts[1:]
@@ -135,12 +135,12 @@ def _merged(starts: Sequence[int], sizes: Sequence[int]) -> list[Range]:
 
 
 def _is_filler(entries: bytes, number: int) -> bool:
-    """Tell whether an entry is that of a filler; the hash of a tag may look like it in part."""
+    """Return whether an entry is a filler; the hash of a tag may equal its lower half."""
     return unpack_entry(entries, number * ENTRY_SIZE).tags_code == FILLER_TAGS_CODE
 
 
 def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
-    """Say what is wrong with a queue offset that has no message, and where to go on."""
+    """Return the status of a queue offset without a message, and the next offset."""
     if high == 0:
         return GetStatus.NO_MESSAGE_IN_QUEUE, 0
     if offset < low:
@@ -167,7 +167,7 @@ def _walk(
     looked_at = 0
     for physical_offset, message_size, code in FILTERED.iter_unpack(entries):
         if code == FILLER_TAGS_CODE_LOW and _is_filler(entries, looked_at):
-            pass  # what was here is lost
+            pass  # the message is lost
         elif physical_offset < log_start or message_size <= 0 or message_size == PRE_BLANK.size:
             removed += 1
         elif tag_codes is None or code in tag_codes:

@@ -1,7 +1,7 @@
-"""Reading what RocketMQ keeps beside its consume queues when ``enableConsumeQueueExt`` is set.
+"""Read RocketMQ's consume queue extensions, which it writes with ``enableConsumeQueueExt``.
 
-An entry then has an address in ``consumequeue_ext`` in place of its tags code: the offset of a
-unit, plus the lowest int64. We write none; those that RocketMQ has written are as good as codes.
+An entry then holds an address in ``consumequeue_ext`` instead of its tags code: the offset of a
+unit plus the lowest int64. halfmq writes no extensions, but accepts those of RocketMQ.
 Source: RocketMQ ``ConsumeQueueExt.java``.
 """
 
@@ -12,7 +12,7 @@ from typing import Final
 
 from ..files import disk
 
-_ADDRESSES_BELOW: Final = -0x8000_0000  # no hash of tags, which is an int32, is one
+_ADDRESSES_BELOW: Final = -0x8000_0000  # tags codes are int32, so none is lower
 _LOWEST: Final = -(1 << 63)
 _UNIT: Final = Struct(">hqq")  # size, tags code, store time; then a bit map
 _UNIT_SIZE_MIN: Final = 20  # bytes
@@ -20,9 +20,9 @@ _FILE_NAME: Final = re.compile(r"\d{20}", re.ASCII)
 
 
 def is_extension(root: Path, topic: str, queue_id: int, address: int, code: int) -> bool:
-    """Tell whether an entry's ``address`` names a unit that holds a tags code.
+    """Return whether ``address`` names a unit that holds the tags code ``code``.
 
-    ``root`` is that of the store. A flipped sign bit makes an address of a code, but no unit.
+    ``root`` is the store root. A flipped sign bit turns a code into an address, but not of a unit.
     """
     if address >= _ADDRESSES_BELOW:
         return False
