@@ -186,7 +186,7 @@ class MessageStore:
             self._queues,
             self._reader,
             self.recovery,
-            mend_log=self._integrity.mend_log,
+            repair_log=self._integrity.repair_log,
         )
         durable_offset = self._durable_mark.load() if self._checkpoint.is_ours else -1
         report = recovery.run(self._checkpoint, clean=clean, durable_offset=durable_offset)

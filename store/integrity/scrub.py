@@ -120,7 +120,7 @@ def log_targets(
         yield Target(path, digest_of(root, path), max(start - base, 0), is_whole=is_whole)
 
 
-def mend_log(root: Path, log: MappedFileQueue, start: int) -> int:
+def repair_log(root: Path, log: MappedFileQueue, start: int) -> int:
     """Turn flipped bits back in the log from ``start`` on, as far as digests reach.
 
     Returns:
@@ -168,7 +168,7 @@ def queue_targets(root: Path, queues: QueueTable, log: MappedFileQueue) -> Itera
         yield Target(path, digest, 0, used, partial(_is_true, queue, log), rebuild)
 
 
-def mend_queues(root: Path, queues: QueueTable, log: MappedFileQueue) -> None:
+def repair_queues(root: Path, queues: QueueTable, log: MappedFileQueue) -> None:
     """Compare queues that are loaded, before anything relies on them."""
     if compare_first(queue_targets(root, queues, log)):
         queues.load()  # a queue may not end where it seemed to
@@ -203,7 +203,7 @@ def index_targets(root: Path, paths: Sequence[Path]) -> Iterator[Target]:
         yield Target(path, digest_of(root, path), rebuild=rebuild_marker(root, "index"))
 
 
-def mend_index(root: Path) -> list[Path]:
+def repair_index(root: Path) -> list[Path]:
     """Compare index files before the index is opened; delete all if one has to be rebuilt.
 
     Their keys are put again from the log then. Returns the files that are left, in order.

@@ -23,10 +23,10 @@ from .scrub import (
     compare,
     index_targets,
     log_targets,
-    mend_index,
-    mend_log,
-    mend_queues,
     queue_targets,
+    repair_index,
+    repair_log,
+    repair_queues,
 )
 
 logger = logging.getLogger(__name__)
@@ -70,13 +70,13 @@ class Integrity:
         If the store ``is_ours`` no more, because another broker had it last, all digests go.
         """
         if is_ours:
-            self._attempt(lambda: mend_queues(self._root, self._queue_table, self._files))
+            self._attempt(lambda: repair_queues(self._root, self._queue_table, self._files))
         else:
             self._attempt(lambda: remove_all(self._root))
 
-    def mend_log(self, start: int) -> int:
-        """Turn flipped bits back in the log from a physical offset on; see ``scrub.mend_log``."""
-        return self._attempt(lambda: mend_log(self._root, self._files, start)) or start
+    def repair_log(self, start: int) -> int:
+        """Turn flipped bits back in the log from a physical offset on; see ``scrub.repair_log``."""
+        return self._attempt(lambda: repair_log(self._root, self._files, start)) or start
 
     def before_index(
         self, end_offset: int, damages: Iterable[Damage], *, clean: bool, queues_rebuilt: bool
@@ -92,7 +92,7 @@ class Integrity:
         self._attempt(lambda: self._before_index(clean=clean))
 
     def _before_index(self, *, clean: bool) -> None:
-        paths = self._index_before = mend_index(self._root)
+        paths = self._index_before = repair_index(self._root)
         self._index.write_to(paths[-1] if paths else None, keep=clean)
 
     def start(self, index_files: Sequence[IndexExtent]) -> None:

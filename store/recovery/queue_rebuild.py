@@ -1,21 +1,21 @@
-"""Queue entries from the records of the log, as a scan comes by them.
+"""Rebuild queue entries from the records of the log during a scan.
 
-A queue goes on with the queue offset after its last one. A record that says something else is not
-simply believed, because nothing in the log protects that field: one flipped bit in it must not hide
-the messages that follow. So
+The records of a queue have consecutive queue offsets. A record with another offset is not trusted
+at once, because no checksum covers that field: one flipped bit in it must not hide the messages
+that follow. So
 
-* a record that is too early in its queue is left out: the first of a queue offset keeps it;
-* one that jumps ahead waits for the queue's next record. If that lies further ahead, records
-  between them are lost; else the one that waited says it wrongly, and is left out.
+* a record whose queue offset is taken already is left out: the first record keeps it;
+* a record with a higher offset is held until the next record of the queue. If that has a higher
+  offset too, the records in between are lost; otherwise the held record is wrong and left out.
 
-Lost places get an entry that is none (``PRE_BLANK``) until the scan is over. Then each gets a
-filler in the damaged stretch where its record must have been (``repair``). A place without such a
-stretch stays blank, and consumers skip it. A queue's end is made good in the same way, from what is
-legible in damaged stretches and from the entries that the queue had: no queue offset that a
-consumer may have seen is used again.
+Entries of lost records are blank (``PRE_BLANK``) until the scan is done. Then each gets a filler in
+the damaged range that must have held its record (``repair``). An entry without such a range stays
+blank, and consumers skip it. The end of a queue is restored in the same way, from legible heads in
+damaged ranges and from the entries that the queue had: a queue offset that a consumer may have seen
+is never used again.
 
-A batch of RocketMQ's batch queues takes as many queue offsets as it has messages. All of them lead
-to its one record here: the last has the entry, the ones before are skipped.
+A batch of RocketMQ's batch queues takes as many queue offsets as it has messages. All of them refer
+to its one record here: the last one has the entry, the others are skipped.
 """
 
 import logging
@@ -36,10 +36,10 @@ from ..queue.consume_queue import ConsumeQueue, QueueTable
 
 logger = logging.getLogger(__name__)
 
-_ENTRIES_HELD: Final = 1 << 16  # queue entries gathered before they are written: about 6 MB
-_BLANKS_MAX: Final = 16 << 20  # places that may lack in a row: twenty bytes each
-_LAST_ENTRIES_MAX: Final = 64  # that a queue had at its end; more are rarely lost at once
-_GIVEN_UP_MAX: Final = 10_000  # records of no queue that are told one by one
+_ENTRIES_HELD: Final = 1 << 16  # queue entries collected before they are written: about 6 MB
+_BLANKS_MAX: Final = 16 << 20  # most blank entries in a row: twenty bytes each
+_LAST_ENTRIES_MAX: Final = 64  # entries kept of a queue's old end; more are rarely lost at once
+_GIVEN_UP_MAX: Final = 10_000  # records of no queue that are reported one by one
 _UNUSUAL: Final = NO_QUEUE_ENTRY | INNER_BATCH | FILLER_BIT
 
 
@@ -47,23 +47,23 @@ class IncompleteError(Exception):
     """Queues lack entries, or hold wrong ones, below the point where the scan began."""
 
 
-class Gap(NamedTuple):
-    """A place in a queue that no record was found for."""
+class MissingEntry(NamedTuple):
+    """A queue offset without a record."""
 
     queue: ConsumeQueue
     queue_offset: int
-    after: int  # physical offset behind the record before it
-    before: int  # where the record behind it begins
+    after: int  # physical offset of the end of the previous record
+    before: int  # physical offset of the next record
 
 
 class QueuedRecord(NamedTuple):
-    """A record that takes a place in a queue."""
+    """A record with its position in a queue."""
 
     queue_offset: int
     physical_offset: int
     size: int
     tags_code: int
-    messages: int  # queue offsets that it takes
+    messages: int  # queue offsets that the record takes
 
 
 class LastEntries(NamedTuple):
@@ -74,12 +74,12 @@ class LastEntries(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The queue offset behind the last one."""
+        """The queue offset after the last entry."""
         return self.first + len(self.entries)
 
 
 class QueueScan:
-    """Entries of one queue as the scan finds them, held back to be written in one go."""
+    """Entries of one queue, collected by the scan and written in one step."""
 
     __slots__ = (
         "ahead", "ahead_at", "before", "entries", "is_about_transactions", "is_schedule",
@@ -93,14 +93,14 @@ class QueueScan:
         self.last_end = queue.last_end
         self.is_schedule = queue.topic == SCHEDULE_TOPIC
         self.is_about_transactions = queue.topic in TRANSACTION_TOPICS
-        self.ahead: QueuedRecord | None = None  # a record that waits for the next one to tell
-        self.ahead_at = 0  # the queue's next offset when it came
+        self.ahead: QueuedRecord | None = None  # a record held until the next one
+        self.ahead_at = 0  # the queue's next offset when it was held
         self.before = before
 
     def add(self, record: QueuedRecord) -> None:
-        """Take the next record."""
+        """Add the next record."""
         if record.messages > 1:
-            # All but the last are skipped; consumers that ask for one of them get the batch.
+            # All but the last are skipped; a consumer that pulls one of them gets the batch.
             skipped = QueueEntry(record.physical_offset, PRE_BLANK.size, 1).pack()
             self.entries += [skipped] * (record.messages - 1)
         self.entries.append(LAYOUT.pack(record.physical_offset, record.size, record.tags_code))
@@ -108,12 +108,12 @@ class QueueScan:
         self.next_offset = record.queue_offset + record.messages
 
     def has_room_before(self, record: QueuedRecord) -> bool:
-        """Tell whether all that would lack before a record can have lain in the log before it."""
+        """Return whether the log has room for all records missing before this one."""
         missing = record.queue_offset - self.next_offset
         return missing * RECORD_SIZE_MIN <= record.physical_offset - self.last_end
 
     def skip_to(self, queue_offset: int) -> None:
-        """Leave out queue offsets that no record of the log has."""
+        """Skip queue offsets without a record in the log."""
         self.write()
         queue = self.queue
         gap = queue_offset - queue.next_offset
@@ -124,14 +124,14 @@ class QueueScan:
         self.next_offset = queue_offset
 
     def write(self) -> None:
-        """Write the entries gathered so far."""
+        """Write the collected entries."""
         if self.entries:
             self.queue.extend(b"".join(self.entries), self.last_end)
             self.entries.clear()
 
 
 class QueueRebuild:
-    """Queues during one scan of the log, from ``start`` on."""
+    """The queues during one scan of the log from ``start`` on."""
 
     def __init__(
         self,
@@ -144,9 +144,9 @@ class QueueRebuild:
         batch_queues: frozenset[tuple[str, int]],
         before: dict[ConsumeQueue, LastEntries],
     ) -> None:
-        """``held`` says how many entries below the start a queue has; it may raise.
+        """``held`` returns how many entries below ``start`` a queue has; it may raise.
 
-        ``before`` keeps what the first scan of a start finds at the ends of queues, for a second.
+        ``before`` keeps the ends of queues that the first scan of a start found, for a second scan.
         """
         self._queues = queues
         self._start = start
@@ -156,34 +156,34 @@ class QueueRebuild:
         self._batch_queues = batch_queues
         self._before = before
         self._scans: dict[tuple[bytes, int], QueueScan] = {}
-        self._gathered = 0  # entries
+        self._collected = 0  # entries
         self._tags_codes = TagsCodes()
         self.transactions = TransactionRanges(start)
-        self._notes = True  # their places are kept
-        self.gaps: list[Gap] = []
-        self.given_up: list[tuple[Damage, int]] = []  # records of no queue, and when stored, in ms
-        self.left_out = 0  # records without a place
+        self._collects = True  # whether there is room for more of these ranges
+        self.missing_entries: list[MissingEntry] = []
+        self.given_up: list[tuple[Damage, int]] = []  # records of no queue, with store time in ms
+        self.left_out = 0  # records without a queue offset
 
     # The scan -------------------------------------------------------------------------------
 
     def dispatch(self, chunk_offset: int, chunk: bytes, found: list[Found]) -> None:
-        """Gather the queue entries of records in a chunk.
+        """Collect the queue entries of the records in a chunk.
 
         Raises:
             IncompleteError: The scan has to begin with the first record of the log.
         """
         self._dispatch(chunk_offset, chunk, found)
         position, size, *_ = found[-1]
-        self._notes = self._notes and self.transactions.reach(chunk_offset + position + size)
-        self._gathered += len(found)
-        if self._gathered > _ENTRIES_HELD:
-            self._gathered = 0
+        self._collects = self._collects and self.transactions.reach(chunk_offset + position + size)
+        self._collected += len(found)
+        if self._collected > _ENTRIES_HELD:
+            self._collected = 0
             for scan in self._scans.values():
                 scan.write()
 
     def _dispatch(self, chunk_offset: int, chunk: bytes, found: list[Found]) -> None:
         scans, pack, tags_code_at = self._scans, LAYOUT.pack, self._tags_codes.code_at
-        note = self.transactions.add if self._notes else _note_nothing
+        add = self.transactions.add if self._collects else _add_nothing
         for record in found:
             (
                 position, size, sys_flag, queue_id, queue_offset, topic_at, topic_end,
@@ -193,11 +193,11 @@ class QueueRebuild:
             topic = chunk[topic_at:topic_end]
             scan = scans.get((topic, queue_id))
             if sys_flag & TRANSACTION_MASK:
-                note(physical_offset, size)
+                add(physical_offset, size)
                 if sys_flag & NO_QUEUE_ENTRY and not queue_offset and is_text(topic):
                     continue
             elif scan is not None and scan.is_about_transactions:
-                note(physical_offset, size)
+                add(physical_offset, size)
             if (
                 scan is None
                 or queue_offset != scan.next_offset
@@ -220,11 +220,11 @@ class QueueRebuild:
             self.left_out += 1  # such records have no queue offset
             return
         if scan is None:
-            scan = self._meet((topic, queue_id), queue_offset)
+            scan = self._prepare((topic, queue_id), queue_offset)
             if scan is None:
                 self._give_up(chunk_offset, chunk, found)
                 return
-            if scan.is_about_transactions and self._notes and not sys_flag & TRANSACTION_MASK:
+            if scan.is_about_transactions and self._collects and not sys_flag & TRANSACTION_MASK:
                 self.transactions.add(chunk_offset + position, size)
         count = 1
         if sys_flag & INNER_BATCH and (scan.queue.topic, queue_id) in self._batch_queues:
@@ -239,15 +239,15 @@ class QueueRebuild:
         self._place(scan, QueuedRecord(queue_offset, chunk_offset + position, size, code, count))
 
     def _give_up(self, chunk_offset: int, chunk: bytes, found: Found) -> None:
-        """Take a record that no reader could do anything with for a damaged stretch."""
+        """Treat a record that no reader could use as a damaged range."""
         position, size, sys_flag, *_ = found
         self.left_out += 1
         if len(self.given_up) < _GIVEN_UP_MAX:
             damage = Damage(chunk_offset + position, size, "no queue can have such a name")
             self.given_up.append((damage, store_timestamp(chunk, position, sys_flag)))
 
-    def _meet(self, key: tuple[bytes, int], queue_offset: int) -> QueueScan | None:
-        """Ready a queue for its first record of the scan; None if there can be no such queue."""
+    def _prepare(self, key: tuple[bytes, int], queue_offset: int) -> QueueScan | None:
+        """Prepare a queue for its first record of the scan; None if its name is invalid."""
         try:
             queue = self._queues[key[0].decode(), key[1]]
         except ValueError:
@@ -257,15 +257,14 @@ class QueueRebuild:
             raise IncompleteError(
                 f"{queue.topic}:{queue.queue_id} lacks entries {held} to {queue_offset - 1}"
             )
-        # When the scan sees the whole log, a queue that holds more than its first record says
-        # holds nonsense.
+        # In a scan of the whole log, entries from the first record's offset on are invalid.
         rebuilding = self._start == self._log_start
         scan = self._cut(queue, min(held, max(queue_offset, 0)) if rebuilding else held)
         self._scans[key] = scan
         return scan
 
     def _cut(self, queue: ConsumeQueue, end: int) -> QueueScan:
-        """Take all entries from a queue that the scan has to prove."""
+        """Remove the entries that the scan has to confirm, and keep the last of them."""
         if queue not in self._before:
             first = max(end, queue.next_offset - _LAST_ENTRIES_MAX, queue.first_offset)
             count = max(queue.next_offset - first, 0)
@@ -275,14 +274,14 @@ class QueueRebuild:
         return QueueScan(queue, self._before[queue])
 
     def _place(self, scan: QueueScan, record: QueuedRecord) -> None:
-        """Give a record its place, or wait for the next one to tell whether it has it."""
+        """Add a record to its queue, or hold it until the next record confirms its offset."""
         ahead = scan.ahead
         if ahead is not None and record.queue_offset > scan.next_offset:
             scan.ahead = None
             if scan.ahead_at == scan.next_offset and record.queue_offset > ahead.queue_offset:
                 self._skip_to(scan, ahead)
             else:
-                self.left_out += 1  # it said that it was further ahead than it was
+                self.left_out += 1  # its queue offset was too high
         if record.queue_offset == scan.next_offset:
             scan.add(record)
         elif record.queue_offset > scan.next_offset and (
@@ -293,23 +292,25 @@ class QueueRebuild:
             self.left_out += 1
 
     def _skip_to(self, scan: QueueScan, record: QueuedRecord) -> None:
-        """Go on with a record further ahead, and leave room for what lacks before it."""
+        """Continue with a record at a higher offset; add missing entries before it."""
         missing = range(scan.next_offset, record.queue_offset)
-        # What retention has deleted is no loss.
+        # Records that retention has deleted are not lost.
         is_loss = self._log_start == 0 or scan.last_end > self._log_start
         if is_loss and len(missing) <= _BLANKS_MAX:
             before = record.physical_offset
-            self.gaps += [Gap(scan.queue, one, scan.last_end, before) for one in missing]
+            self.missing_entries += [
+                MissingEntry(scan.queue, one, scan.last_end, before) for one in missing
+            ]
         scan.skip_to(record.queue_offset)
         scan.add(record)
 
     # The end --------------------------------------------------------------------------------
 
     def finish(self) -> list[QueueScan]:
-        """Write what is left, and take from all queues what no record proves; return all queues."""
+        """Write the rest, and remove unconfirmed entries from all queues; return all queues."""
         for scan in self._scans.values():
             if scan.ahead is not None and scan.ahead_at == scan.next_offset:
-                self._skip_to(scan, scan.ahead)  # nothing says that it is not so
+                self._skip_to(scan, scan.ahead)  # no later record contradicts it
             elif scan.ahead is not None:
                 self.left_out += 1
         met = {scan.queue for scan in self._scans.values()}
@@ -320,5 +321,5 @@ class QueueRebuild:
         return scans
 
 
-def _note_nothing(_physical_offset: int, _size: int) -> None:
-    """Do so; there are too many places already."""
+def _add_nothing(_physical_offset: int, _size: int) -> None:
+    """Ignore a transaction record, because too many ranges are collected already."""

@@ -1,24 +1,24 @@
-"""Opening a store after any kind of stop: the true end of the log, and queues that match it.
+"""Recovery at a start: find the end of the log, and make the queues match it.
 
-The log is the truth. Queues are derived from it, and what they say is used only where it is
-proven, so that no stop and no earlier fault can make a message unreachable:
+Queues are derived from the log. Their entries are used only after a check against the log, so that
+no stop and no earlier fault can make a message unreachable:
 
-* After a clean stop each queue's last entry must name a record that says it is that entry's,
-  and if the stop was ours, all queues must end where they did. Then the scan starts where the
-  newest of these records ends; records found there are dispatched.
-* After a kill log and queue entries are on disk below the newest file that was begun three
-  seconds before the checkpoint, and below the record that the checkpoint names. The scan starts
-  with the file; with the record, where digests say that the log between the two is as it was
-  written. Entries of records behind that point are removed and written anew.
-* If a proof fails, or a queue lacks entries below the start, the scan is repeated from the first
-  record of the log, which rebuilds all queues. Entries of records that retention has deleted
-  stay, because they carry the queue offset.
+* After a clean stop the last entry of each queue must refer to a record with its queue offset, and
+  if halfmq wrote the checkpoint, all queues must end where they did. Then the scan starts at the
+  end of the newest of these records; records found there are dispatched.
+* After a kill, log and queue entries are on disk below the newest file that was begun three seconds
+  before the checkpoint, and below the record that the checkpoint names. The scan starts at that
+  record if digests confirm the log between the two, otherwise at that file. Entries of records
+  after the start of the scan are removed and rewritten.
+* If a check fails, or a queue misses entries below the start, the scan is repeated from the first
+  record of the log, which rebuilds all queues. Entries of records that retention has deleted are
+  kept, because they carry the queue offset.
 
-Before the scan, bits are turned back that digests show to be flipped (``scrub``). Where the log is
-damaged all the same, the scan goes on behind it (``log_scan``), and what is lost keeps its place in
-log and queues (``queue_rebuild``, ``repair``). The log ends where no true record follows. What
-lies behind is zeroed, in log and queues, before anything is appended: RocketMQ leaves it, and a
-later crash then brings cut records back.
+Before the scan, flipped bits that digests reveal are repaired (``scrub``). If the log is still
+damaged, the scan continues after the damage (``log_scan``), and lost records keep their positions
+in log and queues (``queue_rebuild``, ``repair``). The log ends where no valid record follows.
+Everything after it is zeroed, in log and queues, before anything is appended: RocketMQ leaves it,
+so that cut records can reappear after a later crash.
 
 Source: RocketMQ ``CommitLog.java`` (``recoverNormally``, ``recoverAbnormally``).
 """
@@ -49,42 +49,42 @@ from .repair import DAMAGED, Repair
 
 logger = logging.getLogger(__name__)
 
-# The checkpoint may be ahead of what it promises by a timer's tick or two. Source: RocketMQ
+# The checkpoint may be ahead of the disk by a timer's tick or two. Source: RocketMQ
 # StoreCheckpoint.java, getMinTimestamp.
 CHECKPOINT_MARGIN_MS: Final = 3000
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
-# Bytes after the log's end in which zeros are written again: more than can have been cut by an
-# earlier start that failed: a broker takes no more when 128 MiB of log are not on disk.
+# Bytes after the log's end in which zeros are written again. More than a failed earlier start can
+# have cut, because a broker refuses requests when 128 MiB of log are not on disk.
 ZEROED_ANEW: Final = 256 << 20
-_NO_END: Final = 1 << 63  # behind every record
-DAMAGES_TOLD_MAX: Final = 100  # lines of the log about damaged stretches, in one start
+_NO_END: Final = 1 << 63  # after every record
+DAMAGES_LOGGED_MAX: Final = 100  # damaged ranges logged in one start
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryReport:
-    """What opening a store found and did."""
+    """The result of a recovery."""
 
-    clean: bool  # the last stop was an ordered one
+    clean: bool  # the previous run stopped cleanly
     start_offset: int  # where the scan began
-    end_offset: int  # where the log ends, and the next record goes
+    end_offset: int  # where the log ends and the next record begins
     records: int  # records scanned
     truncated_bytes: int  # bytes of a torn or stale tail that were removed
-    queues_rebuilt: bool  # the scan had to begin with the first record of the log
+    queues_rebuilt: bool  # the scan began with the first record of the log
     duration_ms: int
-    damages: tuple[Damage, ...] = ()  # stretches of the log whose records are lost
+    damages: tuple[Damage, ...] = ()  # ranges of the log whose records are lost
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far a recovery is; written by the thread that opens the store, read by any."""
+    """Progress of a recovery; written by the thread that opens the store, read by any."""
 
     done: int = 0  # bytes of the log that were scanned
-    total: int = 0  # bytes at most, with unwritten space; 0 before it is known
+    total: int = 0  # bytes at most, with unwritten space; 0 if not known yet
     records: int = 0
 
 
 class Recovery:
-    """One opening of a store, from loaded files to a log that may be appended to."""
+    """One recovery, from loaded files to a log that can be appended to."""
 
     def __init__(
         self,
@@ -94,18 +94,18 @@ class Recovery:
         reader: LogReader,
         progress: Progress | None = None,
         *,
-        mend_log: Callable[[int], int] = lambda start: start,
+        repair_log: Callable[[int], int] = lambda start: start,
     ) -> None:
-        """``mend_log`` turns flipped bits back in the log from a physical offset on.
+        """``repair_log`` repairs flipped bits in the log from a physical offset on.
 
-        It returns up to where the log is known to be as it was written.
+        It returns the offset up to which digests confirm the log.
         """
         self._config = config
         self._files = files
         self._queues = queues
         self._reader = reader
         self._progress = progress or Progress()
-        self._mend_log = mend_log
+        self._repair_log = repair_log
         self._must_rebuild = rebuild_marker(config.root, "consumequeue")
         self._scan_start = 0
         self._log_start = 0
@@ -115,14 +115,14 @@ class Recovery:
         self._damages: list[Damage] = []
         self.last_record = -1
         self.last_timestamp = 0
-        self.transactions = TransactionRanges()  # where the scan has met such records
+        self.transactions = TransactionRanges()  # transaction records that the scan has found
 
     def run(
         self, checkpoint: Checkpoint, *, clean: bool, durable_offset: int = -1
     ) -> RecoveryReport:
-        """Find the end of the log, make the queues match it, and cut what is behind.
+        """Find the end of the log, make the queues match it, and cut everything after it.
 
-        Below ``durable_offset`` the log was on disk; -1 if that is not known.
+        Below ``durable_offset`` the log was on disk; -1 if unknown.
 
         Raises:
             DiskFullError: There is no space for queue entries that must be written.
@@ -132,7 +132,7 @@ class Recovery:
         self._batch_queues = _batch_queues(self._config.root / "batchconsumequeue")
         if not self._files.bases:
             for queue in self._queues.values():
-                queue.cut(0)  # there is no log any more that could hold their records
+                queue.cut(0)  # without a log there are no records for them
         self._trust = self._trust_of(checkpoint, clean=clean, durable_offset=durable_offset)
         rebuilt = False
         try:
@@ -144,7 +144,7 @@ class Recovery:
         except IncompleteError as reason:
             logger.warning("event=queues_rebuilt offset=%d reason=%r", log_start, str(reason))
             start, rebuilt = log_start, True
-            # The next start would find queues cut, and nothing else wrong with them.
+            # If this start is killed, the next one could not tell that the queues are incomplete.
             self._must_rebuild.create()
             scan = self._scan_from(start)
             for queue in self._queues.values():
@@ -155,7 +155,7 @@ class Recovery:
         for queue in self._queues.values():
             queue.min_offset = queue.find_physical(log_start)
             if not clean:
-                queue.doubt_end()  # an earlier start may have cut it, and been killed
+                queue.doubt_end()  # an earlier start may have cut it and been killed
         report = RecoveryReport(
             clean=clean,
             start_offset=start,
@@ -166,23 +166,23 @@ class Recovery:
             duration_ms=round((time.monotonic() - began) * 1000),
             damages=tuple(self._damages),
         )
-        _tell(report)
+        _log_report(report)
         return report
 
     def _trust_of(self, checkpoint: Checkpoint, *, clean: bool, durable_offset: int) -> Trust:
-        """Gather what the last life says of the log's end."""
+        """Return what is known about the end of the log in the previous run."""
         trust = Trust(
             durable_offset=_NO_END if clean else durable_offset,
             durable_since=checkpoint.log_timestamp,
             closed_offset=checkpoint.closed_offset if clean else -1,
         )
-        # A store of ours has no stale records: what is cut off is zeroed.
+        # halfmq leaves no stale records: it zeroes what it cuts off.
         is_stale_possible = checkpoint.confirm_offset > 0 and not checkpoint.is_ours
         last = self._record_at(checkpoint.confirm_offset) if is_stale_possible else None
         if last is None:
             return trust
-        # Behind the record that was the last one when RocketMQ recovered, everything is newer than
-        # what it wrote there first; the checkpoint tells whether its clock was turned back since.
+        # Everything after the record that was last when RocketMQ recovered is newer than the first
+        # record after it; the checkpoint shows whether the clock was turned back since.
         first = self._record_at(last.end) or self._record_at(self._following(last.end))
         if first is None or not last.store_timestamp <= first.store_timestamp:
             return trust._replace(fresh_offset=last.end, fresh_timestamp=last.store_timestamp)
@@ -195,11 +195,11 @@ class Recovery:
         return self._reader.record_at(physical_offset, end)
 
     def _following(self, offset: int) -> int:
-        """Return where the next file begins."""
+        """Return the physical offset of the next file."""
         return self._files.base_of(offset) + self._files.file_size
 
     def _refuse_doubtful(self, checkpoint: Checkpoint) -> None:
-        """Refuse queues damaged or half rebuilt, or where RocketMQ may have queued fillers."""
+        """Refuse queues that are damaged, half rebuilt, or may hold fillers queued by RocketMQ."""
         if self._must_rebuild.is_set():
             raise IncompleteError("a block is damaged, or a start was killed while it rebuilt them")
         if not checkpoint.is_ours and disk.is_directory(self._config.root / DAMAGED):
@@ -208,10 +208,10 @@ class Recovery:
     # Where to start -------------------------------------------------------------------------
 
     def _clean_start(self, log_start: int) -> int:
-        """Return where the newest record ends that a queue knows; every queue must prove its end.
+        """Return the end of the newest record in a queue, after checking the end of every queue.
 
-        Records in no queue may follow it, and, if someone's stop was not as clean as it said,
-        others too: the scan goes on from here.
+        Records of no queue may follow it, and others if a stop was not really clean: the scan
+        starts here.
         """
         start = log_start
         for key in self._batch_queues:
@@ -223,9 +223,9 @@ class Recovery:
         return start
 
     def _compare(self, end: int, checkpoint: Checkpoint) -> None:
-        """Check that all queues end where they did at the ordered stop, if it was one of ours.
+        """Check that all queues end where they did at a clean stop of halfmq.
 
-        What is lost at the end of one queue shows nowhere else: the others reach the log's end.
+        A loss at the end of one queue is not visible otherwise: other queues reach the log's end.
         """
         if 0 <= end < checkpoint.closed_offset:
             logger.error(
@@ -235,7 +235,7 @@ class Recovery:
             raise IncompleteError("queues end elsewhere than at the last stop")
 
     def _prove(self, queue: ConsumeQueue, end: int) -> None:
-        """Check that the last entry before ``end`` is true, if its record still exists."""
+        """Check that the last entry before ``end`` fits its record, if that still exists."""
         if end <= queue.first_offset:
             return
         last = queue.entry(end - 1)
@@ -245,11 +245,11 @@ class Recovery:
             raise IncompleteError(f"entry {end - 1} of {queue.topic}:{queue.queue_id} is false")
 
     def _is_expired(self, entry: QueueEntry) -> bool:
-        """Tell whether an entry names a record that retention has deleted; garbage rarely does."""
+        """Return whether an entry refers to a deleted record; invalid data rarely does."""
         return entry.is_valid and entry.physical_offset < self._log_start
 
     def _is_entry_of(self, queue: ConsumeQueue, queue_offset: int, entry: QueueEntry) -> bool:
-        """Tell whether the record that an entry names says that it belongs there."""
+        """Return whether the record that an entry refers to has its queue and queue offset."""
         record = self._record_at(entry.physical_offset)
         if record is None or (record.topic, record.queue_id) != (queue.topic, queue.queue_id):
             return False
@@ -259,7 +259,7 @@ class Recovery:
         return (last_offset, record.total_size) == (queue_offset, entry.size)
 
     def _killed_start(self, checkpoint: Checkpoint) -> int:
-        """Return a record, or a file, before which log and queues are as they were on disk."""
+        """Return the offset of a record or file below which log and queues can be trusted."""
         start = self._checkpoint_start(checkpoint)
         offset = checkpoint.queues_offset
         queues = self._queues.values()
@@ -267,7 +267,7 @@ class Recovery:
         if (
             start < offset < self._trust.durable_offset
             and entries >= checkpoint.queue_entries
-            and self._mend_log(start) >= offset
+            and self._repair_log(start) >= offset
             and self._record_at(offset) is not None
             and self._are_proven(offset)
         ):
@@ -275,9 +275,9 @@ class Recovery:
         return start
 
     def _are_proven(self, start: int) -> bool:
-        """Tell whether all queues prove what they hold of records below ``start``.
+        """Return whether all queues pass the check of their entries for records below ``start``.
 
-        A power cut may spoil a sector that was written again, and entries in it that were on disk.
+        A power cut may damage a sector that was rewritten, with entries that were on disk.
         """
         self._scan_start = start
         try:
@@ -299,8 +299,8 @@ class Recovery:
     # The scan -------------------------------------------------------------------------------
 
     def _scan_from(self, start: int) -> LogScan:
-        """Dispatch every record from ``start`` on to its queue; cut queues to what was found."""
-        sound_end = self._mend_log(start)
+        """Dispatch every record from ``start`` on to its queue; cut queues to these records."""
+        sound_end = self._repair_log(start)
         self._scan_start = start
         rebuild = QueueRebuild(
             self._queues,
@@ -317,14 +317,14 @@ class Recovery:
         )
         stored = self._dispatch(scan, rebuild)
         self.transactions = rebuild.transactions
-        self._mend(rebuild, list(zip(scan.damages, stored, strict=True)))
+        self._repair(rebuild, list(zip(scan.damages, stored, strict=True)))
         return scan
 
     def _dispatch(self, scan: LogScan, rebuild: QueueRebuild) -> list[int]:
-        """Do so; return when the record before each damage was stored, in ms."""
+        """Dispatch the records; return the store time in ms of the record before each damage."""
         stored: list[int] = []
         before = 0
-        told = time.monotonic()
+        logged = time.monotonic()
         progress, start = self._progress, self._scan_start
         ends = self._files.bases[-1:]
         progress.total = ends[0] + self._files.file_size - start if ends else 0
@@ -333,8 +333,8 @@ class Recovery:
             before = scan.last_timestamp
             rebuild.dispatch(chunk_offset, chunk, found)
             progress.done, progress.records = scan.end_offset - start, scan.records
-            if time.monotonic() - told >= PROGRESS_EVERY:
-                told = time.monotonic()
+            if time.monotonic() - logged >= PROGRESS_EVERY:
+                logged = time.monotonic()
                 logger.info(
                     "event=recovering offset=%d bytes=%d of=%d records=%d",
                     scan.end_offset,
@@ -344,17 +344,17 @@ class Recovery:
                 )
         return stored
 
-    def _mend(self, rebuild: QueueRebuild, damages: list[tuple[Damage, int]]) -> None:
-        """Give what is lost its place in log and queues."""
+    def _repair(self, rebuild: QueueRebuild, damages: list[tuple[Damage, int]]) -> None:
+        """Add fillers for lost records to log and queues."""
         scans = rebuild.finish()
         damages = sorted(damages + rebuild.given_up)
         self._damages += [damage for damage, _ in damages]
         repair = Repair(self._files, damages)
-        blank_count = repair.fill_gaps(rebuild.gaps)
+        blank_count = repair.fill_missing(rebuild.missing_entries)
         for scan in scans:
-            repair.mend_end(scan)
+            repair.repair_end(scan)
             if scan.queue.next_offset < scan.before.end:
-                # Entries that are gone must not come back with a power cut and be believed then.
+                # Removed entries must not reappear after a power cut and be trusted then.
                 scan.queue.sync()
         repair.write(self._config.root / DAMAGED)
         if blank_count or rebuild.left_out:
@@ -365,12 +365,12 @@ class Recovery:
             )
 
     def _held(self, queue: ConsumeQueue) -> int:
-        """Return how many entries a queue holds of records below the scan, proven by the last.
+        """Return how many entries a queue has for records below the scan, after checking the last.
 
-        What a power cut has left at a queue's end may be anything; a blank proves nothing.
+        A power cut may leave any bytes at the end of a queue; a blank entry cannot be checked.
 
         Raises:
-            IncompleteError: The last one names no record of this queue.
+            IncompleteError: The last entry refers to no record of this queue.
         """
         held = queue.find_physical(self._scan_start)
         if self._scan_start == self._log_start:
@@ -391,7 +391,7 @@ class Recovery:
     # The end --------------------------------------------------------------------------------
 
     def _find_last(self, scan: LogScan) -> None:
-        """Note the last record of the log; a scan that found none began right behind it."""
+        """Find the last record of the log; a scan without records began at its end."""
         self.last_record, self.last_timestamp = scan.last_record, scan.last_timestamp
         if scan.records:
             return
@@ -403,13 +403,13 @@ class Recovery:
                 return
 
     def _cut_log(self, start: int, end: int, *, clean: bool) -> int:
-        """Remove what follows the end of the log, and make durable what precedes it."""
+        """Remove everything after the end of the log, and flush what the scan has read."""
         files = self._files
         base = files.base_of(end)
         truncated = 0
         for later in [later for later in files.bases if later > base]:
             with disk.opened(files.path(later)) as fd:
-                # The next file is made ahead, all zeros; anything else was part of the log.
+                # The next file is prepared ahead with zeros; anything else was part of the log.
                 truncated += files.file_size if any(disk.pread(fd, PREFIX.size, 0)) else 0
         self._reader.forget_from(base + 1)
         files.remove_from(base + 1)
@@ -417,7 +417,7 @@ class Recovery:
             known = self._trust.durable_offset >= 0
             anew = 0 if clean else ZEROED_ANEW if known else files.file_size
             truncated += zero_tail(files.path(base), end - base, anew=anew)
-        self._write_anew(end)
+        self._rewrite(end)
         for scanned in [scanned for scanned in files.bases if scanned >= files.base_of(start)]:
             with disk.opened(files.path(scanned), disk.WRITE) as fd:
                 disk.sync_data(fd)
@@ -425,11 +425,11 @@ class Recovery:
             disk.sync_directory(files.directory)
         return truncated
 
-    def _write_anew(self, end: int) -> None:
-        """Write again what the last life may have failed to flush.
+    def _rewrite(self, end: int) -> None:
+        """Rewrite data that the previous run may have failed to flush.
 
-        After a failed flush the kernel takes pages for clean that are in memory alone: they can be
-        read, by this start too, and no later flush writes them.
+        After a failed flush the kernel marks pages as clean that are not on disk: they can be read,
+        even by this start, but no later flush writes them.
         """
         durable = self._trust.durable_offset
         files = self._files
@@ -443,7 +443,7 @@ class Recovery:
 
 
 def _batch_queues(directory: Path) -> frozenset[tuple[str, int]]:
-    """Return topic and queue id of the batch queues that RocketMQ had."""
+    """Return topic and queue id of RocketMQ's batch queues."""
     return frozenset(
         (topic.name, int(queue.name))
         for topic in disk.directories(directory)
@@ -452,8 +452,8 @@ def _batch_queues(directory: Path) -> frozenset[tuple[str, int]]:
     )
 
 
-def _tell(report: RecoveryReport) -> None:
-    for damage in report.damages[:DAMAGES_TOLD_MAX]:
+def _log_report(report: RecoveryReport) -> None:
+    for damage in report.damages[:DAMAGES_LOGGED_MAX]:
         logger.error(
             "event=log_damaged offset=%d length=%d reason=%r",
             damage.offset,

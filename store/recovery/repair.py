@@ -1,15 +1,14 @@
-"""Putting fillers where the log is damaged, so that nothing behind is ever cut or moved.
+"""Write fillers into damaged ranges of the log, so that later records keep their positions.
 
-A damaged stretch is one that no record begins in, between two that are whole. Its records are lost,
-but mostly it is known which they were: the head of one may be legible, an entry that a queue had
-may name it, and a queue that goes on behind the stretch lacks the queue offset. Each becomes a
-filler (``format/filler.py``) that keeps its place in log and queue. What is left over becomes a
-filler of no queue or, where the stretch reaches the end of a file, the blank that ends it.
+A damaged range lies between two valid records and holds none. Its records are lost, but usually
+their queue offsets are known: the head of a record may be legible, an old queue entry may refer to
+it, or a queue continues after the range and misses an offset. Each lost record is replaced by a
+filler (``format/filler.py``) that takes its place in log and queue. The rest of the range becomes a
+filler of no queue or, if the range ends with its file, the blank at the end of the file.
 
-RocketMQ would end its scan at the stretch and cut off everything behind, so leaving the bytes as
-they are would lose most. They are put aside first, in ``damaged/`` below the root, one file per
-stretch, named by its physical offset. A crash between the two leaves a stretch that is repaired by
-the next start.
+RocketMQ would end its scan at the damage and cut off all later records, so the bytes cannot stay as
+they are. They are first copied to ``damaged/`` below the root, one file per range, named by its
+physical offset. If a crash interrupts this, the next start repairs the range.
 """
 
 import logging
@@ -35,35 +34,35 @@ from ..format.queue_entry import QueueEntry
 from ..format.record import BLANK_SIZE, blank
 from ..log.log_scan import QueuePlace, legible
 from ..log.resync import Damage
-from .queue_rebuild import Gap, LastEntries, QueueScan
+from .queue_rebuild import LastEntries, MissingEntry, QueueScan
 
 logger = logging.getLogger(__name__)
 
 DAMAGED: Final = "damaged"  # directory below the root
-ASIDE_SIZE_MAX: Final = 64 << 20  # bytes of damaged stretches that are kept, all together
+ASIDE_SIZE_MAX: Final = 64 << 20  # bytes of all damaged ranges that are kept
 _COPY_SIZE: Final = 1 << 20  # bytes
 _FILLER_SIZE: Final = 1 << 20  # bytes
-_NO_END: Final = 1 << 63  # behind every record
+_NO_END: Final = 1 << 63  # after every record
 
 
-class Stretch:
-    """A damaged part of one file of the log, and what will be written there."""
+class FilledRange:
+    """A damaged range of one log file, and the fillers to write there."""
 
     def __init__(self, start: int, end: int, *, ends_file: bool, timestamp: int) -> None:
         self.start = start
         self.end = end
-        self.free = start  # up to here it is taken by fillers
+        self.free = start  # fillers take the range up to here
         self._rest_min = BLANK_SIZE if ends_file else FILLER_SIZE_MIN
         self._ends_file = ends_file
-        self._timestamp = timestamp  # ms; when the record before it was stored
+        self._timestamp = timestamp  # ms; store time of the record before it
         self._fillers: list[tuple[QueuePlace, int, int]] = []  # with physical offset and size
 
     def take(self, lost: QueuePlace) -> QueueEntry | None:
-        """Give a lost record a filler; return its queue entry, or None if there is no room."""
+        """Add a filler for a lost record; return its queue entry, or None if there is no room."""
         offset, size = self.free, filler_size(lost.topic)
         rest = self.end - offset - size
         if not self._ends_file and 0 <= rest < self._rest_min:
-            size += rest  # too little for another filler
+            size += rest  # too small for another filler
         elif rest < self._rest_min:
             return None
         self._fillers.append((lost, offset, size))
@@ -71,7 +70,7 @@ class Stretch:
         return QueueEntry(offset, size, FILLER_TAGS_CODE)
 
     def content(self) -> Iterator[tuple[int, bytes]]:
-        """Give what is to be written, with the physical offsets."""
+        """Yield physical offset and bytes of everything to write."""
         for lost, offset, size in self._fillers:
             yield (
                 offset,
@@ -85,78 +84,80 @@ class Stretch:
             return
         offset = self.free
         while (rest := self.end - offset) > 0:
-            # No larger than a record is, since readers take each into memory.
+            # No larger than a record, because readers load a record into memory.
             size = rest if rest < 2 * _FILLER_SIZE else _FILLER_SIZE
             yield offset, anonymous_filler(size, offset, self._timestamp)
             offset += size
 
 
 class Repair:
-    """Decides what is to be written where the log is damaged; ``write`` does it."""
+    """Plans fillers for damaged ranges of the log; ``write`` writes them."""
 
     def __init__(
         self,
         files: MappedFileQueue,
         damages: Iterable[tuple[Damage, int]],
     ) -> None:
-        """Damages are in order; each comes with the time, in ms, of the record before it."""
+        """``damages`` are in order, each with the store time in ms of the record before it."""
         self._files = files
-        self._stretches = [
-            stretch
+        self._filled_ranges = [
+            part
             for damage, timestamp in damages
-            for stretch in _stretches(damage, files, timestamp)
+            for part in _filled_ranges(damage, files, timestamp)
         ]
-        # What heads in the stretches say, although the records are not whole.
+        # Queue positions from legible heads of damaged records.
         self._legible = {
-            place: stretch
-            for stretch in self._stretches
-            for place in legible(files, stretch.start, stretch.end)
+            place: part
+            for part in self._filled_ranges
+            for place in legible(files, part.start, part.end)
         }
 
-    def fill_gaps(self, gaps: Iterable[Gap]) -> int:
-        """Put fillers into the places that queues lack; return how many stay blank."""
+    def fill_missing(self, entries: Iterable[MissingEntry]) -> int:
+        """Add fillers for missing queue entries; return how many entries stay blank."""
         blank_count = 0
-        for gap in gaps:
-            entry = self._fill(gap)
+        for missing in entries:
+            entry = self._fill(missing)
             if entry is None:
                 blank_count += 1
             else:
-                gap.queue.replace(gap.queue_offset, entry)
+                missing.queue.replace(missing.queue_offset, entry)
         return blank_count
 
-    def mend_end(self, scan: QueueScan) -> None:
-        """Add what a queue had behind its last record, as far as it lies in a damaged stretch."""
+    def repair_end(self, scan: QueueScan) -> None:
+        """Add fillers for entries that a queue had after its last record, in damaged ranges."""
         queue = scan.queue
         known_end = self._known_end(scan.before)
         while True:
-            gap = Gap(queue, queue.next_offset, queue.last_end, _NO_END)
-            legible = self._legible.get(_place(gap))
-            if gap.queue_offset >= known_end and (legible is None or legible.start < gap.after):
+            missing = MissingEntry(queue, queue.next_offset, queue.last_end, _NO_END)
+            legible = self._legible.get(_place(missing))
+            if missing.queue_offset >= known_end and (
+                legible is None or legible.start < missing.after
+            ):
                 return
-            entry = self._fill(gap)
+            entry = self._fill(missing)
             if entry is None:
                 return
             queue.extend(entry.pack(), entry.physical_offset + entry.size)
 
     def _known_end(self, before: LastEntries) -> int:
-        """Return the queue offset behind the last entry that led into a damaged stretch."""
+        """Return the queue offset after the last entry that referred to a damaged range."""
         for number in range(len(before.entries) - 1, -1, -1):
             offset = before.entries[number].physical_offset
-            at = bisect_right(self._stretches, offset, key=lambda one: one.start)
-            if at and offset < self._stretches[at - 1].end:
+            at = bisect_right(self._filled_ranges, offset, key=lambda one: one.start)
+            if at and offset < self._filled_ranges[at - 1].end:
                 return before.first + number + 1
         return 0
 
-    def _fill(self, gap: Gap) -> QueueEntry | None:
-        """Put a filler into a stretch between the records around the gap."""
-        lost = _place(gap)
+    def _fill(self, missing: MissingEntry) -> QueueEntry | None:
+        """Add a filler to a damaged range between the records around a missing entry."""
+        lost = _place(missing)
         named = self._legible.get(lost)
-        first = bisect_left(self._stretches, gap.after, key=lambda stretch: stretch.start)
+        first = bisect_left(self._filled_ranges, missing.after, key=lambda part: part.start)
         between = takewhile(
-            lambda stretch: stretch.end <= gap.before, islice(self._stretches, first, None)
+            lambda part: part.end <= missing.before, islice(self._filled_ranges, first, None)
         )
-        for stretch in sorted(between, key=lambda stretch: stretch is not named):
-            entry = stretch.take(lost)
+        for part in sorted(between, key=lambda part: part is not named):
+            entry = part.take(lost)
             if entry is not None:
                 return entry
         return None
@@ -164,11 +165,11 @@ class Repair:
     # Writing --------------------------------------------------------------------------------
 
     def write(self, aside: Path) -> None:
-        """Write it all, durably; the damaged bytes go to files in the directory ``aside``."""
-        for stretch in self._stretches:
-            with self._opened(stretch.start) as (fd, base):
-                _put_aside(fd, stretch.start - base, stretch, aside)
-                for offset, content in stretch.content():
+        """Write all fillers durably; copy the damaged bytes to files in ``aside`` first."""
+        for part in self._filled_ranges:
+            with self._opened(part.start) as (fd, base):
+                _put_aside(fd, part.start - base, part, aside)
+                for offset, content in part.content():
                     disk.pwrite(fd, content, offset - base)
 
     @contextmanager
@@ -182,29 +183,29 @@ class Repair:
             disk.close(fd)
 
 
-def _place(gap: Gap) -> QueuePlace:
-    return QueuePlace(gap.queue.topic, gap.queue.queue_id, gap.queue_offset)
+def _place(missing: MissingEntry) -> QueuePlace:
+    return QueuePlace(missing.queue.topic, missing.queue.queue_id, missing.queue_offset)
 
 
-def _stretches(damage: Damage, files: MappedFileQueue, timestamp: int) -> Iterator[Stretch]:
-    """Give the parts of a damage, one for each file it reaches into."""
+def _filled_ranges(damage: Damage, files: MappedFileQueue, timestamp: int) -> Iterator[FilledRange]:
+    """Yield the ranges of a damage, one per log file."""
     start = damage.offset
     while start < damage.end:
         file_end = files.base_of(start) + files.file_size
         end = min(damage.end, file_end)
-        yield Stretch(start, end, ends_file=end == file_end, timestamp=timestamp)
+        yield FilledRange(start, end, ends_file=end == file_end, timestamp=timestamp)
         start = end
 
 
-def _put_aside(fd: int, position: int, stretch: Stretch, directory: Path) -> None:
-    """Keep damaged bytes for whoever wants to look at them, if there is room."""
-    size = stretch.end - stretch.start
-    target = directory / f"{stretch.start:020d}"
+def _put_aside(fd: int, position: int, part: FilledRange, directory: Path) -> None:
+    """Keep a copy of damaged bytes for inspection, if there is room."""
+    size = part.end - part.start
+    target = directory / f"{part.start:020d}"
     try:
         make_directory(directory)
         kept = sum(disk.size_of(path) for path in disk.entries(directory))
         if disk.exists(target) or kept + size > ASIDE_SIZE_MAX:
-            logger.warning("event=damage_not_kept offset=%d length=%d", stretch.start, size)
+            logger.warning("event=damage_not_kept offset=%d length=%d", part.start, size)
             return
         with disk.NewFile(target) as file:
             for at in range(0, size, _COPY_SIZE):
@@ -212,5 +213,5 @@ def _put_aside(fd: int, position: int, stretch: Stretch, directory: Path) -> Non
             file.sync()
         disk.sync_directory(directory)
     except (OSError, DiskFullError) as error:
-        # The messages behind are worth more than the evidence.
-        logger.warning("event=damage_not_kept offset=%d error=%r", stretch.start, str(error))
+        # Repairing the log is more important than the copy.
+        logger.warning("event=damage_not_kept offset=%d error=%r", part.start, str(error))

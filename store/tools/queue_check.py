@@ -295,7 +295,7 @@ class QueueCheck:
 
     def _judge(self, run: _Run, offsets: range, known: Unclaimed, *, between: bool = False) -> None:
         """Judge entries that no record claims; behind the last record they end with a zero."""
-        for stretch, has_file in _stretches(run.row, offsets):
+        for stretch, has_file in _file_ranges(run.row, offsets):
             step = _ENTRIES_READ if has_file else stretch.stop - stretch.start
             for start in range(stretch.start, stretch.stop, step):
                 count = min(step, stretch.stop - start)
@@ -390,7 +390,7 @@ def _place(row: MappedFileQueue, queue_offset: int) -> tuple[Path, int]:
     return row.path(base), position - base
 
 
-def _stretches(row: MappedFileQueue, offsets: range) -> Iterator[tuple[range, bool]]:
+def _file_ranges(row: MappedFileQueue, offsets: range) -> Iterator[tuple[range, bool]]:
     """Cut queue offsets into those that have a file and those that have none.
 
     A record whose queue offset has a bit too much may leave out more than could ever be read.

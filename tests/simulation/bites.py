@@ -98,7 +98,7 @@ def _flush_that_looks_late(_original: Any) -> Any:
             self._sync_file(base)
         self.durable_timestamp = self._written.last_store_timestamp
         self.durable_offset = self._written.write_offset  # more than was there when it began
-        self._tell(self._on_durable, self.durable_offset)
+        self._notify(self._on_durable, self.durable_offset)
 
     return flush
 
@@ -385,7 +385,7 @@ BITES: Final = {
     ),
     "anew": Bite(
         "a start writes again what a failed flush may have left in memory",
-        (Patch(Recovery, "_write_anew", _nothing()),),
+        (Patch(Recovery, "_rewrite", _nothing()),),
     ),
     "undecided": Bite(
         "a file with a half that is undecided is not deleted",

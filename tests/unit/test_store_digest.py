@@ -14,7 +14,7 @@ from halfmq.store.format.digest import BLOCK, find_flipped_bit
 from halfmq.store.integrity import scrub, verification
 from halfmq.store.integrity.digest import Digest, digest_path, load_digest
 from halfmq.store.integrity.digests import IndexDigests, LogDigests
-from halfmq.store.integrity.scrub import compare, mend_log, queue_targets
+from halfmq.store.integrity.scrub import compare, queue_targets, repair_log
 from halfmq.store.integrity.verification import Integrity
 from halfmq.store.log.resync import Damage
 from halfmq.store.message_store import MessageStore
@@ -214,14 +214,14 @@ def test_the_log_is_known_to_be_sound_up_to_the_first_gap(
     digests = LogDigests(tmp_path, log)
     digests.start(0)
     digests.advance(2 * FILE_SIZE + BLOCK + 9, 1 << 30)
-    assert mend_log(tmp_path, log, 10) == 2 * FILE_SIZE + BLOCK + 9
-    assert mend_log(tmp_path, log, 2 * FILE_SIZE + BLOCK + 10) == 2 * FILE_SIZE + BLOCK + 10
+    assert repair_log(tmp_path, log, 10) == 2 * FILE_SIZE + BLOCK + 9
+    assert repair_log(tmp_path, log, 2 * FILE_SIZE + BLOCK + 10) == 2 * FILE_SIZE + BLOCK + 10
     for position in (5, 6):
         flip(log.path(FILE_SIZE), 2 * BLOCK + position)
-    assert mend_log(tmp_path, log, 10) == FILE_SIZE + 2 * BLOCK
-    assert mend_log(tmp_path, log, FILE_SIZE + 3 * BLOCK) == 2 * FILE_SIZE + BLOCK + 9
+    assert repair_log(tmp_path, log, 10) == FILE_SIZE + 2 * BLOCK
+    assert repair_log(tmp_path, log, FILE_SIZE + 3 * BLOCK) == 2 * FILE_SIZE + BLOCK + 9
     digest_path(tmp_path, log.path(0)).unlink()
-    assert mend_log(tmp_path, log, 10) == 10
+    assert repair_log(tmp_path, log, 10) == 10
 
 
 # -- a store -------------------------------------------------------------------------------------
