@@ -33,8 +33,8 @@ SLICE_MS: Final = 1.0  # that an append, or a look-up in an index that lags, spe
 # Indexed at once: few enough that a put blocks the event loop for a millisecond at most. In a new
 # file, and after a flush, each key touches a page of slots for the first time, which takes the
 # kernel 4 us: 512 records with two keys each took 5 ms, 128 took 1.5. The price is half a
-# microsecond per record, because fewer records share numpy's calls. The bytes stand for the keys, of
-# which one record may have thousands.
+# microsecond per record, because fewer records share numpy's calls. The bytes stand for the keys,
+# of which one record may have thousands.
 RECORDS_PER_PUT: Final = 64
 PROPERTIES_PER_PUT: Final = 24 << 10  # bytes, unless one record has more
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
