@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from halfmq.spark_jobs.jobs import audit, export, lag, reconcile, traffic  # noqa: PLC0415
         from halfmq.spark_jobs.jobs.command import FAILED  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        sys.stderr.write(f"{error.name} is not installed: run  pip install 'halfmq[spark]'\n")
+        package = (error.name or "").partition(".")[0]
+        sys.stderr.write(f"{package} is not installed: run  pip install 'halfmq[spark]'\n")
         return 2
 
     parser = argparse.ArgumentParser(
