@@ -1,1 +1,1 @@
-"""Digests of files, and turning back bits that a disk has flipped."""
+"""Digests of files, and the repair of bits that a disk has flipped."""

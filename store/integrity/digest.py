@@ -1,13 +1,12 @@
-"""What a file held when it was on disk: checksums of its parts, kept in a file beside the store's.
+"""Digests: checksums of the blocks of a file, stored in a separate file.
 
-The format of the log has a checksum for bodies only, that of queues and index has none. A digest
-has a CRC-32 for each ``BLOCK`` of such a file, up to where it was written. With it a start, or
-``halfmq store verify``, finds every flipped bit. A CRC-32 even tells which bit it was, if just one.
+The format of the log has a checksum for bodies only; queues and index have none. A digest has a
+CRC-32 for each ``BLOCK`` of such a file, as far as the file is written. With it a start, or
+``halfmq store verify``, finds every flipped bit. If only one bit is wrong, the CRC-32 shows which.
 
-It is written without being flushed, and carries a checksum of its own; one that did not arrive is
-as good as none. Digests lie in ``digests/`` below the root, under the names of their files. Other
-brokers know nothing of them and may have rewritten something: a store that one of them had last
-loses its digests.
+A digest is not flushed and carries a checksum of its own; an incomplete one counts as missing.
+Digests lie in ``digests/`` below the root, under the names of their files. Other brokers ignore
+them and may rewrite files, so the digests are deleted if another broker used the store last.
 """
 
 from array import array
@@ -21,30 +20,30 @@ from ..format.digest import BLOCK, DIRECTORY, find_flipped_bit, pack_digest, unp
 
 
 def digest_path(root: Path, file: Path) -> Path:
-    """Return where the digest of a file of the store lies."""
+    """Return the path of the digest of a file of the store."""
     parts = file.relative_to(root).parts if file.is_relative_to(root) else file.parts[-2:]
     return root.joinpath(DIRECTORY, *parts)
 
 
 class Block(NamedTuple):
-    """A part of a file, and the CRC-32 that it had."""
+    """A block of a file, and the CRC-32 that it should have."""
 
     position: int  # bytes
-    content: bytes  # now
+    content: bytes  # as read now
     crc: int
 
     @property
     def end(self) -> int:
-        """The position behind its last byte."""
+        """The position after its last byte."""
         return self.position + len(self.content)
 
     @property
     def is_sound(self) -> bool:
-        """Whether it is as it was."""
+        """Whether the content matches the CRC."""
         return crc32(self.content) == self.crc
 
     def flipped_bit(self) -> tuple[int, int] | None:
-        """Return position in the file and bit in which it differs; None if it is not just one."""
+        """Return file position and number of the flipped bit; None if more than one differs."""
         flipped = find_flipped_bit(self.content, self.crc)
         return None if flipped is None else (self.position + flipped[0], flipped[1])
 
@@ -56,11 +55,11 @@ class Digest:
 
     def __init__(self, end: int = 0, crcs: "array[int] | None" = None) -> None:
         self.end = end  # bytes
-        # Of each block; of the last one, as far as it is written.
+        # One per block; of the last block, as far as it is written.
         self._crcs = array("I") if crcs is None else crcs
 
     def extend(self, fd: int, end: int) -> None:
-        """Take in what a file holds up to byte ``end``; what was taken in stays as it was."""
+        """Add checksums up to byte ``end`` of a file; those of full blocks do not change."""
         start = self.end - self.end % BLOCK
         del self._crcs[start // BLOCK :]
         for position in range(start, end, BLOCK):
@@ -68,20 +67,20 @@ class Digest:
         self.end = max(end, start)
 
     def refresh(self, fd: int, start: int, end: int) -> None:
-        """Take in again the blocks that hold bytes ``start`` to ``end``, as far as they were."""
+        """Recompute the checksums of known blocks that hold bytes ``start`` to ``end``."""
         for number in range(start // BLOCK, min(-(-end // BLOCK), len(self._crcs))):
             position = number * BLOCK
             content = disk.pread(fd, min(BLOCK, self.end - position), position)
             self._crcs[number] = crc32(content)
 
     def cut(self, end: int) -> None:
-        """Forget what stood behind byte ``end``, and the block it is in."""
+        """Drop the checksums from the block that holds byte ``end`` on."""
         if end < self.end:
             self.end = end - end % BLOCK
             del self._crcs[self.end // BLOCK :]
 
     def blocks(self, fd: int, start: int = 0) -> Iterator[Block]:
-        """Give each block as the file holds it now, from the one on that byte ``start`` is in."""
+        """Yield the blocks of a file as it is now, from the block that holds byte ``start`` on."""
         for number in range(start // BLOCK, len(self._crcs)):
             position, crc = number * BLOCK, self._crcs[number]
             yield Block(position, disk.pread(fd, min(BLOCK, self.end - position), position), crc)
@@ -95,7 +94,7 @@ class Digest:
 
 
 def load_digest(path: Path) -> Digest | None:
-    """Return the digest kept at ``path``; None if there is none, or not a whole one."""
+    """Return the digest at ``path``; None if there is none or it is incomplete."""
     try:
         content = disk.read_bytes(path)
     except FileNotFoundError:

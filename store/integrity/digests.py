@@ -1,12 +1,12 @@
-"""Which files get a digest, and when.
+"""Maintain the digests of log, queue and index files.
 
-The log: a file's digest grows while it is written, once per second, and never further than the file
-is on disk. What was written in the last second or two before a kill has none. Queues and index:
-full files once, the others at an ordered stop, before which they keep changing. All of it is work
-for the helper thread, whose time has gaps, and costs nothing where messages are appended.
+The digest of a log file is extended once per second, never beyond what is on disk. The last second
+or two before a kill are not covered. Queue and index files get their digest when they are full; the
+others keep changing and get it at a clean stop. All of this runs on the helper thread, so that it
+costs appends nothing.
 
-After a start, digests reach no further than what the start has found. A file whose digest was lost
-is not taken in again from its beginning: who knows what happened to it meanwhile.
+After a start, digests end at the latest where the start found the end of the data. A file whose
+digest was lost does not get a new one from its beginning, because it may have been damaged since.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,20 +21,20 @@ from ..queue.consume_queue import ConsumeQueue, QueueTable
 from .digest import Digest, digest_path, load_digest
 
 IndexExtent = tuple[Path, int]
-"""An index file, and how many of its bytes are used."""
+"""An index file and the number of bytes used in it."""
 
 
 class LogDigests:
-    """The digests of the log's files; used by one thread at a time."""
+    """The digests of log files; used by one thread at a time."""
 
     def __init__(self, root: Path, files: MappedFileQueue) -> None:
         self._root = root
         self._files = files
-        self._base = 0  # of the file that is being taken in
+        self._base = 0  # of the file whose digest is extended
         self._digest = Digest()
 
     def start(self, end_offset: int, damages: Iterable[Damage] = ()) -> None:
-        """Begin behind a start that found the log's end there, and put fillers on ``damages``."""
+        """Begin after a recovery that ended the log there and put fillers on ``damages``."""
         active = self._files.base_of(end_offset)
         for path in _files_below(self._directory()):
             if path.name.isdecimal() and int(path.name) not in self._files.bases:
@@ -46,14 +46,14 @@ class LogDigests:
             digest = load_digest(self._path(base))
             if digest is not None and base < active and digest.end == self._files.file_size:
                 break
-            if digest is not None:  # from here on the last run was behind
+            if digest is not None:  # the previous run did not complete this digest
                 if digest.end > end_offset - base:
                     digest.cut(end_offset - base)
                     digest.save(self._path(base))
                 self._base, self._digest = base, digest
 
     def advance(self, durable_offset: int, bytes_max: int) -> None:
-        """Take in what is on disk, up to so many bytes, and save that."""
+        """Extend digests by at most ``bytes_max`` bytes that are on disk, and save them."""
         size = self._files.file_size
         while bytes_max > 0:
             end = min(durable_offset - self._base, size, self._digest.end + bytes_max)
@@ -66,7 +66,7 @@ class LogDigests:
                     self._base, self._digest = self._base + size, Digest()
 
     def _take_in(self, end: int) -> bool:
-        """Take in the current file up to byte ``end``; False if it is no more."""
+        """Extend the current digest up to byte ``end``; return False if the file is deleted."""
         try:
             _extend(self._digest, self._files.path(self._base), end)
         except FileNotFoundError:  # deleted by age
@@ -87,16 +87,16 @@ class QueueDigests:
     def __init__(self, root: Path, queues: QueueTable) -> None:
         self._root = root
         self._queues = queues
-        self._taken: dict[ConsumeQueue, int] = {}  # queue offset up to which all is taken in
+        self._taken: dict[ConsumeQueue, int] = {}  # queue offset up to which digests exist
 
     def start(self) -> None:
-        """Begin with what the queues hold now."""
+        """Begin with the current ends of the queues."""
         self._taken = {
             queue: min(queue.next_offset, queue.kept_end) for queue in self._queues.values()
         }
 
     def advance(self, *, closing: bool = False) -> None:
-        """Take in the files that have become full; when ``closing``, all that were written to."""
+        """Extend the digests of full files; with ``closing``, of all changed files."""
         for queue in list(self._queues.values()):
             end = queue.flushed_offset
             taken = self._taken.get(queue, 0)
@@ -112,7 +112,7 @@ class QueueDigests:
                 self._taken[queue] = end if closing else full * per_file
 
     def _take_in(self, queue: ConsumeQueue, base: int, end: int) -> None:
-        """Extend the digest of a file; what was taken in before may not have been compared yet."""
+        """Extend the digest of a file; its older part may not have been compared yet."""
         path = queue.files.path(base)
         kept = digest_path(self._root, path)
         digest = load_digest(kept) or Digest()
@@ -128,17 +128,17 @@ class IndexDigests:
     """The digests of index files; used by one thread at a time."""
 
     def __init__(self, root: Path, slots_end: int) -> None:
-        """Before byte ``slots_end`` a file changes as long as it is written to."""
+        """Before byte ``slots_end`` a file changes until it is full."""
         self._root = root
         self._slots_end = slots_end
         self._done: set[Path] = set()
-        self.path: Path | None = None  # of the file that is taken in, or will be
+        self.path: Path | None = None  # of the file whose digest is extended next
         self.digest = Digest()
 
     def write_to(self, path: Path | None, *, keep: bool = False) -> None:
-        """Delete the digest of a file that is about to change; with ``keep`` go on with it.
+        """Delete the digest of a file that is about to change; with ``keep`` extend it later.
 
-        Durably: after a power cut it would not fit any more. None: there is no such file.
+        Deleted durably, because it would not match after a power cut. None: there is no file.
         """
         self.path, self.digest = path, Digest()
         kept = None if path is None else digest_path(self._root, path)
@@ -148,10 +148,10 @@ class IndexDigests:
             disk.sync_directory(kept.parent)
 
     def start(self, files: Sequence[IndexExtent], before: Sequence[Path]) -> None:
-        """Begin with what the index holds now; ``before`` it was opened it had other files perhaps.
+        """Begin with the current index files; ``before`` are those before the index was opened.
 
-        Files that are full already have a digest, or nobody knows what happened to them. Not so the
-        one that the index has gone on with.
+        Full files get no new digest: they have one, or they may have been damaged since. The file
+        to which the index continues to write is an exception.
         """
         paths = [path for path, _ in files]
         written = max({*paths}.intersection(before), default=None)
@@ -160,13 +160,13 @@ class IndexDigests:
         self._done = {*paths[:-1]} - {written}
 
     def advance(self, files: Sequence[IndexExtent], bytes_max: int) -> None:
-        """Take in what has become full, up to so many bytes; ``files`` are all, newest last."""
+        """Extend a full file's digest by at most ``bytes_max``; ``files`` are all, newest last."""
         full = [path for path, _ in files[:-1] if path not in self._done]
         if full:
             self._take_in(full[0], disk.size_of(full[0]), bytes_max)
 
     def close(self, files: Sequence[IndexExtent]) -> None:
-        """Take in what is left, and the newest file as far as it is used; none changes any more."""
+        """Complete all digests at a stop; that of the newest file covers its used part."""
         for path, used in files:
             if path not in self._done:
                 end = used if path == files[-1][0] else disk.size_of(path)
@@ -208,7 +208,7 @@ def remove_all(root: Path, name: str = "") -> None:
 
 
 def remove_orphans(root: Path) -> None:
-    """Delete the digests of queue and index files that are no more, and what saves left behind."""
+    """Delete the digests of deleted queue and index files, and left-over temporary files."""
     for name in ("consumequeue", "index"):
         for path in reversed(disk.below(root / DIRECTORY / name)):
             if disk.is_file(path) and not disk.exists(root / path.relative_to(root / DIRECTORY)):

@@ -1,13 +1,13 @@
-"""Turning back bits that the disk has flipped in log, queue and index files.
+"""Scrub: compare log, queue and index files with their digests, and repair flipped bits.
 
-A digest has a CRC-32 of each 64 KiB of a file. If a block differs from it in one bit, the CRC tells
-which one, and that bit is turned back: it costs no message. A block with several bad bits looks
-like one with a single bad bit once in 8,192 times. So the record or entry that holds the bit is
-checked afterwards, and the bit is turned again if that is not whole.
+A digest has a CRC-32 of each 64 KiB of a file. If a block differs in one bit, the CRC identifies
+the bit, and it is flipped back, so that no message is lost. A block with several wrong bits looks
+like one with a single wrong bit once in 8,192 times. So the record or entry that holds the bit is
+checked afterwards, and the repair is undone if it is not valid.
 
-A start compares queues and index before it relies on them, the newest files first, and after a kill
-the end of the log. The rest is compared while the broker works. A damaged block of a queue or index
-is reported, and a marker has this start or the next one rebuild all queues, or the whole index.
+A start compares queues and index before it uses them, the newest files first, and after a kill the
+end of the log. The rest is compared while the broker runs. A damaged block of a queue or index is
+logged, and a marker makes this start or the next one rebuild all queues, or the whole index.
 """
 
 import logging
@@ -32,9 +32,9 @@ from .digest import Block, Digest, digest_of, digest_path
 
 logger = logging.getLogger(__name__)
 
-# Bytes of queues, and of index files, that a start compares: all that belongs to a gigabyte of log.
+# Bytes of queues, and of index files, that a start compares: those for a gigabyte of log.
 START_BYTES: Final = 64 << 20
-_RECORD_MAX: Final = 8 << 20  # bytes before a bit in which the start of its record is looked for
+_RECORD_MAX: Final = 8 << 20  # bytes before a bit in which the start of its record is searched
 
 
 class Target(NamedTuple):
@@ -43,18 +43,18 @@ class Target(NamedTuple):
     path: Path
     digest: Digest | None
     start: int = 0  # bytes before are not compared
-    used: int = sys.maxsize  # bytes that matter; damage after them does not
-    # Given the open file and a position: whether what holds that byte is whole.
+    used: int = sys.maxsize  # bytes in use; damage after them is ignored
+    # From open file and position: whether the record or entry that holds the byte is valid.
     is_whole: Callable[[int, int], bool] = lambda _fd, _position: True
-    rebuild: Marker | None = None  # to be set if the file is damaged
+    rebuild: Marker | None = None  # is set if the file is damaged
 
 
 Comparison = Generator[tuple[Block, bool], None, None]
-"""Blocks as they were found, each with whether it is as it should be now."""
+"""Yields each block as it was read, and whether it is sound now."""
 
 
 def compare(targets: Iterable[Target]) -> Comparison:
-    """Compare files block by block, turn bits back, and report damage."""
+    """Compare files block by block, repair flipped bits and log damage."""
     for target in targets:
         if target.digest is None:
             continue
@@ -64,20 +64,20 @@ def compare(targets: Iterable[Target]) -> Comparison:
             continue  # deleted by age
         try:
             for block in target.digest.blocks(fd, target.start):
-                sound = block.is_sound or _turn_back(target, fd, block)
+                sound = block.is_sound or _flip_back(target, fd, block)
                 if not sound and block.end > target.used:
                     break
                 if not sound:
                     _report(target, block)
                 yield block, sound
                 if not sound and target.rebuild is not None:
-                    break  # whatever else is wrong with it
+                    break  # the file is rebuilt in any case
         finally:
             disk.close(fd)
 
 
-def _turn_back(target: Target, fd: int, block: Block) -> bool:
-    """Turn back the bit that differs; return False if it is not just one."""
+def _flip_back(target: Target, fd: int, block: Block) -> bool:
+    """Repair a block with one flipped bit; return False if more than one differs."""
     flipped = block.flipped_bit()
     if flipped is None:
         return False
@@ -102,18 +102,18 @@ def _report(target: Target, block: Block) -> None:
 
 
 def compare_first(targets: Iterable[Target]) -> bool:
-    """Compare as much as a start has time for; return whether a bit was turned back."""
+    """Compare the first ``START_BYTES``; return whether a bit was repaired."""
     compared = compare(targets)
     first = islice(compared, START_BYTES // BLOCK)
-    turned_back = [sound and not block.is_sound for block, sound in first]
+    repaired = [sound and not block.is_sound for block, sound in first]
     compared.close()
-    return any(turned_back)
+    return any(repaired)
 
 
 def log_targets(
     root: Path, log: MappedFileQueue, bases: Iterable[int], start: int = 0
 ) -> Iterator[Target]:
-    """Give files of the log by their first offsets, to be compared from offset ``start`` on."""
+    """Yield log files by their first offsets, to be compared from offset ``start`` on."""
     for base in bases:
         path = log.path(base)
         is_whole = partial(_is_whole, base, log.file_size)
@@ -121,10 +121,10 @@ def log_targets(
 
 
 def repair_log(root: Path, log: MappedFileQueue, start: int) -> int:
-    """Turn flipped bits back in the log from ``start`` on, as far as digests reach.
+    """Repair flipped bits in the log from ``start`` on, as far as digests reach.
 
     Returns:
-        The physical offset up to which all is as it was written; ``start`` if nothing is known.
+        The physical offset up to which digests confirm the log; ``start`` without digests.
     """
     sound_end = start
     for base in [base for base in log.bases if base + log.file_size > start]:
@@ -135,7 +135,7 @@ def repair_log(root: Path, log: MappedFileQueue, start: int) -> int:
 
 
 def _is_whole(base: int, size: int, fd: int, position: int) -> bool:
-    """Tell whether a byte of the log lies in a whole record, or after the last one of its file."""
+    """Return whether a byte of the log is in a valid record, or after the last one of a file."""
     file = LogFile(fd, base, size)
     near = file._replace(limit=min(position + PREFIX.size, file.limit))
     for start in reversed([*candidates(near, max(position - _RECORD_MAX, 0))]):
@@ -152,7 +152,7 @@ def _is_blank(file: LogFile, position: int) -> bool:
 
 
 def queue_targets(root: Path, queues: QueueTable, log: MappedFileQueue) -> Iterator[Target]:
-    """Give the queue files: the last one of each queue, then older ones."""
+    """Yield the queue files: the last one of each queue, then older ones."""
     files = [(queue, list(queue.files.bases)) for queue in list(queues.values())]
     newest = [(queue, base) for queue, bases in files for base in bases[-1:]]
     older = [(queue, base) for queue, bases in files for base in reversed(bases[:-1])]
@@ -164,20 +164,20 @@ def queue_targets(root: Path, queues: QueueTable, log: MappedFileQueue) -> Itera
             digest.cut(
                 max(queue.kept_end * ENTRY_SIZE - base, 0)
             )  # this start has written the rest
-        used = queue.next_offset * ENTRY_SIZE - base  # one that was killed has left it shorter
+        used = queue.next_offset * ENTRY_SIZE - base  # the digest may be longer after a kill
         yield Target(path, digest, 0, used, partial(_is_true, queue, log), rebuild)
 
 
 def repair_queues(root: Path, queues: QueueTable, log: MappedFileQueue) -> None:
-    """Compare queues that are loaded, before anything relies on them."""
+    """Compare loaded queues with their digests, before they are used."""
     if compare_first(queue_targets(root, queues, log)):
-        queues.load()  # a queue may not end where it seemed to
+        queues.load()  # the repair may have changed the end of a queue
 
 
 def _is_true(queue: ConsumeQueue, log: MappedFileQueue, fd: int, position: int) -> bool:
-    """Tell whether the entry at a position leads to a record of its queue, or says it is none.
+    """Return whether the entry at a position refers to a record of its queue, or is blank.
 
-    Of a record that was deleted by age nobody can tell.
+    For a record that retention has deleted, a plausible entry counts as valid.
     """
     entry = unpack_entry(disk.pread(fd, ENTRY_SIZE, position - position % ENTRY_SIZE))
     if entry.size == PRE_BLANK.size:
@@ -198,7 +198,7 @@ def _is_true(queue: ConsumeQueue, log: MappedFileQueue, fd: int, position: int) 
 
 
 def index_targets(root: Path, paths: Sequence[Path]) -> Iterator[Target]:
-    """Give index files, the newest first; ``paths`` are in order."""
+    """Yield index files, the newest first; ``paths`` are in order."""
     for path in reversed(paths):
         yield Target(path, digest_of(root, path), rebuild=rebuild_marker(root, "index"))
 
@@ -206,7 +206,7 @@ def index_targets(root: Path, paths: Sequence[Path]) -> Iterator[Target]:
 def repair_index(root: Path) -> list[Path]:
     """Compare index files before the index is opened; delete all if one has to be rebuilt.
 
-    Their keys are put again from the log then. Returns the files that are left, in order.
+    The index is then rebuilt from the log. Returns the remaining files, in order.
     """
     directory, marker = root / "index", rebuild_marker(root, "index")
     found = disk.files(directory) if disk.is_directory(directory) else []

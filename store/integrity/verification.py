@@ -1,7 +1,7 @@
-"""Digests and scrubs in the life of a store: what its owner calls, and when.
+"""Digests and scrubs during the life cycle of a store; called by ``MessageStore``.
 
-Nothing of this is worth a failed start or stop, or a lost message: what goes wrong is logged, and
-digests are left alone for the rest of the run.
+An error here never fails a start, a stop or an append: it is logged, and digests are not used for
+the rest of the run.
 """
 
 import logging
@@ -33,13 +33,13 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 
-# Bytes taken in by one round of the helper thread, which comes once per second: a fiftieth of a
-# processor. Batches may come faster; then it falls behind, and catches up when it can.
+# Bytes added to digests by one round of the helper thread, once per second: 2 % of a processor.
+# Under a faster load, digests lag and catch up later.
 ROUND_BYTES: Final = 128 << 20
 # Blocks that a round compares of each of log, queues and index: 8 MiB. A disk that reads 100 MB/s
-# keeps three quarters of that for consumers, and a log of 100 GB takes three and a half hours.
+# has three quarters of that left for consumers, and a log of 100 GB takes three and a half hours.
 ROUND_BLOCKS: Final = 128
-CLOSE_BYTES: Final = 256 << 20  # of log at an ordered stop: a tenth of a second; later more
+CLOSE_BYTES: Final = 256 << 20  # bytes of log at a clean stop: a tenth of a second
 
 
 class Integrity:
@@ -52,7 +52,7 @@ class Integrity:
         queues: QueueTable,
         index_slots: int,
     ) -> None:
-        """``files`` are those of the log; ``index_slots`` is how many an index file has."""
+        """``files`` are those of the log; ``index_slots`` is the number of slots per index file."""
         self._root = root
         self._log = LogDigests(root, files)
         self._queues = QueueDigests(root, queues)
@@ -60,14 +60,14 @@ class Integrity:
         self._files = files
         self._queue_table = queues
         self._slots_end = slot_position(index_slots)
-        self._index_before: list[Path] = []  # its files before it was opened
+        self._index_before: list[Path] = []  # index files before the index was opened
         self._passes: list[Comparison] = []  # over log, queues and index
         self._usable = True
 
     def before_recovery(self, *, is_ours: bool) -> None:
-        """Turn flipped bits back in queues; those are loaded.
+        """Repair flipped bits in loaded queues.
 
-        If the store ``is_ours`` no more, because another broker had it last, all digests go.
+        Without ``is_ours``, because another broker used the store last, delete all digests.
         """
         if is_ours:
             self._attempt(lambda: repair_queues(self._root, self._queue_table, self._files))
@@ -75,16 +75,16 @@ class Integrity:
             self._attempt(lambda: remove_all(self._root))
 
     def repair_log(self, start: int) -> int:
-        """Turn flipped bits back in the log from a physical offset on; see ``scrub.repair_log``."""
+        """Repair flipped bits in the log from a physical offset on; see ``scrub.repair_log``."""
         return self._attempt(lambda: repair_log(self._root, self._files, start)) or start
 
     def before_index(
         self, end_offset: int, damages: Iterable[Damage], *, clean: bool, queues_rebuilt: bool
     ) -> None:
-        """Mend index files, or delete them to be rebuilt, while nothing is served yet.
+        """Repair index files, or delete them to be rebuilt, before the index is opened.
 
         The log ends at ``end_offset``, and fillers were put on ``damages``. With ``clean``, the
-        last stop was an ordered one of ours.
+        previous run of halfmq stopped cleanly.
         """
         self._attempt(lambda: self._log.start(end_offset, damages))
         if queues_rebuilt:
@@ -96,7 +96,7 @@ class Integrity:
         self._index.write_to(paths[-1] if paths else None, keep=clean)
 
     def start(self, index_files: Sequence[IndexExtent]) -> None:
-        """Begin the run; ``index_files`` are all, the newest last."""
+        """Begin after recovery; ``index_files`` are all, the newest last."""
         self._queues.start()
         self._attempt(lambda: self._index.start(index_files, self._index_before))
         self._attempt(lambda: remove_orphans(self._root))
@@ -109,13 +109,13 @@ class Integrity:
         ]
 
     def _written_index(self) -> list[Target]:
-        """Return the index file that is written to: what a start did not compare, but for slots."""
+        """Return the index file in use: the part after its slots that the start did not compare."""
         path, start = self._index.path, max(self._slots_end, START_BYTES)
         rebuild = rebuild_marker(self._root, "index")
         return [] if path is None else [Target(path, self._index.digest, start, rebuild=rebuild)]
 
     def work(self, durable_offset: int, index_files: Sequence[IndexExtent]) -> None:
-        """Do a little of what there is to do; called on the helper thread, once per second."""
+        """Extend digests and compare some blocks; called once per second on the helper thread."""
         self._attempt(lambda: self._log.advance(durable_offset, ROUND_BYTES))
         self._attempt(self._queues.advance)
         self._attempt(lambda: self._index.advance(index_files, ROUND_BYTES))
@@ -127,7 +127,7 @@ class Integrity:
                 pass
 
     def close(self, durable_offset: int, index_files: Sequence[IndexExtent]) -> None:
-        """Take in what changes no more: everything is on disk, and nothing is written."""
+        """Complete digests at a stop, when everything is on disk and nothing is written."""
         for one in self._passes:
             one.close()
         self._attempt(lambda: self._log.advance(durable_offset, CLOSE_BYTES))
