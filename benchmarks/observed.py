@@ -60,10 +60,10 @@ TRACED: Final = (
     ("broker.transaction.service", "TransactionService", ("tick", "rebuild")),
     ("broker.transaction.replay.snapshot", "Snapshots", ("tick",)),
     ("broker.net.long_polling", "LongPolling", ("_look",)),
-    ("broker.net.peer_requests", "AskExpiry", ("_scan",)),
+    ("broker.net.peer_requests", "PeerRequestExpiry", ("_scan",)),
 )
 """Module below ``halfmq``, class, and what of it is timed. A name that is gone is passed over."""
-_BACKGROUND_FUNCTIONS: Final = frozenset({"LongPolling._look", "AskExpiry._scan"})
+_BACKGROUND_FUNCTIONS: Final = frozenset({"LongPolling._look", "PeerRequestExpiry._scan"})
 """Background work that no ticker calls."""
 
 

@@ -21,7 +21,7 @@ class _Table(msgspec.Struct):
 
 
 class Questions:
-    """Asks one thing after the other."""
+    """PeerRequests one thing after the other."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), _TIMEOUT)

@@ -1,7 +1,7 @@
-"""What a handler may use of the connection a request came by.
+"""Interfaces that handlers share.
 
-The transport behind it lives in `server`; handlers and services see only this Protocol, so that
-they can be tested without a socket.
+The transport of a connection is in `net/server.py`; handlers and services see only the Protocol,
+so that they can be tested without a socket.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
 
 OnAnswer = Callable[[RemotingCommand | None], None]
-"""Takes the answer, or None: there is none and will be none."""
+"""Takes the answer, or None if there will be none."""
 
 
 class Part(Protocol):
@@ -42,7 +42,7 @@ class Connection(Protocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the peer is gone."""
+        """Whether the connection is closed."""
         ...
 
     @property
@@ -71,20 +71,20 @@ class Connection(Protocol):
         ...
 
     def answered(self, answer: RemotingCommand) -> None:
-        """Hand an answer of the peer to who asked; one to nothing is ignored."""
+        """Pass an answer of the peer to the caller of `ask`; ignore an unexpected one."""
         ...
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write whole frames now; nothing happens when the peer is gone.
+        """Write whole frames now; do nothing if the connection is closed.
 
-        Memory behind a view may be used again afterwards.
+        The memory of a view may be reused afterwards.
         """
         ...
 
     def write_part(self, head: bytes, part: Part) -> None:
         """Write one frame now that begins with `head` and ends with a part of a file.
 
-        The part is of no use any more afterwards.
+        The part must not be used afterwards.
         """
         ...
 

@@ -51,7 +51,7 @@ from .handlers.transactions.end import TransactionHandler
 from .handlers.transactions.prepare import PrepareHandler
 from .lifecycle import Service, ServiceStack
 from .loop.fetches import Fetches
-from .loop.slices import PAUSE_S, Rounds
+from .loop.slices import PAUSE_S, PeriodicWork
 from .loop.ticker import Ticker
 from .net.group_append import GroupAppend
 from .net.long_polling import LongPolling
@@ -405,7 +405,7 @@ class Broker:
             Ticker("disk", self._disk_limits.tick),
             Ticker(
                 "clients",
-                Rounds(SCAN_S, self._clients.expire, tables.locks.expire).tick,
+                PeriodicWork(SCAN_S, self._clients.expire, tables.locks.expire).tick,
                 pause=PAUSE_S,
                 traffic=lambda: self._server.reads,
             ),
@@ -467,9 +467,9 @@ class Broker:
     def _appended(self, group: Sequence[AppendRequest]) -> None:
         for draft in group:
             if draft.topic == SCHEDULE_TOPIC:
-                self._delay.note_stored(draft.queue_id)
+                self._delay.on_stored(draft.queue_id)
         if self._polling.waiting:
-            self._polling.note_arrivals([(draft.topic, draft.queue_id) for draft in group])
+            self._polling.mark_arrivals([(draft.topic, draft.queue_id) for draft in group])
         if self._sync_flush:
             if len(group) >= FLUSHED_ALONE:
                 # Large enough for a flush of its own, under which the next one is worked on.

@@ -228,7 +228,7 @@ class DelayService:
         )
         return _Level(level, delay_ms, arrivals, next_offset=delivered, saved_offset=delivered)
 
-    def note_stored(self, queue_id: int) -> None:
+    def on_stored(self, queue_id: int) -> None:
         """Take note of an append to the queue of a level, right after it."""
         if queue_id < len(self._queues):  # a client may name any queue of the schedule topic
             self._queues[queue_id].arrivals.note(self._store.write_offset, self._monotonic_ms())

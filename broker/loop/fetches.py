@@ -13,8 +13,8 @@ from halfmq.store.files.page_cache import NotInMemoryError
 logger = logging.getLogger(__name__)
 
 FETCH_THREADS: Final = 4
-"""Concurrent fetches: as many reads as a disk serves in parallel at full speed. Others are queued;
-a connection or a delay level has one at most, and checks have sixteen."""
+"""Concurrent fetches: as many reads as a disk serves in parallel at full speed. Others are queued:
+at most one for each connection and delay level, and sixteen for checks."""
 
 Fetch = Callable[[NotInMemoryError, Callable[[bool], None]], None]
 """``Fetches.begin``."""
@@ -27,12 +27,13 @@ class Fetches:
         self._threads = ThreadPoolExecutor(FETCH_THREADS, thread_name_prefix="fetch")
 
     async def start(self) -> None:
-        """Do nothing: the threads start with the first fetch."""
+        """Do nothing; the threads start with the first fetch."""
 
     def begin(self, missing: NotInMemoryError, on_fetched: Callable[[bool], None]) -> None:
-        """Start a fetch; ``on_fetched`` is called on the event loop when it has ended.
+        """Start a fetch; call ``on_fetched`` on the event loop when it has ended.
 
-        Its argument is whether all could be read. It is not called for a fetch cancelled by a stop.
+        Its argument is whether all bytes could be read. It is not called for a fetch cancelled by a
+        stop.
         """
 
         def done(fetched: asyncio.Future[None]) -> None:

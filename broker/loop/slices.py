@@ -1,8 +1,8 @@
-"""Background work in slices: how long it may keep the event loop.
+"""Background work in slices of limited duration on the event loop.
 
-Requests are served by the same thread as housekeeping, so nothing may keep the loop for as long as
-there is something to do. Work that may be long is written as a generator, which yields after each
-small step; a slice takes as many steps as fit into it, and the next slice goes on from there.
+Requests are served by the same thread as housekeeping, so long work must not occupy the loop until
+it is done. It is written as a generator that yields after each small step; a slice runs as many
+steps as fit, and the next slice continues from there.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from itertools import chain
 from typing import Final
 
 SLICE_S: Final = 0.0005
-"""Seconds of a slice. Its last step, and one of each other kind of work that shares it, take some
-tenths of a millisecond more: background work keeps the event loop for about a millisecond."""
+"""Seconds of a slice. Its last step, and one step of each other kind of work that shares it, take
+some tenths of a millisecond more: background work occupies the loop for about a millisecond."""
 
 
 class Slice:
-    """A slice that begins when it is made; several kinds of work may share one."""
+    """A slice that begins at its creation; several kinds of work may share it."""
 
     def __init__(self) -> None:
         self._end = time.perf_counter() + SLICE_S
 
     @property
     def is_over(self) -> bool:
-        """Whether the next step has to wait for another slice."""
+        """Whether the next step must wait for another slice."""
         return time.perf_counter() >= self._end
 
     def advance(self, work: Iterator[object]) -> bool:
-        """Take steps of the work, at least one; return whether all of it is done."""
+        """Run steps of the work, at least one; return whether all work is done."""
         end, clock = self._end, time.perf_counter
         return all(clock() < end for _ in work)
 
@@ -38,8 +38,8 @@ PAUSE_S: Final = 0.002
 """Seconds between two slices of background work while requests come: a fifth of the loop's time."""
 
 
-class Rounds:
-    """Work that is done again every so many seconds, and each time in slices; for a `Ticker`."""
+class PeriodicWork:
+    """Work repeated at a fixed interval, each time in slices; for a `Ticker`."""
 
     def __init__(self, seconds: float, *work: Callable[[], Iterator[object]]) -> None:
         self._seconds = seconds
@@ -47,7 +47,7 @@ class Rounds:
         self._round: Iterator[object] | None = None
 
     def tick(self) -> float:
-        """Do the next slice; return the seconds until the one after it, 0 in the midst of work."""
+        """Run the next slice; return the seconds until the one after it, 0 if work is left."""
         if self._round is None:
             self._round = chain.from_iterable(one() for one in self._work)
         if not Slice().advance(self._round):

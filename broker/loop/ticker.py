@@ -1,4 +1,4 @@
-"""Work that comes back by itself: housekeeping in small slices on the event loop."""
+"""Periodic housekeeping in small slices on the event loop."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ RETRY_AFTER_ERROR_S: Final = 1.0
 
 
 LATENESS_FACTOR: Final = 4
-"""How many times the loop's lateness a pause is longer: a busy loop does little background work."""
+"""The pause grows by this factor times the loop's lateness: a busy loop does less housekeeping."""
 
 EXTRA_PAUSE_S_MAX: Final = 0.1
-"""Longest such extension in seconds: a loop that was suspended says nothing about its load."""
+"""Longest such extension in seconds: the lateness of a suspended process is not load."""
 
 
 class Ticker:
-    """Calls ``work`` again and again; it returns the seconds until its next call.
+    """Calls ``work`` repeatedly; ``work`` returns the seconds until its next call.
 
-    If it returns 0 there is more to do: the next slice follows after ``pause`` seconds, also after
-    a ``wake``, so that requests are served in between. If the loop was late for a slice, the pause
-    is longer. ``traffic`` counts what the loop has served; while it does not change, slices follow
-    each other without a pause.
+    If it returns 0, work is left: the next slice follows after ``pause`` seconds, also after a
+    ``wake``, so that requests are served in between. If the loop was late for a slice, the pause
+    is longer. ``traffic`` counts served reads; while it does not change, slices follow each other
+    without a pause.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class Ticker:
         self._woken = False
 
     async def start(self) -> None:
-        """Do the first piece of work after this pass of the loop."""
+        """Schedule the first call after this pass of the loop."""
         self._loop = asyncio.get_running_loop()
         self._plan(0.0)
 
     async def stop(self) -> None:
-        """Do no more."""
+        """Cancel the next call."""
         self._loop = None
         if self._handle is not None:
             self._handle.cancel()
 
     def wake(self) -> None:
-        """Do the next piece now rather than when it was due; the work itself may call this."""
+        """Run the next slice now instead of when it is due; the work itself may call this."""
         if self._woken or self._loop is None or self._handle is None:
             return
         self._woken = True
@@ -93,7 +93,7 @@ class Ticker:
         self._plan(delay)
 
     def _is_quiet(self) -> bool:
-        """Tell whether nothing has been served since the last look."""
+        """Return whether nothing has been served since the last call."""
         if self._traffic is None:
             return False
         before, self._served = self._served, self._traffic()

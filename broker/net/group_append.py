@@ -1,10 +1,10 @@
-"""Appends of one pass of the event loop, made as one group.
+"""Appends of one pass of the event loop, combined into one group.
 
-Most of what an append costs, it costs however many records it takes: a system call under
-SYNC_FLUSH, and the way through the layers of the store. So a handler that knows what it will append
-only *stages* it; at the end of the pass, when all readable sockets were served, everything staged
-is appended at once, in the order in which it came, and each record's answer is given. A batch is a
-group by itself and appended where it comes, but its answer, too, leaves at the end.
+Most of the cost of an append does not depend on the number of records: a system call under
+SYNC_FLUSH, and the calls through the layers of the store. So a handler only *stages* its records;
+at the end of the pass, after all readable sockets were served, everything staged is appended at
+once, in its order of arrival, and each request is answered. A batch is a group by itself and
+appended immediately, but its answer is sent at the end of the pass as well.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ GROUP_MAX: Final = 1_024
 """Records staged before they are appended at once: a few milliseconds of work."""
 
 LATE_BYTES_MAX: Final = 1 << 20
-"""Bytes of replies kept for the end of a pass; beyond, they are written at once. More than batches
-of all producers of a busy broker get in one pass: bounds what one that reads nothing has kept."""
+"""Bytes of replies kept for the end of a pass; beyond, they are written at once. Batches of all
+producers of a busy broker get less in one pass: this bounds memory for a peer that does not
+read."""
 
 
 class Staged(Protocol):
-    """A record to append, and what follows from it."""
+    """A record to append, and how its request is answered."""
 
     @property
     def draft(self) -> AppendRequest: ...
@@ -44,16 +45,16 @@ class Staged(Protocol):
     def connection(self) -> Connection: ...
 
     def appended(self, one: AppendResult) -> bytes | None:
-        """Take note of it; return a reply that need not wait for the disk."""
+        """Process the result; return a reply that need not wait for the disk."""
         ...
 
     def refused(self) -> None:
-        """Forget it: the group could not be appended, and the request is served alone."""
+        """Drop the record: the group could not be appended, and the request is served alone."""
         ...
 
 
 class StagedSeveral(Protocol):
-    """Records to append side by side, and what follows from them."""
+    """Records to append contiguously, and how their request is answered."""
 
     @property
     def drafts(self) -> Sequence[AppendRequest]: ...
@@ -65,16 +66,16 @@ class StagedSeveral(Protocol):
     def connection(self) -> Connection: ...
 
     def appended(self, several: Sequence[AppendResult]) -> bytes | None:
-        """Take note of them; return a reply that need not wait for the disk."""
+        """Process the results; return a reply that need not wait for the disk."""
         ...
 
     def refused(self) -> None:
-        """Forget them: the group could not be appended, and the request is served alone."""
+        """Drop the records: the group could not be appended, and the request is served alone."""
         ...
 
 
 class Log(Protocol):
-    """What this needs of the store."""
+    """The part of the store that a group is appended to."""
 
     def append(
         self, group: Sequence[AppendRequest], *, contiguous: bool = False
@@ -91,11 +92,11 @@ class GroupAppend:
     def __init__(
         self, log: Log, *, call_soon: Callable[[Callable[[], None]], object] = _call_soon
     ) -> None:
-        """`call_soon` has a function called at the end of this pass of the event loop."""
+        """`call_soon` schedules a function for the end of this pass of the event loop."""
         self._append = log.append
         self._call_soon = call_soon
         self._staged: list[tuple[Staged, Handler]] = []
-        self._several: dict[int, StagedSeveral] = {}  # those among `_staged`, by place
+        self._several: dict[int, StagedSeveral] = {}  # those among `_staged`, by index
         self._records_of_several = 0
         self._late: dict[Connection, list[bytes]] = {}
         self._late_bytes = 0
@@ -113,7 +114,7 @@ class GroupAppend:
             self.append_staged()
 
     def stage_several(self, staged: StagedSeveral, alone: Handler) -> None:
-        """Append records side by side at the end of this pass; otherwise as `stage`."""
+        """Append records contiguously at the end of this pass; otherwise the same as `stage`."""
         waiting = self._staged
         self._several[len(waiting)] = staged
         self._records_of_several += len(staged.drafts)
@@ -124,7 +125,7 @@ class GroupAppend:
             self.append_staged()
 
     def append_staged(self) -> None:
-        """Append what is staged now; nothing happens if nothing is."""
+        """Append all staged records now, if there are any."""
         group, self._staged = self._staged, []
         if not group:
             return
@@ -133,7 +134,7 @@ class GroupAppend:
                 appended = self._append_with_several(group)
             else:
                 appended = self._append([staged.draft for staged, _ in group])
-        except Exception as error:  # whatever it is, each of them is owed an answer
+        except Exception as error:  # each request must be answered
             if not isinstance(error, StoreError):
                 logger.exception("event=group_failed records=%d", len(group))
             _serve_alone(group)
@@ -142,7 +143,7 @@ class GroupAppend:
         for (staged, _), one in zip(group, appended, strict=True):
             try:
                 reply = staged.appended(one)
-            except Exception:  # of one request; the others are in the log and want their answers
+            except Exception:  # the other records are in the log, and need answers
                 logger.exception("event=staged_failed appended=%r", one)
                 continue
             if reply is not None:
@@ -155,10 +156,10 @@ class GroupAppend:
         _write(replies)
 
     def reply_after_pass(self, connection: Connection, reply: bytes) -> None:
-        """Write a reply when all readable sockets were served.
+        """Write a reply after all readable sockets were served.
 
-        A reply wakes its receiver, to whom the system may give the processor of this loop at once:
-        better when the loop has nothing left to do, and once for the replies to all.
+        A reply wakes its receiver, and the scheduler may run it at once instead of this loop. So
+        the replies to all peers are written together, when the loop has nothing left to do.
         """
         if not self._late:
             self._call_soon(self._write_late)
@@ -172,11 +173,11 @@ class GroupAppend:
         _write(late)
 
     def _append_with_several(self, group: Sequence[tuple[Staged, Handler]]) -> list[AppendResult]:
-        """Append a group; return per request where its record lies, or a list of such places."""
-        places, self._several, self._records_of_several = self._several, {}, 0
+        """Append a group; return per request its append result, or a list of results."""
+        by_index, self._several, self._records_of_several = self._several, {}, 0
         drafts: list[AppendRequest] = []
-        for place, (staged, _) in enumerate(group):
-            several = places.get(place)
+        for index, (staged, _) in enumerate(group):
+            several = by_index.get(index)
             if several is None:
                 drafts.append(staged.draft)
             else:
@@ -184,8 +185,8 @@ class GroupAppend:
         appended = self._append(drafts)
         results: list[AppendResult | list[AppendResult]] = []
         at = 0
-        for place in range(len(group)):
-            several = places.get(place)
+        for index in range(len(group)):
+            several = by_index.get(index)
             count = 1 if several is None else len(several.drafts)
             results.append(appended[at] if several is None else appended[at : at + count])
             at += count
@@ -198,7 +199,7 @@ def _write(replies: Mapping[Connection, Sequence[bytes]]) -> None:
 
 
 def _serve_alone(group: Sequence[tuple[Staged, Handler]]) -> None:
-    """Give each request of a failed group what it deserves by itself: one may be at fault."""
+    """Serve each request of a failed group by itself: only one may be at fault."""
     for staged, _ in group:
         staged.refused()
     for staged, alone in group:

@@ -1,16 +1,17 @@
 """Pulls that wait for a message.
 
-Waiters are kept per topic and queue. The append path asks one question, "is anyone waiting?", and
-marks the queue with the end of the log; marked queues are looked at after each flush (SYNC_FLUSH),
-or after the pass of the loop that appended (ASYNC_FLUSH).
+Pulls are kept per topic and queue. The append path only tests whether a pull waits, and then marks
+the queue with the end of the log. Marked queues are processed after each flush (SYNC_FLUSH), or
+after the pass of the loop that appended (ASYNC_FLUSH).
 
-Under SYNC_FLUSH a message is appended some time before it is visible. So a mark stays until the log
-is readable up to it, for the next flush may have begun before the append. And a pull that comes in
-between, finds nothing and waits, marks its queue itself: the append saw no one waiting.
+Under SYNC_FLUSH a message is appended some time before it is visible. A mark therefore stays until
+the log is readable up to it, because the next flush may have begun before the append. A pull that
+arrives in between, finds nothing and waits, marks its queue itself, because the append found no
+waiting pull.
 
-One message may be awaited by thousands of consumers, and the time of as many may be up at once. So
-pulls are answered in slices. Those that were not looked at yet stay where the append path sees
-them, in front of those that go on waiting.
+Thousands of consumers may wait for one message, and thousands of pulls may time out together. So
+pulls are answered in slices. Those not processed yet stay where the append path sees them, in front
+of those that continue to wait.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from ..loop.slices import Slice
 QueueKey = tuple[str, int]
 
 HELD_PULLS_MAX: Final = 100_000
-"""Pulls held at one time, about 1 KiB each; one more is answered at once, as if it timed out."""
+"""Pulls held at one time, about 1 KiB each; further ones are answered at once, like a time-out."""
 
 SWEEP_S: Final = 0.5
-"""Seconds between two looks for pulls whose time is up: an answer is at most this late, where the
-official broker is up to 5 s late."""
+"""Seconds between two scans for timed-out pulls: an answer is at most this late. RocketMQ's broker
+is up to 5 s late."""
 
 
 class PullConnection(Protocol):
-    """Where the answer of a held pull goes."""
+    """The connection that gets the answer of a held pull."""
 
     @property
     def closed(self) -> bool: ...
@@ -46,7 +47,7 @@ class PullConnection(Protocol):
 
 
 class Log(Protocol):
-    """How far the log goes and how far of it may be read."""
+    """The end of the log, and up to where it may be read."""
 
     @property
     def write_offset(self) -> int: ...
@@ -62,26 +63,26 @@ class HeldPull(msgspec.Struct):
     command: RemotingCommand
     connection: PullConnection
     deadline: float  # loop time, seconds
-    next_offset: int  # where to look next: what was filtered out need not be scanned again
+    next_offset: int  # continue here: entries before it were filtered out
     tag_codes: frozenset[int] | None
-    looked_until: int  # the log's readable offset before it was looked for messages
+    looked_until: int  # the log's readable offset before the search for messages
 
 
 Answer = Callable[[HeldPull, bool], bytes | None]
-"""`(held, timed_out)` → the reply to write, or None to go on holding; never None in time-out."""
+"""`(held, timed_out)` → the reply, or None to keep holding; never None after a time-out."""
 
 
 class LongPolling:
-    """Keeps the pulls that wait and answers them when a message comes or their time is up."""
+    """Holds waiting pulls and answers them when a message arrives or they time out."""
 
     def __init__(self) -> None:
         self.waiting: dict[QueueKey, deque[HeldPull]] = {}  # read by the append path
         self._count = 0
-        self._arrived: dict[QueueKey, int] = {}  # marked queues: look until this is readable
-        self._woken: dict[QueueKey, int] = {}  # of these, the ones to be looked at now
-        self._to_sweep: list[QueueKey] = []  # queues whose deadlines are to be looked at
-        self._looking: Iterator[None] | None = None  # the look under way, the only one
-        self._look_asked = False  # for the next slice of it
+        self._arrived: dict[QueueKey, int] = {}  # marked queues: search until this is readable
+        self._woken: dict[QueueKey, int] = {}  # marked queues to be searched now
+        self._to_sweep: list[QueueKey] = []  # queues whose deadlines are to be tested
+        self._looking: Iterator[None] | None = None  # the search in progress; there is only one
+        self._look_asked = False  # whether its next slice is scheduled
         self._wake_asked = False
         self._answer: Answer | None = None
         self._log: Log | None = None
@@ -89,17 +90,17 @@ class LongPolling:
         self._sweep_handle: asyncio.TimerHandle | None = None
 
     def answer_by(self, answer: Answer, log: Log) -> None:
-        """Set the pull handler's way to look again, and the log it looks at."""
+        """Set the pull handler's function that answers held pulls, and the log."""
         self._answer = answer
         self._log = log
 
     async def start(self) -> None:
-        """Begin to watch the deadlines."""
+        """Start to scan the deadlines."""
         self._loop = asyncio.get_running_loop()
         self._sweep_handle = self._loop.call_later(SWEEP_S, self._sweep)
 
     async def stop(self) -> None:
-        """Forget every waiter: their connections are closed."""
+        """Drop all pulls: their connections are closed."""
         if self._sweep_handle is not None:
             self._sweep_handle.cancel()
         self._looking = None
@@ -109,11 +110,11 @@ class LongPolling:
 
     @property
     def count(self) -> int:
-        """Pulls held now."""
+        """Number of pulls held now."""
         return self._count
 
     def hold(self, held: HeldPull) -> bool:
-        """Keep the pull until a message comes or its deadline; False when too many wait."""
+        """Hold a pull until a message or its deadline; return False if too many wait."""
         if self._count >= HELD_PULLS_MAX:
             return False
         self.waiting.setdefault(held.key, deque()).append(held)
@@ -124,14 +125,14 @@ class LongPolling:
             self._arrived[held.key] = end
         return True
 
-    def note_arrivals(self, queues: Iterable[QueueKey]) -> None:
-        """Mark those of the queues, which just got messages, on which someone waits."""
+    def mark_arrivals(self, queues: Iterable[QueueKey]) -> None:
+        """Mark those queues, of these that just got messages, for which pulls wait."""
         assert self._log is not None
         waiting, end = self.waiting, self._log.write_offset
         self._arrived.update([(key, end) for key in queues if key in waiting])
 
     def wake(self) -> None:
-        """Look again for the pulls of marked queues, as far as a slice goes; the rest follows."""
+        """Search messages for the pulls of marked queues, in slices."""
         if self._arrived:
             self._woken.update(self._arrived)
             self._arrived.clear()
@@ -139,7 +140,7 @@ class LongPolling:
             self._look()
 
     def wake_soon(self) -> None:
-        """Look again after this pass of the loop, if anything was marked."""
+        """Call `wake` after this pass of the loop, if a queue is marked."""
         if self._arrived and not self._wake_asked and self._loop is not None:
             self._wake_asked = True
             self._loop.call_soon(self._wake_asked_for)
@@ -172,7 +173,7 @@ class LongPolling:
             self._look()
 
     def _looks(self) -> Iterator[None]:
-        """Look at queue after queue; those with messages go first."""
+        """Process one queue after the other; those with messages first."""
         while self._woken or self._to_sweep:
             woken, self._woken = self._woken, {}
             for key, end in woken.items():
@@ -182,16 +183,16 @@ class LongPolling:
 
     def _look_for_messages(self, key: QueueKey, end: int) -> Iterator[None]:
         assert self._log is not None
-        readable = self._log.readable_offset  # before the look
+        readable = self._log.readable_offset  # before the search
         yield from self._look_at(key, is_sweep=False)
         if end > readable and key in self.waiting:
-            # What became readable during the look had its wake then; else one will come.
+            # What became readable during the search was woken for then; else a wake follows.
             is_late = self._log.readable_offset > readable
             marks = self._woken if is_late else self._arrived
             marks[key] = max(end, marks.get(key, 0))
 
     def _look_at(self, key: QueueKey, *, is_sweep: bool) -> Iterator[None]:
-        """Answer the pulls of a queue for which there is something; in a sweep, the overdue."""
+        """Answer the pulls of a queue that have messages or, in a sweep, that are overdue."""
         assert self._answer is not None
         waiters = self.waiting.get(key)
         if waiters is None:

@@ -1,9 +1,9 @@
 """Requests of the broker that a peer has to answer.
 
-Each connection keeps those that wait, by opaque; one timer of the server looks for what has waited
-too long, and runs only while something waits. Whoever asks is told exactly once: the answer, or
-None when the connection is lost or the time is up. An answer to nothing is ignored, as is one that
-comes too late.
+Each connection keeps its waiting requests by opaque. One timer of the server, active only while
+requests wait, expires those that have waited too long. The callback of a request is called exactly
+once: with the answer, or with None if the connection is lost or the time has passed. Answers
+without a waiting request are ignored.
 """
 
 from __future__ import annotations
@@ -21,64 +21,66 @@ from ..ports import OnAnswer
 
 logger = logging.getLogger(__name__)
 
-ASKS_MAX: Final = 256
-"""Requests that wait for one peer's answers, about 300 bytes each beside what they hold. A peer
-that takes a millisecond for each batch of them still gets a hundred thousand in a second."""
+PEER_REQUESTS_MAX: Final = 256
+"""Requests waiting for one peer's answers, about 300 bytes each plus their contents. A peer that
+takes a millisecond for each batch of them still gets a hundred thousand per second."""
 
 CHECK_ACK_S: Final = 3.0
-"""Seconds until a request counts as not received: a peer answers at once that it has it, so only a
-peer that hangs, or is overloaded, needs longer. RocketMQ's clients wait as long for an answer."""
+"""Seconds until a request counts as not received. A peer acknowledges a request at once, unless it
+hangs or is overloaded. RocketMQ's clients wait as long for an answer."""
 
 EXPIRE_SCAN_S: Final = 0.25
-"""Seconds between two looks for requests that have waited too long."""
+"""Seconds between two scans for requests that have waited too long."""
 
-_FIRST_OPAQUE: Final = 1 << 30  # far from those of one-way requests, which a peer may answer
+_FIRST_OPAQUE: Final = 1 << 30  # far from the opaques of one-way requests, which a peer may answer
 
 
-class Asks:
-    """What waits for the answers of one peer."""
+class PeerRequests:
+    """The requests that wait for the answers of one peer."""
 
     def __init__(self) -> None:
-        self._waiting = Correlation[OnAnswer](in_flight_max=ASKS_MAX, first_opaque=_FIRST_OPAQUE)
+        self._waiting = Correlation[OnAnswer](
+            in_flight_max=PEER_REQUESTS_MAX, first_opaque=_FIRST_OPAQUE
+        )
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     @property
     def full(self) -> bool:
-        """Whether the peer has to answer first."""
-        return len(self._waiting) >= ASKS_MAX
+        """Whether no more requests are accepted until the peer answers."""
+        return len(self._waiting) >= PEER_REQUESTS_MAX
 
     def register(self, on_answer: OnAnswer, now: float) -> int:
-        """Return the opaque under which to send a request; not when full."""
+        """Add a request; return the opaque to send it with. Do not call when full."""
         return self._waiting.register(on_answer, now + CHECK_ACK_S)
 
     def answered(self, answer: RemotingCommand) -> None:
-        """Hand an answer to who asked, if somebody did."""
+        """Pass an answer to the callback of its request, if it is waiting."""
         on_answer = self._waiting.match(answer.opaque)
         if on_answer is not None:
-            _tell((on_answer,), answer)
+            _call((on_answer,), answer)
 
     def expire(self, now: float) -> None:
-        """Tell those that have waited too long."""
-        _tell(self._waiting.expire(now), None)
+        """Call the callbacks of requests that have waited too long with None."""
+        _call(self._waiting.expire(now), None)
 
     def fail(self) -> None:
-        """Tell all: the connection is lost."""
-        _tell(self._waiting.fail_all(), None)
+        """Call all callbacks with None: the connection is lost."""
+        _call(self._waiting.fail_all(), None)
 
 
-class AskExpiry:
+class PeerRequestExpiry:
     """The timer that all connections of a server share."""
 
     def __init__(self) -> None:
-        self._asks: set[Asks] = set()
+        self._watched: set[PeerRequests] = set()
         self._round: Iterator[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def watch(self, asks: Asks, loop: asyncio.AbstractEventLoop) -> None:
-        """Have what waits there expire in time."""
-        self._asks.add(asks)
+    def watch(self, requests: PeerRequests, loop: asyncio.AbstractEventLoop) -> None:
+        """Expire the requests of a connection in time."""
+        self._watched.add(requests)
         if self._timer is None:
             self._timer = loop.call_later(EXPIRE_SCAN_S, self._scan, loop)
 
@@ -89,27 +91,27 @@ class AskExpiry:
             self._timer = loop.call_later(PAUSE_S, self._scan, loop)
             return
         self._round = None
-        self._timer = loop.call_later(EXPIRE_SCAN_S, self._scan, loop) if self._asks else None
+        self._timer = loop.call_later(EXPIRE_SCAN_S, self._scan, loop) if self._watched else None
 
     def _expire(self, now: float) -> Iterator[None]:
-        for asks in list(self._asks):
-            asks.expire(now)
-            if not len(asks):
-                self._asks.discard(asks)
+        for requests in list(self._watched):
+            requests.expire(now)
+            if not len(requests):
+                self._watched.discard(requests)
             yield
 
     def stop(self) -> None:
-        """Look no more."""
-        self._asks.clear()
+        """Cancel the timer."""
+        self._watched.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
 
-def _tell(waiting: Iterable[OnAnswer], answer: RemotingCommand | None) -> None:
+def _call(waiting: Iterable[OnAnswer], answer: RemotingCommand | None) -> None:
     for on_answer in waiting:
         try:
             on_answer(answer)
         except Exception:
-            # One that fails must not keep the others from their answers.
+            # A callback that fails must not keep the others from being called.
             logger.exception("event=answer_failed opaque=%s", answer and answer.opaque)

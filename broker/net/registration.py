@@ -1,8 +1,8 @@
-"""Tells real name servers about this broker, for teams that already run some (`namesrvAddr`).
+"""Register this broker with external name servers, for teams that run some (`namesrvAddr`).
 
-halfmq answers route requests itself; this service only adds the broker to routes that other name
-servers give. It registers in full every 30 s and soon after a topic changed, as RocketMQ does; a
-name server that is away is tried again each time and never disturbs the broker.
+halfmq answers route requests itself; this service only adds the broker to the routes of other name
+servers. It sends a full registration every 30 s and soon after a topic has changed, as RocketMQ
+does; an unreachable name server is retried each time and does not affect the broker.
 
 Source: `BrokerOuterAPI#registerBrokerAll`, `RegisterBrokerBody`.
 """
@@ -31,13 +31,13 @@ from ..tables.topics import TopicTable
 logger = logging.getLogger(__name__)
 
 REGISTER_S: Final = 30.0
-"""Seconds between two registrations; name servers forget a broker after 120 s."""
+"""Seconds between two registrations; name servers remove a broker after 120 s."""
 
 CHANGE_SCAN_S: Final = 1.0
-"""Seconds after which a new topic is told at the latest."""
+"""Seconds after which a new topic is registered at the latest."""
 
 ANSWER_S: Final = 6.0
-"""Seconds a name server gets to connect and answer, RocketMQ's `registerBrokerTimeoutMills` / 4."""
+"""Seconds for a name server to connect and answer, RocketMQ's `registerBrokerTimeoutMills` / 4."""
 
 MASTER_ID: Final = 0
 
@@ -54,7 +54,7 @@ def _signing(credentials: Credentials | None) -> Sign:
 
 
 class _NameServerLink(asyncio.Protocol):
-    """One connection to a name server; name servers forget us the moment it closes."""
+    """One connection to a name server, which unregisters the broker when it is closed."""
 
     def __init__(self, sign: Sign) -> None:
         self._sign = sign
@@ -127,12 +127,12 @@ class NameServerRegistration:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begin to register; returns before the first registration is answered."""
+        """Start registering; return before the first registration is answered."""
         if self._links:
             self._task = asyncio.create_task(self._keep_registered())
 
     async def stop(self) -> None:
-        """Leave every name server."""
+        """Unregister from every name server."""
         if self._task is None:
             return
         self._task.cancel()
@@ -200,7 +200,7 @@ class NameServerRegistration:
         return link
 
     def _own_address(self, link: _NameServerLink) -> str:
-        """The address by which this machine reached the name server: clients reach it likewise."""
+        """Return the local address of the connection to the name server, which clients use too."""
         assert link.transport is not None
         host = link.transport.get_extra_info("sockname")[0]
         return f"{host}:{self._port()}"

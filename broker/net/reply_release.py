@@ -1,15 +1,15 @@
-"""Group commit, seen from the network: replies wait here until the log is on disk.
+"""Group commit on the network side: replies wait here until the log is on disk.
 
-A handler appends at once and leaves its reply with the log position that must be durable. The flush
-is asked for once per pass of the event loop, after all readable sockets were served, so that one
-fdatasync covers what they brought; while it runs, the next group gathers. When it returns, every
-reply up to the durable position is written, joined per connection.
+A handler appends at once and passes its reply with the log position that must be durable. A flush
+is requested once per pass of the event loop, after all readable sockets were served, so that one
+fdatasync covers all their requests; while it runs, the next group accumulates. When it returns,
+every reply up to the durable position is written, joined per connection.
 
-A disk that falls behind is met in three steps. First peers are not read any more: a burst passes
-by in a fraction of a second, and nobody needs to know. But behind what is not read, decisions wait,
-and those are what empties the broker. So if it lasts, peers are read again, and what they send is
-refused, except for decisions, which are taken as before. Only when those alone have filled the
-second limit, nothing is read until the disk has caught up. No decision is dropped in any of them.
+If the disk is too slow, the broker reacts in three steps. First it stops reading from peers: most
+bursts last a fraction of a second, and no client notices. But decisions, which reduce the load, may
+wait in the same sockets. So if the overload lasts, peers are read again, and their requests are
+refused, except for decisions. Only when decisions alone have filled the second limit, nothing is
+read until the disk has caught up. No decision is dropped in any step.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ logger = logging.getLogger(__name__)
 
 UNFLUSHED_BYTES_MAX: Final = 64 << 20
 """Bytes of log that may wait for the disk before peers are no longer read: bounds the replies held
-here and the data at stake, and is a fraction of a second of any disk worth the name."""
+here and the data at risk. Usual disks write it in a fraction of a second."""
 
 
 UNFLUSHED_BYTES_LIMIT: Final = 128 << 20
-"""The same while only decisions are taken: room for as much again, since a commit is as long as its
+"""The same while only decisions are accepted: twice as much, since a commit is as long as its
 half."""
 
 STALLED_S_MAX: Final = 1.0
 """Seconds for which peers are not read before messages are refused instead. Clients give a request
-three seconds, in which the refusal must reach them and be tried again."""
+three seconds, in which the refusal must arrive and the request be tried again."""
 
 CAUSE: Final = "disk_behind"
 
 PEERS_PER_TURN: Final = 64
-"""Connections written to in one turn of the loop: one or two milliseconds, however many wait. The
-others follow in the next turns; meanwhile the first ones may have sent again."""
+"""Connections written to in one pass of the loop, in one or two milliseconds. The others follow in
+the next passes; meanwhile the first ones may have sent again."""
 
 
 class Writer(Protocol):
-    """Where a released reply goes."""
+    """The connection that gets a released reply."""
 
     def write(self, data: bytes) -> None: ...
 
@@ -55,7 +55,7 @@ class Writer(Protocol):
 
 
 class FlushableLog(Protocol):
-    """What this needs of the store."""
+    """The part of the store that replies wait for."""
 
     @property
     def durable_offset(self) -> int: ...
@@ -76,22 +76,22 @@ class ReplyRelease:
         *,
         on_released: Callable[[], None] = lambda: None,
     ) -> None:
-        """``refusal`` is told when messages are to be refused, and when no more."""
+        """``refusal`` is set while messages are refused; ``on_released`` follows each release."""
         self._log = log
         self._refusal = refusal or SendRefusal()
         self._waiting: deque[tuple[int, Writer, bytes]] = deque()
         self._stalled: list[Writer] = []
         self._flush_asked = False
-        self._has_more = False  # replies whose position is durable, for the next turn
+        self._has_more = False  # whether durable replies are left for the next pass
         self._on_released = on_released
         self._idle_futures: list[asyncio.Future[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self.refusing = False
-        """Whether messages and halves are to be refused: the disk has been behind for long."""
+        """Whether messages and halves are refused because the disk has been too slow for long."""
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell on which loop connections live; before this nothing can wait."""
+        """Set the event loop of the connections; before this no reply can wait."""
         self._loop = loop
 
     def hold(self, position: int, writer: Writer, reply: bytes) -> None:
@@ -100,18 +100,18 @@ class ReplyRelease:
         self.ask_flush()
 
     def ask_flush(self) -> None:
-        """Have the log flushed after this pass of the loop."""
+        """Request a flush of the log after this pass of the loop."""
         if not self._flush_asked and self._loop is not None:
             self._flush_asked = True
             self._loop.call_soon(self._flush)
 
     def over_limit(self) -> bool:
-        """Whether so much waits for the disk that no more should be read from the network."""
+        """Return whether too much waits for the disk to read more from the network."""
         limit = UNFLUSHED_BYTES_LIMIT if self.refusing else UNFLUSHED_BYTES_MAX
         return self._log.write_offset - self._log.durable_offset > limit
 
     def stall(self, writer: Writer) -> None:
-        """Have `writer` resumed when the disk has caught up, or when messages are refused."""
+        """Resume `writer` when the disk has caught up, or when messages are refused."""
         self._stalled.append(writer)
         if self._stall_timer is None and not self.refusing and self._loop is not None:
             self._stall_timer = self._loop.call_later(STALLED_S_MAX, self._refuse)
@@ -135,7 +135,7 @@ class ReplyRelease:
             writer.resume_after_flush()
 
     def _caught_up(self) -> None:
-        """Go back to the first step as soon as half of the limit is free."""
+        """Accept messages again as soon as half of the limit is free."""
         if self.refusing:
             waiting = self._log.write_offset - self._log.durable_offset
             if waiting <= UNFLUSHED_BYTES_MAX // 2:
@@ -150,11 +150,11 @@ class ReplyRelease:
 
     @property
     def idle(self) -> bool:
-        """Whether no reply waits."""
+        """Whether no reply is waiting."""
         return not self._waiting
 
     def notify_when_idle(self, future: asyncio.Future[None]) -> None:
-        """Settle `future` as soon as no reply waits."""
+        """Complete `future` as soon as no reply is waiting."""
         if self.idle:
             future.set_result(None)
         else:
@@ -163,8 +163,8 @@ class ReplyRelease:
     def _flush(self) -> None:
         self._flush_asked = False
         self._log.request_flush()
-        # The answer to a repeated request may wait for what has been on disk for long. Then there
-        # is nothing to flush, and nobody would come back with it.
+        # The answer to a repeated request may wait for a position that is durable already. Then
+        # there is nothing to flush, and no flush would release it.
         if self._waiting and self._waiting[0][0] <= self._log.durable_offset:
             self.release()
 
@@ -173,17 +173,17 @@ class ReplyRelease:
         self.release()
 
     def durable_from_thread(self, _offset: int) -> None:
-        """Take the flush thread's word that the log is on disk; called on that thread."""
+        """Release replies after a flush; called on the flush thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.release)
 
     def release(self) -> None:
-        """Write every reply whose position is durable; called on the event loop.
+        """Write every reply whose position is durable; call it on the event loop.
 
-        Those of many peers leave in several turns.
+        Replies to many peers are written in several passes.
         """
         if self._has_more:
-            return  # the next turn goes on
+            return  # the next pass continues
         durable = self._log.durable_offset
         waiting = self._waiting
         ready: dict[Writer, list[bytes]] = {}

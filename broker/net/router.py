@@ -1,7 +1,7 @@
 """Request code → handler; error → response code.
 
-Whatever a handler raises becomes an answer here, by one table, so that no error of one request can
-hurt another: the peer's fault is told to the peer, ours is told to the peer and logged.
+Every exception of a handler becomes an answer here, by one table, so that an error of one request
+cannot affect another. Errors of the peer are answered; errors of the broker are also logged.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Router:
             self.serve(table)
 
     def serve(self, table: Mapping[int, Handler]) -> None:
-        """Have more request codes served."""
+        """Add handlers for more request codes."""
         assert not self._handlers.keys() & table.keys()  # two handlers for one code
         self._handlers.update(table)
 
@@ -64,8 +64,8 @@ class Router:
         """Serve one command; return the reply to write now, if any.
 
         Raises:
-            NotInMemoryError: It has to be dispatched again when that is in memory.
-            UnfinishedError: It has to be dispatched again in another turn of the loop.
+            NotInMemoryError: Dispatch it again when the missing bytes are in memory.
+            UnfinishedError: Dispatch it again in a later pass of the loop.
         """
         if command.flag & FLAG_RESPONSE:
             connection.answered(command)
@@ -80,16 +80,16 @@ class Router:
                 reply = handler(command, connection)
             except (NotInMemoryError, UnfinishedError):
                 raise
-            except Exception as error:  # noqa: BLE001  # whatever it is, the peer is owed an answer
+            except Exception as error:  # noqa: BLE001  # every request must be answered
                 reply = _answer_error(error, handler, command, connection)
         return None if command.flag & FLAG_ONE_WAY else reply
 
 
 def answer(handler: Handler, command: RemotingCommand, connection: Connection) -> bytes | None:
-    """Serve a command by its handler; whatever the handler raises becomes the answer.
+    """Serve a command by its handler; an exception of the handler becomes the answer.
 
-    This is for commands that the server has taken out of its backlog: they are served to the end,
-    waiting for the disk where they must.
+    For commands that are no longer in the server's backlog: they are served to the end, even if
+    they have to wait for the disk.
     """
     try:
         try:
@@ -97,14 +97,14 @@ def answer(handler: Handler, command: RemotingCommand, connection: Connection) -
         except NotInMemoryError:
             with allowed_to_wait(True):
                 return handler(command, connection)
-    except Exception as error:  # noqa: BLE001  # whatever it is, the peer is owed an answer
+    except Exception as error:  # noqa: BLE001  # every request must be answered
         return _answer_error(error, handler, command, connection)
 
 
 def _answer_error(
     error: Exception, handler: Handler, command: RemotingCommand, connection: Connection
 ) -> bytes | None:
-    """Return what the peer is told of an error of a handler; None if it is answered later."""
+    """Return the answer for an error of a handler; None if it is answered later."""
     match error:
         case NotYetError():
             error.wait(partial(_serve_later, handler, command, connection), len(command.body))
@@ -112,7 +112,7 @@ def _answer_error(
         case RequestRefusedError():
             error.answered(command, connection)
             return encode_reply(command, error.code, header=error.ext_fields, remark=error.remark)
-        case RemotingError():  # a body or an expression that cannot be understood
+        case RemotingError():  # a body or an expression that cannot be decoded
             return _refuse(command, ResponseCode.SYSTEM_ERROR, str(error))
         case StoreError():
             return _answer_store_error(command, connection, error)
@@ -132,7 +132,7 @@ def _serve_later(
     connection: Connection,
     refusal: RequestRefusedError | None,
 ) -> None:
-    """Serve a request that was put aside, unless its sender is gone or `refusal` says why not."""
+    """Serve a deferred request, or refuse it with `refusal`; do nothing if its sender is gone."""
     if connection.closed:
         return
     reply = answer(handler if refusal is None else _refusing(refusal), command, connection)

@@ -2,12 +2,13 @@
 
 One `data_received` decodes every whole frame it completes, serves each with a plain function call
 and writes all replies joined: no task, future or queue per message. Back-pressure works by not
-reading: while a peer does not read its replies, or while the disk is behind, its socket is paused.
+reading: while a peer does not read its replies, or while the disk is too slow, its socket is
+paused.
 
-A request that lacks bytes which are not in memory, or that is too much for one turn of the loop,
-goes back to the head of its connection's backlog. The socket is paused, a thread fetches the bytes,
-and the request is served again, before what follows it. So requests of one connection are served in
-their order, and those of others meanwhile.
+A request that needs bytes that are not in memory, or that is too long for one pass of the loop,
+returns to the head of its connection's backlog. The socket is paused, a thread fetches the bytes,
+and the request is served again before those after it. So the requests of one connection are served
+in order, while other connections are served too.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ from ..access.tls import TlsContext
 from ..access.tls_listener import TlsListener
 from ..errors import AddressTakenError, UnfinishedError
 from ..loop.fetches import Fetch
-from ..loop.slices import PAUSE_S, Rounds
+from ..loop.slices import PAUSE_S, PeriodicWork
 from ..loop.ticker import Ticker
 from ..ports import Connection, OnAnswer, Part
-from .peer_requests import AskExpiry, Asks
+from .peer_requests import PeerRequestExpiry, PeerRequests
 from .reply_release import ReplyRelease
 
 logger = logging.getLogger(__name__)
@@ -46,64 +47,67 @@ logger = logging.getLogger(__name__)
 _MSGPACK: Final = int(HeaderType.MSGPACK)  # looking up an enum member takes 70 ns
 
 _MORE_FOLLOWS: Final[int] = getattr(socket, "MSG_MORE", 0)
-"""Of a send: the next one goes into the same packet."""
+"""Flag of a send: more data of the same packet follow."""
 
 IDLE_TIMEOUT_S: Final = 120.0
-"""Seconds without a byte from or to the peer until its connection is closed; clients beat every
-30 s.
+"""Seconds without a byte from or to the peer until its connection is closed; clients send a
+heartbeat every 30 s.
 Source: `NettyServerConfig.serverChannelMaxIdleTimeSeconds`."""
 
 IDLE_SCAN_S: Final = 10.0
-"""Seconds between two looks for idle connections. Each notes who was heard since the one before, so
-a silent peer is closed up to two of them later than its time."""
+"""Seconds between two scans for idle connections. Each records which peers were active since the
+previous scan, so a silent peer is closed up to two scans late."""
 
 CONNECTIONS_MAX: Final = 20_000
-"""Open connections; each costs about 5 KiB and a file descriptor. One more is closed at once."""
+"""Open connections; each takes about 5 KiB and a file descriptor. Further ones are closed at
+once."""
 
 WRITE_BUFFER_HIGH: Final = 8 << 20
-"""Bytes waiting for one slow reader before its requests are no longer read: thirty full pulls."""
+"""Unsent bytes of one slow reader before its requests are no longer read: thirty full pulls."""
 
-STRAIGHT_MIN: Final = 16_384
-"""Bytes from which on a copy for the transport costs more than to go past it."""
+DIRECT_WRITE_MIN: Final = 16_384
+"""Bytes from which a copy for the transport takes longer than a direct write to the socket."""
 
 REPLIES_JOINED_MAX: Final = 1 << 20
-"""Bytes of replies joined for one write. Between two such writes it is seen whether the peer reads:
-one read can bring 800 pulls, whose answers together would have 200 MiB."""
+"""Bytes of replies joined for one write. Between two writes the server tests whether the peer
+reads: one read can contain 800 pulls, whose answers together have 200 MiB."""
 
-LOOK_AT_DISK_EVERY: Final = 32
-"""Requests between two looks whether the disk is behind, of one peer or several: a read may bring
+REQUESTS_PER_DISK_TEST: Final = 32
+"""Requests, of one peer or several, between two tests of the disk limit: a read may contain
 hundreds of decisions, each about a message of megabytes."""
 
-LOOK_AT_DISK_BYTES: Final = 256 << 10
-"""Bytes read from all peers between two such looks, one full read: a look takes a twentieth of the
+BYTES_PER_DISK_TEST: Final = 256 << 10
+"""Bytes read from all peers between two such tests, one full read: a test takes a twentieth of the
 time of a small request."""
 
-_REQUEST_WEIGHT: Final = LOOK_AT_DISK_BYTES // LOOK_AT_DISK_EVERY  # bytes a request counts as more
+_REQUEST_WEIGHT: Final = (
+    BYTES_PER_DISK_TEST // REQUESTS_PER_DISK_TEST
+)  # bytes counted per request, plus its size
 
 UNFINISHED_BYTES_MAX: Final = 256 << 20
 """Bytes of unfinished frames of all connections. A frame may have 16 MiB, so a few hundred peers
-that never finish theirs could fill the memory; beyond this the one that adds to it is cut off."""
+that never complete theirs could fill the memory; beyond this the peer that adds to it is closed."""
 
 TRIES_MAX: Final = 256
-"""Fetches for one request; then it is served waiting for the disk. Memory may be so short that what
-was fetched is gone before it is used. A search halves a queue some thirty times, and a key that
-many messages have leads to at most 256 of them."""
+"""Fetches for one request; then it is served even if it waits for the disk, because fetched bytes
+may be evicted before they are used. A search halves a queue some thirty times, and a key of many
+messages leads to at most 256 of them."""
 
 BACKLOG: Final = 1_024
 """Connections that the system keeps until they are accepted."""
 
 CLOSE_TIMEOUT_S: Final = 5.0
-"""Seconds that peers get to take their last replies when the broker stops."""
+"""Seconds for peers to read their last replies when the broker stops."""
 
 
 class Dispatcher(Protocol):
-    """Serves one command; the router, as far as the server is concerned."""
+    """Serves one command; implemented by the router."""
 
     def dispatch(self, command: RemotingCommand, connection: Connection) -> bytes | None: ...
 
 
 class Shared:
-    """What all connections of one server have in common."""
+    """State shared by all connections of one server."""
 
     def __init__(
         self,
@@ -117,13 +121,13 @@ class Shared:
         self.fetch = fetch
         self.on_closed = on_closed
         self.connections: set[ClientConnection] = set()
-        self.per_address_max = 0  # connections; 0: as many as there are
+        self.per_address_max = 0  # connections; 0: no limit
         self.per_address: Counter[str] = Counter()
         self.opaques = itertools.count(1)
-        self.ask_expiry = AskExpiry()
-        self.reads = 0  # of any socket since the start
-        self.unlooked_bytes = 0  # read since the last look whether the disk is behind
-        self.unfinished_bytes = 0  # of frames of which only a part has come
+        self.request_expiry = PeerRequestExpiry()
+        self.reads = 0  # from any socket since the start
+        self.untested_bytes = 0  # read since the last test of the disk limit
+        self.unfinished_bytes = 0  # of incomplete frames
         self.listen_port = 0  # known when the first listener is bound
         self.stopping = False
 
@@ -137,14 +141,14 @@ class ClientConnection(asyncio.Protocol):
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
-        self._reading_paused = 0  # reasons for which the socket is not read
-        self._backlog: list[RemotingCommand] = []  # read, and not served: peer or disk is slow
-        self._fetching = False  # what the first of them lacks
+        self._reading_paused = 0  # number of reasons for which the socket is not read
+        self._backlog: list[RemotingCommand] = []  # read but not served: peer or disk is slow
+        self._fetching = False  # whether bytes for the first of them are being fetched
         self._tries = 0  # fetches for the first of them
         self._unfinished = 0  # bytes of this connection in `Shared.unfinished_bytes`
-        self._header_type = -1  # of the last request; none has come
+        self._header_type = -1  # of the last request; -1: none yet
         self._request_header_type = HeaderType.JSON
-        self._asks: Asks | None = None  # most peers are never asked
+        self._peer_requests: PeerRequests | None = None  # most peers get no request
         self.acknowledges = False
         self.subject: object = None
         self.unfinished: object = None
@@ -155,14 +159,14 @@ class ClientConnection(asyncio.Protocol):
         self.broker_address = ""
         self.language = self.version = 0
         self.last_seen = self._loop.time()
-        self._heard = False  # since the last look at when
-        self._socket: socket.socket | None = None  # the transport's, once much was written
-        self._unsent = 0  # bytes that waited for the peer to read them at the last look
+        self._heard = False  # since the last idle scan
+        self._socket: socket.socket | None = None  # the transport's, after a large write
+        self._unsent = 0  # bytes in the write buffer at the last idle scan
 
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take over a fresh connection, or close it when there are too many."""
+        """Accept a new connection, or close it if there are too many."""
         shared = self._shared
         self._transport = cast("asyncio.Transport", transport)
         peer = transport.get_extra_info("peername")
@@ -213,7 +217,7 @@ class ClientConnection(asyncio.Protocol):
                 self._remember_peer(last)
             waiting.is_allowed = False
             try:
-                if len(commands) == 1:  # as nearly always where the peer waits for each answer
+                if len(commands) == 1:  # the usual case if the peer waits for each answer
                     reply = self._dispatch(last, self)
                     if reply is not None:
                         self.write(reply)
@@ -232,22 +236,22 @@ class ClientConnection(asyncio.Protocol):
             self._count_unfinished(self._decoder.buffered)
         shared = self._shared
         shared.reads += 1
-        shared.unlooked_bytes += len(data) + _REQUEST_WEIGHT * len(commands)
-        if shared.unlooked_bytes >= LOOK_AT_DISK_BYTES:
-            self._look_at_disk()
+        shared.untested_bytes += len(data) + _REQUEST_WEIGHT * len(commands)
+        if shared.untested_bytes >= BYTES_PER_DISK_TEST:
+            self._test_disk_limit()
 
-    def _look_at_disk(self) -> None:
+    def _test_disk_limit(self) -> None:
         if self._shared.release.over_limit():
-            self._stall()  # and the next peer looks as well
+            self._stall()  # and the next peer tests as well
         else:
-            self._shared.unlooked_bytes = 0
+            self._shared.untested_bytes = 0
 
     def _stall(self) -> None:
         self._pause_reading()
         self._shared.release.stall(self)
 
     def _serve(self, commands: list[RemotingCommand]) -> None:
-        """Answer commands in order; what is left when peer or disk become slow waits for them."""
+        """Answer commands in order; if peer or disk become slow, the rest stays in the backlog."""
         dispatch = self._dispatch
         replies: list[bytes] = []
         size = 0
@@ -262,7 +266,7 @@ class ClientConnection(asyncio.Protocol):
                 waiting.is_allowed = False
             if reply is None:
                 if not self.writable or (
-                    not number % LOOK_AT_DISK_EVERY and self._shared.release.over_limit()
+                    not number % REQUESTS_PER_DISK_TEST and self._shared.release.over_limit()
                 ):
                     self._backlog = commands[number:]
                     break
@@ -279,7 +283,7 @@ class ClientConnection(asyncio.Protocol):
             self.write(replies[0] if len(replies) == 1 else b"".join(replies))
 
     def _put_back(self, commands: list[RemotingCommand], reason: Exception) -> None:
-        """Serve the first of some commands again when it can be, and then the others."""
+        """Return commands to the backlog, to be served when the first can be."""
         self._backlog = commands
         self._pause_reading()
         if isinstance(reason, NotInMemoryError):
@@ -292,7 +296,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _fetched(self, is_there: bool) -> None:
         self._fetching = False
-        if not is_there:  # what cannot be read, the next try meets, and answers
+        if not is_there:  # the next try gets the read error, and answers it
             self._tries = TRIES_MAX
         self._go_on()
 
@@ -312,11 +316,11 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
 
     def eof_received(self) -> bool:
-        """Close when the peer closes; what is buffered for it is still written."""
+        """Close when the peer closes; buffered replies are still written."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection and everything registered through it."""
+        """Remove the connection and everything registered through it."""
         self._count_unfinished(0)
         self._backlog = []
         self.unfinished = None
@@ -330,8 +334,8 @@ class ClientConnection(asyncio.Protocol):
             self._shared.on_closed(self)
             logger.debug("event=disconnected peer=%s error=%r", self.name, exc)
         self.closed = True
-        if self._asks is not None:
-            self._asks.fail()
+        if self._peer_requests is not None:
+            self._peer_requests.fail()
 
     def _forget_address(self) -> None:
         counts = self._shared.per_address
@@ -345,7 +349,7 @@ class ClientConnection(asyncio.Protocol):
         self._pause_reading()
 
     def resume_writing(self) -> None:
-        """Serve what waits, and read the peer again: it has taken its replies."""
+        """Serve the backlog, and read the peer again: it has read its replies."""
         self.writable = True
         self._go_on()
 
@@ -368,7 +372,7 @@ class ClientConnection(asyncio.Protocol):
     def send_request(
         self, code: int, header: Header | Mapping[str, str] | None, body: bytes = b""
     ) -> bool:
-        """Send a one-way request to the client; False when it was not written."""
+        """Send a one-way request to the client; return False if it was not written."""
         if self.closed or not self.writable:
             return False
         frame = encode_request(
@@ -389,15 +393,15 @@ class ClientConnection(asyncio.Protocol):
         body: bytes,
         on_answer: OnAnswer,
     ) -> bool:
-        """Send a request that the client answers; False when it was not written."""
+        """Send a request that the client answers; return False if it was not written."""
         if self.closed or not self.writable or self._shared.stopping:
             return False
-        asks = self._asks
-        if asks is None:
-            asks = self._asks = Asks()
-        if asks.full:
+        requests = self._peer_requests
+        if requests is None:
+            requests = self._peer_requests = PeerRequests()
+        if requests.full:
             return False
-        opaque = asks.register(on_answer, self._loop.time())
+        opaque = requests.register(on_answer, self._loop.time())
         self.write(
             encode_request(
                 code,
@@ -407,50 +411,50 @@ class ClientConnection(asyncio.Protocol):
                 header_type=self._request_header_type,
             )
         )
-        if len(asks) == 1:
-            self._shared.ask_expiry.watch(asks, self._loop)
+        if len(requests) == 1:
+            self._shared.request_expiry.watch(requests, self._loop)
         return True
 
     def answered(self, answer: RemotingCommand) -> None:
-        """Hand an answer of the peer to who asked; one to nothing is ignored."""
-        if self._asks is not None:
-            self._asks.answered(answer)
+        """Pass an answer of the peer to the caller of `ask`; ignore an unexpected one."""
+        if self._peer_requests is not None:
+            self._peer_requests.answered(answer)
 
     def reply_when_durable(self, position: int, reply: bytes) -> None:
         """Send `reply` once the commit log is on disk up to `position`."""
         self._shared.release.hold(position, self, reply)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Write whole frames; nothing happens when the peer is gone.
+        """Write whole frames; do nothing if the connection is closed.
 
-        Much goes to the socket at once, past the transport while that has nothing to send: so a
-        copy is made only of what the peer does not take.
+        Large writes go directly to the socket while the transport has nothing to send. So only
+        what the peer does not accept at once is copied.
         """
         transport = self._transport
         if self.closed or transport is None:
             return
-        if len(data) < STRAIGHT_MIN:
+        if len(data) < DIRECT_WRITE_MIN:
             transport.write(bytes(data))
             return
         sent = 0
-        if (connected := self._straight(transport)) is not None:
+        if (connected := self._direct_socket(transport)) is not None:
             try:
                 sent = connected.send(data)
             except OSError:
-                sent = 0  # full; or broken, which the transport finds out
+                sent = 0  # full, or broken: the transport detects that
         if sent < len(data):
             transport.write(bytes(data[sent:]))
 
     def write_part(self, head: bytes, part: Part) -> None:
-        """Write a frame whose end the system sends from a file; nothing when the peer is gone.
+        """Write a frame whose end the system sends from a file; do nothing if closed.
 
-        A copy is made only of what the peer does not take.
+        Only what the peer does not accept at once is copied.
         """
         transport = self._transport
         if self.closed or transport is None:
             return
         sent = 0
-        if (connected := self._straight(transport)) is not None:
+        if (connected := self._direct_socket(transport)) is not None:
             try:
                 sent = connected.send(head, _MORE_FOLLOWS)
                 if sent == len(head):
@@ -471,21 +475,21 @@ class ClientConnection(asyncio.Protocol):
         transport.write(head[sent:] + rest)
 
     def _end_in_a_frame(self, reason: str) -> None:
-        """Close at once: some of a frame may be sent, and what belongs behind it is gone."""
+        """Close at once: part of a frame may have been sent, and the rest is lost."""
         logger.error("event=answer_cut_off peer=%s reason=%s", self.name, reason)
         self.abort()
 
-    def _straight(self, transport: asyncio.Transport) -> socket.socket | None:
-        """Return the transport's socket if the transport itself has nothing to send."""
+    def _direct_socket(self, transport: asyncio.Transport) -> socket.socket | None:
+        """Return the transport's socket if the transport has nothing to send; else None."""
         if transport.get_write_buffer_size() or transport.is_closing():
             return None
         return self._socket or self._connected_socket(transport)
 
     def _connected_socket(self, transport: asyncio.Transport) -> socket.socket | None:
-        """Return the transport's socket with all it can do; None if it has none."""
+        """Return a full socket object of the transport; None if it has none."""
         known = transport.get_extra_info("socket")
         if transport.get_extra_info("sslcontext") is not None:
-            return None  # what goes past the transport would go out in clear
+            return None  # a direct write would send plain text
         if known is None or sys.platform == "win32":  # there the transport's writes overlap
             return None
         self._socket = socket.socket(known.family, known.type, known.proto, known.fileno())
@@ -493,15 +497,15 @@ class ClientConnection(asyncio.Protocol):
         return self._socket
 
     def resume_after_flush(self) -> None:
-        """Serve what waits, and read the peer again: the disk has caught up."""
+        """Serve the backlog, and read the peer again: the disk has caught up."""
         self._go_on()
 
     def stop_reading(self) -> None:
-        """Take no more requests; replies still go out."""
+        """Read no more requests; replies are still sent."""
         self._pause_reading()
 
     def close(self) -> None:
-        """Close after what is buffered was written."""
+        """Close after buffered data were written."""
         self.closed = True
         if self._transport is not None:
             self._transport.close()
@@ -512,9 +516,9 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
 
     def is_idle(self, since: float) -> bool:
-        """Whether the peer has neither written nor read anything since a loop time.
+        """Return whether the peer has neither sent nor read anything since a loop time.
 
-        One that takes its answers slowly is not asked for more meanwhile, and yet is there.
+        A peer that reads its answers slowly sends nothing meanwhile, but is not idle.
         """
         transport = self._transport
         unsent = 0 if transport is None else transport.get_write_buffer_size()
@@ -564,13 +568,13 @@ class Server:
         self._shared.per_address_max = connections_per_address
         self._tls = tls
         self._servers: list[asyncio.Server | TlsListener] = []
-        idle = Rounds(IDLE_SCAN_S, self._close_idle)
+        idle = PeriodicWork(IDLE_SCAN_S, self._close_idle)
         self._idle_scan = Ticker("idle", idle.tick, pause=PAUSE_S, traffic=lambda: self.reads)
         self.addresses: list[str] = []
 
     @property
     def reads(self) -> int:
-        """How often data came from any peer since the start."""
+        """Number of reads from all peers since the start."""
         return self._shared.reads
 
     @property
@@ -580,29 +584,29 @@ class Server:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes of frames of which only a part has come, of all connections."""
+        """Bytes of incomplete frames of all connections."""
         return self._shared.unfinished_bytes
 
     @property
     def open_connections(self) -> int:
-        """How many connections there are, of clients and of tools."""
+        """Number of open connections, of clients and tools."""
         return len(self._shared.connections)
 
     @property
     def address(self) -> str:
-        """Where requests of clients are served, `host:port`."""
+        """Address of client requests, `host:port`."""
         return _address_text(self._host, self._shared.listen_port)
 
     @property
     def namesrv_address(self) -> str:
-        """Where name-server requests are served, `host:port`."""
+        """Address of name-server requests, `host:port`."""
         return self.addresses[-1]
 
     async def start(self) -> None:
         """Bind every address.
 
         Raises:
-            AddressTakenError: One of them cannot be bound; none stays bound.
+            AddressTakenError: An address cannot be bound; none stays bound.
         """
         self._release.attach(asyncio.get_running_loop())
         try:
@@ -645,13 +649,13 @@ class Server:
         return ClientConnection(self._shared)
 
     async def stop(self) -> None:
-        """Take no new requests, let replies out, then close every connection."""
+        """Read no more requests, send waiting replies, then close every connection."""
         self._shared.stopping = True
         await self._idle_scan.stop()
         self._close_listeners()
         for connection in list(self._shared.connections):
             connection.stop_reading()
-        await asyncio.sleep(0)  # what this pass of the loop has staged is appended at its end
+        await asyncio.sleep(0)  # records staged in this pass are appended at its end
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
                 await self._replies_out()
@@ -671,7 +675,7 @@ class Server:
         await gone
 
     def _when_closed(self, gone: asyncio.Future[None]) -> None:
-        """Close connections politely and settle `gone` when the last one is lost."""
+        """Close connections after their replies; complete `gone` when the last one is lost."""
         previous = self._shared.on_closed
 
         def closed(connection: Connection) -> None:
@@ -686,7 +690,7 @@ class Server:
             gone.set_result(None)
 
     def _close_listeners(self) -> None:
-        self._shared.ask_expiry.stop()
+        self._shared.request_expiry.stop()
         for server in self._servers:
             server.close()
 
@@ -695,7 +699,7 @@ class Server:
         for connection in list(self._shared.connections):
             if connection.is_idle(limit):
                 logger.info("event=idle_closed peer=%s", connection.name)
-                connection.abort()  # a peer that vanished takes no goodbye
+                connection.abort()  # a vanished peer does not complete a graceful close
             yield
 
 

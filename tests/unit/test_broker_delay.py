@@ -67,7 +67,7 @@ def noting(delays: DelayService) -> Callable[[Sequence[AppendRequest]], None]:
     def note(group: Sequence[AppendRequest]) -> None:
         for one in group:
             if one.topic == SCHEDULE_TOPIC:
-                delays.note_stored(one.queue_id)
+                delays.on_stored(one.queue_id)
 
     return note
 

@@ -27,7 +27,7 @@ class Log:
         for queue in queues:
             self.write_offset += 100
             self.messages.setdefault(queue, []).append(self.write_offset)
-        polling.note_arrivals(queues)
+        polling.mark_arrivals(queues)
 
     def flushed(self, polling: LongPolling, offset: int) -> None:
         self.readable_offset = offset

@@ -143,7 +143,7 @@ def test_our_own_delayed_message_goes_the_whole_way(opened: Open, clock: Clock) 
     levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=clock)
     before = store.queue_bounds("delay_t", 0)[1]
     store.append([levels.delayed(draft("delay_t", 0, b"ours", b"TAGS\x01A\x02DELAY\x012\x02"))])
-    service.note_stored(1)
+    service.on_stored(1)
     clock.now += 4_999
     service.tick()
     assert store.queue_bounds("delay_t", 0)[1] == before

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from halfmq.broker.net.replay_pace import (
-    FAR_BEHIND,
+    LAG_LARGE,
     LOOP_SHARE,
     QUIET_S,
     SLICE_S,
@@ -59,7 +59,7 @@ class Replays:
         self.answered: list[int] = []
         self.asked = 0
 
-    def ask(self, count: int = 1, *, behind: int = FAR_BEHIND) -> None:
+    def ask(self, count: int = 1, *, behind: int = LAG_LARGE) -> None:
         for number in range(self.asked, self.asked + count):
             serve = self._serve(number)
             if self.pace.admits(self.log.write_offset - behind, serve):
@@ -209,7 +209,7 @@ def test_consumers_that_keep_up_never_wait(replays: Replays) -> None:
     """They are not counted either."""
     replays.ask()
     replays.end_slice(stored=True)
-    replays.ask(1_000, behind=FAR_BEHIND - 1)
+    replays.ask(1_000, behind=LAG_LARGE - 1)
 
     assert len(replays.answered) == 1_001
 

@@ -199,7 +199,7 @@ def test_the_oldest_undelivered_message_is_found_in_any_level(tmp_path: Path) ->
     def delayed(level: int) -> int:
         message = levels.delayed(draft("T", properties={"DELAY": str(level)}))
         (appended,) = append_durably(store, message)
-        service.note_stored(level - 1)
+        service.on_stored(level - 1)
         return appended.physical_offset
 
     short, long, medium = delayed(1), delayed(3), delayed(2)

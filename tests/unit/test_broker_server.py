@@ -23,7 +23,7 @@ from halfmq.broker.net import peer_requests as asks_module
 from halfmq.broker.net import server as server_module
 from halfmq.broker.net.reply_release import UNFLUSHED_BYTES_MAX, ReplyRelease
 from halfmq.broker.net.router import Router
-from halfmq.broker.net.server import STRAIGHT_MIN, ClientConnection, Server
+from halfmq.broker.net.server import DIRECT_WRITE_MIN, ClientConnection, Server
 from halfmq.broker.ports import Connection, Handler
 from halfmq.remoting.codes import HeaderType, LanguageCode, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
@@ -511,7 +511,7 @@ def test_much_goes_past_a_transport_that_has_nothing_to_send(
 
     async def main() -> None:
         async with _serving(part) as (server, _), _peer(server) as peer:
-            for size in (STRAIGHT_MIN // 2, STRAIGHT_MIN):
+            for size in (DIRECT_WRITE_MIN // 2, DIRECT_WRITE_MIN):
                 peer.writer.write(encode_request(105, opaque=size, header=ROUTE))
                 assert (await peer.answer()).body == bytes(size)
 
@@ -526,7 +526,7 @@ def test_nothing_is_written_to_a_peer_that_is_gone(loop_factory: LoopFactory) ->
 
     def part(request: RemotingCommand, connection: Connection) -> bytes | None:
         connections.append(connection)
-        connection.write(encode_reply(request, body=bytes(STRAIGHT_MIN)))
+        connection.write(encode_reply(request, body=bytes(DIRECT_WRITE_MIN)))
         return None
 
     async def main() -> None:
@@ -534,11 +534,11 @@ def test_nothing_is_written_to_a_peer_that_is_gone(loop_factory: LoopFactory) ->
         async with _serving(part, lost=lost) as (server, _):
             async with _peer(server) as peer:
                 peer.writer.write(encode_request(105, opaque=1, header=ROUTE))
-                assert (await peer.answer()).body == bytes(STRAIGHT_MIN)
+                assert (await peer.answer()).body == bytes(DIRECT_WRITE_MIN)
             while not lost:  # noqa: ASYNC110  # the server fills the list
                 await asyncio.sleep(0)
             async with _peer(server) as other:
-                connections[0].write(bytes(2 * STRAIGHT_MIN))
+                connections[0].write(bytes(2 * DIRECT_WRITE_MIN))
                 other.writer.write(encode_request(105, opaque=2, header=ROUTE))
                 assert (await other.answer()).opaque == 2
 
@@ -574,11 +574,11 @@ def test_what_one_read_brings_is_served_as_the_disk_keeps_up(loop_factory: LoopF
             )
             while not served:  # noqa: ASYNC110  # the handler fills the list
                 await asyncio.sleep(0)
-            assert len(served) == server_module.LOOK_AT_DISK_EVERY
+            assert len(served) == server_module.REQUESTS_PER_DISK_TEST
             answers = 0
             while answers < requests:
                 before = log.write_offset - log.durable_offset
-                assert before <= UNFLUSHED_BYTES_MAX + size * server_module.LOOK_AT_DISK_EVERY
+                assert before <= UNFLUSHED_BYTES_MAX + size * server_module.REQUESTS_PER_DISK_TEST
                 log.durable_offset = log.write_offset
                 durable = len(served)
                 release.release()
@@ -607,7 +607,7 @@ def test_a_peer_with_little_to_say_is_stopped_as_well(loop_factory: LoopFactory)
                 while len(served) < sent:  # noqa: ASYNC110  # the handler fills the list
                     await asyncio.sleep(0)
                 behind = log.write_offset - log.durable_offset
-                assert behind <= UNFLUSHED_BYTES_MAX + size * server_module.LOOK_AT_DISK_EVERY
+                assert behind <= UNFLUSHED_BYTES_MAX + size * server_module.REQUESTS_PER_DISK_TEST
             log.durable_offset = log.write_offset
             release.release()
             for opaque in range(sent):
@@ -940,7 +940,7 @@ async def test_questions_to_one_peer_are_bounded() -> None:
         await _introduce(peer)
         while asked.ask():
             pass
-        questions = [await peer.answer() for _ in range(asks_module.ASKS_MAX)]
+        questions = [await peer.answer() for _ in range(asks_module.PEER_REQUESTS_MAX)]
         peer.writer.write(encode_reply(questions[7]))
         await asked.wait_for(1)
 

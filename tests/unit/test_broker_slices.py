@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from halfmq.broker.loop import slices
-from halfmq.broker.loop.slices import Rounds, Slice
+from halfmq.broker.loop.slices import PeriodicWork, Slice
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def test_a_round_begins_anew_when_all_its_work_is_done() -> None:
             done.append(f"{name}{number}")
             yield
 
-    rounds = Rounds(10.0, lambda: work("a"), lambda: work("b"))
+    rounds = PeriodicWork(10.0, lambda: work("a"), lambda: work("b"))
 
     assert [rounds.tick() for _ in range(10)] == [0, 0, 0, 0, 10.0] * 2
     assert done == ["a0", "a1", "b0", "b1"] * 2
@@ -57,7 +57,7 @@ def test_a_round_that_failed_is_followed_by_a_whole_one() -> None:
             raise OSError(failing.pop())
         done.append(2)
 
-    rounds = Rounds(10.0, work)
+    rounds = PeriodicWork(10.0, work)
     rounds.tick()
     with pytest.raises(OSError, match="True"):
         rounds.tick()
