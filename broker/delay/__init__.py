@@ -1,1 +1,1 @@
-"""Delayed messages: delay levels, their delivery when due, and finding again what was delivered."""
+"""Delayed messages: delay levels, delivery when due, and resuming after a crash."""

@@ -1,28 +1,28 @@
 """Deliver delayed messages when they are due.
 
 All messages of one level wait equally long, so the queue of a level is in the order of due times
-and only its head must be watched. When the head is due it is appended again, under its real topic,
-and the level's position moves on. The last wait of a delivery at a chosen time is one of the
-shortest level, so it is up to that much late (a second by default), and never early. The forms of a
-message while it waits are in ``levels``.
+and only its head must be watched. When the head is due it is appended again, to its real topic, and
+the level's position advances. The last wait of a delivery at a chosen time is in the shortest
+level, so it is late by at most that delay (a second by default), and never early. The forms of a
+waiting message are in ``levels``.
 
-Which clock counts: the wait in a level, and `TRANSACTION_DELAY_MS`, count on the monotonic clock
-from the moment at which this process stored the record (`arrivals`); each record of a longer delay
-holds in that property what was left when it was stored. Steps of the wall clock therefore change
-nothing. What was stored before the start waits until its store timestamp plus the delay, but never
-longer than the delay from the start on: a timestamp ahead of the clock counts as now.
-`TRANSACTION_DELIVER_MS` is a time by the wall clock. It is compared when a wait is over, and at
-each look for the head of a level; so after a step forward a message that others are ahead of is
-late by what its level still waits, two hours at most by default.
+Clocks: the wait in a level, and `TRANSACTION_DELAY_MS`, are measured on the monotonic clock from
+the moment at which this process stored the record (`arrivals`); each record of a longer delay holds
+in that property the time left when it was stored. Steps of the wall clock therefore have no effect.
+A message stored before the start waits until its store timestamp plus the delay, but never longer
+than the delay from the start: a timestamp in the future counts as now. `TRANSACTION_DELIVER_MS` is
+a time by the wall clock. It is compared when a wait ends, and each time the head of a level is
+read; so after a step forward, a message that is not at the head is late by the rest of its level's
+delay, two hours at most by default.
 
 Positions are kept in `delayOffset.json`, and only as far as the copies are on disk: a crash loses
-no delivery. Those between the last write and the crash are found in the log at the next start
-(`delay_resume`), so they are not repeated either. Delivery is at least once.
+no delivery. Deliveries between the last write and the crash are found in the log at the next start
+(`resume`), so they are not repeated. Delivery is at least once.
 
-What is not in memory is fetched by a thread (`fetches`), and its level waits for it. A message that
-the disk refuses is put off: those after it go on, and it is tried again until it can be read. The
-saved position stays in front of it meanwhile, and the log is kept from there on; so a crash neither
-loses it nor the others, but delivers those after it once more.
+A message that is not in memory is fetched by a thread (`fetches`), and its level waits. A message
+that cannot be read from the disk is deferred: those after it are delivered, and it is retried until
+it can be read. The saved position stays before it meanwhile, and the log is kept from there; so a
+crash loses no message, but delivers those after it once more.
 
 Source: RocketMQ `ScheduleMessageService`, `HookUtils.transformDelayLevelMessage`.
 """
@@ -62,36 +62,37 @@ BATCH_BYTES_MAX: Final = 262_144
 """Messages and bytes delivered from one level before the loop may serve others."""
 
 IDLE_LOOK_S: Final = 1.0
-"""Longest time in seconds between two looks. No level is shorter, so what is stored in an empty one
-is not due before the next look; and a step of the wall clock is noticed this soon."""
+"""Longest time in seconds between two ticks. No level is shorter, so a message stored in an empty
+one is not due before the next tick; and a step of the wall clock is noticed within it."""
 
 CLOCK_STEP_MS: Final = 1_000
-"""Change of the wall clock against the monotonic one, in ms, that counts as a step. Less makes a
-delivery at a time no later than the shortest level does."""
+"""Change of the wall clock against the monotonic one, in ms, that counts as a step. A smaller one
+delays a delivery at a chosen time no more than the shortest level does."""
 
 SKIPPED_LOOK_S: Final = 0.1
-"""Seconds until the next look at a level whose entries lead to nothing: files are being deleted."""
+"""Seconds until a level is read again whose entries point to deleted files."""
 
 LOOK_S_MIN: Final = 0.01
-"""Seconds between two looks when nothing is overdue: a dense queue leaves in small groups."""
+"""Seconds between two ticks if nothing is overdue: messages of a dense queue are grouped."""
 
 RETRY_AFTER_ERROR_MS: Final = 10_000
-"""Milliseconds until delivery goes on when the store refused. Source: `DELAY_FOR_A_PERIOD`."""
+"""Milliseconds until delivery continues after the store refused. Source: `DELAY_FOR_A_PERIOD`."""
 
 FETCHES_MAX: Final = 32
-"""Fetches for one batch; then it is read waiting for the disk. Memory may be so short that what was
-fetched is gone before it is used. A search for the queue's end halves it some twenty times."""
+"""Fetches for one batch; then it is read even if that waits for the disk, because fetched bytes may
+be evicted before they are used. A search for the queue's end halves it some twenty times."""
 
 PUT_OFF_MAX: Final = 256
-"""Messages of a level that the disk refused and that are passed for now; more make the level wait.
-Enough for a lost page of the queue, which has 204 entries."""
+"""Deferred messages of a level, which the disk could not read; more make the level wait. Enough for
+a lost page of the queue, which has 204 entries."""
 
 PERSIST_INTERVAL_MS: Final = 1_000
-"""Milliseconds between two writes of the positions: what a crash may repeat. RocketMQ's is 10 s."""
+"""Milliseconds between two writes of the positions: a crash may repeat deliveries of this time.
+RocketMQ: 10 s."""
 
 
 class ScheduleStore(ResumeStore, Protocol):
-    """What delivery needs of the store."""
+    """The part of the store that delivery uses."""
 
     @property
     def durable_offset(self) -> int: ...
@@ -107,7 +108,7 @@ class ScheduleStore(ResumeStore, Protocol):
 
 
 class Log(Protocol):
-    """Where due messages go: appends, has them flushed, and wakes who waits for them."""
+    """Appends due messages, requests their flush, and wakes waiting pulls."""
 
     def append(
         self, group: Sequence[AppendRequest], *, contiguous: bool = False
@@ -115,25 +116,25 @@ class Log(Protocol):
 
 
 class _Delivered(NamedTuple):
-    """Up to `next_offset` all is delivered, once the log is durable up to `log_end`."""
+    """Messages before `next_offset` are delivered once the log is durable up to `log_end`."""
 
     log_end: int
     next_offset: int
 
 
 class _Found(NamedTuple):
-    """What was read of a queue."""
+    """Records read from a queue."""
 
     data: bytes
     next_offset: int
 
 
 class _Batch(NamedTuple):
-    """What a look at the head of a queue found."""
+    """Due messages at the head of a queue."""
 
     drafts: list[AppendRequest]
     next_offset: int
-    head_due_ms: int | None  # when the first that is not due will be, on the monotonic clock
+    head_due_ms: int | None  # when the next one is due, on the monotonic clock
 
 
 @dataclass(slots=True)
@@ -143,19 +144,19 @@ class _Level:
     level: int
     delay_ms: int
     arrivals: Arrivals
-    next_offset: int = 0  # in memory: what was appended
-    saved_offset: int = 0  # what may be written to the file
+    next_offset: int = 0  # after the last message that was appended
+    saved_offset: int = 0  # position that may be written to the file
     unsaved: deque[_Delivered] = field(default_factory=deque)
-    head_due_ms: int | None = None  # of the message at `next_offset`, if it was looked at
-    is_fetching: bool = False  # what the next look needs; there is none before
-    fetches: int = 0  # since the last look that found all it needed
-    alone_before: int = 0  # queue offset before which messages are read one by one
-    put_off: deque[int] = field(default_factory=deque)  # queue offsets that the disk refused
+    head_due_ms: int | None = None  # of the message at `next_offset`, if it was read
+    is_fetching: bool = False  # whether a fetch is in progress, which the next read waits for
+    fetches: int = 0  # since the last successful read
+    alone_before: int = 0  # messages before this queue offset are read one by one
+    put_off: deque[int] = field(default_factory=deque)  # queue offsets of deferred messages
     retry_ms: int = 0  # when the first of `put_off` is tried again, on the monotonic clock
 
 
 class DelayService:
-    """Delivers what is due; call `tick` when it asks for it."""
+    """Delivers due messages; call `tick` after the seconds that it returns."""
 
     def __init__(
         self,
@@ -171,8 +172,8 @@ class DelayService:
     ) -> None:
         """Wire it; `now_ms` is the wall clock.
 
-        `fetch` has in memory what `tick` lacks and calls back on this thread, at once or later;
-        `wake` has `tick` called soon.
+        `fetch` reads what is not in memory and calls back on this thread, at once or later; `wake`
+        schedules `tick` soon.
         """
         self._store = store
         self._log = log
@@ -188,7 +189,7 @@ class DelayService:
         self._clocks_apart_ms = now_ms() - monotonic_ms()
         self._fetch, self._wake = fetch, wake
         self._queues: list[_Level] = []
-        self._turn = -1  # the level that was looked at last
+        self._turn = -1  # the level that was served last
         self._paused_until_ms = 0
         self._saves = PeriodicSave(PERSIST_INTERVAL_MS, monotonic_ms)
 
@@ -196,10 +197,11 @@ class DelayService:
         """Read the positions; the store must be open.
 
         Raises:
-            DamagedTableError: They cannot be read, nor their backup.
+            DamagedTableError: Neither the file nor its backup can be read.
         """
         offsets = as_object(self._file.load().get("offsetTable"))
-        # A shorter list of levels than before must not strand what waits in the last queues.
+        # Messages in the queues of levels that were removed from the setting must still be
+        # delivered.
         used = [queue + 1 for topic, queue in self._store.queues() if topic == SCHEDULE_TOPIC]
         count = max(len(self._levels.levels_ms), *used, 0)
         copies = DeliveredCopies(self._store, count)
@@ -229,31 +231,31 @@ class DelayService:
         return _Level(level, delay_ms, arrivals, next_offset=delivered, saved_offset=delivered)
 
     def on_stored(self, queue_id: int) -> None:
-        """Take note of an append to the queue of a level, right after it."""
+        """Record an append to the queue of a level; call it right after the append."""
         if queue_id < len(self._queues):  # a client may name any queue of the schedule topic
-            self._queues[queue_id].arrivals.note(self._store.write_offset, self._monotonic_ms())
+            self._queues[queue_id].arrivals.add(self._store.write_offset, self._monotonic_ms())
 
     @property
     def waiting(self) -> int:
-        """Messages that are stored and not yet delivered."""
+        """Number of messages that are stored and not yet delivered."""
         return sum(
             self._end(queue) - queue.next_offset + len(queue.put_off) for queue in self._queues
         )
 
     def oldest_waiting_offset(self) -> int | None:
-        """Physical offset of the oldest message that the log must keep; None when there is none.
+        """Return the physical offset of the oldest message that the log must keep; None if none.
 
-        That is one whose delivered copy is not on disk yet.
+        The log must keep messages whose delivered copy is not on disk yet.
 
         Raises:
-            NotInMemoryError: It would have to wait for the disk, and may not.
+            NotInMemoryError: Queue entries must be read from the disk first.
         """
-        self._note_durable()
+        self._advance_saved_offsets()
         offsets: list[int] = []
         missing: list[Missing] = []
         for queue in self._queues:
             try:
-                offset = self._offset_behind(queue)
+                offset = self._oldest_undelivered(queue)
             except NotInMemoryError as error:
                 missing += error.missing  # of all levels, for one fetch
             else:
@@ -262,8 +264,8 @@ class DelayService:
             raise NotInMemoryError(missing)
         return min(offsets, default=None)
 
-    def _offset_behind(self, queue: _Level) -> int | None:
-        """Return where the first message of a level lies that is not delivered for good."""
+    def _oldest_undelivered(self, queue: _Level) -> int | None:
+        """Return the physical offset of the first message of a level without a durable copy."""
         queue_offset = queue.saved_offset
         while True:
             found = self._store.get(
@@ -276,12 +278,12 @@ class DelayService:
             queue_offset = found.next_offset
 
     def tick(self) -> float:
-        """Deliver what is due, a batch of each level in turn, as far as a slice goes.
+        """Deliver due messages, a batch of each level in turn, as many as fit into a slice.
 
         Return the seconds until the next call.
         """
         now = self._monotonic_ms()
-        self._note_clock_step(now)
+        self._check_clock_step(now)
         if now < self._paused_until_ms:
             return (self._paused_until_ms - now) / 1_000
         wait, time_slice = IDLE_LOOK_S, Slice()
@@ -292,8 +294,8 @@ class DelayService:
                 return 0
         return max(min(wait, IDLE_LOOK_S), LOOK_S_MIN) if wait > 0 else 0
 
-    def _note_clock_step(self, now: int) -> None:
-        """Look at all heads again when the wall clock was set: one may wait for a time by it."""
+    def _check_clock_step(self, now: int) -> None:
+        """Read all heads again after a step of the wall clock: one may wait for a time by it."""
         apart_ms = self._now_ms() - now
         step_ms = apart_ms - self._clocks_apart_ms
         if abs(step_ms) > CLOCK_STEP_MS:
@@ -303,7 +305,7 @@ class DelayService:
                 queue.head_due_ms = None
 
     def _deliver(self, queue: _Level, now: int) -> float:
-        """Serve one level; return the seconds until it wants to be looked at again."""
+        """Serve one level; return the seconds until it must be served again."""
         if queue.is_fetching:
             return IDLE_LOOK_S
         if queue.put_off and queue.retry_ms <= now:
@@ -311,7 +313,7 @@ class DelayService:
         if queue.head_due_ms is not None and queue.head_due_ms > now:
             return (queue.head_due_ms - now) / 1_000
         first, end = self._store.queue_bounds(SCHEDULE_TOPIC, queue.level - 1)
-        if queue.next_offset < first:  # the log in front was deleted by age
+        if queue.next_offset < first:  # the log before it was deleted by age
             self._move(queue, first, 0)
         if queue.next_offset >= end:
             return IDLE_LOOK_S
@@ -337,11 +339,11 @@ class DelayService:
         return 0 if batch.head_due_ms is None else (batch.head_due_ms - now) / 1_000
 
     def _read(self, queue: _Level, offset: int, max_count: int) -> _Found:
-        """Read messages from a queue offset on.
+        """Read messages from a queue offset.
 
         Raises:
-            NotInMemoryError: It would have to wait for the disk.
-            OSError: The disk refuses them.
+            NotInMemoryError: They must be read from the disk first.
+            OSError: They cannot be read.
         """
         may_wait = queue.fetches >= FETCHES_MAX
         with allowed_to_wait(may_wait):
@@ -365,7 +367,7 @@ class DelayService:
     def _begin_fetch(
         self, queue: _Level, missing: NotInMemoryError, refused: Callable[[], None]
     ) -> float:
-        """Have it fetched; the level is looked at again when that is done."""
+        """Start a fetch; the level is served again when it is done."""
 
         def on_fetched(is_there: bool) -> None:
             queue.is_fetching = False
@@ -380,7 +382,7 @@ class DelayService:
         return IDLE_LOOK_S if queue.is_fetching else 0
 
     def _refused(self, queue: _Level, count: int) -> None:
-        """Pass the head of a level for now, once it is sure that it is the one to blame."""
+        """Defer the head of a level, once it is known to be the one that cannot be read."""
         queue.fetches = 0
         retry_ms = self._monotonic_ms() + RETRY_AFTER_ERROR_MS
         if count > 1:
@@ -399,13 +401,13 @@ class DelayService:
             self._move(queue, queue.next_offset + 1, 0)
 
     def _refused_again(self, queue: _Level) -> None:
-        """Let the others that were put off have their turn first."""
+        """Retry the other deferred messages first."""
         queue.fetches = 0
         queue.put_off.rotate(-1)
         queue.retry_ms = self._monotonic_ms() + RETRY_AFTER_ERROR_MS
 
     def _retry(self, queue: _Level, now: int) -> float:
-        """Deliver one that was put off, and the next one at once if that is possible."""
+        """Deliver a deferred message, and if that succeeds, the next one at once."""
         offset = queue.put_off[0]
         try:
             found = self._read(queue, offset, 1)
@@ -427,7 +429,7 @@ class DelayService:
             logger.info(
                 "event=delayed_message_read_again level=%d queue_offset=%d", queue.level, offset
             )
-        _note_moved(queue, log_end)
+        _save_when_durable(queue, log_end)
         queue.put_off.popleft()
         return 0
 
@@ -436,7 +438,7 @@ class DelayService:
     def _append(
         self, queue: _Level, offset: int, drafts: list[AppendRequest], now: int
     ) -> int | None:
-        """Append them; return where the log must be durable, None when the store refused."""
+        """Append messages; return where the log must be durable, None if the store refused."""
         try:
             return self._append_fitting(drafts)
         except StoreError as error:
@@ -450,12 +452,12 @@ class DelayService:
             return None
 
     def _append_fitting(self, drafts: list[AppendRequest]) -> int:
-        """Append all; return where the log must be durable. Leave out what no longer fits."""
+        """Append messages, without those too large; return where the log must be durable."""
         try:
             return max((one.end for one in self._log.append(drafts)), default=0) if drafts else 0
         except (RecordTooLargeError, PropertiesTooLongError) as error:
             if len(drafts) == 1:
-                # A limit was lowered since it was stored. It stays in the schedule topic.
+                # A limit was lowered after it was stored. It stays in the schedule topic.
                 logger.error(  # noqa: TRY400
                     "event=delayed_message_not_delivered topic=%s reason=%r",
                     drafts[0].topic,
@@ -468,27 +470,27 @@ class DelayService:
     def _move(queue: _Level, next_offset: int, log_end: int) -> None:
         if next_offset != queue.next_offset:
             queue.next_offset = next_offset
-            _note_moved(queue, log_end)
+            _save_when_durable(queue, log_end)
         queue.head_due_ms = None
 
     def persist_if_dirty(self) -> None:
-        """Write the positions if some moved and the last write is long enough ago."""
+        """Write the positions if some changed and the interval since the last write has passed."""
         job = self.persist_job()
         if job is not None:
             job()
 
     def persist_job(self) -> Callable[[], None] | None:
-        """Return a function that writes the positions, on any thread; None when nothing is due."""
-        self._note_durable()
+        """Return a function that writes the positions, on any thread; None if nothing is due."""
+        self._advance_saved_offsets()
         return self._job() if self._saves.is_due() else None
 
     def persist(self) -> None:
-        """Write the positions now; call it at the end, after the last flush."""
-        self._note_durable()
+        """Write the positions now; call it at a stop, after the last flush."""
+        self._advance_saved_offsets()
         if self._saves.dirty:
             self._job()()
 
-    def _note_durable(self) -> None:
+    def _advance_saved_offsets(self) -> None:
         durable = self._store.durable_offset
         for queue in self._queues:
             if queue.put_off:
@@ -509,9 +511,9 @@ class DelayService:
         return self._store.queue_bounds(SCHEDULE_TOPIC, queue.level - 1)[1]
 
 
-def _note_moved(queue: _Level, log_end: int) -> None:
-    """Have the position saved once the log is durable up to `log_end`, and nothing is put off."""
-    if queue.put_off and queue.unsaved:  # in one entry, however long that takes
+def _save_when_durable(queue: _Level, log_end: int) -> None:
+    """Save the position once the log is durable up to `log_end` and nothing is deferred."""
+    if queue.put_off and queue.unsaved:  # merge them into one entry while messages are deferred
         log_end = max(log_end, queue.unsaved.pop().log_end)
     queue.unsaved.append(_Delivered(log_end, queue.next_offset))
 
@@ -519,7 +521,7 @@ def _note_moved(queue: _Level, log_end: int) -> None:
 def _due_of(
     queue: _Level, start: int, data: bytes, now: int, now_ms: int, levels: DelayLevels
 ) -> _Batch:
-    """Return what is due of the records in `data`, which begins with that at queue offset `start`.
+    """Return the due messages in `data`, whose first record has the queue offset `start`.
 
     `now` is on the monotonic clock, `now_ms` by the wall clock.
     """
@@ -531,7 +533,7 @@ def _due_of(
             record = decode_record(data, position)
         except CorruptRecordError as error:
             if position == 0:
-                # Nothing can be delivered of it, and it must not hold up those behind it.
+                # It cannot be delivered, and must not delay those after it.
                 logger.error(  # noqa: TRY400
                     "event=delayed_record_unreadable level=%d queue_offset=%d reason=%r",
                     queue.level,
@@ -544,7 +546,7 @@ def _due_of(
         wait_ms = queue.delay_ms - waited_ms
         left_ms = 0
         committed = COMMITTED_MARK in record.properties
-        if committed:  # to others these are properties like any, which nobody has checked
+        if committed:  # on other messages these properties are not validated
             left_ms = left_to_wait_ms(record.properties, waited_ms=waited_ms, now_ms=now_ms)
             if DELIVER_MARK in record.properties:
                 wait_ms = min(wait_ms, left_ms)

@@ -1,10 +1,10 @@
-"""Delay levels: which delay a message asks for, and its form while it waits.
+"""Delay levels: the delay that a message requests, and its form while it waits.
 
 A delayed message is stored in ``SCHEDULE_TOPIC_XXXX``, in the queue of its level, with its real
-topic and queue in two properties. A committed message may ask for any time of delivery; it waits in
-the longest level that is not too long, then in the next one, and so on. The record that waits first
-is the final message of its transaction, and thereby the decision; those that follow are copies of
-it, and link to no half.
+topic and queue in two properties. A committed message may request any time of delivery; it waits in
+the longest level that is not too long, then in the next one, and so on. The first waiting record is
+the final message of its transaction, which is the decision; the following ones are copies and link
+to no half.
 
 Source: RocketMQ ``ScheduleMessageService``, ``HookUtils.transformDelayLevelMessage``.
 """
@@ -36,11 +36,11 @@ DEFAULT_LEVELS: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h
 """Source: `messageDelayLevel` of RocketMQ's `MessageStoreConfig`."""
 
 LEVELS_MAX: Final = 64
-"""Levels that may be configured; each is a queue that is looked at many times a second."""
+"""Levels that may be configured; each is a queue that is read many times per second."""
 
 DELAY_MS_MAX: Final = 40 * 86_400_000
 """Longest delay of a level, ms. A message that waits longer than the log is kept (three days by
-default) is gone before it is due, so more than this is a slip of the pen."""
+default) is deleted before it is due, so a longer delay is a mistake."""
 
 _DELAY_NAMES: Final = (PROPERTY_TRANSACTION_DELAY_MS, PROPERTY_TRANSACTION_DELIVER_MS)
 _DELAY_MARK, DELIVER_MARK = (name.encode() + b"\x01" for name in _DELAY_NAMES)
@@ -72,20 +72,20 @@ def _parse_delay(part: str, level: int) -> int:
 
 
 class DelayLevels:
-    """The configured levels, and the way of a message into the schedule topic."""
+    """The configured levels, and how messages are rewritten for the schedule topic."""
 
     def __init__(self, levels_ms: Sequence[int], *, now_ms: Callable[[], int]) -> None:
         self.levels_ms = tuple(levels_ms)
         self._now_ms = now_ms
 
     def delay_ms(self, level: int) -> int:
-        """Return how long a level waits; one beyond the last waits as long as the last."""
+        """Return the delay of a level; a level beyond the last has that of the last."""
         return self.levels_ms[min(level, len(self.levels_ms)) - 1]
 
     def delayed(self, draft: AppendRequest) -> AppendRequest:
-        """Return the draft as it must be stored to wait for its level (property `DELAY`).
+        """Return the request to store a message in its delay level (property `DELAY`).
 
-        Without a positive level it is returned as it is. A level beyond the last becomes the last.
+        Without a positive level it is returned unchanged. A level beyond the last becomes the last.
         """
         level = min(delay_level(draft.properties), len(self.levels_ms))
         return draft if level <= 0 else self._in_level(draft, level)
@@ -108,21 +108,21 @@ class DelayLevels:
         )
 
     def after_commit(self, final: AppendRequest, now_ms: int) -> AppendRequest:
-        """Return the final message of a transaction as its commit, now, must store it.
+        """Return the final message of a transaction as a commit at ``now_ms`` must store it.
 
-        It stays the record that decides, wherever it is stored.
+        It is the deciding record also if it is stored in the schedule topic.
         """
         left_ms = left_to_wait_ms(final.properties, waited_ms=0, now_ms=now_ms)
         return self.waiting(final, left_ms) if left_ms > 0 else delivered(final)
 
     def waiting(self, draft: AppendRequest, remaining_ms: int) -> AppendRequest:
-        """Return the draft as it must be stored to wait once, for not too long if possible."""
+        """Return the request to store a message in the longest level within ``remaining_ms``."""
         fitting = [ms for ms in self.levels_ms if ms <= remaining_ms]
         level = self.levels_ms.index(max(fitting) if fitting else min(self.levels_ms)) + 1
         return self._in_level(draft, level)
 
     def wait_again(self, draft: AppendRequest, left_ms: int) -> AppendRequest:
-        """Return a message as it must be stored to wait in its next level."""
+        """Return the request to store a message in its next level."""
         if _DELAY_MARK in draft.properties:
             left = ((PROPERTY_TRANSACTION_DELAY_MS, str(left_ms)),)
             draft = replace(draft, properties=with_properties(draft.properties, left))
@@ -130,13 +130,13 @@ class DelayLevels:
 
 
 def left_to_wait_ms(properties: bytes, *, waited_ms: int, now_ms: int) -> int:
-    """Return for how long a committed message is not to be delivered yet; 0 or less: at once.
+    """Return the milliseconds until a committed message is due; 0 or less: deliver it now.
 
-    What is no number of a reasonable size counts as absent: prepares with that are refused, so
-    another broker wrote the half.
+    An invalid number counts as absent: this broker refuses prepares with it, so another broker
+    wrote the half.
 
     Args:
-        properties: As they are stored.
+        properties: As stored.
         waited_ms: Milliseconds since the record with these properties was stored.
         now_ms: Time by the wall clock.
     """
@@ -150,17 +150,17 @@ def left_to_wait_ms(properties: bytes, *, waited_ms: int, now_ms: int) -> int:
 
 
 def is_milliseconds(value: str | bytes) -> bool:
-    """Tell whether a property is a time or a span in ms: decimal digits, not too many."""
+    """Return whether a property is a valid number of ms: decimal digits, not too many."""
     return len(value) <= _DIGITS_MAX and value.isascii() and value.isdigit()
 
 
 def delay_level(properties: bytes) -> int:
-    """Return the level that the properties ask for; 0 for none or what is no number."""
+    """Return the level that the properties request; 0 for none or an invalid number."""
     return level_of(get_property(properties, PROPERTY_DELAY.encode()))
 
 
 def level_of(delay: bytes | None) -> int:
-    """Return the level that the property DELAY names; 0 for none or what is no number."""
+    """Return the level that the property DELAY names; 0 for none or an invalid number."""
     try:
         return int(delay or b"0")
     except ValueError:
@@ -175,9 +175,9 @@ def with_properties(properties: bytes, changed: Iterable[tuple[str, str]]) -> by
 
 
 def restored(record: Record) -> AppendRequest | None:
-    """Return the draft that delivers a message of the schedule topic; None if it says not where.
+    """Return the request that delivers a delayed message; None if it has no destination.
 
-    It keeps `DELAY` and the two properties, as RocketMQ does: nothing delays it again.
+    It keeps `DELAY` and the two properties, as RocketMQ does; a delivery is not delayed again.
     """
     topic = (get_property(record.properties, b"REAL_TOPIC") or b"").decode(errors="replace")
     queue_text = get_property(record.properties, b"REAL_QID") or b""
@@ -201,7 +201,7 @@ def restored(record: Record) -> AppendRequest | None:
 
 
 def delivered(draft: AppendRequest) -> AppendRequest:
-    """Return a message for its consumers, without the delay: a retry must not wait for it again."""
+    """Return a message without its delay, so that a retry does not wait again."""
     if _DELAY_MARK not in draft.properties and DELIVER_MARK not in draft.properties:
         return draft
     return replace(draft, properties=without_properties(draft.properties, _DELAY_NAMES))

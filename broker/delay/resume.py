@@ -1,14 +1,14 @@
-"""What of a delay level had been delivered when the broker was killed, as the log shows it.
+"""Find the messages of a delay level that were delivered before the broker was killed.
 
-The positions in `delayOffset.json` are up to a second old, and everything behind them would be
-delivered again. But a message that has been delivered has a copy in the log, behind it: in its own
-queue (or in another level, while its time had not come), and equal in all that its sender gave it
-but the delay. So the position moves on over all whose copy is found. Copies are looked for from the
-store time on at which their message was due, or from a few seconds before the end of the queue if
-that is earlier: the wall clock may have been set back.
+The positions in `delayOffset.json` are up to a second old, and all messages after them would be
+delivered again. But a delivered message has a copy later in the log: in its own queue (or in
+another level, if it has to wait again), equal in everything that its sender set except the delay.
+So the position advances over all messages whose copy is found. The search for copies begins at the
+store time at which the message was due, or a few seconds before the end of the queue if that is
+earlier, because the wall clock may have been set back.
 
-That is safe however it errs: what is taken for the copy of a message is the same message in all
-that its sender gave it, its unique key included, so its consumers have it. What is not found is
+Errors of the search do no harm. A record taken for a copy equals the message in everything that its
+sender set, including the unique key, so its consumers have the message. A message without a copy is
 delivered again.
 """
 
@@ -38,19 +38,19 @@ from halfmq.store.format.topics import SCHEDULE_TOPIC
 logger = logging.getLogger(__name__)
 
 RESUME_RECORDS_MAX: Final = 50_000
-"""Records read per level and per queue in search of copies: some seconds of deliveries. Beyond, the
-rest is delivered again."""
+"""Records read per level and per queue to find copies: some seconds of deliveries. Messages beyond
+are delivered again."""
 
 RESUME_BYTES_MAX: Final = 128 << 20
-"""Bytes read for it, likewise: a second of a fast disk."""
+"""Bytes read per level and per queue to find copies: a second of a fast disk."""
 
 RESUME_BACK_MS: Final = 3_000
-"""Milliseconds before a queue's end from which copies are looked for, whatever was due by then.
-Positions are written every second, so a copy that is not among them is younger."""
+"""Milliseconds before a queue's end from which copies are searched at the latest. Positions are
+written every second, so a copy that they do not cover is younger."""
 
 _STEP_COUNT: Final = 256
 _STEP_BYTES: Final = 4 << 20
-_CHANGED: Final = (  # by a delivery, by waiting once more, and by the store
+_CHANGED: Final = (  # properties set by a delivery, a further wait, or the store
     PROPERTY_CRC32,
     PROPERTY_DELAY,
     PROPERTY_REAL_TOPIC,
@@ -61,7 +61,7 @@ _CHANGED: Final = (  # by a delivery, by waiting once more, and by the store
 
 
 class Found(Protocol):
-    """What `ResumeStore.get` returns, as far as this cares."""
+    """What `ResumeStore.get` returns, as far as the search uses it."""
 
     @property
     def next_offset(self) -> int: ...
@@ -74,7 +74,7 @@ class Found(Protocol):
 
 
 class ResumeStore(Protocol):
-    """What finding copies needs of the store."""
+    """The part of the store in which copies are searched."""
 
     def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
 
@@ -92,14 +92,14 @@ class ResumeStore(Protocol):
 
 
 class DeliveredCopies:
-    """Finds copies; one for the levels of one start."""
+    """Finds copies; create one for all levels of a start."""
 
     def __init__(self, store: ResumeStore, level_count: int) -> None:
         self._store = store
         self._level_count = level_count
 
     def position(self, level: int, delay_ms: int, saved: int) -> int:
-        """Return the queue offset behind the last message of a level whose copy is in the log."""
+        """Return the queue offset after the last message of a level whose copy is in the log."""
         copies = _Copies()
         position = saved
         for record in self._records(SCHEDULE_TOPIC, level - 1, saved):
@@ -107,7 +107,7 @@ class DeliveredCopies:
             for queue in self._targets(record):
                 if queue not in copies.queues:  # all that follow are due later
                     copies.add(queue, self._records(*queue, self._start(queue, due_ms)))
-            if not copies.take(record, due_ms):
+            if not copies.consume(record, due_ms):
                 break
             position = record.queue_offset + 1
         return position
@@ -126,7 +126,7 @@ class DeliveredCopies:
                 yield SCHEDULE_TOPIC, number
 
     def _records(self, topic: str, queue_id: int, start: int) -> Iterator[Record]:
-        """Give the messages of a queue from an offset on, up to damage or the limit."""
+        """Yield the messages of a queue from an offset, up to damage or the limit."""
         _, end = self._store.queue_bounds(topic, queue_id)
         offset, left, bytes_left = start, RESUME_RECORDS_MAX, RESUME_BYTES_MAX
         while offset < end and left > 0 and bytes_left > 0:
@@ -157,23 +157,23 @@ class DeliveredCopies:
 
 
 class _Copies:
-    """Records that may be copies of others, by their content."""
+    """Records that may be copies, by their content."""
 
     def __init__(self) -> None:
         self.queues: set[tuple[str, int]] = set()
         self._stored: dict[bytes, list[tuple[int, int]]] = {}  # physical offset, store time
 
     def add(self, queue: tuple[str, int], records: Iterable[Record]) -> None:
-        """Take note of the records of a queue."""
+        """Add the records of a queue."""
         self.queues.add(queue)
         for record in records:
             places = self._stored.setdefault(_content(record), [])
             insort(places, (record.physical_offset, record.store_timestamp))
 
-    def take(self, original: Record, due_ms: int) -> bool:
-        """Use up the first copy of a message that was due at this time; False if there is none."""
+    def consume(self, original: Record, due_ms: int) -> bool:
+        """Remove the first copy of a message due at this time; return False if there is none."""
         places = self._stored.get(_content(original), [])
-        # Without a key it may be another message that only looks like it, delivered before.
+        # Without a key it may be an equal message that was delivered earlier.
         has_key = get_property(original.properties, PROPERTY_UNIQ_KEY.encode()) is not None
         for index, (physical_offset, stored_ms) in enumerate(places):
             if physical_offset > original.physical_offset and (has_key or stored_ms >= due_ms):
@@ -183,7 +183,7 @@ class _Copies:
 
 
 def _destination(record: Record) -> tuple[bytes, bytes]:
-    """Return topic and queue id that a record waits for, or was delivered to."""
+    """Return the topic and queue id where a record will be, or was, delivered."""
     if record.topic != SCHEDULE_TOPIC:
         return record.topic.encode(), b"%d" % record.queue_id
     topic = get_property(record.properties, b"REAL_TOPIC") or b""
@@ -191,7 +191,7 @@ def _destination(record: Record) -> tuple[bytes, bytes]:
 
 
 def _content(record: Record) -> bytes:
-    """Return a digest of what a message and its copy share: where to, and what its sender gave."""
+    """Return a digest of what a message and its copy share: destination and sender's content."""
     properties = without_properties(record.properties, _CHANGED)
     numbers = b"%d %d %d " % (record.flag, record.born_timestamp, record.reconsume_times)
     digest = blake2b(numbers, digest_size=16)

@@ -1,1 +1,1 @@
-"""Disk limits, retention, and the refusal of sends when either or a failed flush asks for it."""
+"""Disk limits, retention, and the refusal of sends after a limit or a failed flush."""

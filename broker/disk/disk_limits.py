@@ -1,14 +1,14 @@
-"""Watches how full the disk of the log is: warns at one limit, has messages refused at the next.
+"""Watch how full the disk of the log is: warn at one limit, refuse messages at the next.
 
 | | Begins at | What happens |
 |---|---|---|
 | scarce | `diskMaxUsedSpaceRatio` | a warning; expired files are deleted at any hour |
 | full | `diskSpaceWarningLevelRatio` | messages, halves and retries are refused as well |
 
-What is left when messages are refused is the reserve: consumption, decisions, checks and delayed
-deliveries go on in it. Both end by themselves when there is room again, a percent of the disk later
-than they began. Messages that are young enough to be kept are never deleted for it; RocketMQ
-deletes them, from 85 % on.
+The space left when messages are refused is a reserve for consumption, decisions, checks and delayed
+deliveries. Both states end automatically when a percent of the disk more is free than at their
+begin. Messages within their retention time are never deleted for space; RocketMQ deletes them from
+85 % on.
 """
 
 from __future__ import annotations
@@ -26,26 +26,27 @@ from ..config import DiskConfig
 logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.1
-"""Seconds between two looks. A fast disk takes a hundred megabytes meanwhile; a look, 3 us."""
+"""Seconds between two tests. A fast disk writes a hundred megabytes meanwhile; a test takes 3
+us."""
 
 HYSTERESIS: Final = 1
-"""Percent of the disk that must be free above a limit before what it began ends."""
+"""Percent of the disk that must be free beyond a limit before its state ends."""
 
 CAUSE: Final = "disk_full"
 
 
 class Space(NamedTuple):
-    """The room of a file system, as `df` counts it: without what is kept for its administrator."""
+    """Space of a file system, as `df` counts it: without the part reserved for root."""
 
     free: int  # bytes
     size: int  # bytes: free ones and those in use
 
 
 def space_of(path: Path) -> Space:
-    """Look up the room of the file system that a path lies in.
+    """Return the space of the file system of a path.
 
     Raises:
-        OSError: It cannot be asked.
+        OSError: The file system does not answer.
     """
     found = disk.statvfs(path)
     in_use = found.f_blocks - found.f_bfree
@@ -53,7 +54,7 @@ def space_of(path: Path) -> Space:
 
 
 class Refusal(Protocol):
-    """Where it is said that messages are refused."""
+    """The switch that makes the broker refuse messages."""
 
     count: int
 
@@ -63,7 +64,7 @@ class Refusal(Protocol):
 
 
 class DiskLimits:
-    """Looks at the disk and does what the limits ask for; call `tick` when it asks for it."""
+    """Tests the disk and applies the limits; call `tick` after the seconds that it returns."""
 
     def __init__(
         self,
@@ -76,8 +77,9 @@ class DiskLimits:
     ) -> None:
         """Wire it.
 
-        ``path`` is where the log lies; ``reserved_ahead`` says how many bytes it may still take
-        without asking for more, which count as free: a new file of a gigabyte changes nothing.
+        ``path`` is the directory of the log. ``reserved_ahead`` returns the bytes that are
+        allocated for the log but not written; they count as free, so that the allocation of a new
+        file changes nothing.
         """
         self._config = config
         self._refusal = refusal
@@ -85,14 +87,14 @@ class DiskLimits:
         self._reserved_ahead = reserved_ahead
         self._space_of = space_of
         self._space = Space(0, 0)
-        self._left = 0  # bytes free, those that the log has reserved included
+        self._left = 0  # bytes free, including those allocated for the log
         self.is_scarce = False
-        """Whether old files are to be deleted at any hour."""
+        """Whether expired files are deleted at any hour."""
         self.is_full = False
         """Whether messages are refused."""
 
     def tick(self) -> float:
-        """Look at the disk, and do what follows; return the seconds until the next look."""
+        """Test the disk and apply the limits; return the seconds until the next call."""
         try:
             self._space = self._space_of(self._path)
         except OSError as error:
@@ -115,7 +117,7 @@ class DiskLimits:
         return LOOK_S
 
     def _is_beyond(self, ratio: int, was: bool) -> bool:
-        """Tell whether more percent of the disk are in use; at 100, never."""
+        """Return whether more than ``ratio`` percent of the disk are in use; never at 100."""
         if ratio == 100:
             return False
         wanted = 100 - ratio + (HYSTERESIS if was else 0)
@@ -140,7 +142,7 @@ class DiskLimits:
         )
 
     async def start(self) -> None:
-        """Look at the disk before the first message comes."""
+        """Test the disk before the first message arrives."""
         self.tick()
 
     async def stop(self) -> None:

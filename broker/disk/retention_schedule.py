@@ -1,13 +1,12 @@
-"""When old messages are deleted, and what keeps them longer.
+"""The schedule for deleting old messages, and the messages that are kept longer.
 
-In the hours named by `deleteWhen`, files of the log are deleted all of whose messages are older
-than `fileReservedTime`; at any hour, when the disk gets scarce or an operator asks for it. Age is
-what counts: a younger file is never deleted, however full the disk (`disk_limits` says what
-happens then; RocketMQ deletes it).
+A log file is deleted if all of its messages are older than `fileReservedTime`: in the hours of
+`deleteWhen`, or at any hour if the disk is scarce or an operator requests it. A younger file is
+never deleted, however full the disk is (see `disk_limits`; RocketMQ deletes it).
 
-Two kinds of message are kept whatever their age, and everything behind them with them, because a
-log has no holes: halves of undecided transactions, and delayed messages that have not been
-delivered yet. That this keeps files is logged and counted.
+Two kinds of messages are kept at any age, together with the log after them, because a log has no
+holes: halves of undecided transactions, and delayed messages that are not delivered yet. Files kept
+for them are logged and counted.
 
 Source: RocketMQ `DefaultMessageStore.CleanCommitLogService`.
 """
@@ -28,19 +27,19 @@ from ..loop.fetches import Fetch
 logger = logging.getLogger(__name__)
 
 FIRST_LOOK_S: Final = 60.0
-"""Seconds after the start until the first look: at a start there is more urgent work."""
+"""Seconds from the start until the first scan: a start has more urgent work."""
 
 LOOK_S: Final = 10.0
-"""Seconds between two looks. Source: `cleanResourceInterval`."""
+"""Seconds between two scans. Source: `cleanResourceInterval`."""
 
 LOOKS_WHEN_ASKED: Final = 3
-"""Looks that a request of an operator stands for: the first finds what is old, the next deletes."""
+"""Scans after an operator's request: the first finds old files, the next deletes them."""
 
 _HOUR_MS: Final = 3_600_000
 
 
 class Log(Protocol):
-    """What this needs of the store."""
+    """The part of the store that retention uses."""
 
     @property
     def min_offset(self) -> int: ...
@@ -65,7 +64,7 @@ class Log(Protocol):
 
 
 class Transactions(Protocol):
-    """What this needs of the transaction service."""
+    """The part of the transaction service that retention uses."""
 
     @property
     def oldest_pending_offset(self) -> int | None: ...
@@ -74,18 +73,18 @@ class Transactions(Protocol):
 
 
 class Delays(Protocol):
-    """What this needs of delayed delivery."""
+    """The part of delayed delivery that retention uses."""
 
     def oldest_waiting_offset(self) -> int | None: ...
 
 
 def local_hour(now_ms: int) -> int:
-    """Return the hour of the day, 0 to 23, at a time in ms, where this machine is."""
+    """Return the local hour of the day, 0 to 23, at a time in ms."""
     return time.localtime(now_ms // 1000).tm_hour
 
 
 class RetentionSchedule:
-    """Looks for old files and has them deleted; call `tick` when it asks for it."""
+    """Finds and deletes old files; call `tick` after the seconds that it returns."""
 
     def __init__(
         self,
@@ -102,8 +101,8 @@ class RetentionSchedule:
     ) -> None:
         """Wire it.
 
-        `is_scarce` tells whether old files are deleted at any hour. `fetch` has in memory what
-        `tick` lacks and calls back on this thread; `wake` has `tick` called soon.
+        `is_scarce` returns whether old files are deleted at any hour. `fetch` reads what is not in
+        memory and calls back on this thread; `wake` schedules `tick` soon.
         """
         self._log = log
         self._reserved_ms = settings.file_reserved_hours * _HOUR_MS
@@ -116,19 +115,19 @@ class RetentionSchedule:
         self._hour_of = hour_of
         self._wake = wake
         self._started = False
-        self._is_fetched = False  # what the last look lacked: the next one may wait for the disk
-        self._asked = 0  # looks that are left of an operator's request
-        self._kept_from = -1  # offset from which on old files are kept; -1: none are
-        self._delays_told = -1  # the delayed message that last kept some
+        self._is_fetched = False  # after a fetch the next scan may wait for the disk
+        self._asked = 0  # scans left of an operator's request
+        self._kept_from = -1  # offset from which old files are kept; -1: none
+        self._delay_logged = -1  # the delayed message last logged for keeping files
 
     def ask(self) -> None:
-        """Have old files deleted soon, whatever the hour."""
+        """Delete old files soon, at any hour."""
         self._asked = LOOKS_WHEN_ASKED
         self._started = True
         self._wake()
 
     def tick(self) -> float:
-        """Have deleted what the last look has found, and look again; return seconds until then."""
+        """Delete what the last scan found, and scan again; return the seconds until the next."""
         if not self._started:
             self._started = True
             return FIRST_LOOK_S
@@ -137,7 +136,7 @@ class RetentionSchedule:
         self._log.set_deletion_urgent(is_urgent=is_scarce)
         if self._asked or self._hour_of(now_ms) in self._hours or is_scarce:
             self._asked = max(self._asked - 1, 0)
-            # What is not on disk yet may wait for its delivery unseen.
+            # A delayed message that is not on disk yet may still wait for its delivery.
             wanted = min(self._log.expired_end, self._log.durable_offset)
             if wanted > self._log.min_offset:
                 self._delete(wanted)
@@ -146,7 +145,7 @@ class RetentionSchedule:
 
     def _delete(self, wanted: int) -> None:
         try:
-            # After a fetch only what has left memory since is waited for, which is next to nothing.
+            # After a fetch only bytes evicted since then have to be waited for.
             with allowed_to_wait(self._is_fetched):
                 waiting = self._delays.oldest_waiting_offset()
         except NotInMemoryError as missing:
@@ -158,8 +157,8 @@ class RetentionSchedule:
         kept_from = min([wanted, *needed])
         if pending is not None and pending < wanted:
             self._transactions.on_retention_blocked(wanted)
-        if waiting is not None and waiting < wanted and waiting != self._delays_told:
-            self._delays_told = waiting
+        if waiting is not None and waiting < wanted and waiting != self._delay_logged:
+            self._delay_logged = waiting
             logger.warning(
                 "event=retention_blocked delayed_offset=%d wanted_offset=%d", waiting, wanted
             )
@@ -167,7 +166,7 @@ class RetentionSchedule:
         self._log.delete_before(kept_from)
 
     def _fetched(self, _is_there: bool) -> None:
-        """Go on; if the disk refused something, the look says what, or finds that it is gone."""
+        """Continue after a fetch; if that failed, the next scan reports the error."""
         self._is_fetched = True
         self._wake()
 

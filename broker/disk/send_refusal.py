@@ -1,8 +1,8 @@
-"""Whether new messages are refused, and why: one flag, whoever has a reason.
+"""One flag, with reasons, that makes the broker refuse new messages.
 
-A full disk, a disk that is behind and a failed flush all set it. It stops messages, halves and
-retries, which is all that fills the log; consumption, decisions, checks and delayed deliveries do
-not look at it. After a failed flush the store itself takes none of these either.
+It is set by a full disk, by a disk that is too slow, and by a failed flush. It stops messages,
+halves and retries, which fill the log; consumption, decisions, checks and delayed deliveries ignore
+it. After a failed flush the store itself accepts none of these either.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..errors import REFUSAL_FIELDS, RequestRefusedError
 
 
 class SendRefusal:
-    """The flag, with a reason of each part that refuses; parts may live on different threads."""
+    """The flag, with one reason per cause; causes may be set from different threads."""
 
     def __init__(self) -> None:
         self.refusing = False
@@ -24,19 +24,19 @@ class SendRefusal:
         self._lock = Lock()
 
     def begin(self, cause: str, code: ResponseCode, reason: str) -> None:
-        """Refuse messages with a code, and a reason that says what helps, until `end`."""
+        """Refuse messages with a code and a reason, which says how to resolve it, until `end`."""
         with self._lock:
             self._reasons = {**self._reasons, cause: (code, reason)}
             self.refusing = True
 
     def end(self, cause: str) -> None:
-        """Take a reason back; it may not be set."""
+        """Remove a reason, if it is set."""
         with self._lock:
             self._reasons = {key: why for key, why in self._reasons.items() if key != cause}
             self.refusing = bool(self._reasons)
 
     def refusal(self) -> RequestRefusedError:
-        """Return the answer to one message, while `refusing`."""
+        """Return the refusal of one message; call it only while `refusing`."""
         self.count += 1
         code, reason = next(iter(self._reasons.values()))
         return RequestRefusedError(code, reason, REFUSAL_FIELDS)

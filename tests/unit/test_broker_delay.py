@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from halfmq.broker.delay import delivery, levels
-from halfmq.broker.delay.arrivals import NOTES_MAX, Arrivals
+from halfmq.broker.delay.arrivals import RECORDS_MAX, Arrivals
 from halfmq.broker.delay.delivery import PERSIST_INTERVAL_MS, RETRY_AFTER_ERROR_MS, DelayService
 from halfmq.broker.delay.levels import DEFAULT_LEVELS, DELAY_MS_MAX, DelayLevels, parse_delay_levels
 from halfmq.broker.loop import slices
@@ -319,11 +319,11 @@ def test_the_retry_of_another_group_is_no_copy(tmp_path: Path) -> None:
 
 def test_the_times_of_very_many_messages_take_bounded_memory() -> None:
     """They seem younger by a small part of their delay at most, and never older."""
-    delay_ms = 2 * NOTES_MAX
+    delay_ms = 2 * RECORDS_MAX
     arrivals = Arrivals(0, delay_ms, now_ms=START_MS, monotonic_ms=7)
     for offset in range(4 * delay_ms):
-        arrivals.note(offset + 1, offset + 7)
-        assert len(arrivals._times) <= 2 * NOTES_MAX + 8
+        arrivals.add(offset + 1, offset + 7)
+        assert len(arrivals._times) <= 2 * RECORDS_MAX + 8
     for offset in range(3 * delay_ms, 4 * delay_ms, 977):
         assert offset + 7 <= arrivals.stored_ms(offset, START_MS) < offset + 7 + 2
     assert arrivals.stored_ms(0, START_MS) <= 3 * delay_ms + 7
