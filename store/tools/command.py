@@ -17,7 +17,7 @@ from ..errors import StoreError
 from .copying import Border, copy_log
 from .dump import Dumped, dump
 from .findings import Finding
-from .log_walk import Hole
+from .log_walk import DamagedRange
 from .verify import Report, verify
 
 DONE: Final = 0
@@ -184,8 +184,12 @@ def _dump(options: argparse.Namespace) -> int:
     )
     for one in found:
         if options.json:
-            _say(json.dumps(_hole_json(one) if isinstance(one, Hole) else _record(one, options)))
-        elif isinstance(one, Hole):
+            _say(
+                json.dumps(
+                    _range_json(one) if isinstance(one, DamagedRange) else _record(one, options)
+                )
+            )
+        elif isinstance(one, DamagedRange):
             _say(f"{one.start:>12}  DAMAGED: {one.end - one.start} bytes, {one.reason}")
         else:
             _say(_printable(one.as_text(body=options.bodies)))
@@ -196,8 +200,8 @@ def _record(one: Dumped, options: argparse.Namespace) -> dict[str, Any]:
     return one.as_json(body=options.bodies)
 
 
-def _hole_json(hole: Hole) -> dict[str, Any]:
-    return {"offset": hole.start, "size": hole.end - hole.start, "damaged": hole.reason}
+def _range_json(damaged: DamagedRange) -> dict[str, Any]:
+    return {"offset": damaged.start, "size": damaged.end - damaged.start, "damaged": damaged.reason}
 
 
 def _copy(options: argparse.Namespace) -> int:
@@ -228,28 +232,28 @@ def _copy(options: argparse.Namespace) -> int:
 
 
 class _Progress:
-    """How far a long command has come, on a terminal and nowhere else."""
+    """Progress of a long command, shown only on a terminal."""
 
     def __init__(self, done: str) -> None:
         self._done = done
         self._shown = False
 
     def tell(self, done: int, total: int) -> None:
-        """Show the bytes done, of how many."""
+        """Show the bytes done and the total."""
         if sys.stderr.isatty():
             self._shown = True
             sys.stderr.write(f"\r{self._done} {done // _MIB} of {total // _MIB} MiB ")
             sys.stderr.flush()
 
     def end(self) -> None:
-        """Leave the line to what comes next."""
+        """Clear the line."""
         if self._shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()
 
 
 def _printable(text: str) -> str:
-    """Keep what others chose, such as topics, from steering the terminal."""
+    """Escape names chosen by others, such as topics, so that they cannot control the terminal."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 

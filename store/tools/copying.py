@@ -27,7 +27,7 @@ from ..format.queue_entry import ENTRY_SIZE, PRE_BLANK, unpack_entries
 from ..format.record import store_timestamp
 from ..log.log_reader import LogReader
 from .findings import Findings
-from .log_walk import Chunk, Hole, LogWalk, find_log, list_files, list_queues
+from .log_walk import Chunk, DamagedRange, LogWalk, find_log, list_files, list_queues
 from .state import State, read_condition
 
 _PIECE: Final = 1 << 20  # bytes copied at once
@@ -41,12 +41,12 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """What a copy holds."""
+    """The content of a copy."""
 
     first_offset: int
-    end_offset: int  # behind its last whole record
+    end_offset: int  # after its last valid record
     files: int
-    damaged: int  # stretches in the last file that are no record; they were copied as they are
+    damaged: int  # damaged ranges in the last file; copied unchanged
 
 
 def copy_log(
@@ -132,7 +132,7 @@ def _number_of(files: MappedFileQueue, begun: list[int], border: Border) -> int:
 
 
 def _first_time(files: MappedFileQueue, base: int) -> int | None:
-    """Return when the first record of a file was stored, in ms; None where there is none."""
+    """Return the store time in ms of the first record of a file; None if there is none."""
     reader = LogReader(files)
     try:
         record = reader.record_at(base, base + files.file_size)
@@ -157,11 +157,11 @@ def _milliseconds(border: datetime) -> int:
 
 
 class _Stop(NamedTuple):
-    """Where the copy ends in its last file."""
+    """The end of the copy in its last file."""
 
-    end_offset: int  # behind the last record wanted
-    last_timestamp: int  # ms, when that was stored
-    size: int  # bytes of the file to copy, its blank included if it is wanted to its end
+    end_offset: int  # after the last record in the range
+    last_timestamp: int  # ms, its store time
+    size: int  # bytes of the file to copy, with its blank if the range covers the whole file
     damaged: int
 
 
@@ -169,7 +169,7 @@ def _find_stop(files: MappedFileQueue, base: int, end: Border | None, *, live: b
     walk = LogWalk(files, start=base, end=base + files.file_size, live=live)
     found, timestamp, damaged = base, 0, 0
     for part in walk:
-        if isinstance(part, Hole):
+        if isinstance(part, DamagedRange):
             damaged += 1
             continue
         for position, size, sys_flag, *_ in part.found:
@@ -182,7 +182,7 @@ def _find_stop(files: MappedFileQueue, base: int, end: Border | None, *, live: b
 
 
 def _is_before(stop: _Stop, start: Border | None) -> bool:
-    """Tell whether even the last record is not wanted yet."""
+    """Return whether even the last record is before the range."""
     if start is None:
         return False
     if isinstance(start, int):

@@ -1,4 +1,4 @@
-"""Comparing log and index with their digests: what no checksum of a record covers."""
+"""Compare log and index with their digests, which also cover bytes without a checksum."""
 
 import sys
 from collections.abc import Iterable
@@ -8,33 +8,37 @@ from ..files import disk
 from ..files.mapped_file_queue import MappedFileQueue
 from ..integrity.digest import Block, digest_of
 from .findings import Findings
-from .log_walk import Hole
+from .log_walk import DamagedRange
 
 
 class DigestCheck:
     """Checks the files of a store that have a digest."""
 
     def __init__(
-        self, root: Path, files: MappedFileQueue, holes: list[Hole], findings: Findings
+        self,
+        root: Path,
+        files: MappedFileQueue,
+        damaged_ranges: list[DamagedRange],
+        findings: Findings,
     ) -> None:
-        """``files`` are those of the log; ``holes`` are damaged parts of it, told already."""
+        """``files`` are those of the log; ``damaged_ranges`` of it are reported already."""
         self._root = root
         self._files = files
-        self._holes = holes
+        self._damaged_ranges = damaged_ranges
         self._findings = findings
         self.bytes = 0  # of the log that have a digest
         self.index_bytes = 0
 
     def run(self, ends: dict[int, int]) -> None:
-        """Check the log; ``ends`` says of each file where its last record ends, by physical offset.
+        """Check the log; ``ends`` maps each file to the end of its last record.
 
-        After that nothing means anything, but for the blank that ends a file.
+        Bytes after that do not count, except for the blank that ends a file.
         """
         for base, end in ends.items():
             self.bytes += self._check(self._files.path(base), end - base, base)
 
     def check_index(self, paths: Iterable[Path]) -> None:
-        """Check index files, as far as a broker of ours has used them."""
+        """Check index files, as far as halfmq has used them."""
         for path in paths:
             self.index_bytes += self._check(path, sys.maxsize, None)
 
@@ -56,7 +60,7 @@ class DigestCheck:
         return min(digest.end, end)
 
     def _tell(self, path: Path, block: Block, end: int, base: int | None) -> None:
-        """Tell of a block that differs, unless that is what was told already."""
+        """Report a block that differs, unless its damage is reported already."""
         flipped = block.flipped_bit()
         if flipped is None:
             start, stop = block.position, block.end
@@ -67,8 +71,9 @@ class DigestCheck:
             detail = f"bit {bit} of this byte is flipped"
         offset = None if base is None else base + start
         if offset is not None and any(
-            hole.start < offset + stop - start and offset < hole.end for hole in self._holes
+            damaged.start < offset + stop - start and offset < damaged.end
+            for damaged in self._damaged_ranges
         ):
-            return  # whether there is more than what was told cannot be said
+            return  # further damage in the block cannot be detected
         if start < end:
             self._findings.add("bytes_changed", path, detail, position=start, offset=offset)

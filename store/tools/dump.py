@@ -14,7 +14,7 @@ from ..format.flags import transaction_type
 from ..format.ids import unpack_host
 from ..format.record import Record, crc_tail_matches, decode_record
 from .findings import Findings
-from .log_walk import Chunk, Hole, LogWalk, find_log
+from .log_walk import Chunk, DamagedRange, LogWalk, find_log
 from .state import State, read_condition
 
 
@@ -93,10 +93,10 @@ def dump(
     topic: str | None = None,
     start: int | None = None,
     end: int | None = None,
-) -> Iterator[Dumped | Hole]:
-    """Give the records that begin from ``start`` to before ``end``, and what is damaged there.
+) -> Iterator[Dumped | DamagedRange]:
+    """Yield the records that begin from ``start`` to before ``end``, and damaged ranges there.
 
-    With ``topic``, only its records, and only such damage as may have been one of them.
+    With ``topic``, only its records, and only damage that may have been one of them.
 
     Raises:
         UnusableFileError: There is no log.
@@ -108,7 +108,7 @@ def dump(
     walk = LogWalk(files, start=_first(files, start), live=state is State.OPEN)
     low = walk.start if start is None else start
     for part in walk:
-        if (part.start if isinstance(part, Hole) else part.offset) >= (end or 1 << 63):
+        if (part.start if isinstance(part, DamagedRange) else part.offset) >= (end or 1 << 63):
             return
         if isinstance(part, Chunk):
             yield from _records(part, wanted, low, end)
@@ -119,7 +119,7 @@ def dump(
 
 
 def _first(files: MappedFileQueue, start: int | None) -> int | None:
-    """Return where to begin to read, so that a record begins there: the start of a file."""
+    """Return the begin of the file that holds ``start``, because a record begins there."""
     if start is None or not files.bases:
         return None
     return max((base for base in files.bases if base <= start), default=files.bases[0])
@@ -139,9 +139,9 @@ def _records(chunk: Chunk, topic: bytes | None, start: int, end: int | None) -> 
         yield Dumped(record=record, crc_ok=True, property_crc_ok=tail_ok, lost=lost)
 
 
-def _damaged(walk: LogWalk, hole: Hole) -> Dumped | None:
-    """Return the record that fills a hole but for its CRC; None where there is no such record."""
-    content = walk.read(hole.start, hole.end - hole.start)
+def _damaged(walk: LogWalk, damaged: DamagedRange) -> Dumped | None:
+    """Return the record that fills a damaged range except for its CRC; else None."""
+    content = walk.read(damaged.start, damaged.end - damaged.start)
     try:
         record = decode_record(content, check_crc=False)
     except CorruptRecordError:

@@ -1,13 +1,12 @@
-"""Walking a log that belongs to someone else, from its first record to its last.
+"""Read the log of a store that a broker may be using, from its first record to its last.
 
-Where no record stands, the log ends or is damaged. So the walk looks for the next place that is a
-record beyond doubt, with a magic, lengths that add up, a body that fits its CRC, and its own
-physical offset. What lies between is a ``Hole``; when nothing follows, the log ends. Unlike the
-scan of a recovery, which decides what a broker goes on with, this trusts no checkpoint: it tells
-what is there.
+At a position without a record the log ends or is damaged. So the walk searches for the next valid
+record, with a magic, consistent lengths, a body that matches its CRC, and its own physical offset.
+The bytes in between are a ``DamagedRange``; if no record follows, the log ends. Unlike the scan of
+a recovery, which decides how a broker continues, this uses no checkpoint and reports what it finds.
 
-Nothing is taken on trust that a running broker could change meanwhile: the files are those that
-were there when the walk began, and a file that retention has deleted since is passed over.
+A running broker may change the store during the walk: the files are those that existed when it
+began, and a file that retention has deleted since is skipped.
 """
 
 import time
@@ -32,7 +31,7 @@ from ..format.record import (
 from ..log.log_scan import SCAN_CHUNK, Found, find_records
 
 _NAME_DIGITS: Final = 20
-_SEARCH_PIECE: Final = 1 << 20  # bytes read at once while the next record is looked for
+_SEARCH_PIECE: Final = 1 << 20  # bytes read at once in a search for the next record
 # Most of it is the unwritten end of a file; comparing takes a twentieth of a search.
 _ZEROS: Final = bytes(_SEARCH_PIECE + PREFIX.size)
 _MAGICS: Final = tuple(magic.to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2))
@@ -41,7 +40,7 @@ SETTLE_PAUSE: Final = 0.02  # seconds
 
 
 class Chunk(NamedTuple):
-    """Whole records that follow each other."""
+    """Consecutive valid records."""
 
     offset: int  # physical offset of the first byte of ``content``
     content: bytes
@@ -49,13 +48,13 @@ class Chunk(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The physical offset behind its last record."""
+        """The physical offset after its last record."""
         position, size, *_ = self.found[-1]
         return self.offset + position + size
 
 
-class Hole(NamedTuple):
-    """A range of the log in which no record stands although more of the log follows."""
+class DamagedRange(NamedTuple):
+    """A range of the log without a valid record, followed by more of the log."""
 
     start: int
     end: int
@@ -63,14 +62,14 @@ class Hole(NamedTuple):
 
 
 class FileRow(NamedTuple):
-    """The files of a directory that one offset runs through, and what else lies there."""
+    """The files of a directory that share one offset, and other entries of it."""
 
     files: MappedFileQueue
-    strange: list[tuple[Path, str]]  # what no store can work with, and why
+    strange: list[tuple[Path, str]]  # what a store cannot use, and why
 
 
 def list_files(directory: Path, file_size: int | None = None) -> FileRow:
-    """Find such files without touching them; their size is what most of them have.
+    """List the files of a log or queue without changing them; most files give the size.
 
     Raises:
         OSError: The directory cannot be read.
@@ -97,7 +96,7 @@ def list_files(directory: Path, file_size: int | None = None) -> FileRow:
 
 
 def list_queues(directory: Path) -> Iterator[Path]:
-    """Give the directories of all queues below ``consumequeue``; others are none of its."""
+    """Yield the directories of all queues below ``consumequeue``; ignore other directories."""
     for topic in disk.directories(directory):
         yield from (path for path in disk.directories(topic) if path.name.isdecimal())
 
@@ -116,7 +115,7 @@ def find_log(root: Path, commit_log: Path | None = None) -> FileRow:
 
 
 class LogWalk:
-    """One walk; iterate it once, then ask how far it came."""
+    """One walk over a log; iterate it once, then read its attributes."""
 
     def __init__(
         self,
@@ -127,22 +126,22 @@ class LogWalk:
         reaches: int = 0,
         live: bool = False,
     ) -> None:
-        """A record or file begins at ``start``; up to ``reaches`` the log must go in any case.
+        """A record or file begins at ``start``; the log must reach to ``reaches`` at least.
 
-        In a ``live`` store, what looks damaged gets the time to become whole.
+        In a ``live`` store, a damaged position is read again for ``SETTLE_TIME``.
         """
         self.files = files
         self.start = start if start is not None else (files.bases[0] if files.bases else 0)
-        self.end_offset = self.start  # behind the last valid record
+        self.end_offset = self.start  # after the last valid record
         self.records = 0
         self.last_timestamp = 0  # ms, store time of the last record
-        self.stale_offset = -1  # where old records follow behind the end; -1 without
+        self.stale_offset = -1  # where old records follow after the end; -1 without
         self._end = end
         self._reaches = reaches
         self._live = live
 
-    def __iter__(self) -> Iterator[Chunk | Hole]:
-        """Give chunks of records and the holes between them, in log order."""
+    def __iter__(self) -> Iterator[Chunk | DamagedRange]:
+        """Yield chunks of records and the damaged ranges between them, in log order."""
         at = self.start
         waited_at, deadline = -1, 0.0
         while self.files.bases:
@@ -154,19 +153,19 @@ class LogWalk:
             at = self.end_offset
             if self._end is not None and at + PREFIX.size > self._end:
                 return
-            hole = self._hole(at)
-            if hole is None:
+            damaged = self._damaged_range(at)
+            if damaged is None:
                 return
             if self._live and (waited_at != at or time.monotonic() < deadline):
                 if waited_at != at:
                     waited_at, deadline = at, time.monotonic() + SETTLE_TIME
                 time.sleep(SETTLE_PAUSE)
                 continue
-            yield hole
-            at = self.end_offset = hole.end
+            yield damaged
+            at = self.end_offset = damaged.end
 
     def _chunks(self, start: int) -> Iterator[Chunk]:
-        """Give chunks up to the first place where no record stands; ``end_offset`` is there."""
+        """Yield chunks up to the first position without a record, which is ``end_offset``."""
         self.end_offset = start
         file_size = self.files.file_size
         while (base := self.files.base_of(self.end_offset)) in self.files.bases:
@@ -175,7 +174,7 @@ class LogWalk:
             self.end_offset = base + file_size
 
     def _chunks_of(self, base: int) -> Generator[Chunk, None, bool]:
-        """Give the chunks of one file; return whether a blank ends it."""
+        """Yield the chunks of one file; return whether a blank ends it."""
         file_size = self.files.file_size
         end = file_size if self._end is None else min(file_size, self._end - base)
         with disk.opened(self.files.path(base)) as fd:
@@ -203,30 +202,30 @@ class LogWalk:
         self.last_timestamp = store_timestamp(chunk.content, position, sys_flag)
 
     def _next_file(self) -> int:
-        """Drop the file that was deleted; return where the next one begins."""
+        """Drop the file that was deleted; return the begin of the next one."""
         base = self.files.base_of(self.end_offset)
         self.files.bases = [later for later in self.files.bases if later > base]
         return self.files.bases[0] if self.files.bases else self.end_offset
 
-    # What follows a place where no record stands ----------------------------------------------
+    # After a position without a record --------------------------------------------------------
 
-    def _hole(self, at: int) -> Hole | None:
-        """Return the hole that begins where no record does; None if the log ends there."""
+    def _damaged_range(self, at: int) -> DamagedRange | None:
+        """Return the damaged range at a position without a record; None if the log ends there."""
         base = self.files.base_of(at)
         if base in self.files.bases and self._is_blank(at):
             later = next((later for later in self.files.bases if later > base), None)
             missing = base + self.files.file_size
-            return None if later is None else Hole(missing, later, "the file is missing")
+            return None if later is None else DamagedRange(missing, later, "the file is missing")
         following = self._search(at)
         if following is not None and self._is_stale(following):
             self.stale_offset = following
             following = None
         if following is None and at < self._reaches:
             following = self._reaches
-        return None if following is None else Hole(at, following, self.what_is_at(at))
+        return None if following is None else DamagedRange(at, following, self.what_is_at(at))
 
     def _is_stale(self, following: int) -> bool:
-        """Tell whether what follows is older than what precedes: left from before a cut.
+        """Return whether the record that follows is older, so that it was cut off once.
 
         RocketMQ cuts a log without zeroing what it cuts off.
         """
@@ -236,7 +235,7 @@ class LogWalk:
         return stored is not None and stored < self.last_timestamp
 
     def _search(self, at: int) -> int | None:
-        """Return the first record, blank or begun file behind an offset; None without one."""
+        """Return the first record, blank or begun file after an offset; None without one."""
         base = self.files.base_of(at)
         if base in self.files.bases:
             found = self._search_file(base, at - base + 1)
@@ -252,7 +251,7 @@ class LogWalk:
         with disk.opened(self.files.path(base)) as fd:
             position = start
             while position + PREFIX.size <= size:
-                # Overlapping by what a prefix may lack at the end of a piece.
+                # Overlap, so that a prefix across the end of a piece is found.
                 piece = disk.pread(fd, _SEARCH_PIECE + PREFIX.size, position)
                 for candidate in _candidates(piece):
                     if self._begins_something(fd, base, position + candidate):
@@ -272,7 +271,7 @@ class LogWalk:
         return bool(find_records(disk.pread(fd, size, position), base + position, check_crc=True))
 
     def _is_begun(self, base: int) -> bool:
-        """Tell whether anything was written at the start of a file; one made ahead has zeros."""
+        """Return whether a file has data at its start; a prepared file has zeros."""
         try:
             with disk.opened(self.files.path(base)) as fd:
                 return any(disk.pread(fd, PREFIX.size, 0))
@@ -280,7 +279,7 @@ class LogWalk:
             return False
 
     def ends_with_blank(self, end: int) -> bool:
-        """Tell whether the last file is full, so that what follows its blank means nothing."""
+        """Return whether a blank ends the last file, so that bytes after it do not count."""
         return self.files.base_of(end) in self.files.bases and self._is_blank(end)
 
     def _is_blank(self, at: int) -> bool:
@@ -289,7 +288,7 @@ class LogWalk:
         return bool(magic == MAGIC_BLANK and size == left)
 
     def _stored_at(self, at: int) -> int | None:
-        """Return the store time of the record at an offset; None where none begins."""
+        """Return the store time of the record at an offset; None if none begins there."""
         prefix = self.read(at, PREFIX.size)
         if len(prefix) < PREFIX.size:
             return None
@@ -299,7 +298,7 @@ class LogWalk:
         return store_timestamp(content, 0, found[0][2]) if found else None
 
     def read(self, at: int, size: int) -> bytes:
-        """Read from the file of an offset; less or nothing where it ends or is missing."""
+        """Read from the file of an offset; less or nothing if it ends or is missing."""
         base = self.files.base_of(at)
         try:
             with disk.opened(self.files.path(base)) as fd:
@@ -309,7 +308,7 @@ class LogWalk:
             return b""
 
     def what_is_at(self, at: int) -> str:
-        """Say why no record is at an offset."""
+        """Return why no record is at an offset."""
         base = self.files.base_of(at)
         if base not in self.files.bases:
             return "the file is missing"

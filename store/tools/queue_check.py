@@ -1,4 +1,4 @@
-"""Comparing consume queues with the log, both ways.
+"""Compare consume queues with the log, in both directions.
 
 The log is read once, from its beginning to its end. What each record says of its queue entry is
 gathered queue by queue, in runs of entries that follow each other, and a run is compared with the
@@ -28,21 +28,21 @@ from ..format.topics import LIGHT_QUEUE_PREFIX, SCHEDULE_TOPIC
 from ..log.dispatch import delivery_time
 from ..queue.queue_extension import is_extension
 from .findings import Findings
-from .log_walk import SETTLE_PAUSE, SETTLE_TIME, Chunk, Hole, list_files, list_queues
+from .log_walk import SETTLE_PAUSE, SETTLE_TIME, Chunk, DamagedRange, list_files, list_queues
 from .state import State
 
-ENTRIES_HELD: Final = 1 << 16  # gathered before they are compared: about 6 MB
-_ENTRIES_READ: Final = 1 << 12  # unclaimed entries looked at at once
+ENTRIES_HELD: Final = 1 << 16  # collected before they are compared: about 6 MB
+_ENTRIES_READ: Final = 1 << 12  # unclaimed entries examined at once
 _UNUSUAL: Final = NO_QUEUE_ENTRY | FILLER_BIT
 _SECOND: Final = 1000  # ms; delay levels are whole seconds
 
-# Why a run of entries is wrong. Each becomes one finding, however many entries it is.
+# Why a run of entries is wrong. Each run becomes one finding.
 MISSING: Final = "entry_missing"
 WRONG: Final = "entry_wrong"
 
 
 class Unclaimed(NamedTuple):
-    """What there is to know of a store when entries that no record claimed are judged."""
+    """What is known about a store when entries without a record are judged."""
 
     log_start: int
     log_end: int
@@ -51,11 +51,11 @@ class Unclaimed(NamedTuple):
 
 @dataclass(slots=True)
 class _Run:
-    """A queue, and the entries gathered for it that are not compared yet."""
+    """A queue, and its collected entries that are not compared yet."""
 
     row: MappedFileQueue
     start: int = 0  # queue offset of the first of them
-    next_offset: int = 0  # behind the last of them
+    next_offset: int = 0  # after the last of them
     entries: list[bytes] = field(default_factory=list)
     times: list[int] = field(default_factory=list)  # their records' store times, of delayed ones
     claimed: list[tuple[int, int]] = field(default_factory=list)  # compared so far, merged
@@ -71,20 +71,20 @@ class QueueCheck:
         root: Path,
         findings: Findings,
         state: State,
-        holes: list[Hole],
+        damaged_ranges: list[DamagedRange],
         *,
         unsettled_from: int | None = None,
     ) -> None:
-        """From physical offset ``unsettled_from`` on, the next start writes entries anew.
+        """From physical offset ``unsettled_from`` on, the next start rewrites entries.
 
-        ``holes`` gets the places of records that were lost and replaced by fillers.
+        ``damaged_ranges`` gets the ranges of lost records that were replaced by fillers.
         """
         self._root = root
         self._directory = root / "consumequeue"
         self._batch_directory = root / "batchconsumequeue"
         self._findings = findings
         self._state = state
-        self._holes = holes
+        self._damaged_ranges = damaged_ranges
         self._unsettled_from = unsettled_from
         self._runs: dict[tuple[bytes, int], _Run] = {}
         self._held = 0
@@ -94,7 +94,7 @@ class QueueCheck:
     # Records to entries -----------------------------------------------------------------------
 
     def take(self, chunk: Chunk) -> None:
-        """Gather what the records of a chunk say about queues."""
+        """Collect the queue entries of the records in a chunk."""
         offset, content, found = chunk
         runs, pack = self._runs, LAYOUT.pack
         for (
@@ -127,9 +127,9 @@ class QueueCheck:
             self._compare_all()
 
     def _tell_filler(self, chunk: Chunk, position: int, size: int) -> None:
-        """Tell of a record that was lost, and of which a start has kept the place."""
+        """Report a lost record that a start has replaced with a filler."""
         offset = chunk.offset + position
-        self._holes.append(Hole(offset, offset + size, "a filler"))
+        self._damaged_ranges.append(DamagedRange(offset, offset + size, "a filler"))
         record = decode_record(chunk.content, position, check_crc=False)
         self._findings.add(
             "record_lost",
@@ -141,7 +141,7 @@ class QueueCheck:
         )
 
     def _meet(self, key: tuple[bytes, int], offset: int) -> _Run:
-        """Ready a queue for its first record."""
+        """Prepare a queue for its first record."""
         topic, queue_id = key[0].decode(errors="replace"), key[1]
         directory = self._directory / topic / str(queue_id)
         row = MappedFileQueue(directory, self.file_size)
@@ -155,7 +155,10 @@ class QueueCheck:
             )
             run.skipped, run.next_offset = True, -1
         elif disk.is_directory(self._batch_directory / topic):
-            run.skipped, run.next_offset = True, -1  # its entries have another form, elsewhere
+            run.skipped, run.next_offset = (
+                True,
+                -1,
+            )  # its entries have another format, in another place
         else:
             run.row = self._files_of(directory)
         return run
@@ -182,7 +185,7 @@ class QueueCheck:
         self._held = 0
 
     def _compare(self, run: _Run) -> None:
-        """Compare the entries gathered for a queue with its files."""
+        """Compare the collected entries of a queue with its files."""
         if not run.entries:
             return
         expected = b"".join(run.entries)
@@ -198,7 +201,7 @@ class QueueCheck:
         run.start = run.next_offset
 
     def _found(self, run: _Run, expected: bytes) -> bytes:
-        """Read what is there; RocketMQ writes entries a moment after their records."""
+        """Read the entries; RocketMQ writes entries a moment after their records."""
         deadline = time.monotonic() + SETTLE_TIME
         while True:
             found = _read_entries(run.row, run.start, len(run.entries))
@@ -208,7 +211,7 @@ class QueueCheck:
             time.sleep(SETTLE_PAUSE)
 
     def _tell_differences(self, run: _Run, expected: bytes, found: bytes) -> None:
-        """Name the entries that differ, those that follow each other in one finding."""
+        """Report the entries that differ, consecutive ones in one finding."""
         previous = ""
         first = count = 0
         for index, (wanted, there) in enumerate(
@@ -226,7 +229,7 @@ class QueueCheck:
             self._tell(run, previous, first, count, expected, found)
 
     def _difference(self, run: _Run, index: int, wanted: QueueEntry, there: QueueEntry) -> str:
-        """Say what is wrong with an entry; nothing if it is as good as the one wanted."""
+        """Return what is wrong with an entry; nothing if it is equivalent to the expected one."""
         if there == wanted:
             return ""
         if not any(there):
@@ -273,7 +276,7 @@ class QueueCheck:
     # Entries to records -----------------------------------------------------------------------
 
     def finish(self, known: Unclaimed) -> None:
-        """Compare what is left, then judge the entries that no record has claimed."""
+        """Compare the remaining entries, then judge those without a record."""
         self._compare_all()
         claimed = {run.row.directory: run for run in self._runs.values()}
         for directory in self._queue_directories():
@@ -294,7 +297,7 @@ class QueueCheck:
         self._judge(run, range(at, (bases[-1] + run.row.file_size) // ENTRY_SIZE), known)
 
     def _judge(self, run: _Run, offsets: range, known: Unclaimed, *, between: bool = False) -> None:
-        """Judge entries that no record claims; behind the last record they end with a zero."""
+        """Judge entries without a record; after the last record they end with a zero."""
         for stretch, has_file in _file_ranges(run.row, offsets):
             step = _ENTRIES_READ if has_file else stretch.stop - stretch.start
             for start in range(stretch.start, stretch.stop, step):
@@ -317,13 +320,13 @@ class QueueCheck:
             return
         end = physical_offset + size
         if physical_offset >= 0 and size >= RECORD_SIZE_MIN and end <= known.log_start:
-            return  # its record was deleted by age
-        if any(hole.start <= physical_offset < hole.end for hole in self._holes):
+            return  # retention has deleted its record
+        if any(damaged.start <= physical_offset < damaged.end for damaged in self._damaged_ranges):
             kind, harmless = "entry_of_damaged_record", True
         elif physical_offset < known.log_end:
             kind, harmless = "entry_without_record", self._is_unsettled(physical_offset)
         elif known.state is State.OPEN:
-            return  # of a record that was written since
+            return  # its record was written since
         else:
             kind, harmless = "entry_behind_log", known.state is State.NOT_CLOSED
         self._tell_unclaimed(run, queue_offset, kind, str(tuple(entry)), harmless=harmless)
@@ -351,7 +354,7 @@ class QueueCheck:
     # Files ------------------------------------------------------------------------------------
 
     def _queue_directories(self) -> Iterator[Path]:
-        """Give all but those of light queues, whose offsets are in properties of the records."""
+        """Yield all directories but those of light queues, whose offsets are in properties."""
         for directory in list_queues(self._directory):
             if not directory.parent.name.startswith(LIGHT_QUEUE_PREFIX):
                 yield directory
@@ -365,7 +368,7 @@ class QueueCheck:
         return 300_000 * ENTRY_SIZE
 
     def _files_of(self, directory: Path) -> MappedFileQueue:
-        """Find the files of a queue, and tell of those that it cannot have."""
+        """List the files of a queue, and report invalid ones."""
         if not disk.is_directory(directory):
             return MappedFileQueue(directory, self.file_size)
         row = list_files(directory, self.file_size)
@@ -374,13 +377,13 @@ class QueueCheck:
         return row.files
 
     def end_of(self, topic: str, queue_id: int) -> int | None:
-        """Return the queue offset behind the last record of a queue; None where none was met."""
+        """Return the queue offset after the last record of a queue; None without a record."""
         run = self._runs.get((topic.encode(), queue_id))
         return None if run is None or not run.claimed else run.claimed[-1][1]
 
     @property
     def queues(self) -> int:
-        """How many queues were met."""
+        """The number of queues with records."""
         return len(list(self._queue_directories()))
 
 
@@ -391,9 +394,9 @@ def _place(row: MappedFileQueue, queue_offset: int) -> tuple[Path, int]:
 
 
 def _file_ranges(row: MappedFileQueue, offsets: range) -> Iterator[tuple[range, bool]]:
-    """Cut queue offsets into those that have a file and those that have none.
+    """Split queue offsets into ranges with a file and ranges without.
 
-    A record whose queue offset has a bit too much may leave out more than could ever be read.
+    A flipped bit in a queue offset may skip more entries than could ever be read.
     """
     start, per_file = offsets.start, row.file_size // ENTRY_SIZE
     for base in row.bases:
@@ -413,7 +416,7 @@ def _file_ranges(row: MappedFileQueue, offsets: range) -> Iterator[tuple[range, 
 
 
 def _read_entries(row: MappedFileQueue, start: int, count: int) -> bytes:
-    """Read entries that follow each other; zeros where a file is missing."""
+    """Read consecutive entries; zeros for a missing file."""
     position, end = start * ENTRY_SIZE, (start + count) * ENTRY_SIZE
     pieces: list[bytes] = []
     while position < end:

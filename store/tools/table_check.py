@@ -1,4 +1,4 @@
-"""Looking at the tables in ``config/`` and at the snapshot of undecided transactions.
+"""Check the tables in ``config/`` and the snapshot of undecided transactions.
 
 Tables have no checksum: one is sound if it can be read, and holds what its name promises, in values
 that may be.
@@ -21,7 +21,7 @@ _PERMISSIONS_MAX: Final = 15  # bits of RocketMQ's PermName
 _PIECE: Final = 1 << 20  # bytes read at once
 
 QueueEnd = Callable[[str, int], int | None]
-"""Topic and queue id → the queue offset behind its last message; None where nothing tells."""
+"""Topic and queue id → the queue offset after its last message; None if unknown."""
 
 
 def check_tables(root: Path, findings: Findings, state: State, queue_end: QueueEnd) -> int:
@@ -66,7 +66,7 @@ def _check_offsets(
     *,
     harmless: bool,
 ) -> None:
-    """Tell of offsets behind the end of their queue: what comes there will not be consumed."""
+    """Report offsets after the end of their queue: new messages there are not consumed."""
     for key, queues in _object(table.get("offsetTable")).items():
         topic = key.partition("@")[0]
         for queue_id, offset in _object(queues).items():

@@ -1,12 +1,12 @@
-"""``halfmq store verify``: is what lies in a store's directory what a broker has put there?
+"""``halfmq store verify``: check the files of a store for damage.
 
-The log is read once, record by record, and the queues are compared with it on the way. Then log and
-index are compared with their digests; an index without digests is not verified. At last come
-checkpoint, tables and the snapshot of undecided transactions. Nothing is written, the directory's
-lock is not taken, and a broker may go on working: what it is about to write is left alone.
+The log is read once, record by record, and compared with the queues. Then log and index are
+compared with their digests; an index without digests is not verified. Checkpoint, tables and the
+snapshot of undecided transactions follow. Nothing is written, the directory lock is not taken, and
+a broker may run at the same time: data that it is about to write is not judged.
 
-What is wrong is damage or a note (``findings``). After a stop that was none, the next start derives
-the queues anew from some record on, so what is wrong with these is a note only.
+A finding is damage or a note (``findings``). After an unclean stop the next start rebuilds the
+queues from some record on, so wrong entries from there on are only notes.
 """
 
 import time
@@ -21,7 +21,7 @@ from ..format.index import FIRST_ITEM, HEADER_SIZE, is_index_file_name, unpack_h
 from ..log.log_reader import LogReader
 from .digest_check import DigestCheck
 from .findings import Findings
-from .log_walk import Chunk, Hole, LogWalk, find_log, list_queues
+from .log_walk import Chunk, DamagedRange, LogWalk, find_log, list_queues
 from .queue_check import QueueCheck, Unclaimed
 from .state import Condition, State, check_checkpoint, read_condition, unsettled_from
 from .table_check import check_snapshot, check_tables
@@ -29,12 +29,12 @@ from .table_check import check_snapshot, check_tables
 PROGRESS_BYTES: Final = 16 << 20  # of log between two reports of progress
 
 Progress = Callable[[int, int], None]
-"""Told now and then: bytes of log read, bytes that there may be."""
+"""Called every ``PROGRESS_BYTES`` with the bytes of log read, and the bytes there may be."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a store holds, and what is wrong with it."""
+    """The content of a store and the findings about it."""
 
     root: Path
     state: State
@@ -59,7 +59,7 @@ class Report:
         return self.findings.sound
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything for programs; keys stay."""
+        """Return the report for programs; the keys are stable."""
         return {
             "directory": str(self.root),
             "state": str(self.state),
@@ -90,9 +90,9 @@ def verify(
     commit_log: Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Report:
-    """Check everything in a store's directory.
+    """Check all files of a store.
 
-    ``commit_log`` is where the log lies if not below ``root``.
+    ``commit_log`` is the directory of the log if it is not below ``root``.
 
     Raises:
         UnusableFileError: There is no log.
@@ -102,7 +102,7 @@ def verify(
 
 
 class _Verification:
-    """One look at one store."""
+    """One verification of one store."""
 
     def __init__(self, root: Path, commit_log: Path | None, progress: Progress) -> None:
         self._root = root
@@ -116,13 +116,13 @@ class _Verification:
         self._condition: Condition = read_condition(root, self._findings)
         state = self._condition.state
         unsettled = unsettled_from(self._condition, self._files)
-        self._holes: list[Hole] = []
+        self._damaged_ranges: list[DamagedRange] = []
         self._ends: dict[int, int] = {}  # of the records of each file, by its first offset
         bare = next(list_queues(root / "consumequeue"), None) is None
         if bare:
-            unsettled = 0  # every start derives all queues when there is none
+            unsettled = 0  # without queues every start rebuilds all of them
         self._queues = QueueCheck(
-            root, self._findings, state, self._holes, unsettled_from=unsettled
+            root, self._findings, state, self._damaged_ranges, unsettled_from=unsettled
         )
         self._index = _index_files(root / "index")
         if self._files.bases and not self._index:
@@ -135,12 +135,14 @@ class _Verification:
         self._read_log(walk)
         log_start = files.bases[0] if files.bases else walk.start  # deleted by age meanwhile
         self._check_end(walk)
-        digests = DigestCheck(self._root, files, self._holes, self._findings)
+        digests = DigestCheck(self._root, files, self._damaged_ranges, self._findings)
         digests.run(self._ends)
-        if self._condition.checkpoint.is_ours:  # RocketMQ would write on, and leave the digests
+        if self._condition.checkpoint.is_ours:  # RocketMQ does not update digests
             digests.check_index(self._index)
         self._queues.finish(Unclaimed(log_start, walk.end_offset, state))
-        if not self._holes or self._holes[-1].end < walk.end_offset:  # the last record is there
+        if (
+            not self._damaged_ranges or self._damaged_ranges[-1].end < walk.end_offset
+        ):  # the last record is there
             check_checkpoint(
                 self._condition,
                 self._root / "checkpoint",
@@ -173,34 +175,34 @@ class _Verification:
 
     def _read_log(self, walk: LogWalk) -> None:
         total = len(self._files.bases) * self._files.file_size
-        told = 0
+        reported = 0
         for part in walk:
-            if isinstance(part, Hole):
-                self._holes.append(part)
-                self._tell_hole(part)
+            if isinstance(part, DamagedRange):
+                self._damaged_ranges.append(part)
+                self._report_range(part)
             else:
                 self._take(part)
             done = walk.end_offset - walk.start
-            if done - told >= PROGRESS_BYTES:
-                told = done
+            if done - reported >= PROGRESS_BYTES:
+                reported = done
                 self._progress(done, total)
 
     def _take(self, chunk: Chunk) -> None:
         self._ends[self._files.base_of(chunk.offset)] = chunk.end
         self._queues.take(chunk)
 
-    def _tell_hole(self, hole: Hole) -> None:
-        base = self._files.base_of(hole.start)
+    def _report_range(self, damaged: DamagedRange) -> None:
+        base = self._files.base_of(damaged.start)
         self._findings.add(
             "record_damaged" if base in self._files.bases else "file_missing",
             self._files.path(base),
-            f"{hole.end - hole.start} bytes at offset {hole.start}: {hole.reason}",
-            position=hole.start - base,
-            offset=hole.start,
+            f"{damaged.end - damaged.start} bytes at offset {damaged.start}: {damaged.reason}",
+            position=damaged.start - base,
+            offset=damaged.start,
         )
 
     def _check_end(self, walk: LogWalk) -> None:
-        """Tell what follows the end of the log; a broker that closed it leaves zeros."""
+        """Report bytes after the end of the log; a broker that closed it leaves zeros."""
         state = self._condition.state
         if state is State.OPEN:
             return
