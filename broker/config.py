@@ -316,7 +316,7 @@ _SECTIONS: Final = {
     "tls": TlsConfig,
 }
 
-# Keys of many RocketMQ configurations that mean nothing here: told, not mistaken for typos.
+# Keys of many RocketMQ configurations that have no effect here: reported as such, not as typos.
 _ROCKETMQ_ONLY: Final = frozenset(
     {
         "abortFile",

@@ -1,8 +1,8 @@
 """Logs: one line per event on standard error, `time level logger event=… key=value …`.
 
-A client that does something wrong may do it ten thousand times a second. So of lines that are alike
-but for their values only the first of each second are written; how many were left out is told with
-the next line of any kind.
+A faulty client may cause ten thousand errors per second. So of lines that differ only in their
+values, the first ones of each second are written; the number of omitted lines is logged with the
+next line of any kind.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The store as a part of the broker: opened first, closed last, and observed in between."""
+"""The store as a service of the broker: opened first and closed last."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from halfmq.store.recovery.recovery import RecoveryReport
 logger = logging.getLogger(__name__)
 
 TABLES_TICK_S: Final = 1.0
-"""Seconds between two looks for tables that are due to be written."""
+"""Seconds between two scans for tables that are due to be written."""
 
 
 class ObservedStore(MessageStore):
-    """The store, whose every append is told: what comes in wakes who waits for it."""
+    """The store with a callback for every append, which wakes waiting pulls."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""AccessControl: stands in front of the router; a refused request goes no further.
+"""Access control in front of the router.
 
-From a trusted address everything is served. Otherwise the access key must name an enabled principal
-and the signature must be its own, before anything else of the request is looked at. Then each
-requirement of the request code must be met. Without access control no request passes through here.
+Requests from a trusted address are always served. Otherwise the access key must name an enabled
+principal and the signature must be valid, before anything else of the request is evaluated. Then
+each requirement of the request code must be met. Without access control this module is not used.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Request code → what its sender must be allowed to do. Every `RequestCode` has a row.
+"""Request code → the permissions that its sender needs. Every `RequestCode` has a row.
 
-Codes that no handler serves yet have one too: a code gets its rule before its handler, and whoever
-may not ask is told so, not that the request is unknown.
+Codes without a handler have one too: a code gets its rule before its handler, and a caller without
+permission gets a refusal instead of "unknown request".
 
 ``()`` means: a valid signature and no permission, as for routes. A row is a function of the header
 and the body; the header is typed where ``headers.REQUEST_HEADERS`` has a class for the code.

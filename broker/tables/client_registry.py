@@ -1,14 +1,14 @@
-"""Which producers and consumers are connected, and what consumers subscribe to.
+"""The connected producers and consumers, and the subscriptions of consumers.
 
-Clients register with every heartbeat under their client id; a client that comes back on another
-connection replaces the old one. A registration ends with its connection, with UNREGISTER_CLIENT, or
-when no heartbeat came for `EXPIRY_MS`.
+Clients register with every heartbeat under their client id; a client that reconnects replaces its
+old registration. A registration ends with its connection, with UNREGISTER_CLIENT, or after
+`EXPIRY_MS` without a heartbeat.
 
-Subscriptions belong to the group: of two for one topic the newer version counts, and what the
-latest heartbeat leaves out is dropped. Members that subscribe differently lose messages; that is
-logged once per change and told in the answer to each heartbeat, or the later member is refused
-(`subscriptions`). Members of a group share its queues, so each change of the
-members or of the topics must be told to all of them: the methods here return the groups to tell.
+Subscriptions belong to the group: of two for one topic the newer version is used, and topics that
+the latest heartbeat omits are dropped. Members that subscribe differently lose messages; this is
+logged once per change and reported in the answer to each heartbeat, or the later member is refused
+(`subscriptions`). Members of a group share its queues, so all of them must be notified of each
+change of the members or topics: the methods here return the groups to notify.
 
 Source: RocketMQ `ConsumerManager`, `ConsumerGroupInfo`, `ProducerManager`.
 """
@@ -32,31 +32,31 @@ from .subscriptions import Difference, Filters, Variants, filters_of
 logger = logging.getLogger(__name__)
 
 EXPIRY_MS: Final = 120_000
-"""Milliseconds without a heartbeat after which a client is gone; they come every 30 s.
+"""Milliseconds without a heartbeat after which a client is removed; clients send one every 30 s.
 Source: `ConsumerManager.CHANNEL_EXPIRED_TIMEOUT`."""
 
 SCAN_S: Final = 10.0
-"""Seconds between two looks for such clients. Source: `ClientHousekeepingService`."""
+"""Seconds between two scans for such clients. Source: `ClientHousekeepingService`."""
 
 JUMP_MS: Final = 90_000
-"""Milliseconds between two looks, beyond the usual, that cannot be true: the clock was set forward,
-or this process was stopped. What clients sent meanwhile has not been read yet."""
+"""Delay of a scan, in ms, that indicates a step of the clock or a suspended process. Heartbeats
+sent meanwhile have not been read yet."""
 
 REGISTRATIONS_MAX: Final = 200_000
 """Memberships of clients in groups, about 500 bytes each."""
 
 LEFT_GROUPS_MAX: Final = 1_024
-"""Groups whose producer one connection has ended, remembered for as long as it lives; of a
-connection with more it is assumed that it has left every group it is not in."""
+"""Producer groups that an open connection has left and that are remembered; beyond, it is assumed
+to have left every group that it is not in."""
 
 REFUSED_MAX: Final = 64
-"""Refused members of one group that are remembered, the latest ones."""
+"""Latest refused members of one group that are remembered."""
 
 SUBSCRIPTIONS_MAX: Final = 4_096
-"""Topics that one group may subscribe to; far above what a consumer can poll."""
+"""Topics that one group may subscribe to; far more than a consumer can poll."""
 
 ProducerHook = Callable[[str, Connection], None]
-"""`(group, connection)`: a producer of the group has come up or come back."""
+"""`(group, connection)`: a producer of the group has connected or reconnected."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A client that may not consume for a group, because it subscribes differently."""
+    """A client that must not consume for a group, because it subscribes differently."""
 
     connection: Connection
     filters: Filters
@@ -80,7 +80,7 @@ class Refused:
 
 @dataclass(slots=True)
 class ConsumerGroup:
-    """The consumers of one group that are connected, and what the group subscribes to."""
+    """The connected consumers of one group, and the subscriptions of the group."""
 
     name: str
     data: ConsumerData  # as the latest heartbeat describes the group
@@ -90,36 +90,36 @@ class ConsumerGroup:
     refused: dict[str, Refused] = field(default_factory=dict)
 
     def settle(self) -> None:
-        """After a difference: subscribe to what all members want now, whatever is newer.
+        """Use the subscriptions of all members again, after they were different.
 
-        Else the newest filter would stay, also when the one member that wanted it has left.
+        Otherwise the newest filter would stay, even if the only member with it has left.
         """
         if (wanted := self.variants.only) is None:
             return
         before, self.subscriptions = self.subscriptions, {}
         for one in wanted:
-            old = before.get(one.topic, one)  # its version, or pulls of its time are refused
+            old = before.get(one.topic, one)  # keep its version, or earlier pulls are refused
             version = max(one.sub_version, old.sub_version)
             self.subscriptions[one.topic] = replace(one, sub_version=version)
         logger.info("event=subscriptions_equal group=%s", self.name)
 
     def connection_of(self, client_id: str) -> Connection:
-        """The connection of a member, or of a client that was refused."""
+        """Return the connection of a member or of a refused client."""
         refused = self.refused.get(client_id)
         return self.members[client_id].connection if refused is None else refused.connection
 
     def filters_of(self, client_id: str) -> Filters:
-        """What a member subscribes to, or a client that was refused."""
+        """Return the filters of a member or of a refused client."""
         refused = self.refused.get(client_id)
         return self.variants.of(client_id) if refused is None else refused.filters
 
     @property
     def is_broadcasting(self) -> bool:
-        """Whether every member gets everything, so that there is nothing to share."""
+        """Whether every member gets every message, so that queues are not divided."""
         return self.data.message_model == MessageModel.BROADCASTING
 
     def update_subscriptions(self, subscriptions: Collection[SubscriptionData]) -> bool:
-        """Take what a heartbeat says; return whether the set of topics changed."""
+        """Apply the subscriptions of a heartbeat; return whether the set of topics changed."""
         before = self.subscriptions.keys()
         latest: dict[str, SubscriptionData] = {}
         for new in subscriptions:
@@ -150,21 +150,21 @@ class ClientRegistry:
         self._left: dict[object, set[str]] = {}  # by connection, the groups it no longer produces
         self._producer_hooks: list[ProducerHook] = []
         self._count = 0
-        self._looked_ms = 0  # when it was last seen who is silent
+        self._looked_ms = 0  # time of the last scan for silent clients
 
     def on_producer(self, hook: ProducerHook) -> None:
-        """Have `hook` called whenever a producer registers that was not, on this connection."""
+        """Call `hook` whenever a producer registers that was not registered on its connection."""
         self._producer_hooks.append(hook)
 
-    # --- what clients say
+    # --- requests of clients
 
     def heartbeat(self, data: HeartbeatData, connection: Connection) -> list[str]:
-        """Register what a heartbeat says; return the consumer groups that changed.
+        """Register the clients of a heartbeat; return the consumer groups that changed.
 
         Raises:
             RequestRefusedError: There are too many registrations.
         """
-        if not data.client_id:  # nobody could be told apart by it
+        if not data.client_id:  # it would not identify the client
             return []
         for producer in data.producer_data_set:
             if producer.group_name:
@@ -176,9 +176,9 @@ class ClientRegistry:
         ]
 
     def knows_fingerprint(self, data: HeartbeatData) -> bool:
-        """Whether a version 2 heartbeat that leaves out its subscriptions can be understood.
+        """Return whether a version 2 heartbeat without subscriptions refers to known ones.
 
-        After a restart or a reconnect it cannot: the client has to be told to send all again.
+        After a restart or a reconnect it does not: the client must send all of them again.
         """
         return all(
             (group := self._consumers.get(consumer.group_name)) is not None
@@ -200,7 +200,7 @@ class ClientRegistry:
         return [group.name] if self._lose_consumer(group.name, client_id) else []
 
     def forget(self, connection: Connection) -> list[str]:
-        """End what was registered through a lost connection; return the consumer groups changed."""
+        """End the registrations of a lost connection; return the consumer groups that changed."""
         self._left.pop(connection, None)
         changed = []
         for is_consumer, group, client_id in self._by_connection.pop(connection, ()):
@@ -211,10 +211,10 @@ class ClientRegistry:
         return changed
 
     def expire(self) -> Iterator[str | None]:
-        """End what had no heartbeat for too long, member by member.
+        """End registrations without a heartbeat for too long, member by member.
 
-        Yields after each look: a consumer group when all of its members were looked at and it has
-        changed, else None.
+        Yields after each member: a consumer group after its last member if it has changed, else
+        None.
         """
         now_ms = self._now_ms()
         jump_ms = now_ms - self._looked_ms - round(SCAN_S * 1_000)
@@ -257,39 +257,39 @@ class ClientRegistry:
         if has_changed:
             yield name
 
-    # --- what others ask
+    # --- queries
 
     @property
     def consumer_groups(self) -> Mapping[str, ConsumerGroup]:
-        """The groups that have a consumer."""
+        """The groups with a connected consumer."""
         return self._consumers
 
     @property
     def producer_groups(self) -> Mapping[str, Mapping[str, Member]]:
-        """The groups that have a producer, and their members by client id."""
+        """The groups with a producer, and their members by client id."""
         return self._producers
 
     def has_consumers(self, group: str) -> bool:
-        """Tell whether a consumer of the group is connected."""
+        """Return whether a consumer of the group is connected."""
         return group in self._consumers
 
     def is_broadcasting(self, group: str) -> bool:
-        """Tell whether the group's consumers connected in broadcasting mode."""
+        """Return whether the group's consumers connected in broadcasting mode."""
         known = self._consumers.get(group)
         return known is not None and known.is_broadcasting
 
     def consumer_ids(self, group: str) -> list[str]:
-        """Name the clients that consume for the group; empty when there is none."""
+        """Return the client ids of the group's consumers; [] if there are none."""
         known = self._consumers.get(group)
         return [] if known is None else list(known.members)
 
     def subscription_of(self, group: str, topic: str) -> SubscriptionData | None:
-        """Return what the group subscribes to in the topic."""
+        """Return the group's subscription to the topic; None if it has none."""
         known = self._consumers.get(group)
         return None if known is None else known.subscriptions.get(topic)
 
     def difference(self, data: HeartbeatData) -> Difference | None:
-        """How a client that has just been heard differs from its group; the first one found."""
+        """Return the first difference between the sender of a heartbeat and its groups."""
         for consumer in data.consumer_data_set:
             group = self._consumers.get(consumer.group_name)
             if group is None:
@@ -309,7 +309,7 @@ class ClientRegistry:
         return None
 
     def refusal(self, group: str, connection: Connection) -> Difference | None:
-        """Why a client on this connection may not consume for the group; None when it may."""
+        """Return why a client on this connection must not consume for the group; None if it may."""
         known = self._consumers.get(group)
         if known is None or not known.refused:
             return None
@@ -320,7 +320,7 @@ class ClientRegistry:
     def listing(
         self, group: str | None, after_group: str = "", after_client: str = ""
     ) -> Iterator[tuple[ConsumerGroup, str]]:
-        """Give `(group, client_id)` of members and refused clients, in order, `after` one of them.
+        """Yield `(group, client_id)` of members and refused clients in order, after a given one.
 
         The registry must not change meanwhile.
         """
@@ -334,7 +334,7 @@ class ClientRegistry:
                     yield known, client_id
 
     def subscription_metrics(self) -> dict[str, int]:
-        """Count groups, their members, and what is wrong with their subscriptions."""
+        """Return the numbers of groups, members, unequal groups and refused members."""
         groups = self._consumers.values()
         return {
             "groups": len(groups),
@@ -361,20 +361,20 @@ class ClientRegistry:
         ]
 
     def has_left(self, group: str, connection: object) -> bool:
-        """Whether a living connection was a producer of the group and is no longer.
+        """Return whether an open connection was a producer of the group and has left it.
 
-        One that never was may have prepared a message before its first heartbeat.
+        A connection that never was one may have prepared a message before its first heartbeat.
         """
         left = self._left.get(connection)
         return left is not None and (group in left or len(left) >= LEFT_GROUPS_MAX)
 
     def producer(self, group: str, client_id: str) -> Connection | None:
-        """Return the connection of one producer, if it is open."""
+        """Return the connection of one producer; None if it is not open."""
         member = self._producers.get(group, {}).get(client_id)
         return None if member is None or member.connection.closed else member.connection
 
     def __iter__(self) -> Iterator[tuple[str, str, Member]]:
-        """Give `("consumer" | "producer", group, member)` for every registration."""
+        """Yield `("consumer" | "producer", group, member)` for every registration."""
         for name, group in self._consumers.items():
             for member in group.members.values():
                 yield "consumer", name, member
@@ -434,17 +434,17 @@ class ClientRegistry:
         assert member is not None
         group.data = consumer
         member.seen_ms = self._now_ms()
-        if filters is None:  # the client knows that we have them
+        if filters is None:  # an earlier heartbeat has sent them
             return is_new
         member.fingerprint = data.heartbeat_fingerprint
         changed = group.update_subscriptions(consumer.subscription_data_set)
-        self._place(group, data.client_id, filters, consumer.subscription_data_set)
+        self._set_filters(group, data.client_id, filters, consumer.subscription_data_set)
         return changed or is_new
 
     def _is_refused(
         self, group: ConsumerGroup, client_id: str, filters: Filters, connection: Connection
     ) -> bool:
-        """Refuse a consumer that differs from its group, if that is wanted."""
+        """Refuse a consumer that differs from its group, if the setting requires it."""
         if not self._refuse_unequal:
             return False
         difference = group.variants.difference(group.name, client_id, filters)
@@ -460,16 +460,16 @@ class ClientRegistry:
         group.refused[client_id] = Refused(connection, filters, difference._replace(refused=True))
         return True
 
-    def _place(
+    def _set_filters(
         self,
         group: ConsumerGroup,
         client_id: str,
         filters: Filters,
         subscriptions: Collection[SubscriptionData],
     ) -> None:
-        """Note what a member subscribes to; log when the group falls apart or comes together."""
+        """Set the filters of a member; log if the group becomes unequal or equal."""
         before = len(group.variants)
-        is_new = group.variants.place(client_id, filters, subscriptions)
+        is_new = group.variants.set_filters(client_id, filters, subscriptions)
         if is_new and len(group.variants) > 1:
             difference = group.variants.difference(group.name, client_id, filters)
             if difference is not None:
@@ -478,7 +478,7 @@ class ClientRegistry:
             group.settle()
 
     def _lose_consumer(self, name: str, client_id: str) -> bool:
-        """End the registration of a client that goes; return whether it had one."""
+        """End the registration of a client that leaves; return whether it had one."""
         group = self._consumers.get(name)
         if group is None:
             return False
@@ -496,10 +496,10 @@ class ClientRegistry:
         if not members:
             del self._producers[group]
         self._unlink(member.connection, (False, group, client_id))
-        self._note_left(group, member.connection)
+        self._remember_left(group, member.connection)
 
-    def _note_left(self, group: str, connection: Connection) -> None:
-        """Remember it of a connection that goes on: a closed one is asked nothing anyway."""
+    def _remember_left(self, group: str, connection: Connection) -> None:
+        """Remember that an open connection has left a group; a closed one gets no checks."""
         registrations = self._by_connection.get(connection, ())
         if connection.closed or any(one[:2] == (False, group) for one in registrations):
             return
@@ -508,7 +508,7 @@ class ClientRegistry:
             left.add(group)
 
     def _remove_consumer(self, name: str, client_id: str, *, keep_filters: bool = False) -> bool:
-        """Return whether the client was registered; one that is replaced keeps its filters."""
+        """Remove a registration; return whether it existed. A replaced client keeps its filters."""
         group = self._consumers.get(name)
         member = None if group is None else group.members.pop(client_id, None)
         if group is None or member is None:

@@ -1,7 +1,7 @@
-"""How far each consumer group has come in each queue.
+"""The position of each consumer group in each queue.
 
-Commits change memory only; the file follows at most every `PERSIST_INTERVAL_MS`, so a crash makes
-consumers repeat what they consumed since then, never skip anything.
+Commits change memory only; the file is written at most every `PERSIST_INTERVAL_MS`. After a crash,
+consumers repeat messages consumed since the last write, and skip none.
 
 Source: RocketMQ `ConsumerOffsetManager`.
 """
@@ -19,7 +19,7 @@ from ..errors import RequestRefusedError
 from .table_file import PeriodicSave, TableFile, as_integer, as_object
 
 NO_OFFSET: Final = -1
-"""What `query` answers for a queue that the group never committed."""
+"""Result of `query` for a queue without a commit of the group."""
 
 PERSIST_INTERVAL_MS: Final = 5_000
 """Milliseconds between two writes of the file. Source: `flushConsumerOffsetInterval`."""
@@ -28,8 +28,8 @@ COMMITS_PER_VERSION: Final = 500
 """Commits that count as one change. Source: `consumerOffsetUpdateVersionStep`."""
 
 OFFSETS_MAX: Final = 1_000_000
-"""Entries, about 100 bytes each in memory and 20 in the file. Clients may name any queue id, so
-something must end it."""
+"""Entries, about 100 bytes each in memory and 20 in the file. Clients may send any queue id, so the
+number must be bounded."""
 
 
 class ConsumerOffsetTable:
@@ -56,7 +56,7 @@ class ConsumerOffsetTable:
         """Read the file.
 
         Raises:
-            DamagedTableError: It cannot be read, nor its backup; nothing else knows the offsets.
+            DamagedTableError: Neither the file nor its backup can be read.
         """
         for key, queues in as_object(self._file.load().get("offsetTable")).items():
             self._offsets[key] = {
@@ -66,12 +66,12 @@ class ConsumerOffsetTable:
         self._count = sum(map(len, self._offsets.values()))
 
     def query(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the next offset that the group wants, or `NO_OFFSET`."""
+        """Return the next offset to consume, or `NO_OFFSET`."""
         queues = self._offsets.get(f"{topic}@{group}")
         return NO_OFFSET if queues is None else queues.get(queue_id, NO_OFFSET)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Set the next offset that the group wants; it may go backwards.
+        """Set the next offset to consume; it may decrease.
 
         Raises:
             RequestRefusedError: The group is the broker's own, or the queue is a new one and the
@@ -103,29 +103,29 @@ class ConsumerOffsetTable:
         return self._offsets.setdefault(key, {})
 
     def groups(self) -> set[str]:
-        """Name all groups that have committed something."""
+        """Return the names of all groups with a commit."""
         return {key.partition("@")[2] for key in self._offsets}
 
     def groups_of(self, topic: str) -> Iterator[str]:
-        """Name the groups that have committed something in the topic."""
+        """Yield the names of groups with a commit in the topic."""
         prefix = f"{topic}@"
         return (key.removeprefix(prefix) for key in self._offsets if key.startswith(prefix))
 
     def persist_if_dirty(self) -> None:
-        """Write the file if something changed and the last write is long enough ago."""
+        """Write the file if it changed and the interval since the last write has passed."""
         job = self.persist_job()
         if job is not None:
             job()
 
     def persist_job(self) -> Callable[[], None] | None:
-        """Return a function that writes what there is to write now; None when nothing is due.
+        """Return a function that writes the current offsets; None if nothing is due.
 
-        The function may run on another thread while commits go on here.
+        The function may run on another thread while commits continue.
         """
         return self._job(patient=True) if self._saves.is_due() else None
 
     def persist(self) -> None:
-        """Write the file now, as at the end; blocks on the disk."""
+        """Write the file now, for a stop; blocks on the disk."""
         if self._saves.dirty:
             self._job(patient=False)()
 
@@ -134,14 +134,14 @@ class ConsumerOffsetTable:
         return self._saves.job(write, "consumer_offsets")
 
     def _content(self) -> dict[str, object]:
-        return {"offsetTable": _AsTheyAre(self._offsets)}
+        return {"offsetTable": _LiveOffsets(self._offsets)}
 
 
-class _AsTheyAre(dict[str, dict[int, int]]):
-    """The offsets, for a thread that writes them while commits go on.
+class _LiveOffsets(dict[str, dict[int, int]]):
+    """The offsets, for a thread that writes them while commits continue.
 
-    The keys are copied at once, a millisecond for a hundred thousand, and the offsets of a group in
-    a topic when they are written. None of them belong together, so newer ones are as good.
+    The keys are copied at once, in a millisecond for a hundred thousand, and the offsets of a group
+    in a topic when they are written. Offsets are independent, so newer ones may be written.
     """
 
     def __getitem__(self, key: str) -> dict[int, int]:

@@ -1,7 +1,6 @@
-"""The table of consumer groups and what each may do.
+"""The table of consumer groups and their permissions.
 
-A group is created at its first use when the setting allows, with RocketMQ's defaults. Like a topic
-it is on disk before the request that needed it is answered.
+A group is created at its first use if the setting allows it, with RocketMQ's defaults.
 
 Source: RocketMQ `SubscriptionGroupManager`, `SubscriptionGroupConfig`.
 """
@@ -33,7 +32,7 @@ from .table_file import (
 logger = logging.getLogger(__name__)
 
 GROUPS_MAX: Final = 10_000
-"""Groups that requests may create; each has a retry topic, and see `topics.TOPICS_MAX`."""
+"""Groups that requests may create; each has a retry topic, see `topics.TOPICS_MAX`."""
 
 BUILT_IN_GROUPS: Final = (
     "TOOLS_CONSUMER",
@@ -67,14 +66,14 @@ _KNOWN_FIELDS: Final = frozenset(
 )
 
 
-def _fields_we_only_carry() -> dict[str, object]:
-    """What RocketMQ 5 writes for a new group and we do not interpret."""
+def _uninterpreted_fields() -> dict[str, object]:
+    """Return the fields of a new group in RocketMQ 5 that halfmq does not interpret."""
     return {"attributes": {}, "groupRetryPolicy": {"type": "CUSTOMIZED"}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConfig:
-    """One consumer group. `unknown` holds what we carry and do not interpret."""
+    """One consumer group; `unknown` keeps the fields that are not interpreted."""
 
     name: str
     consume_enable: bool = True
@@ -88,7 +87,7 @@ class GroupConfig:
     notify_consumer_ids_changed_enable: bool = True
     group_sys_flag: int = 0
     consume_timeout_minute: int = 15
-    unknown: Mapping[str, object] = field(default_factory=_fields_we_only_carry)
+    unknown: Mapping[str, object] = field(default_factory=_uninterpreted_fields)
 
     def to_json(self) -> dict[str, object]:
         """Return the entry as `subscriptionGroup.json` holds it."""
@@ -151,10 +150,10 @@ class GroupTable:
         self._groups_max = groups_max
         self._groups = {name: GroupConfig(name=name) for name in BUILT_IN_GROUPS}
         self._forbidden: JsonObject = {}
-        self._saves = PeriodicSave(0, now_ms)  # at each look
+        self._saves = PeriodicSave(0, now_ms)  # at each save
 
     def load(self) -> None:
-        """Lay the entries of the file over the built-in groups."""
+        """Read the file; its entries override the built-in groups."""
         content = self._file.load()
         self._forbidden = as_object(content.get("forbiddenTable"))
         for name, entry in as_object(content.get("subscriptionGroupTable")).items():
@@ -165,10 +164,10 @@ class GroupTable:
                 self._file.is_complete = False
 
     def complete(self, names: Iterable[str], *, after_kill: bool) -> None:
-        """Add groups that must have been there, if some may be missing.
+        """Add groups that existed, if the file may be incomplete.
 
-        That is so when some of the file was lost, and after a kill, which may come before a new
-        group is in the file. Their settings are lost, so they get those of a new group.
+        It may be incomplete if part of it was lost, or after a kill before a new group was written.
+        The settings of these groups are lost, so they get those of a new group.
         """
         if self._file.is_complete and not after_kill:
             return
@@ -186,7 +185,7 @@ class GroupTable:
         )
 
     def get(self, name: str) -> GroupConfig | None:
-        """Return the group, or None when there is none of this name."""
+        """Return the group of this name; None if there is none."""
         return self._groups.get(name)
 
     def __contains__(self, name: str) -> bool:
@@ -196,7 +195,7 @@ class GroupTable:
         return iter(self._groups.values())
 
     def ensure(self, name: str) -> GroupConfig | None:
-        """Return the group, created if it is new and may be; None when it may not.
+        """Return the group, created if it is new; None if it must not be created.
 
         Raises:
             RequestRefusedError: The table is full.
@@ -211,22 +210,22 @@ class GroupTable:
         return self._add(GroupConfig(name=name))
 
     def admit(self, name: str) -> bool | None:
-        """Tell whether the group may consume; None when there is no such group and none is made."""
+        """Return whether the group may consume; None if it neither exists nor may be created."""
         group = self.ensure(name)
         return None if group is None else group.consume_enable
 
     def may_broadcast(self, group: str) -> bool:
-        """Tell whether every consumer of the group may get every message."""
+        """Return whether every consumer of the group may get every message."""
         known = self._groups.get(group)
         return known is None or known.consume_broadcast_enable
 
     def may_read(self, group: str, topic: str) -> bool:
-        """Tell whether the group is allowed to consume the topic."""
+        """Return whether the group is allowed to consume the topic."""
         mask = as_integer(as_object(self._forbidden.get(group)).get(topic), 0)
         return not mask & _READ_FORBIDDEN
 
     def save(self) -> None:
-        """Write the file, as at the end; blocks on the disk.
+        """Write the file now, for a stop; blocks on the disk.
 
         Raises:
             OSError: It could not be written; the old file is still there.
@@ -234,10 +233,10 @@ class GroupTable:
         self._file.save(self._content())
 
     def persist_job(self) -> Callable[[], None] | None:
-        """Return a function that writes new groups, on any thread; None when nothing is due.
+        """Return a function that writes new groups, on any thread; None if nothing is due.
 
-        No consumer waits for that. Of a group that a crash keeps out of the file its consumers
-        speak again.
+        No consumer waits for it: if a crash loses a new group, the heartbeats of its consumers
+        create it again.
         """
         if not self._saves.is_due():
             return None

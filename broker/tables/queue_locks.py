@@ -1,8 +1,8 @@
 """Queue locks of consumers that consume in order.
 
-A group's queue belongs to the client that locked it last, until it unlocks or has not renewed for
-`LOCK_EXPIRY_MS`. Group, topic and queue need not exist. Locks live in memory: after a restart
-everybody may lock again, and clients hold theirs for 30 s only.
+A group's queue belongs to the client that locked it last, until the client unlocks it or does not
+renew for `LOCK_EXPIRY_MS`. Group, topic and queue need not exist. Locks are kept in memory: after a
+restart any client may lock again, and clients consider theirs valid for only 30 s.
 
 Source: RocketMQ `RebalanceLockManager`.
 """
@@ -18,7 +18,7 @@ from halfmq.remoting.codes import ResponseCode
 from ..errors import RequestRefusedError
 
 LOCK_EXPIRY_MS: Final = 60_000
-"""Milliseconds since the last renewal after which a lock is void; clients renew every 20 s.
+"""Milliseconds since the last renewal after which a lock expires; clients renew every 20 s.
 Source: `rocketmq.broker.rebalance.lockMaxLiveTime`."""
 
 LOCKS_MAX: Final = 200_000
@@ -31,7 +31,7 @@ class _Lock(NamedTuple):
 
 
 class QueueLocks:
-    """Who owns which queue of which group."""
+    """The owners of the locked queues of each group."""
 
     def __init__(self, *, now_ms: Callable[[], int], locks_max: int = LOCKS_MAX) -> None:
         self._now_ms = now_ms
@@ -40,7 +40,7 @@ class QueueLocks:
         self._count = 0
 
     def lock(self, group: str, client_id: str, queues: Iterable[QueueKey]) -> list[QueueKey]:
-        """Lock or renew; return those queues that the client owns now.
+        """Lock or renew queues; return those that the client owns now.
 
         Raises:
             RequestRefusedError: There are too many locks.
@@ -62,7 +62,7 @@ class QueueLocks:
         return owned
 
     def unlock(self, group: str, client_id: str, queues: Iterable[QueueKey]) -> None:
-        """Give up those queues that the client owns."""
+        """Unlock those queues that the client owns."""
         held = self._groups.get(group)
         if held is None:
             return
@@ -75,13 +75,13 @@ class QueueLocks:
             del self._groups[group]
 
     def any_held(self, group: str) -> bool:
-        """Tell whether someone holds a queue of the group."""
+        """Return whether a client holds a queue of the group."""
         now = self._now_ms()
         locks = self._groups.get(group, {}).values()
         return any(not _is_expired(lock, now) for lock in locks)
 
     def expire(self) -> Iterator[None]:
-        """Forget locks that are void, group by group: those that are gone shall take no memory."""
+        """Remove expired locks, group by group, to free their memory."""
         for group in list(self._groups):
             held = self._groups.get(group, {})
             now = self._now_ms()

@@ -1,11 +1,11 @@
-"""Whether the members of a consumer group subscribe to the same.
+"""Compare the subscriptions of the members of a consumer group.
 
-They have to. The queues of each topic are shared out by the list of all members, so a message goes
-to one member only, and is lost to the group when that member does not want it: because its filter
-is another one, or because it does not subscribe to the topic at all. Moreover a broker keeps one
-filter per group and topic, the newest. Broadcasting members share no queues but that one filter.
+They must be equal. The queues of each topic are divided among all members, so a message goes to one
+member only, and the group loses it if that member has another filter or does not subscribe to the
+topic. In addition the broker keeps one filter per group and topic, the newest. Broadcasting members
+share no queues, but they share that filter.
 
-The comparison is by topic and by what a filter means: ``a||b`` is ``b || a``.
+Filters are compared by topic and meaning: ``a||b`` equals ``b || a``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from halfmq.remoting.bodies import SUBSCRIBE_ALL, TAG, SubscriptionData
 from halfmq.store.format.topics import RETRY_PREFIX
 
 TEXT_MAX: Final = 256
-"""Characters of a topic or filter that are kept; of a longer one the rest is a hash."""
+"""Characters of a topic or filter that are kept; the end of a longer one is replaced by a hash."""
 
 VARIANTS_MAX: Final = 16
-"""Different sets of filters that are kept for one group, each 4096 topics at most."""
+"""Different sets of filters kept for one group, each of at most 4096 topics."""
 
 Filters: TypeAlias = frozenset[tuple[str, str]]
 """Topic and filter of everything that a member subscribes to, in normal form."""
@@ -33,7 +33,7 @@ MANY: Final[Filters] = frozenset({("?", f"not kept: more than {VARIANTS_MAX} dif
 
 
 class Difference(NamedTuple):
-    """A topic of which two members of a group want different messages."""
+    """A topic to which two members of a group subscribe differently."""
 
     group: str
     topic: str
@@ -41,7 +41,7 @@ class Difference(NamedTuple):
     expression: str | None  # of the filter in normal form; None: it does not subscribe
     other_client_id: str
     other_expression: str | None
-    refused: bool = False  # whether the first client may not consume because of it
+    refused: bool = False  # whether the first client is refused because of it
 
     def __str__(self) -> str:
         own = _in_words(self.client_id, self.expression)
@@ -56,11 +56,11 @@ class Difference(NamedTuple):
 class _Variant:
     filters: Filters
     subscriptions: Collection[SubscriptionData]  # as the first of its clients sent them
-    clients: dict[str, None] = field(default_factory=dict)  # the longest-standing first
+    clients: dict[str, None] = field(default_factory=dict)  # the oldest first
 
 
 class Variants:
-    """The different sets of filters within one group, the oldest first, and who has which."""
+    """The different sets of filters within one group, the oldest first, and their clients."""
 
     def __init__(self) -> None:
         self._variants: dict[Filters, _Variant] = {}
@@ -71,15 +71,15 @@ class Variants:
 
     @property
     def only(self) -> Collection[SubscriptionData] | None:
-        """What all members subscribe to; None when they differ, or nobody knows."""
+        """The subscriptions of all members; None if they differ or are unknown."""
         if len(self._variants) != 1 or MANY in self._variants:
             return None
         return next(iter(self._variants.values())).subscriptions
 
-    def place(
+    def set_filters(
         self, client_id: str, filters: Filters, subscriptions: Collection[SubscriptionData]
     ) -> bool:
-        """Note what a member subscribes to; return whether nobody else does."""
+        """Set the filters of a member; return whether no other member has the same."""
         if filters not in self._variants and len(self._variants) >= VARIANTS_MAX:
             filters = MANY
         old = self._by_client.get(client_id)
@@ -93,18 +93,18 @@ class Variants:
         return len(variant.clients) == 1
 
     def remove(self, client_id: str) -> None:
-        """Forget a member."""
+        """Remove a member."""
         variant = self._by_client.pop(client_id, None)
         if variant is not None:
             self._leave(client_id, variant)
 
     def of(self, client_id: str) -> Filters:
-        """What a member subscribes to; empty when it has not said."""
+        """Return the filters of a member; empty if it has sent none."""
         variant = self._by_client.get(client_id)
         return frozenset() if variant is None else variant.filters
 
     def difference(self, group: str, client_id: str, filters: Filters) -> Difference | None:
-        """How another member differs from one with these filters; None when none does."""
+        """Return how another member differs from these filters; None if none does."""
         for variant in self._variants.values():
             others = [one for one in islice(variant.clients, 2) if one != client_id]
             if not others or variant.filters in (filters, MANY):
@@ -121,11 +121,11 @@ class Variants:
 
 
 def filters_of(subscriptions: Iterable[SubscriptionData]) -> Filters:
-    """What a heartbeat says that a consumer wants, but for retry topics, in normal form."""
+    """Return the filters of a heartbeat in normal form, without retry topics."""
     return frozenset(
         (_short(one.topic), _short(_meaning(one)))
         for one in subscriptions
-        if not one.topic.startswith(RETRY_PREFIX)  # each group has its own, listed or not
+        if not one.topic.startswith(RETRY_PREFIX)  # each group has its own, whether listed or not
     )
 
 

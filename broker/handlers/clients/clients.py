@@ -1,9 +1,9 @@
-"""Clients come and go: heartbeat (34), unregister (35), group members (38, 9004), filters (46).
+"""Registration of clients: heartbeat (34), unregister (35), group members (38, 9004), filters (46).
 
-When the members of a consumer group or its topics change, every member is told at once (40), the
-new one before the answer to its own heartbeat: it then asks who shares the queues.
+If the members or topics of a consumer group change, every member is notified at once (40), a new
+member before the answer to its own heartbeat: it then requests the list of members.
 
-The answer to a heartbeat says whether another member of the group subscribes differently; with
+The answer to a heartbeat reports whether another member of the group subscribes differently; with
 `refuseUnequalSubscriptions` it is then a refusal, and nothing of that consumer is registered.
 
 Source: RocketMQ `ClientManageProcessor`, `ConsumerManageProcessor`,

@@ -1,4 +1,4 @@
-"""Consumer offsets (14, 15) and questions about the offsets of a queue (29 to 32).
+"""Consumer offsets (14, 15) and queries of the offsets of a queue (29 to 32).
 
 Unknown topics and queues are no error for 29 to 32: they are empty queues, as for RocketMQ.
 Source: RocketMQ `ConsumerManageProcessor`, `AdminBrokerProcessor`.
@@ -30,12 +30,12 @@ from ...errors import RequestRefusedError
 from ...ports import Connection, Handler
 
 YOUNG_SHARE_OF_MEMORY: Final = 0.4
-"""Of the machine's memory: a queue whose first message lies no further behind the end of the log
-counts as young. Source: `accessMessageInMemoryMaxRatio` of `MessageStoreConfig`."""
+"""Share of the machine's memory: a queue counts as young if the log after its first message is not
+larger. Source: `accessMessageInMemoryMaxRatio` of `MessageStoreConfig`."""
 
 
 class Found(Protocol):
-    """What `Queues.get` returns, as far as this cares."""
+    """What `Queues.get` returns, as far as it is used here."""
 
     @property
     def ranges(self) -> list[tuple[int, int]]: ...

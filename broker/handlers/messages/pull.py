@@ -1,10 +1,10 @@
 """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361), with long polling.
 
-A found pull is answered from contiguous ranges of the log. A large one goes from the page cache to
-the socket without a copy of ours; several are read once, to where the socket takes them. What is
-not there, be it ranges of the log or the queue's entries, is read in a thread: the event loop never
-waits for the disk. The codes, offsets and remarks are those of RocketMQ's
-`DefaultPullMessageResultHandler`.
+A found pull is answered from contiguous ranges of the log. A large range is sent from the page
+cache to the socket without a copy in this process; several small ones are read once, into the
+buffer for the socket. Ranges of the log and queue entries that are not in memory are read by a
+thread: the event loop never waits for the disk. The codes, offsets and remarks are those of
+RocketMQ's `DefaultPullMessageResultHandler`.
 """
 
 from __future__ import annotations
@@ -59,21 +59,22 @@ TAG_TYPES: Final = frozenset({None, "", "TAG"})
 """Expression types that mean tags. Source: `ExpressionType.isTagType`."""
 
 COPIED_MAX: Final = 16_384
-"""Bytes below which an answer is joined with others of the same read rather than sent alone."""
+"""Smaller answers are joined with others of the same read instead of being sent alone."""
 
 STAGED_BYTES_MAX: Final = 768 << 10
 """Bytes of answers from which on they are sent without waiting for the end of a pass of the loop:
 with one more they still fit into the memory that the store reads them into."""
 
 READ_AHEAD: Final = 2 << 20
-"""Bytes of log behind a cold answer that are read with it: who replays comes for them next, and
-finds them in memory. Left to the system, the event loop would begin that reading."""
+"""Bytes of log after a cold answer that are read with it: a replaying consumer requests them next
+and finds them in memory. Otherwise the event
+loop would start that read."""
 
 COLD_READ_THREADS: Final = 4
-"""Threads that wait for the disk; they hold no lock while they do."""
+"""Threads that wait for the disk, without holding a lock."""
 
 COLD_READS_MAX: Final = 256
-"""Reads of cold data under way or waiting, at most 256 KiB each; one more is told to come again."""
+"""Cold reads running or queued, at most 256 KiB each; the client must retry further pulls."""
 
 _CODES: Final = {
     GetStatus.FOUND: ResponseCode.SUCCESS,

@@ -1,9 +1,8 @@
 """SEND_MESSAGE (10), SEND_MESSAGE_V2 (310) and SEND_BATCH_MESSAGE (320).
 
-Every single message takes one way: its topic is looked up, its properties are read once, and what
-is to be stored is staged for the append at the end of this pass of the event loop. A batch is
-appended where it comes. Checks and answers are those of RocketMQ's `SendMessageProcessor`, in its
-order.
+Every single message is processed alike: its topic is looked up, its properties are read once, and
+its record is staged for the append at the end of this pass of the event loop. A batch is appended
+at once. Validations and answers are those of RocketMQ's `SendMessageProcessor`, in its order.
 """
 
 from __future__ import annotations
@@ -339,7 +338,7 @@ class SendHandler:
     ) -> StagedHalf | None:
         """Return the half of a message; its answer waits for the disk unless its topic opts out.
 
-        None if that has been stored before: then its sender is told where.
+        None if it repeats a stored half: then the answer has the ids of that half.
         """
         group, unique_key = sent.producer_group, sent.unique_key
         if not group:
@@ -353,10 +352,10 @@ class SendHandler:
         waits = message.topic not in self._transactions.unflushed_topics
         key = self._recent_prepares.expect(group, unique_key)
         if key == 0:
-            self._group.append_staged()  # the first may be among it
+            self._group.append_staged()  # the first half may be among them
             found = self._transactions.find_duplicate([(message, unique_key)], group, connection)
             if found is not None:
-                _answer_twin(request, found[0], unique_key, connection, waits=waits)
+                _answer_duplicate(request, found[0], unique_key, connection, waits=waits)
                 return None
             key = self._recent_prepares.expect(group, unique_key) or deduplication_key(
                 group, unique_key
@@ -528,7 +527,7 @@ class SendHandler:
         )
 
 
-def _answer_twin(
+def _answer_duplicate(
     request: RemotingCommand,
     first: FirstHalf,
     unique_key: str,
@@ -536,7 +535,7 @@ def _answer_twin(
     *,
     waits: bool,
 ) -> None:
-    """Tell the sender of a half that repeats another where that one is."""
+    """Answer a half that repeats another with the ids of the first."""
     if request.flag & FLAG_ONE_WAY:
         return
     reply = encode_send_reply(

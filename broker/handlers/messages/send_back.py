@@ -1,8 +1,8 @@
-"""What a consumer failed to consume: CONSUMER_SEND_MSG_BACK (36), and retries that clients send.
+"""Retries of failed messages: CONSUMER_SEND_MSG_BACK (36), and retries sent by clients.
 
-The message is stored again for its group: in the retry topic behind a delay that grows with each
-round, or in the dead-letter topic when it failed too often. Clients whose request 36 fails send
-the message themselves to the retry topic; `retried` decides about those by the same rules.
+The message is stored again for its group: in the retry topic, with a delay that grows with each
+retry, or in the dead-letter topic after too many retries. Clients whose request 36 fails send the
+message to the retry topic themselves; `retried` applies the same rules to those.
 
 Source: RocketMQ `AbstractSendMessageProcessor.consumerSendMsgBack`, `handleRetryAndDLQ`.
 """

@@ -1,4 +1,4 @@
-"""Messages and halves on their way into the log, and the answer to each once it is there."""
+"""Staged messages and halves, and their answers after the append."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...transaction.deduplication import RecentPrepares
 
 
 class Transactions(Protocol):
-    """What a staged half needs of the transaction service."""
+    """The part of the transaction service that a staged half uses."""
 
     @property
     def recent_prepares(self) -> RecentPrepares: ...
@@ -34,17 +34,17 @@ class Transactions(Protocol):
 
 
 class StagedMessage(msgspec.Struct, gc=False):
-    """A message that is appended with the others of this pass."""
+    """A message that is appended with the others of this pass of the event loop."""
 
     draft: AppendRequest
     request: RemotingCommand
     connection: Connection
     unique_key: str
-    queue_id: int  # that its producer is told, which knows nothing of the schedule topic
+    queue_id: int  # in the answer: that of the real topic, also if it is delayed
     waits: bool  # for the disk
 
     def appended(self, one: AppendResult) -> bytes | None:
-        """Answer it, when it is on disk if it has to be."""
+        """Answer the request, after the flush if it waits for the disk."""
         request = self.request
         if request.flag & FLAG_ONE_WAY:
             return None
@@ -61,7 +61,7 @@ class StagedMessage(msgspec.Struct, gc=False):
         return reply
 
     def refused(self) -> None:
-        """Nothing was changed yet."""
+        """Do nothing: nothing was changed yet."""
 
 
 class StagedHalf(StagedMessage, gc=False):
@@ -73,7 +73,7 @@ class StagedHalf(StagedMessage, gc=False):
     transactions: Transactions
 
     def appended(self, one: AppendResult) -> bytes | None:
-        """Enter the transaction, and answer."""
+        """Add the transaction, and answer the request."""
         self.transactions.prepared(
             self.message,
             self.draft,
@@ -85,5 +85,5 @@ class StagedHalf(StagedMessage, gc=False):
         return StagedMessage.appended(self, one)
 
     def refused(self) -> None:
-        """Have the same half sent again taken for a new one."""
+        """Release the key, so that the same half sent again is a new one."""
         self.transactions.recent_prepares.forget(self.deduplication_key)

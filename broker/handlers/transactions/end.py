@@ -1,11 +1,11 @@
-"""END_TRANSACTION (37): a producer decides about its half message. For many see `end_batch`.
+"""END_TRANSACTION (37): a producer decides its half message. For several see `end_batch`.
 
-Official clients send it one-way and never learn of a refusal, so each refusal is a line in the log.
-CHECK_TRANSACTION_STATE (39) goes the other way only; as a request to the broker it is unknown.
+Official clients send it one-way and do not get a refusal, so each refusal is logged.
+CHECK_TRANSACTION_STATE (39) is sent only by the broker; as a request to it the code is unknown.
 
-Whatever is answered is true for good: the answer waits until the decision it tells of is on disk,
-be it the one that was asked for, the same taken before, or the opposite one that stands. Only a
-first decision about a topic that opts out (`transactionAsyncFlushTopics`) is answered at once.
+Every answer is final: it waits until the decision that it reports is on disk, whether that is the
+requested one, the same one taken before, or the opposite one. Only a first decision about a topic
+that opts out (`transactionAsyncFlushTopics`) is answered at once.
 
 Source: RocketMQ ``EndTransactionProcessor.java``.
 """
@@ -53,11 +53,11 @@ class StagedDecision(msgspec.Struct, gc=False):
         return (self.draft, *self.planned.rest)
 
     def appended(self, one: AppendResult) -> bytes | None:
-        """Carry it out; its answer waits for the disk if it has to."""
+        """Complete the decision; the answer waits for the disk if necessary."""
         return self.finish((one,))
 
     def finish(self, appended: Sequence[AppendResult]) -> bytes | None:
-        """Carry it out, be it one record or several; return the answer if it need not wait."""
+        """Complete a decision of one or several records; return the answer if it need not wait."""
         planned, request = self.planned, self.request
         position = self.transactions.decided(planned, appended)
         if request.flag & FLAG_ONE_WAY:
@@ -99,7 +99,7 @@ class StagedGroupDecision(msgspec.Struct, gc=False):
         return self.one.connection
 
     def appended(self, several: Sequence[AppendResult]) -> bytes | None:
-        """Carry it out; its answer waits for the disk if it has to."""
+        """Complete the decision; the answer waits for the disk if necessary."""
         return self.one.finish(several)
 
     def refused(self) -> None:
@@ -230,7 +230,7 @@ class TransactionHandler:
 
 
 def _reply(request: RemotingCommand, message_id: str | None) -> bytes:
-    """Return the answer to a decision: clients of ours are told the id of the final message."""
+    """Return the answer to a decision; halfmq clients get the id of the final message."""
     if request.header_type != _MSGPACK or message_id is None:
         return encode_reply(request)
     return encode_end_reply(request, message_id)

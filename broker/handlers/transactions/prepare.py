@@ -77,9 +77,9 @@ class PrepareHandler:
 
         Args:
             transactions: Stores halves.
-            drafted: Checks one message as a send does.
-            append_staged: Appends what came before.
-            refuse_sends: Raises when the disk is too far behind to take more.
+            drafted: Validates one message like a send.
+            append_staged: Appends the records of earlier requests.
+            refuse_sends: Raises if the disk is too slow to accept more.
             log_file_size: Bytes of a file of the log, which the halves have to fit into.
         """
         self._transactions = transactions
@@ -93,14 +93,14 @@ class PrepareHandler:
         return {RequestCode.PREPARE_TRANSACTION: self.prepare}
 
     def prepare(self, request: RemotingCommand, connection: Connection) -> bytes | None:
-        """Store the halves of one transaction, or say where those are that this repeats."""
+        """Store the halves of one transaction, or return the ids of those that they repeat."""
         header = request.header
         assert isinstance(header, PrepareTransactionRequestHeader)
         group = header.producer_group
         self._refuse_sends()
         if not group:
             raise refusal("producerGroup is empty: nobody could be asked about the transaction")
-        self._append_staged()  # what came before stays before, a twin among it
+        self._append_staged()  # keeps the order; a repeated half may be among them
         messages = [
             self._message(one, group, connection) for one in decode_prepared_messages(request.body)
         ]
@@ -125,7 +125,7 @@ class PrepareHandler:
             )
             for half in halves
         ]
-        # A flush covers whole records: what is durable beyond its first byte is durable.
+        # A flush covers whole records: a record is durable if its first byte is.
         position = halves[-1].physical_offset + 1
         connection.reply_when_durable(position, encode_reply(request, body=encode_entries(results)))
         return None
@@ -166,10 +166,10 @@ class PrepareHandler:
 
 
 def _marked(properties: bytes, group: str) -> bytes:
-    """Return the properties with the marks of a half; those that are there must agree.
+    """Return the properties with those of a half added; existing ones must be equal.
 
     Raises:
-        RequestRefusedError: They say otherwise.
+        RequestRefusedError: An existing property has another value.
     """
     added = b""
     for name, expected in ((b"TRAN_MSG", b"true"), (b"PGROUP", group.encode())):
