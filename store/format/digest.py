@@ -30,7 +30,7 @@ def pack_digest(end: int, crcs: "array[int]") -> bytes:
 
 
 def unpack_digest(content: bytes) -> "tuple[int, array[int]] | None":
-    """Return how many bytes a digest covers, and the CRCs; None if it is not a whole one."""
+    """Return how many bytes a digest covers, and the CRCs; None if it is incomplete."""
     whole = len(content) >= _HEAD.size + _CRC.size
     if not whole or crc32(content[: -_CRC.size]) != _CRC.unpack(content[-_CRC.size :])[0]:
         return None
@@ -47,7 +47,7 @@ def unpack_digest(content: bytes) -> "tuple[int, array[int]] | None":
 
 
 def find_flipped_bit(content: bytes, crc: int) -> tuple[int, int] | None:
-    """Return byte and bit in which ``content`` differs from what had this CRC-32.
+    """Return byte and bit in which ``content`` differs from the content with this CRC-32.
 
     None if it is not just one. ``content`` has ``BLOCK`` bytes at most. The first call takes a
     tenth of a second.
@@ -65,7 +65,7 @@ def find_flipped_bit(content: bytes, crc: int) -> tuple[int, int] | None:
 
 @lru_cache(maxsize=1)  # two megabytes
 def _changes() -> bytes:
-    """Return what a flip of each bit does to a CRC-32: of the last byte, of the one before, ..."""
+    """Return how a flip of each bit changes a CRC-32, from the last byte backwards."""
     table = [_shifted(value) for value in range(256)]
     nearer = [table[1 << bit] for bit in range(8)]
     changes = array("I", nearer)

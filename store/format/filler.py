@@ -1,16 +1,16 @@
-"""Fillers: what takes the place of records that the disk has damaged.
+"""Fillers: records that replace damaged ones.
 
-A damaged record must not stay: RocketMQ ends its recovery there and cuts all that follows. Nor may
-its place in the queue close up: RocketMQ appends the next entry wherever its queue ends, so that
-every later message would stand one place too low. So a filler is a whole record with an empty
-body of the same length and with topic, queue id and queue offset of the lost one, and RocketMQ
-gives it to consumers as a message of zeros. Our own consumers never see it: its queue entry
-carries ``FILLER_TAGS_CODE``, which no tag has, and pulls leave it out.
+A damaged record must be replaced, because RocketMQ ends its recovery there and cuts off all later
+records. Its queue offset must not be skipped either: RocketMQ appends the next entry at the end of
+its queue, so that all later messages would be one offset too low. So a filler is a valid record of
+the same length with the topic, queue id and queue offset of the lost one and a body of zeros, which
+RocketMQ delivers. halfmq does not deliver it: its queue entry has ``FILLER_TAGS_CODE``, which no
+tag has, and pulls leave it out.
 
-Where it is not known what was lost, the filler is a rollback record, which has no queue entry.
+If the lost record is unknown, the filler is a rollback record, which has no queue entry.
 
-No message of any sender can be taken for one, since what tells it is not the sender's to set: it
-links to a half before the beginning of the log.
+No message of a sender can be mistaken for a filler, because senders cannot set the field that marks
+it: a link to a half before the beginning of the log.
 """
 
 from typing import Final
@@ -22,14 +22,14 @@ from .record import TOPIC_LENGTH_V1_MAX, encode_record, new_record, record_size
 from .record_fields import struct_of
 from .topics import HALF_TOPIC, SCHEDULE_TOPIC
 
-# Set in the flags of every filler, so that whoever looks at those anyway need not look further
-# at other records. A sender may set it too; the link decides.
+# Set in the flags of every filler, so that other records can be ruled out by their flags. A sender
+# may set it too; the link decides.
 FILLER_BIT: Final = 0x4000_0000
-# Beyond the hash of any tag (int32) and of any time in ms to come; "HMQF" and "FLLR".
+# Greater than the hash of any tag (int32) and any future time in ms; "HMQF" and "FLLR".
 FILLER_TAGS_CODE: Final = 0x484D5146_464C4C52
-FILLER_TAGS_CODE_LOW: Final = FILLER_TAGS_CODE & 0xFFFF_FFFF  # what tag filters see of it
+FILLER_TAGS_CODE_LOW: Final = FILLER_TAGS_CODE & 0xFFFF_FFFF  # the part that tag filters compare
 
-_NO_TOPIC: Final = "-"  # of fillers for nobody knows what
+_NO_TOPIC: Final = "-"  # of fillers for unknown records
 _NO_HOST: Final = bytes(HOST_V4_SIZE)
 _LINK: Final = struct_of("prepared_transaction_offset")  # with IPv4 hosts, as fillers have them
 # RocketMQ delivers what is due in the schedule topic to its real topic, and drops what would go
@@ -41,7 +41,7 @@ assert FILLER_SIZE_MIN == 92  # no record is smaller, so a filler fits wherever 
 
 
 def filler_size(topic: str) -> int:
-    """Return the bytes that a filler for a record of this topic takes at least."""
+    """Return the least size in bytes of a filler for a record of this topic."""
     version_2 = len(topic) > TOPIC_LENGTH_V1_MAX
     return record_size(0, len(topic.encode()), 0, version_2=version_2)
 
@@ -63,7 +63,7 @@ def queue_filler(
     store_timestamp: int,
 ) -> bytes:
     """Return a filler of ``size`` bytes, at least ``filler_size``, that keeps a queue offset."""
-    # In the half topic the commit bits, which no half has, so that nobody takes it for one.
+    # In the half topic the commit bits, which no half has, so that it is not taken for one.
     bits = TransactionType.COMMIT if topic == HALF_TOPIC else TransactionType.NONE
     properties = b""
     if topic == SCHEDULE_TOPIC and size >= filler_size(topic) + len(_DROPPED):
@@ -104,7 +104,7 @@ def _filler(
 
 
 def is_filler(buffer: bytes, position: int, sys_flag: int) -> bool:
-    """Tell whether the whole record that starts at ``position`` is a filler, given its flags."""
+    """Return whether the valid record at ``position`` with these flags is a filler."""
     if sys_flag & (FILLER_BIT | HOSTS_MASK) != FILLER_BIT:
         return False
     link: int = _LINK.unpack_from(buffer, position)[0]

@@ -20,7 +20,7 @@ COMPRESSION_MASK: Final = 0x0700
 
 
 class TransactionType(IntEnum):
-    """Where a record stands in a transaction; the value is the masked ``sys_flag``."""
+    """The role of a record in a transaction; the value is the masked ``sys_flag``."""
 
     NONE = 0x0
     PREPARED = 0x4  # never stored by RocketMQ: halves are rewritten to the half topic as NONE
@@ -44,7 +44,7 @@ class CompressionType(IntEnum):
 
 
 def transaction_type(sys_flag: int) -> TransactionType:
-    """Say which part of a transaction the record with these flags is."""
+    """Return the transaction type of a record with these flags."""
     return TransactionType(sys_flag & TRANSACTION_MASK)
 
 
@@ -54,12 +54,12 @@ def with_transaction_type(sys_flag: int, kind: TransactionType) -> int:
 
 
 def has_queue_entry(sys_flag: int) -> bool:
-    """Tell whether such a record is listed in its consume queue."""
+    """Return whether a record with these flags has a consume-queue entry."""
     return not sys_flag & NO_QUEUE_ENTRY
 
 
 def is_indexed(sys_flag: int) -> bool:
-    """Tell whether such a record is found by key. Source: RocketMQ ``IndexService.java``."""
+    """Return whether such a record is indexed by key. Source: RocketMQ ``IndexService.java``."""
     return sys_flag & TRANSACTION_MASK != TransactionType.ROLLBACK
 
 
@@ -74,7 +74,7 @@ def with_host_bits(sys_flag: int, born_host: bytes, store_host: bytes) -> int:
 
 
 def compression_type(sys_flag: int) -> CompressionType | None:
-    """Say how the body is compressed; None when it is not.
+    """Return the compression of the body; None if it is not compressed.
 
     Raises:
         ValueError: The bits name no compression that RocketMQ knows.

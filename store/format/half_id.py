@@ -1,4 +1,4 @@
-"""Which transaction a record belongs to, as far as the broker vouches for it.
+"""The transaction of a record, as far as the broker has confirmed it.
 
 A committed message is known by the offset message id of its half. Its **final** record links to the
 half, so the id follows from the record alone. What the broker makes of a final links to nothing and
@@ -28,7 +28,7 @@ def half_message_id(record: Record) -> str | None:
     bits = record.sys_flag & TRANSACTION_MASK
     if bits == TransactionType.COMMIT:
         linked = record.prepared_transaction_offset
-        # RocketMQ leaves the bits in retries, without a link; nothing tells what those are.
+        # RocketMQ leaves the bits in retries, without a link; their transaction is unknown.
         if linked == 0 and record.topic.startswith(_OF_GROUPS):
             return None
         return offset_message_id(record.store_host, linked)
@@ -45,7 +45,7 @@ def _is_retry(record: Record) -> bool:
 
 
 def _was_delayed(record: Record) -> bool:
-    """Tell whether the record is the delivery of one that waited in the schedule topic."""
+    """Return whether the record is the delivery of one from the schedule topic."""
     level = get_property(record.properties, b"DELAY")
     topic = get_property(record.properties, b"REAL_TOPIC")
     return level not in {None, b"0"} and topic == record.topic.encode()

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 HOST_V4_SIZE: Final = 8  # bytes: address 4, port 4
 HOST_V6_SIZE: Final = 20  # bytes: address 16, port 4
-_ID_V4_LENGTH: Final = 32  # hex digits; RocketMQ tells IPv4 from IPv6 by this length
+_ID_V4_LENGTH: Final = 32  # hex digits; RocketMQ distinguishes IPv4 and IPv6 by this length
 _ID_V6_LENGTH: Final = 56
 _pack_offset: Final = Struct(">q").pack
 
@@ -91,7 +91,7 @@ def unpack_host(packed: bytes) -> tuple[str, int]:
 
 
 def offset_message_id(packed_host: bytes, physical_offset: int) -> str:
-    """Return the id that tells clients where a record lies."""
+    """Return the message id that holds the host and physical offset of a record."""
     return (packed_host + _pack_offset(physical_offset)).hex().upper()
 
 
@@ -110,7 +110,7 @@ class OffsetMessageId(NamedTuple):
 
 
 def parse_offset_message_id(text: str) -> OffsetMessageId:
-    """Return what an offset message id says; upper and lower case are read.
+    """Return host and offset of an offset message id; upper and lower case are accepted.
 
     Raises:
         ValueError: The text is not 32 or 56 hex digits, or its offset is negative.

@@ -4,7 +4,7 @@ A file is a header, an array of slots, and an array of items. An item's slot is 
 modulo the number of slots. The slot holds the number of its newest item, and each item the
 number of the one before it in the same slot, so that a look-up walks from new to old. Item 0
 is never used, because 0 means "none". Keys themselves are not stored: two keys with one hash are
-told apart only by reading the record.
+distinguished only by reading the record.
 
 An item's time is kept in whole seconds after the header's begin timestamp.
 
@@ -131,7 +131,7 @@ def index_file_name(now_ms: int, *, after: str = "") -> str:
 
 
 def is_index_file_name(name: str) -> bool:
-    """Tell index files from what else lies beside them, such as a file set aside."""
+    """Return whether a name is that of an index file, and not of a file set aside."""
     return len(name) == _NAME_LENGTH and name.isascii() and name.isdecimal()
 
 
@@ -146,7 +146,7 @@ def index_key_hash(key: str) -> int:
 
 
 def _absolute(value: int) -> int:
-    """Return |value|; Java has no positive twin of -2**31 in an int, and RocketMQ takes 0."""
+    """Return |value|; for -2**31, whose absolute value is no Java int, RocketMQ uses 0."""
     return abs(value) if value != -0x8000_0000 else 0
 
 

@@ -1,10 +1,10 @@
-r"""Message properties: the string of names and values behind every record's topic.
+r"""Message properties: the string of names and values after the topic of every record.
 
 A property is ``name 0x01 value 0x02``; the last 0x02 may be missing (written so by RocketMQ
 4.9.1 to 5.1.4). Nothing is escaped. A reader drops a segment whose name or value is empty, the
 value begins after the *first* 0x01 and may hold more of them, and of two equal names the last
-one wins. Everything here works on the bytes as they came off the wire, because the store keeps
-them as they came: a round trip through a map would reorder them and cost more than the append.
+one wins. All functions work on the received bytes, which the store keeps unchanged: a round trip
+through a map would reorder them and cost more than the append.
 
 Source: RocketMQ ``MessageDecoder.java`` (``string2messageProperties``), ``MessageConst.java``.
 """
@@ -98,7 +98,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
 
 
 def decode_properties(raw: bytes | str) -> dict[str, str]:
-    """Return the map of a property string; what is malformed in it is left out, as Java does."""
+    """Return the map of a property string; malformed parts are left out, as in Java."""
     # Batch units are stored as they came, so the bytes may be no UTF-8: Java replaces these too.
     text = raw if isinstance(raw, str) else raw.decode(errors="replace")
     properties: dict[str, str] = {}
@@ -176,7 +176,7 @@ class TagsCodes:
     def __init__(self) -> None:
         self._codes: dict[bytes, int] = {}
         # How the last properties ended, from the separator before the tags on, and their code:
-        # what many senders write behind the tags is the same in all their messages.
+        # what many senders write after the tags is the same in all their messages.
         self._tail = _NO_TAIL
         self._code = 0
 

@@ -28,7 +28,7 @@ class QueueEntry(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """Whether the entry was written: RocketMQ ends its scans at the first that was not."""
+        """Whether the entry was written; RocketMQ ends its scans at the first unwritten one."""
         return self.physical_offset >= 0 and self.size > 0
 
     def pack(self) -> bytes:
@@ -51,17 +51,17 @@ def unpack_entries(buffer: bytes | bytearray | memoryview) -> Iterator[QueueEntr
 
 @lru_cache
 def offsets_of(count: int) -> Struct:
-    """Return what unpacks the physical offsets of so many entries at once."""
+    """Return a ``Struct`` that unpacks the physical offsets of ``count`` entries."""
     return Struct(">" + "q12x" * count)
 
 
 @lru_cache
 def sizes_of(count: int) -> Struct:
-    """Return what unpacks the sizes of so many entries at once."""
+    """Return a ``Struct`` that unpacks the sizes of ``count`` entries."""
     return Struct(">" + "8xi8x" * count)
 
 
 @lru_cache
 def tags_codes_of(count: int) -> Struct:
-    """Return what unpacks the tags codes of so many entries at once, as ``FILTERED`` has them."""
+    """Return a ``Struct`` that unpacks the tags codes of ``count`` entries, as ``FILTERED``."""
     return Struct(">" + "16xi" * count)

@@ -1,15 +1,15 @@
 """Commit-log records, byte for byte as Apache RocketMQ writes them.
 
-Where each field lies is stated by ``record_fields``. Version 2 differs from version 1 only in the
+The positions of the fields are in ``record_fields``. Version 2 differs from version 1 only in the
 magic and in a topic length of two bytes instead of one; it is used when the topic has more than
 127 characters.
 
 The body CRC (31 bits) covers the stored body and nothing else: a topic or properties that a
-crash cut off and left zero are not noticed. Where the setting ``enabledAppendPropCRC`` asks for
-it, the properties end in a 20-byte property that holds a CRC of everything before it.
+crash has left zero is not detected. With the setting ``enabledAppendPropCRC``, the properties end
+with a 20-byte property that holds a CRC of everything before it.
 
-A file ends in a blank: the number of bytes left, then a magic of its own. Behind it the next
-file begins. Unwritten space is zero.
+A file ends with a blank: the number of bytes left, then a magic of its own. Unwritten space is
+zero.
 
 Source: RocketMQ ``MessageExtEncoder.java``, ``MessageDecoder.java``, ``CommitLog.java``.
 """
@@ -50,7 +50,7 @@ CRC_MASK: Final = 0x7FFF_FFFF  # RocketMQ keeps CRCs non-negative in a Java int
 TOPIC_LENGTH_V1_MAX: Final = 127  # characters; beyond, RocketMQ writes version 2
 
 PREFIX: Final = struct_of("total_size", "magic")  # enough to walk from record to record
-BLANK_SIZE: Final = PREFIX.size  # the least that every file keeps free behind its last record
+BLANK_SIZE: Final = PREFIX.size  # bytes that every file keeps free after its last record, at least
 
 # All fields of the head, by sys_flag & HOSTS_MASK.
 HEADS: Final = {hosts: struct_of(*FIELDS, hosts=hosts) for hosts in HOST_MIXES}
@@ -97,7 +97,7 @@ class Record(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The physical offset just behind the record."""
+        """The physical offset of the end of the record."""
         return self.physical_offset + self.total_size
 
     @property
@@ -219,7 +219,7 @@ def topic_field(topic: bytes, *, version_2: bool) -> bytes:
 
 
 def _check_encodable(record: Record, topic_size: int, *, version_2: bool) -> None:
-    """Refuse what would be written wrongly; struct would cut or pad a host in silence."""
+    """Refuse invalid fields; struct would silently cut or pad a host."""
     if record.magic not in {MAGIC_V1, MAGIC_V2}:
         raise ValueError(f"{record.magic:#x} is no magic of a record")
     if topic_size > (0x7FFF if version_2 else 0x7F):
@@ -255,7 +255,7 @@ def decode_record(
 
 
 class _DefectError(Exception):
-    """What is wrong, without the place, which only the caller knows."""
+    """The reason, without the offset, which only the caller knows."""
 
 
 def _decode(buffer: Buffer, position: int, *, check_crc: bool) -> Record:
@@ -320,7 +320,7 @@ def decode_records(buffer: Buffer, *, check_crc: bool = True) -> list[Record]:
 
 
 def store_timestamp(buffer: Buffer, position: int, sys_flag: int) -> int:
-    """Return when the record at a position was stored, in ms; given its flags."""
+    """Return the store time in ms of the record at a position, given its flags."""
     timestamp: int = _STORE_TIMESTAMP[sys_flag & HOSTS_MASK].unpack_from(buffer, position)[0]
     return timestamp
 

@@ -1,4 +1,4 @@
-"""Names of topics and groups: which are the system's own, and which are well formed.
+"""Names of topics and groups: system names, and checks of names.
 
 Source: RocketMQ ``TopicValidator.java``, ``MixAll.java``, ``TransactionalMessageUtil.java``.
 """
@@ -61,28 +61,28 @@ _NAME: Final = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 def retry_topic(group: str) -> str:
-    """Name the topic from which a consumer group gets what it failed to consume."""
+    """Return the retry topic of a consumer group."""
     return RETRY_PREFIX + group
 
 
 def dead_letter_topic(group: str) -> str:
-    """Name the topic for what a consumer group failed to consume too often."""
+    """Return the dead-letter topic of a consumer group."""
     return DEAD_LETTER_PREFIX + group
 
 
 def is_system_topic(topic: str) -> bool:
-    """Tell whether the broker itself owns the topic; names made from settings are not known."""
+    """Return whether the topic belongs to the broker; names made from settings do not count."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_PREFIX)
 
 
 def validate_topic(name: str) -> str | None:
-    """Return why the topic name is refused, in RocketMQ's words; None when it is fine."""
+    """Return why the topic name is refused, in RocketMQ's words; None if it is valid."""
     of_group = name.startswith((RETRY_PREFIX, DEAD_LETTER_PREFIX))
     return _refusal("topic", name, GROUP_TOPIC_LENGTH_MAX if of_group else TOPIC_LENGTH_MAX)
 
 
 def validate_group(name: str) -> str | None:
-    """Return why the group name is refused, in RocketMQ's words; None when it is fine."""
+    """Return why the group name is refused, in RocketMQ's words; None if it is valid."""
     return _refusal("group", name, GROUP_LENGTH_MAX)
 
 
@@ -97,7 +97,7 @@ def _refusal(kind: str, name: str, length_max: int) -> str | None:
 
 
 def is_text(topic: bytes) -> bool:
-    """Tell whether readers can make a name of a record's topic."""
+    """Return whether the topic of a record is valid UTF-8."""
     try:
         topic.decode()
     except UnicodeDecodeError:

@@ -326,7 +326,7 @@ class LogWalk:
         return f"a record that says it lies at {record.physical_offset}"
 
     def tail_size(self, end: int) -> int:
-        """Return how many bytes behind an offset were written, up to the last that is not zero.
+        """Return how many bytes after an offset are in use, up to the last that is not zero.
 
         Only the file that the offset falls into is read.
         """

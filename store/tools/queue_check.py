@@ -1,13 +1,13 @@
 """Compare consume queues with the log, in both directions.
 
 The log is read once, from its beginning to its end. What each record says of its queue entry is
-gathered queue by queue, in runs of entries that follow each other, and a run is compared with the
-queue's file as one piece of bytes. So a sound store costs little more than reading it, and memory
-is bounded by the runs.
+collected by queue in runs of consecutive entries, and a run is compared with the file of the queue
+as one piece of bytes. So checking an intact store takes little longer than reading it, and the size
+of the runs bounds the memory.
 
-That proves each record's entry. The other way round, ``finish`` looks at all entries that no record
-has claimed: those before the log's first record, which may only point before it; those between two
-runs, which must say that they are none; and those behind the last.
+This checks the entry of each record. In the other direction, ``finish`` examines all entries
+without a record: those before the first record of the log, which must refer to earlier offsets;
+those between two runs, which must be blank; and those after the last run.
 """
 
 import time
