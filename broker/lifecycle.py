@@ -11,11 +11,11 @@ class Service(Protocol):
     """A part of the broker that runs between `start` and `stop`."""
 
     async def start(self) -> None:
-        """Return when the part is ready; raise when it cannot be."""
+        """Return when the part is ready; raise if it cannot start."""
         ...
 
     async def stop(self) -> None:
-        """Return when the part has come to rest; never raise for what is already gone."""
+        """Return when the part has stopped; do not raise if it was stopped already."""
         ...
 
 

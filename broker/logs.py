@@ -51,7 +51,7 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
         now = self._clock()
         if now - self._second >= 1:
             self._second = now
-            self._tell_left_out()
+            self._log_omitted()
         if record.levelno > logging.DEBUG and not hasattr(record, "each"):
             kind = (record.name, str(record.msg))
             count = self._alike[kind] = self._alike.get(kind, 0) + 1
@@ -59,7 +59,7 @@ class BoundedHandler(logging.StreamHandler[TextIO]):
                 return
         super().emit(record)
 
-    def _tell_left_out(self) -> None:
+    def _log_omitted(self) -> None:
         alike, self._alike = self._alike, {}
         for (name, template), count in alike.items():
             if count > ALIKE_PER_SECOND_MAX:

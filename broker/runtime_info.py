@@ -1,10 +1,10 @@
-"""What GET_BROKER_RUNTIME_INFO (28) tells: RocketMQ's table for its tools, and our own metrics.
+"""The answer to GET_BROKER_RUNTIME_INFO (28): RocketMQ's keys for its tools, and halfmq's metrics.
 
-Tools print columns of RocketMQ's keys, and some stop at the first that is missing, so all keys are
-here. What has no meaning in this broker (queues of thread pools, a transient store) is 0. Rates and
-daily totals are not measured and have the form they have on a broker that has just started.
+Tools print columns of RocketMQ's keys, and some stop at the first missing one, so all keys are
+included. Those without a meaning in this broker (queues of thread pools, a transient store) are 0.
+Rates and daily totals are not measured and have the values of a broker that has just started.
 
-Our own keys begin with ``halfmq.``; every value is a whole number as text.
+halfmq's keys begin with ``halfmq.``; every value is a whole number as text.
 
 Source: RocketMQ ``AdminBrokerProcessor#prepareRuntimeInfo``, ``StoreStatsService#getRuntimeInfo``,
 ``DefaultMessageStore#getRuntimeInfo``; recorded answers of 5.3.3.

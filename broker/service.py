@@ -1,8 +1,8 @@
-"""Broker: builds every part and wires it. The only place that knows them all.
+"""Broker: creates every part and wires it; the only module that imports them all.
 
-Order of the start: the store recovers, the tables are read, transactions are rebuilt from the log,
-housekeeping begins, and the sockets open last. The stop runs the other way: no new requests, the
-replies that wait for the disk go out, then everything is flushed and marked clean.
+Order of a start: the store recovers, the tables are read, transactions are rebuilt from the log,
+housekeeping begins, and the sockets open last. A stop runs in reverse: no new requests are read,
+replies that wait for the disk are sent, then everything is flushed and marked clean.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ from .transaction.service import TransactionService
 logger = logging.getLogger(__name__)
 
 INDEX_TICK_S: Final = 0.02
-"""Seconds between two slices of index building when nothing is left over."""
+"""Seconds between two slices of index building if none is left over."""
 
 
 FLUSHED_ALONE: Final = 32
@@ -88,13 +88,13 @@ class HandlerPart(Protocol):
     """A group of handlers."""
 
     def handlers(self) -> dict[int, Handler]:
-        """The request codes served by it."""
+        """Return the handlers by request code."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What the broker knows beside its messages."""
+    """The broker's tables, all that it keeps besides messages."""
 
     topics: TopicTable
     groups: GroupTable
@@ -118,8 +118,8 @@ class Broker:
         """Wire the parts.
 
         ``now_ms`` is the wall clock: store timestamps, delivery at a time, the age of files.
-        ``monotonic_ms`` is what checks, delays, locks and heartbeats count on.
-        ``worker`` makes the store's helper threads; ``disk_space`` looks up how full a disk is.
+        ``monotonic_ms`` is the clock of checks, delays, locks and heartbeats.
+        ``worker`` creates the store's helper threads; ``disk_space`` returns the space of a disk.
         """
         self.config = config
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
@@ -141,7 +141,7 @@ class Broker:
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
         self._tables = self._make_tables()
         self._fetches = Fetches()
-        self._asking = Ticker(
+        self._transaction_ticker = Ticker(
             "transactions",
             self._transactions_tick,
             pause=PAUSE_S,
@@ -149,7 +149,9 @@ class Broker:
         )
         self.transactions = self._make_transactions()
         self._tables.registry.on_producer(self.transactions.on_producer)
-        self._tables.registry.on_producer(lambda _group, _connection: self._asking.wake())
+        self._tables.registry.on_producer(
+            lambda _group, _connection: self._transaction_ticker.wake()
+        )
         self._delay = DelayService(
             self._store,
             self._store,
@@ -160,7 +162,7 @@ class Broker:
             fetch=self._fetches.begin,
             wake=self._wake_delivery,
         )
-        self._delivering = Ticker("delay", self._delay.tick)
+        self._delay_ticker = Ticker("delay", self._delay.tick)
         self._retention = RetentionSchedule(
             self._store,
             config.store,
@@ -171,7 +173,7 @@ class Broker:
             fetch=self._fetches.begin,
             wake=self._wake_retention,
         )
-        self._deleting = Ticker("retention", self._retention.tick)
+        self._retention_ticker = Ticker("retention", self._retention.tick)
         self._router = Router()
         self._access = AccessSetup(
             config.access,
@@ -264,7 +266,7 @@ class Broker:
             ).resolve,
             delayed=self._levels.after_commit,
             fetch=self._fetches.begin,
-            wake=self._asking.wake,
+            wake=self._transaction_ticker.wake,
             may_ask=may_ask,
         )
 
@@ -399,9 +401,9 @@ class Broker:
         tables = self._tables
         return [
             Ticker("index", self._index_tick),
-            self._asking,
-            self._delivering,
-            self._deleting,
+            self._transaction_ticker,
+            self._delay_ticker,
+            self._retention_ticker,
             Ticker("disk", self._disk_limits.tick),
             Ticker(
                 "clients",
@@ -486,10 +488,10 @@ class Broker:
         return self.transactions.tick()
 
     def _wake_retention(self) -> None:
-        self._deleting.wake()
+        self._retention_ticker.wake()
 
     def _wake_delivery(self) -> None:
-        self._delivering.wake()
+        self._delay_ticker.wake()
 
     def _index_tick(self) -> float:
         if not self._store.tick():

@@ -61,7 +61,7 @@ async def test_w17_transaction_bits_without_the_property_are_refused(rig: Rig) -
     assert rig.store.write_offset == 0
 
 
-# --- twins
+# --- repeated prepares
 
 
 @pytest.mark.parametrize("decision", [None, COMMIT])

@@ -65,7 +65,7 @@ class Groups(Protocol):
 
 
 class ClientHandlers:
-    """Keeps the registry of clients and tells consumers about each other."""
+    """Maintains the registry of clients and notifies consumers of changes."""
 
     def __init__(self, registry: ClientRegistry, topics: Topics, groups: Groups) -> None:
         self._registry = registry
@@ -91,7 +91,7 @@ class ClientHandlers:
         is_sub_change = data.heartbeat_fingerprint == 0 or (
             data.without_sub and not self._registry.knows_fingerprint(data)
         )
-        self._tell_members(self._registry.heartbeat(data, connection))
+        self._notify_members(self._registry.heartbeat(data, connection))
         found = self._registry.difference(data)
         if found is None:
             header = HeartbeatResponseHeader(
@@ -115,7 +115,7 @@ class ClientHandlers:
         """End a registration; an unknown one is no error."""
         header = request.header
         assert isinstance(header, UnregisterClientRequestHeader)
-        self._tell_members(
+        self._notify_members(
             self._registry.unregister(
                 header.client_id, header.producer_group, header.consumer_group
             )
@@ -123,7 +123,7 @@ class ClientHandlers:
         return encode_reply(request)
 
     def consumer_list(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer who shares the queues of a group."""
+        """Answer the client ids of a group's consumers."""
         header = request.header
         assert isinstance(header, GetConsumerListByGroupRequestHeader)
         client_ids = self._registry.consumer_ids(header.consumer_group)
@@ -134,7 +134,7 @@ class ClientHandlers:
         return encode_reply(request, body=encode_consumer_list(client_ids))
 
     def query_consumers(self, request: RemotingCommand, _connection: Connection) -> bytes:
-        """Answer an operator who consumes what: a page of the members of one or all groups."""
+        """Answer an operator with a page of the members of one or all groups."""
         header = request.header
         assert isinstance(header, QueryConsumersRequestHeader)
         if not 1 <= header.max_count <= CONSUMERS_MAX:
@@ -171,13 +171,13 @@ class ClientHandlers:
 
     def connection_lost(self, connection: Connection) -> None:
         """Forget the clients of a lost connection and tell the others of their groups."""
-        self._tell_members(self._registry.forget(connection))
+        self._notify_members(self._registry.forget(connection))
 
     def expire(self) -> Iterator[None]:
         """Forget clients without heartbeat, in steps; call it every `registry.SCAN_S` seconds."""
         for group in self._registry.expire():
             if group is not None:
-                self._tell_members((group,))
+                self._notify_members((group,))
             yield
 
     # --- helpers
@@ -204,7 +204,7 @@ class ClientHandlers:
         self._topics.ensure_retry(config.name, config.retry_queue_nums)
         return True
 
-    def _tell_members(self, groups: Iterable[str]) -> None:
+    def _notify_members(self, groups: Iterable[str]) -> None:
         for name in groups:
             group = self._registry.consumer_groups.get(name)
             config = self._groups.get(name)

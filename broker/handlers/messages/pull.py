@@ -67,8 +67,7 @@ with one more they still fit into the memory that the store reads them into."""
 
 READ_AHEAD: Final = 2 << 20
 """Bytes of log after a cold answer that are read with it: a replaying consumer requests them next
-and finds them in memory. Otherwise the event
-loop would start that read."""
+and finds them in memory. Otherwise the event loop would start that read."""
 
 COLD_READ_THREADS: Final = 4
 """Threads that wait for the disk, without holding a lock."""
