@@ -21,7 +21,7 @@ class BadValueError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ValueKind:
     """A type of setting: how its text is parsed and what it expects, in words."""
 
     expected: str
@@ -37,7 +37,7 @@ class Setting:
 
     key: str
     attribute: str
-    kind: Kind
+    kind: ValueKind
     default: Any
     note: str
 
@@ -45,7 +45,7 @@ class Setting:
 _METADATA_KEY: Final = "halfmq.setting"
 
 
-def setting(key: str, default: T, kind: Kind, note: str = "") -> T:
+def setting(key: str, default: T, kind: ValueKind, note: str = "") -> T:
     """Declare a field that `broker.conf` sets by `key`; `note` holds its unit or effect."""
     made: T = field(
         default=default, repr=not kind.is_secret, metadata={_METADATA_KEY: (key, kind, note)}
@@ -63,7 +63,7 @@ def settings_of(section: type) -> list[Setting]:
     ]
 
 
-def integer(low: int, high: int, unit: str = "") -> Kind:
+def integer(low: int, high: int, unit: str = "") -> ValueKind:
     """A whole number from `low` to `high`."""
     expected = f"a whole number from {low} to {high}" + (f" ({unit})" if unit else "")
 
@@ -72,7 +72,7 @@ def integer(low: int, high: int, unit: str = "") -> Kind:
             raise BadValueError(text)
         return int(text)
 
-    return Kind(expected, parse)
+    return ValueKind(expected, parse)
 
 
 _DURATION_UNITS_MS: Final = {
@@ -85,7 +85,7 @@ _DURATION_UNITS_MS: Final = {
 }
 
 
-def duration(low_ms: int, high_ms: int) -> Kind:
+def duration(low_ms: int, high_ms: int) -> ValueKind:
     """A time in milliseconds, RocketMQ's way, or with a unit: `6000`, `6s`, `2m`."""
 
     def parse(text: str) -> int:
@@ -100,7 +100,7 @@ def duration(low_ms: int, high_ms: int) -> Kind:
     expected = (
         f"milliseconds from {low_ms} to {high_ms}, or a number with a unit (ms, s, m, h, d) like 6s"
     )
-    return Kind(expected, parse)
+    return ValueKind(expected, parse)
 
 
 def _parse_switch(text: str) -> bool:
@@ -110,10 +110,12 @@ def _parse_switch(text: str) -> bool:
     return lowered == "true"
 
 
-SWITCH: Final = Kind("true or false", _parse_switch, lambda value: "true" if value else "false")
+SWITCH: Final = ValueKind(
+    "true or false", _parse_switch, lambda value: "true" if value else "false"
+)
 
 
-def pattern(regex: str, expected: str) -> Kind:
+def pattern(regex: str, expected: str) -> ValueKind:
     """A text that matches `regex` as a whole."""
 
     def parse(text: str) -> str:
@@ -121,10 +123,10 @@ def pattern(regex: str, expected: str) -> Kind:
             raise BadValueError(text)
         return text
 
-    return Kind(expected, parse)
+    return ValueKind(expected, parse)
 
 
-def names(name: str, expected: str) -> Kind:
+def names(name: str, expected: str) -> ValueKind:
     """Any number of names that each match the regex `name`, separated by semicolons."""
 
     def parse(text: str) -> frozenset[str]:
@@ -133,10 +135,10 @@ def names(name: str, expected: str) -> Kind:
             raise BadValueError(text)
         return parts
 
-    return Kind(expected, parse, lambda value: ";".join(sorted(value)))
+    return ValueKind(expected, parse, lambda value: ";".join(sorted(value)))
 
 
-def checked(check: Callable[[str], object], expected: str) -> Kind:
+def checked(check: Callable[[str], object], expected: str) -> ValueKind:
     """A text that `check` accepts; it raises ValueError otherwise."""
 
     def parse(text: str) -> str:
@@ -146,10 +148,10 @@ def checked(check: Callable[[str], object], expected: str) -> Kind:
             raise BadValueError(text) from error
         return text
 
-    return Kind(expected, parse)
+    return ValueKind(expected, parse)
 
 
-def choice(options: type[T]) -> Kind:
+def choice(options: type[T]) -> ValueKind:
     """One member of a string enumeration, in any case."""
     names: list[str] = [member.value for member in options]  # type: ignore[attr-defined]
 
@@ -158,10 +160,10 @@ def choice(options: type[T]) -> Kind:
             raise BadValueError(text)
         return options(text.upper())  # type: ignore[call-arg]
 
-    return Kind(" or ".join(names), parse)
+    return ValueKind(" or ".join(names), parse)
 
 
-def secret(parse: Callable[[str], Any], expected: str) -> Kind:
+def secret(parse: Callable[[str], Any], expected: str) -> ValueKind:
     """A text that `parse` reads, and that is never shown; it raises ValueError otherwise."""
 
     def parse_quietly(text: str) -> Any:
@@ -170,7 +172,7 @@ def secret(parse: Callable[[str], Any], expected: str) -> Kind:
         except ValueError:
             raise BadValueError(HIDDEN) from None  # the cause would show the text
 
-    return Kind(expected, parse_quietly, lambda value: HIDDEN if value else "", is_secret=True)
+    return ValueKind(expected, parse_quietly, lambda value: HIDDEN if value else "", is_secret=True)
 
 
 HIDDEN: Final = "***"
@@ -183,7 +185,7 @@ def _parse_directory(text: str) -> Path:
     return Path(text).expanduser()
 
 
-DIRECTORY: Final = Kind(
+DIRECTORY: Final = ValueKind(
     "the path of one directory (~ is the home directory)",
     _parse_directory,
     lambda value: "" if value is None else str(value),
@@ -196,7 +198,7 @@ def _parse_file(text: str) -> Path:
     return Path(text).expanduser()
 
 
-FILE: Final = Kind(
+FILE: Final = ValueKind(
     "the path of a file (~ is the home directory)",
     _parse_file,
     lambda value: "" if value is None else str(value),

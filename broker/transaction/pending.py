@@ -339,7 +339,7 @@ class Pending(msgspec.Struct, gc=False):
         return self.progress.parked_reason
 
 
-class Member(NamedTuple):
+class MemberHalf(NamedTuple):
     """A half of a several-message transaction that is not its leader."""
 
     offset: int  # physical
@@ -407,7 +407,9 @@ class PendingTable:
         self.decided = DecisionCache(decided_remembered)
         self.copies: dict[int, Copy] = {}  # by the copy's physical offset
         self._copies_of: dict[int, list[int]] = {}  # first half -> queue offsets of its copies
-        self.groups: dict[int, tuple[Member, ...]] = {}  # by the leader's offset, in index order
+        self.groups: dict[
+            int, tuple[MemberHalf, ...]
+        ] = {}  # by the leader's offset, in index order
         self._leader_of: dict[int, int] = {}  # by the member's offset
         self._of_group: dict[str, int] = {}  # undecided transactions by producer group, none of 0
         self.parked = 0  # how many of the undecided are PARKED
@@ -464,17 +466,17 @@ class PendingTable:
             names += self.names_of_member(member)
         return names
 
-    def names_of_member(self, member: Member) -> list[int]:
+    def names_of_member(self, member: MemberHalf) -> list[int]:
         """Return the half queue offsets by which op messages refer to one member."""
         return [member.queue_offset, *self._copies_of.get(member.offset, ())]
 
-    def add_member(self, leader: int, member: Member) -> None:
+    def add_member(self, leader: int, member: MemberHalf) -> None:
         """Add a further half to the undecided transaction of ``leader``."""
         self.groups[leader] = (*self.groups.get(leader, ()), member)
         self._leader_of[member.offset] = leader
         self.newest_offset = max(self.newest_offset, member.offset)
 
-    def settle_member(self, offset: int, state: State, position: int) -> Member | None:
+    def settle_member(self, offset: int, state: State, position: int) -> MemberHalf | None:
         """Remove a member that Apache RocketMQ decided alone, since it has no groups."""
         leader = self._leader_of.pop(offset, None)
         if leader is None:
@@ -563,7 +565,7 @@ class PendingTable:
         else:
             del self._of_group[entry.group]
 
-    def _disband(self, leader: int) -> tuple[Member, ...]:
+    def _disband(self, leader: int) -> tuple[MemberHalf, ...]:
         members = self.groups.pop(leader, ())
         for member in members:
             del self._leader_of[member.offset]

@@ -63,7 +63,7 @@ from .operator import PendingView
 from .pending import (
     DECIDED_REMEMBERED,
     Event,
-    Member,
+    MemberHalf,
     PendingTable,
     Producer,
     State,
@@ -350,7 +350,7 @@ class TransactionService:
         self.prepared(messages[0][0], halves[0], appended[0], producer_group, keys[0], connection)
         rest = list(zip(messages, halves, appended, keys, strict=True))[1:]
         for (message, _), half, one, key in rest:
-            self._table.add_member(leader, Member(one.physical_offset, one.queue_offset))
+            self._table.add_member(leader, MemberHalf(one.physical_offset, one.queue_offset))
             self._recent.add(
                 one.physical_offset, prepared_final(message, half, one.physical_offset)
             )

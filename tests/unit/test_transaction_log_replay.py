@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.transaction.errors import DecisionForgottenError
-from halfmq.broker.transaction.pending import Decision, Event, Member, PendingTable, State
+from halfmq.broker.transaction.pending import Decision, Event, MemberHalf, PendingTable, State
 from halfmq.broker.transaction.replay.log_replay import ForeignRecordError, LogReplay
 from halfmq.store.log.append_request import AppendRequest
 from tests.support.golden_store import GoldenStore, unpack
@@ -204,7 +204,7 @@ def test_a_final_of_another_broker_decides_its_half_alone(tmp_path: Path) -> Non
     broker.restart()
 
     table = broker.service._table
-    assert table.groups == {leader.physical_offset: (Member(last.physical_offset, 2),)}
+    assert table.groups == {leader.physical_offset: (MemberHalf(last.physical_offset, 2),)}
     assert broker.service._ops.waiting == [member.queue_offset]
     assert broker.ended(member, Event.COMMIT).final_offset is not None
     broker.service._table.decided.clear()  # forgotten

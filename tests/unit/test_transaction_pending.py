@@ -13,7 +13,7 @@ from halfmq.broker.transaction.pending import (
     Decision,
     DecisionCache,
     Event,
-    Member,
+    MemberHalf,
     ParkedReason,
     Pending,
     PendingTable,
@@ -198,8 +198,8 @@ def test_the_halves_of_a_group_lead_to_their_leader() -> None:
     """A member is no transaction; whoever names it means the one that its leader stands for."""
     table = PendingTable()
     leader, other = table.add(100, 1, 1, "pg"), table.add(500, 9, 1, "pg")
-    table.add_member(100, Member(200, 2))
-    table.add_member(100, Member(300, 3))
+    table.add_member(100, MemberHalf(200, 2))
+    table.add_member(100, MemberHalf(300, 3))
     table.add_copy(400, 200, 4)
 
     assert (table.get(200), len(table)) == (None, 2)
@@ -212,7 +212,7 @@ def test_a_decision_is_one_for_the_whole_group() -> None:
     """Whichever half a repeated request names, it gets the same answer."""
     table = PendingTable()
     leader = table.add(100, 1, 1, "pg")
-    table.add_member(100, Member(200, 2))
+    table.add_member(100, MemberHalf(200, 2))
 
     table.decide(leader, State.COMMITTED, 900)
 
@@ -224,12 +224,12 @@ def test_a_member_that_another_broker_decided_leaves_its_group() -> None:
     """Apache RocketMQ knows no groups; what it delivered is not delivered again."""
     table = PendingTable()
     leader = table.add(100, 1, 1, "pg")
-    table.add_member(100, Member(200, 2))
-    table.add_member(100, Member(300, 3))
+    table.add_member(100, MemberHalf(200, 2))
+    table.add_member(100, MemberHalf(300, 3))
 
-    assert table.settle_member(200, State.COMMITTED, 700) == Member(200, 2)
+    assert table.settle_member(200, State.COMMITTED, 700) == MemberHalf(200, 2)
 
-    assert table.groups == {100: (Member(300, 3),)}
+    assert table.groups == {100: (MemberHalf(300, 3),)}
     assert table.settle_member(200, State.COMMITTED, 700) is None
     table.decide(leader, State.ROLLED_BACK, 900)
     assert table.decided.find(200) == Decision(State.COMMITTED, 700)

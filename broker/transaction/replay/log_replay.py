@@ -38,7 +38,7 @@ from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIM
 from ..half import GroupMembership, group_membership, halves_beside, immunity_s
 from ..pending import (
     Event,
-    Member,
+    MemberHalf,
     Pending,
     PendingTable,
     State,
@@ -165,7 +165,7 @@ class LogReplay:
             or leader not in table
         ):
             return  # known, decided, or its leader is damaged
-        table.add_member(leader, Member(offset, record.queue_offset))
+        table.add_member(leader, MemberHalf(offset, record.queue_offset))
         self._first_by_queue_offset[record.queue_offset] = offset
         missing = self.incomplete.get(leader, 0) - 1
         if missing > 0:

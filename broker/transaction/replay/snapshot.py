@@ -41,7 +41,7 @@ from halfmq.store.format.crc import crc32
 from halfmq.store.format.transaction_snapshot import CRC_SIZE, FOOTER
 
 from ...loop.slices import Slice
-from ..pending import CheckProgress, Member, ParkedReason, Pending, PendingTable, State, shared
+from ..pending import CheckProgress, MemberHalf, ParkedReason, Pending, PendingTable, State, shared
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class GroupRow(NamedTuple):
     """The further halves of one undecided transaction."""
 
     leader: int
-    members: tuple[Member, ...]
+    members: tuple[MemberHalf, ...]
 
 
 class CopyRow(NamedTuple):
