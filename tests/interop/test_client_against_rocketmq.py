@@ -8,16 +8,15 @@ uses topics and groups of its own.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.rocketmq_peer import PeerMissingError, RocketMQPeer, fetch_jars
-from benchmarks.scenarios import FlushMode
+from benchmarks.rocketmq_peer import PeerMissingError
 from halfmq.client import (
     BrokerRefusedError,
     ClientConfig,
@@ -31,20 +30,19 @@ from halfmq.client import (
     TransactionProducer,
     blocking,
 )
-from halfmq.remoting.codes import RequestCode, ResponseCode
-from halfmq.remoting.framing import FrameDecoder
-from halfmq.remoting.replies import encode_request
+from halfmq.remoting.codes import ResponseCode
 from tests.support.fake_broker import until
 from tests.support.patience import PATIENCE_S
+from tests.support.rocketmq_broker import rocketmq_broker
 
 pytestmark = pytest.mark.campaign
 
 """Seconds after which a message that has not come will not come."""
 CHECK_WAIT = 70.0
-"""The broker looks for undecided transactions 30 s after its start for the first time."""
-QUICK_CHECKS = "transactionCheckInterval=5000\ntransactionTimeOut=1000\n"
-"""It notes decisions 3 s late (transactionOpBatchInterval); asking more often, it would ask about
-decided ones, and deliver once more for every COMMIT it gets."""
+"""Seconds for some of the broker's looks for undecided transactions, on a busy machine."""
+QUICK_CHECKS = {"transactionCheckInterval": 5_000, "transactionTimeOut": 1_000}
+"""Milliseconds. It notes decisions 3 s late (transactionOpBatchInterval); asking more often, it
+would ask about decided ones, and deliver once more for every COMMIT it gets."""
 REGISTERED = 15.0
 """Seconds until a consumer that started before its topic has found it: routes are asked for again
 each second, and the broker tells its name server at once."""
@@ -55,34 +53,20 @@ _numbers = itertools.count()
 @pytest.fixture(scope="module")
 def namesrv(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name server of a running official broker."""
-    try:
-        fetch_jars()
-    except PeerMissingError as missing:
-        pytest.skip(f"{missing}; the client is NOT tested against Apache RocketMQ")
-    peer = RocketMQPeer(cores=None, warm_up=lambda _target: None)
-    with (
-        peer.session(FlushMode.ASYNC, tmp_path_factory.mktemp("rocketmq")) as session,
-        session.target() as target,
-    ):
-        assert ask(target.port, RequestCode.UPDATE_BROKER_CONFIG, QUICK_CHECKS) == 0
-        address = f"127.0.0.1:{target.namesrv_port}"
-        wait_until_registered(address)
-        yield address
+    home = tmp_path_factory.mktemp("rocketmq")
+    with contextlib.ExitStack() as stack:
+        try:
+            settings = {**QUICK_CHECKS, "autoCreateTopicEnable": "true"}
+            broker = stack.enter_context(rocketmq_broker(home / "store", home, **settings))
+        except PeerMissingError as missing:
+            pytest.skip(f"{missing}; the client is NOT tested against Apache RocketMQ")
+        wait_until_registered(broker.namesrv)
+        yield broker.namesrv
 
 
 @pytest.fixture
 def topic() -> str:
     return f"orders-{next(_numbers)}"
-
-
-def ask(port: int, code: int, body: str) -> int:
-    """The code of the answer to an administrator's request."""
-    decoder = FrameDecoder()
-    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
-        connection.sendall(encode_request(code, opaque=1, body=body.encode()))
-        while True:
-            for answer in decoder.receive_data(connection.recv(1 << 16)):
-                return answer.code
 
 
 def wait_until_registered(namesrv: str) -> None:

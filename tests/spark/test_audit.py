@@ -253,8 +253,9 @@ def test_a_delayed_commit_is_decided_where_it_waits(spark: SparkSession, tmp_pat
         half = transactions.half(transactions.key())  # the first one lies at offset 0
         transactions.commit_delayed(half, waits=1 + number % 2, by_rocketmq=number > 1)
     undecided = transactions.half(transactions.key())
+    retry = {**undecided.properties, "REAL_TOPIC": "%RETRY%cg"}
     for topic in ("SCHEDULE_TOPIC_XXXX", "%RETRY%cg", "%DLQ%cg"):
-        log.append(topic, b"", undecided.properties, sys_flag=COMMIT, reconsume_times=1)
+        log.append(topic, b"", retry, sys_flag=COMMIT, reconsume_times=1)
     log.close()
 
     with audit_of(spark, tmp_path) as audit:

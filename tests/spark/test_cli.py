@@ -312,8 +312,8 @@ def test_the_command_in_a_process_of_its_own(tmp_path: Path) -> None:
     steps = [line for line in said if line.startswith("audit: ")]
     table = said[len(steps) :]
     assert [line.split(" s: ")[1].split()[0] for line in steps] == [
-        *("starting", "reading", "judging", "looking"),
+        *("starting", "reading", "judging", "comparing", "looking"),
     ]
     assert table[0].split() == ["commit", "log", str(log)]
     assert "committed_twice" in table[-1]
-    assert len(table) == 17
+    assert len(table) == 19
