@@ -30,12 +30,12 @@ logger = logging.getLogger(__name__)
 # ``SLICE_MS``; above twice as much, no keys are kept, and the log is read later.
 PENDING_BYTES_MAX: Final = 32 << 20
 SLICE_MS: Final = 1.0  # that an append, or a look-up in an index that lags, spends on indexing
-# Indexed at once: few enough that a put blocks the event loop for a millisecond at most. In a new
-# file, and after a flush, each key touches a page of slots for the first time, which takes the
-# kernel 4 us: 512 records with two keys each took 5 ms, 128 took 1.5. The price is half a
-# microsecond per record, because fewer records share numpy's calls. The bytes stand for the keys,
-# of which one record may have thousands.
-RECORDS_PER_PUT: Final = 64
+# Indexed at once: so few that a put keeps the event loop for a millisecond or two. In a new file,
+# and after a flush, each key touches a page of slots for the first time, which takes the kernel
+# 4 us: 512 records with two keys each took 5 ms, 128 take 1.5. The price of fewer is that numpy's
+# calls are shared by fewer: puts of 64 cost batches more processor time. The bytes stand for the
+# keys, of which one record may have thousands.
+RECORDS_PER_PUT: Final = 128
 PROPERTIES_PER_PUT: Final = 24 << 10  # bytes, unless one record has more
 PROGRESS_EVERY: Final = 2.0  # seconds between two lines of the log
 FAILURE_LOGGED_EVERY: Final = 60.0  # seconds
