@@ -26,6 +26,7 @@ from halfmq.store.files.worker import ThreadWorker, WorkerFactory
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
 from halfmq.store.format.topics import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendRequest
+from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery.recovery import RecoveryReport
 
 from .access.build import AccessSetup, Reloading
@@ -61,7 +62,7 @@ from .net.router import Router
 from .net.server import Server
 from .ports import Handler
 from .runtime_info import RuntimeInfo
-from .store_service import ObservedStore, PersistTicker, StoreService
+from .store_service import PersistTicker, StoreService
 from .tables.client_registry import SCAN_S, ClientRegistry
 from .tables.consumer_offsets import ConsumerOffsetTable
 from .tables.groups import GroupTable
@@ -126,7 +127,7 @@ class Broker:
         self._sync_flush = config.store.flush_mode is FlushMode.SYNC_FLUSH
         self._levels = DelayLevels(parse_delay_levels(config.delay.levels), now_ms=now_ms)
         self._store_config = config.store.store_config(self._levels.levels_ms)
-        self._store = ObservedStore(
+        self._store = MessageStore(
             self._store_config,
             now_ms=now_ms,
             on_durable=self._durable,

@@ -9,11 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from halfmq.store.config import StoreConfig
 from halfmq.store.errors import DiskFullError, StoreError, UnusableFileError
 from halfmq.store.files.mapped_file import ROOM_LEFT, lacks_space
-from halfmq.store.files.worker import ThreadWorker, WorkerFactory
-from halfmq.store.log.append_request import AppendRequest, AppendResult
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery.recovery import RecoveryReport
 
@@ -21,33 +18,6 @@ logger = logging.getLogger(__name__)
 
 TABLES_TICK_S: Final = 1.0
 """Seconds between two scans for tables that are due to be written."""
-
-
-class ObservedStore(MessageStore):
-    """The store with a callback for every append, which wakes waiting pulls."""
-
-    def __init__(
-        self,
-        config: StoreConfig,
-        *,
-        now_ms: Callable[[], int],
-        on_durable: Callable[[int], None],
-        on_failure: Callable[[Exception], None],
-        on_append: Callable[[Sequence[AppendRequest]], None],
-        worker: WorkerFactory = ThreadWorker,
-    ) -> None:
-        super().__init__(
-            config, now_ms=now_ms, on_durable=on_durable, on_failure=on_failure, worker=worker
-        )
-        self._on_append = on_append
-
-    def append(
-        self, group: Sequence[AppendRequest], *, contiguous: bool = False
-    ) -> list[AppendResult]:
-        """Append records; see `MessageStore.append`."""
-        appended = super().append(group, contiguous=contiguous)
-        self._on_append(group)
-        return appended
 
 
 class StoreService:

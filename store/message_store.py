@@ -80,14 +80,16 @@ class MessageStore:
         now_ms: Callable[[], int],
         on_durable: Callable[[int], None] = lambda offset: None,
         on_failure: Callable[[Exception], None] = lambda error: None,
+        on_append: Callable[[Sequence[AppendRequest]], object] = lambda group: None,
         fdatasync: Callable[[int], None] = disk.sync_data,
         worker: WorkerFactory = ThreadWorker,
     ) -> None:
         """``on_durable`` is called on the flusher's thread, ``on_failure`` there or by an append.
 
         ``on_durable`` gets the offset below which everything is on disk. After ``on_failure``
-        the store refuses all appends. ``fdatasync`` flushes a file by its descriptor.
-        ``worker`` makes the helper threads.
+        the store refuses all appends. ``on_append`` is called by each successful append with its
+        records, which are in the log and perhaps not on disk yet. ``fdatasync`` flushes a file by
+        its descriptor. ``worker`` makes the helper threads.
         """
         self._config = config
         self._now_ms = now_ms
@@ -98,6 +100,7 @@ class MessageStore:
         self._durable_mark = DurableMark(self._checkpoint_path)
         self._on_durable = on_durable
         self._on_failure = on_failure
+        self._on_append = on_append
         self._failure: Exception | None = None  # set when appends are refused
         self._queues = QueueTable(
             config.root / "consumequeue",
@@ -370,6 +373,7 @@ class MessageStore:
         done = self._log.append(group, contiguous=contiguous)
         if self._keys is not None and done:
             self._keys.add(group, done)
+        self._on_append(group)
         return done
 
     def _check_usable(self) -> None:

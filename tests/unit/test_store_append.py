@@ -211,6 +211,23 @@ def test_a_contiguous_group_larger_than_a_file_is_refused(store: MessageStore) -
     assert store.write_offset == 0
 
 
+def test_the_owner_is_called_by_each_successful_append(tmp_path: Path, clock: Clock) -> None:
+    """The broker wakes waiting pulls by it: it sees every record, and none that was refused."""
+    seen: list[list[AppendRequest]] = []
+    store = MessageStore(
+        small_config(tmp_path), now_ms=clock, on_append=lambda group: seen.append([*group])
+    )
+    store.open()
+    group = [draft(), draft()]
+
+    store.append(group)
+    with pytest.raises(RecordTooLargeError):
+        store.append([draft(body=bytes(FILE_SIZE))])
+    store.close()
+
+    assert seen == [group]
+
+
 def test_a_prepared_or_rollback_record_takes_no_place_in_its_queue(store: MessageStore) -> None:
     """Consumers would see a gap."""
     kinds = (TransactionType.NONE, TransactionType.PREPARED, TransactionType.ROLLBACK)
