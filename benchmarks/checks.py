@@ -23,8 +23,8 @@ from typing import Final, cast
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.ports import OnAnswer
 from halfmq.broker.transaction.half import half_draft
-from halfmq.broker.transaction.pending import Producer
 from halfmq.broker.transaction.service import TransactionService
+from halfmq.broker.transaction.state.pending import Producer
 from halfmq.remoting.bodies import HeartbeatData, ProducerData, encode_heartbeat
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand

@@ -18,8 +18,9 @@ from typing import Final
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.half import half_draft
-from halfmq.broker.transaction.pending import Event, Producer
 from halfmq.broker.transaction.service import TransactionService
+from halfmq.broker.transaction.state.pending import Producer
+from halfmq.broker.transaction.state.state_machine import Event
 from halfmq.store.config import FlushMode, StoreConfig
 from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.ids import pack_host

@@ -15,7 +15,7 @@ from ..access.requirements import PUB, topic
 from ..access.rules import Requirement
 from ..transaction.deciding import MayDecide
 from ..transaction.half import StoredHalf, of_principal, principal_of
-from ..transaction.pending import Producer
+from ..transaction.state.pending import Producer
 
 
 def require(request: RemotingCommand, requirement: Requirement) -> None:

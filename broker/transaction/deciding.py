@@ -32,18 +32,13 @@ from .errors import (
     HalfNotFoundError,
     TransactionError,
 )
-from .final_message_cache import FinalMessageCache
-from .half import (
-    StoredHalf,
-    bare_draft,
-    committed,
-    final_draft,
-    parse_half,
-    rollback_draft,
-)
+from .half import StoredHalf, parse_half
+from .half_records import bare_draft, committed, final_draft, rollback_draft
 from .op_writer import OpWriter
-from .operator import ACTIONS
-from .pending import RESULTS, Event, Pending, PendingTable, State, Verdict, outcome
+from .pending_view import ACTIONS
+from .state.final_message_cache import FinalMessageCache
+from .state.pending import Pending, PendingTable
+from .state.state_machine import RESULTS, Event, State, Verdict, outcome
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,9 @@ from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 from .half import StoredHalf, group_membership, is_copy, real_topic, unique_key
-from .pending import Decision, PendingTable, State
+from .state.decision_cache import Decision
+from .state.pending import PendingTable
+from .state.state_machine import State
 
 INDEX_HITS_MAX: Final = 64
 """Records read to find an old decision: those with the same unique key, in practice one."""

@@ -24,9 +24,9 @@ from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import HALF_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
-from .generations import Generations
 from .half import GroupMembership, StoredHalf, group_membership, parse_half, real_topic
-from .pending import State
+from .state.generations import Generations
+from .state.state_machine import State
 
 logger = logging.getLogger(__name__)
 

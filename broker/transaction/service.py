@@ -47,29 +47,16 @@ from .counters import Counters
 from .deciding import Decisions, Ended
 from .decision_lookup import DecisionLookup, DecisionLookupLog
 from .deduplication import DuplicateFinder, FirstHalf, HalfLog, RecentPrepares, deduplication_key
-from .final_message_cache import FinalMessageCache
-from .half import (
-    GroupMembership,
-    StoredHalf,
-    committed_again,
-    half_draft,
-    immunity_s,
-    in_group,
-    parse_half,
-    prepared_final,
-)
+from .half import GroupMembership, StoredHalf, half_draft, immunity_s, in_group, parse_half
+from .half_records import committed_again, prepared_final
 from .op_writer import OpWriter
-from .operator import PendingView
-from .pending import (
-    DECIDED_REMEMBERED,
-    Event,
-    MemberHalf,
-    PendingTable,
-    Producer,
-    State,
-)
+from .pending_view import PendingView
 from .replay.snapshot import LOG_BYTES_MIN, Snapshots
 from .replay.start import ReplayLog, replay
+from .state.decision_cache import DECIDED_REMEMBERED
+from .state.final_message_cache import FinalMessageCache
+from .state.pending import MemberHalf, PendingTable, Producer
+from .state.state_machine import Event, State
 
 logger = logging.getLogger(__name__)
 

@@ -41,9 +41,10 @@ from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
     TransactionError,
 )
-from halfmq.broker.transaction.pending import Event, PendingTable, State
 from halfmq.broker.transaction.replay import snapshot
 from halfmq.broker.transaction.replay.log_replay import LogReplay
+from halfmq.broker.transaction.state.pending import PendingTable
+from halfmq.broker.transaction.state.state_machine import Event, State
 from halfmq.store.log.append_request import AppendResult
 from tests.support.transactions import Broker, Connected
 

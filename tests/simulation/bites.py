@@ -29,11 +29,11 @@ from halfmq.broker.transaction.deduplication import (
     DuplicateFinder,
     RecentPrepares,
 )
-from halfmq.broker.transaction.half import committed
-from halfmq.broker.transaction.pending import Event
+from halfmq.broker.transaction.half_records import committed
 from halfmq.broker.transaction.replay import snapshot
 from halfmq.broker.transaction.replay.log_replay import LogReplay
 from halfmq.broker.transaction.replay.snapshot import Snapshots
+from halfmq.broker.transaction.state.state_machine import Event
 from halfmq.client import Decision, TransactionProducer, message
 from halfmq.store.files.page_cache import NotInMemoryError
 from halfmq.store.format.properties import get_property

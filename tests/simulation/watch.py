@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from halfmq.broker.transaction.pending import State
+from halfmq.broker.transaction.state.state_machine import State
 
 from .clients import GROUP
 

@@ -10,8 +10,9 @@ from halfmq.broker.config import TransactionConfig
 from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
 from halfmq.broker.ports import OnAnswer, Part
 from halfmq.broker.transaction.deciding import DecisionRequest, Ended
-from halfmq.broker.transaction.pending import DECIDED_REMEMBERED, Event
 from halfmq.broker.transaction.service import TransactionService
+from halfmq.broker.transaction.state.decision_cache import DECIDED_REMEMBERED
+from halfmq.broker.transaction.state.state_machine import Event
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
 from halfmq.store.errors import StoreError

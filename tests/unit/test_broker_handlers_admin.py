@@ -17,7 +17,7 @@ from halfmq.broker.transaction.errors import (
     HalfNotFoundError,
     TransactionError,
 )
-from halfmq.broker.transaction.operator import Page
+from halfmq.broker.transaction.pending_view import Page
 from halfmq.remoting.bodies import decode_table
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand

@@ -9,7 +9,7 @@ import pytest
 
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction.deciding import DecisionRequest
-from halfmq.broker.transaction.pending import Event
+from halfmq.broker.transaction.state.state_machine import Event
 from halfmq.remoting.codes import HeaderType, ResponseCode
 from halfmq.remoting.transaction_bodies import GROUP_MESSAGES_MAX, PreparedMessage, PreparedResult
 from halfmq.store.format.ids import parse_offset_message_id

@@ -12,7 +12,7 @@ from halfmq.broker.config import TransactionConfig
 from halfmq.broker.delay.levels import DELAY_MS_MAX
 from halfmq.broker.transaction.admission import FINAL_RESERVE
 from halfmq.broker.transaction.deciding import DecisionRequest
-from halfmq.broker.transaction.pending import Event
+from halfmq.broker.transaction.state.state_machine import Event
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.format.batch import BatchUnit, encode_batch
 from halfmq.store.format.ids import parse_offset_message_id

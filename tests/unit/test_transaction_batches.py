@@ -11,7 +11,7 @@ from halfmq.broker.handlers.transactions.end import LARGE_BODY, TransactionHandl
 from halfmq.broker.loop import slices
 from halfmq.broker.net.group_append import GROUP_MAX, GroupAppend
 from halfmq.broker.net.router import Router
-from halfmq.broker.transaction.pending import Event
+from halfmq.broker.transaction.state.state_machine import Event
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder

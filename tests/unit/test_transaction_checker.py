@@ -15,7 +15,7 @@ from halfmq.broker.transaction.checks import timetable as timetable_module
 from halfmq.broker.transaction.checks.timetable import BUCKET_MS, Timetable
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.half import StoredHalf
-from halfmq.broker.transaction.pending import Event
+from halfmq.broker.transaction.state.state_machine import Event
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.store.errors import StoreError

@@ -9,7 +9,7 @@ import pytest
 from halfmq.broker.transaction import deduplication, service
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.deduplication import RecentPrepares, deduplication_key
-from halfmq.broker.transaction.pending import Event, State
+from halfmq.broker.transaction.state.state_machine import Event, State
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.headers import SendMessageResponseHeader
 from halfmq.store.format.ids import parse_offset_message_id

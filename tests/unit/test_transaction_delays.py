@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.transaction.errors import DecidedOtherwiseError
-from halfmq.broker.transaction.pending import Event
+from halfmq.broker.transaction.state.state_machine import Event
 from halfmq.store.format.topics import SCHEDULE_TOPIC
 from halfmq.store.log.append_request import AppendResult
 from tests.support.transactions import Broker

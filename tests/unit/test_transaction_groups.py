@@ -7,7 +7,7 @@ import pytest
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.errors import DecidedOtherwiseError, HalfMismatchError
-from halfmq.broker.transaction.pending import Event, State
+from halfmq.broker.transaction.state.state_machine import Event, State
 from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import decode_properties

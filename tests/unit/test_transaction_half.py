@@ -7,21 +7,23 @@ import pytest
 from halfmq.broker.transaction.half import (
     IMMUNITY_S_MAX,
     GroupMembership,
-    bare_draft,
-    check_body,
-    committed,
-    final_draft,
     group_membership,
     half_draft,
     halves_beside,
     immunity_s,
     in_group,
-    parked_draft,
     parse_half,
+)
+from halfmq.broker.transaction.half_records import (
+    bare_draft,
+    check_body,
+    committed,
+    final_draft,
+    parked_draft,
     prepared_final,
     rollback_draft,
 )
-from halfmq.broker.transaction.pending import ParkedReason
+from halfmq.broker.transaction.state.state_machine import ParkedReason
 from halfmq.store.format.flags import COMPRESSED, TransactionType, has_queue_entry, is_indexed
 from halfmq.store.format.ids import pack_host
 from halfmq.store.format.index import index_keys

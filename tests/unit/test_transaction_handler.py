@@ -8,7 +8,8 @@ from halfmq.broker.handlers.transactions.end import TransactionHandler
 from halfmq.broker.net.group_append import GroupAppend
 from halfmq.broker.net.router import Router
 from halfmq.broker.ports import Connection
-from halfmq.broker.transaction.half import check_body, parse_half
+from halfmq.broker.transaction.half import parse_half
+from halfmq.broker.transaction.half_records import check_body
 from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder

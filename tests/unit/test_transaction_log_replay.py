@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.transaction.errors import DecisionForgottenError
-from halfmq.broker.transaction.pending import Decision, Event, MemberHalf, PendingTable, State
 from halfmq.broker.transaction.replay.log_replay import ForeignRecordError, LogReplay
+from halfmq.broker.transaction.state.decision_cache import Decision
+from halfmq.broker.transaction.state.pending import MemberHalf, PendingTable
+from halfmq.broker.transaction.state.state_machine import Event, State
 from halfmq.store.log.append_request import AppendRequest
 from tests.support.golden_store import GoldenStore, unpack
 from tests.support.transactions import HOST, PEER, START_MS, Broker, MemoryLog, golden_log

@@ -14,7 +14,7 @@ from halfmq.broker.transaction.errors import (
     HalfMismatchError,
     HalfNotFoundError,
 )
-from halfmq.broker.transaction.pending import Event, State
+from halfmq.broker.transaction.state.state_machine import Event, State
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id

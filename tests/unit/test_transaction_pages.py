@@ -7,8 +7,9 @@ from typing import cast
 
 from halfmq.broker.transaction.decision_lookup import DecisionLookup
 from halfmq.broker.transaction.half import StoredHalf
-from halfmq.broker.transaction.operator import PAGE_MS, SKIPPED_PER_CLOCK_READ, PendingView
-from halfmq.broker.transaction.pending import Pending, PendingTable, State
+from halfmq.broker.transaction.pending_view import PAGE_MS, SKIPPED_PER_CLOCK_READ, PendingView
+from halfmq.broker.transaction.state.pending import Pending, PendingTable
+from halfmq.broker.transaction.state.state_machine import State
 from tests.support.transactions import HOST, PEER, START_MS, Clock
 
 PROPERTIES = b"REAL_TOPIC\x01orders\x02UNIQ_KEY\x01key\x02"

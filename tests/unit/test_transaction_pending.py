@@ -6,17 +6,18 @@ from random import Random, randrange
 
 import pytest
 
-from halfmq.broker.transaction.log_map import BLOCK_COUNT
-from halfmq.broker.transaction.pending import (
+from halfmq.broker.transaction.state.decision_cache import Decision, DecisionCache
+from halfmq.broker.transaction.state.log_map import BLOCK_COUNT
+from halfmq.broker.transaction.state.pending import (
     NOT_CHECKED,
     Copy,
-    Decision,
-    DecisionCache,
-    Event,
     MemberHalf,
-    ParkedReason,
     Pending,
     PendingTable,
+)
+from halfmq.broker.transaction.state.state_machine import (
+    Event,
+    ParkedReason,
     State,
     Verdict,
     outcome,

@@ -15,8 +15,8 @@ from halfmq.broker.transaction.errors import (
     HalfMismatchError,
     HalfNotFoundError,
 )
-from halfmq.broker.transaction.final_message_cache import BYTES_MAX
-from halfmq.broker.transaction.pending import Event
+from halfmq.broker.transaction.state.final_message_cache import BYTES_MAX
+from halfmq.broker.transaction.state.state_machine import Event
 from halfmq.remoting.codes import ResponseCode
 from halfmq.store.errors import StoreError
 from halfmq.store.format.topics import (

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from halfmq.broker.loop import slices
-from halfmq.broker.transaction.pending import Event, PendingTable, State
 from halfmq.broker.transaction.replay import snapshot
 from halfmq.broker.transaction.replay.snapshot import (
     PENDING,
@@ -15,6 +14,8 @@ from halfmq.broker.transaction.replay.snapshot import (
     SnapshotWriter,
     load_snapshot,
 )
+from halfmq.broker.transaction.state.pending import PendingTable
+from halfmq.broker.transaction.state.state_machine import Event, State
 from halfmq.store.files import disk
 from halfmq.store.log.append_request import AppendResult
 from tests.support.patience import PATIENCE_S

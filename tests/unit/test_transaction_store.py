@@ -9,8 +9,8 @@ import pytest
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.errors import DecidedOtherwiseError
-from halfmq.broker.transaction.pending import Event
 from halfmq.broker.transaction.service import TransactionService
+from halfmq.broker.transaction.state.state_machine import Event
 from halfmq.store.config import FlushMode, StoreConfig
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC

@@ -38,7 +38,7 @@ from ...logs import EACH
 from ...net.group_append import GroupAppend
 from ...ports import Connection, Handler
 from ...transaction.errors import DecidedOtherwiseError, TransactionError
-from ...transaction.operator import Page
+from ...transaction.pending_view import Page
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from ...net.router import answer
 from ...ports import Connection, Handler
 from ...transaction.deciding import DecisionRequest, PlannedDecision
 from ...transaction.errors import TransactionError
-from ...transaction.pending import State
+from ...transaction.state.state_machine import State
 from ..subjects import may_decide
 from . import end_batch
 from .end_batch import EndBatches

@@ -37,7 +37,7 @@ from ...net.router import STORE_ERROR_CODES, answer
 from ...ports import Connection, Handler
 from ...transaction.deciding import DecisionRequest, PlannedDecision
 from ...transaction.errors import TransactionError
-from ...transaction.pending import Event
+from ...transaction.state.state_machine import Event
 from ..subjects import may_decide
 from .end_rules import ERROR_CODES, EVENTS, Transactions, log_refusal, stands_at, wrong_decision
 

@@ -22,7 +22,7 @@ from ...transaction.errors import (
     HalfNotFoundError,
     TransactionError,
 )
-from ...transaction.pending import Event
+from ...transaction.state.state_machine import Event
 
 logger = logging.getLogger(__name__)
 

@@ -44,8 +44,10 @@ from halfmq.store.format.topics import HALF_TOPIC
 from ...config import TransactionConfig
 from ...loop.fetches import Fetch
 from ...loop.slices import Slice
-from ..half import StoredHalf, check_body, unique_key
-from ..pending import Event, Pending, PendingTable, Producer, Verdict, outcome
+from ..half import StoredHalf, unique_key
+from ..half_records import check_body
+from ..state.pending import Pending, PendingTable, Producer
+from ..state.state_machine import Event, Verdict, outcome
 from .group_queues import Group, GroupQueues
 from .timetable import BUCKET_MS, Timetable
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ...loop.slices import Slice
-from ..pending import Producer
+from ..state.pending import Producer
 from .offset_queue import OffsetQueue
 
 BUSY_RETRY_MS: Final = 1_000

@@ -22,17 +22,10 @@ from ...logs import EACH
 from ...loop.fetches import Fetch
 from ...loop.slices import Slice
 from ..counters import Counters
-from ..half import StoredHalf, bare_draft, parked_draft, real_topic, unique_key
-from ..pending import (
-    PARKING_REASONS,
-    Event,
-    ParkedReason,
-    Pending,
-    PendingTable,
-    State,
-    Verdict,
-    outcome,
-)
+from ..half import StoredHalf, real_topic, unique_key
+from ..half_records import bare_draft, parked_draft
+from ..state.pending import Pending, PendingTable
+from ..state.state_machine import PARKING_REASONS, Event, ParkedReason, State, Verdict, outcome
 
 logger = logging.getLogger(__name__)
 

@@ -36,16 +36,8 @@ from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
 from ..half import GroupMembership, group_membership, halves_beside, immunity_s
-from ..pending import (
-    Event,
-    MemberHalf,
-    Pending,
-    PendingTable,
-    State,
-    Verdict,
-    outcome,
-    parked_reason_of,
-)
+from ..state.pending import MemberHalf, Pending, PendingTable
+from ..state.state_machine import Event, State, Verdict, outcome, parked_reason_of
 
 KEYS_OF_DECIDED: Final = 500_000
 """Keys of decided transactions kept for late copies, about 250 bytes each. RocketMQ copies a

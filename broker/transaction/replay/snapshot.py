@@ -41,7 +41,8 @@ from halfmq.store.format.crc import crc32
 from halfmq.store.format.transaction_snapshot import CRC_SIZE, FOOTER
 
 from ...loop.slices import Slice
-from ..pending import CheckProgress, MemberHalf, ParkedReason, Pending, PendingTable, State, shared
+from ..state.pending import CheckProgress, MemberHalf, Pending, PendingTable, shared
+from ..state.state_machine import ParkedReason, State
 
 logger = logging.getLogger(__name__)
 

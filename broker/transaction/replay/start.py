@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.record import Record
 
-from ..pending import PendingTable
+from ..state.pending import PendingTable
 from .log_replay import ForeignRecordError, LogReplay
 from .snapshot import Log as SnapshotLog
 from .snapshot import load_snapshot, remove_snapshot

@@ -1,15 +1,7 @@
-"""The table of undecided half messages, and the state machine of a transaction.
+"""The table of undecided half messages.
 
 A transaction is known by the physical offset of its first half record, for as long as the log
-keeps that record. It is PREPARED until the producer decides; the first decision makes it COMMITTED
-or ROLLED_BACK for good. PARKED is PREPARED without further checks: it waits for a late decision or
-an operator.
-
-``RESULTS`` maps state and event to the new state and a verdict. There are three kinds of events.
-Requests of producers and operators (COMMIT to RESUME) get a verdict that says how to serve them.
-Steps of the check-back (DUE to EXPIRED) change the counters and end in PARKED. Findings (…_FOUND)
-are read from the log and override the table: a final record makes any transaction
-COMMITTED, because consumers may have received it.
+keeps that record.
 
 The table keeps all undecided transactions, in log order, and the latest hundred thousand decisions.
 That bound is safe: **a half that is not in the table cannot be decided**, so refusing a second
@@ -27,22 +19,19 @@ same transaction, kept in ``copies``; halfmq writes none.
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator
-from enum import IntEnum
 from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
 
-from ..ports import OnAnswer
-from .generations import Generations
+from ...ports import OnAnswer
+from .decision_cache import DECIDED_REMEMBERED, DecisionCache
 from .log_map import BLOCK_COUNT, LogMap
+from .state_machine import Event, ParkedReason, State, Verdict, outcome
 
-DECIDED_REMEMBERED: Final = 100_000
-"""Decisions kept: several seconds on the fastest machine, within which a client repeats a request
-whose answer was lost. About 150 bytes each."""
+_PREPARED, _PARKED = State.PREPARED, State.PARKED  # for the hot path
 
 
 class Producer(Protocol):
@@ -85,179 +74,6 @@ class Producer(Protocol):
     ) -> bool:
         """Send a request that the peer answers; return False if it was not written."""
         ...
-
-
-class State(IntEnum):
-    """The state of a transaction."""
-
-    PREPARED = 0
-    COMMITTED = 1
-    ROLLED_BACK = 2
-    PARKED = 3
-
-
-class Event(IntEnum):
-    """What can happen to a transaction: requests, steps of the check-back, findings in the log."""
-
-    COMMIT = 0  # from the producer, on its own or in answer to a check
-    ROLLBACK = 1
-    UNKNOWN = 2  # the producer has not decided yet
-    OPERATOR_COMMIT = 3  # an operator decides instead of the producer
-    OPERATOR_ROLLBACK = 4
-    RESUME = 5  # an operator resumes the checks
-    DUE = 6  # its next check is due
-    DELIVERED = 7  # a check has reached a producer
-    ANSWERED = 8  # a producer has answered a check, perhaps with UNKNOWN
-    GIVE_UP = 9  # no decision after the last check
-    EXPIRED = 10  # its half is old enough to be deleted
-    FINAL_FOUND = 11  # in the log: the final message
-    ROLLBACK_FOUND = 12  # in the log: our rollback record
-    OP_FOUND = 13  # in the log: an op message, the same for commit and rollback
-    PARKED_FOUND = 14  # in the log: the copy for operators
-    RESUMED_FOUND = 15  # in the log: our record, or a parked half put back by Apache RocketMQ
-    DELETED_FOUND = 16  # the log begins after its half
-
-
-class Verdict(IntEnum):
-    """How an event is handled."""
-
-    DECIDE = 0  # the first decision: append its record, answer when that is durable
-    REPEAT = 1  # the same decision again: the same answer, and no record
-    REFUSE = 2  # the opposite decision: an error that names the first
-    NOTE = 3  # only set the new state
-    IGNORE = 4  # keep the state
-    ASK = 5  # send a check, or give up after the last
-    COUNT = 6  # keep the state; count the event
-    FORGET = 7  # remove the transaction undecided: its half was deleted
-
-
-class ParkedReason(IntEnum):
-    """Why no more checks are sent about a transaction."""
-
-    NOT_PARKED = 0
-    NO_ANSWER = 1  # no check was answered
-    UNKNOWN = 2  # checks were answered, and never with a decision
-    EXPIRED = 3  # its half is old enough to be deleted
-    NOT_RECORDED = 4  # parked by Apache RocketMQ, which records no reason
-
-    @property
-    def text(self) -> str | None:
-        """As shown in properties, metrics and tools; None without a reason."""
-        return _REASON_TEXTS.get(self)
-
-
-_REASON_TEXTS: Final = {
-    ParkedReason.NO_ANSWER: "no-answer",
-    ParkedReason.UNKNOWN: "unknown",
-    ParkedReason.EXPIRED: "expired",
-}
-PARKING_REASONS: Final = tuple(_REASON_TEXTS)
-"""The reasons that this broker records when it parks."""
-_REASONS_BY_TEXT: Final = {text.encode(): reason for reason, text in _REASON_TEXTS.items()}
-
-
-def parked_reason_of(text: bytes | None) -> ParkedReason:
-    """Parse the reason in a parked copy's property."""
-    return _REASONS_BY_TEXT.get(text or b"", ParkedReason.NOT_RECORDED)
-
-
-class Result(NamedTuple):
-    """The entry of the state table for one state and one event."""
-
-    state: State
-    verdict: Verdict
-
-
-_S, _E, _V = State, Event, Verdict
-_RULES: Final[dict[State, dict[Event, Result]]] = {
-    _S.PREPARED: {
-        _E.COMMIT: Result(_S.COMMITTED, _V.DECIDE),
-        _E.ROLLBACK: Result(_S.ROLLED_BACK, _V.DECIDE),
-        _E.UNKNOWN: Result(_S.PREPARED, _V.IGNORE),
-        _E.OPERATOR_COMMIT: Result(_S.COMMITTED, _V.DECIDE),
-        _E.OPERATOR_ROLLBACK: Result(_S.ROLLED_BACK, _V.DECIDE),
-        _E.RESUME: Result(_S.PREPARED, _V.IGNORE),
-        _E.DUE: Result(_S.PREPARED, _V.ASK),
-        _E.DELIVERED: Result(_S.PREPARED, _V.COUNT),
-        _E.ANSWERED: Result(_S.PREPARED, _V.COUNT),
-        _E.GIVE_UP: Result(_S.PARKED, _V.NOTE),
-        _E.EXPIRED: Result(_S.PARKED, _V.NOTE),
-        _E.FINAL_FOUND: Result(_S.COMMITTED, _V.NOTE),
-        _E.ROLLBACK_FOUND: Result(_S.ROLLED_BACK, _V.NOTE),
-        # RocketMQ writes the op after the final message: no final so far means rolled back.
-        _E.OP_FOUND: Result(_S.ROLLED_BACK, _V.NOTE),
-        _E.PARKED_FOUND: Result(_S.PARKED, _V.NOTE),
-        _E.RESUMED_FOUND: Result(_S.PREPARED, _V.IGNORE),
-        _E.DELETED_FOUND: Result(_S.PREPARED, _V.FORGET),
-    },
-    _S.PARKED: {
-        # A decision that comes late is still the first one.
-        _E.COMMIT: Result(_S.COMMITTED, _V.DECIDE),
-        _E.ROLLBACK: Result(_S.ROLLED_BACK, _V.DECIDE),
-        _E.UNKNOWN: Result(_S.PARKED, _V.IGNORE),
-        _E.OPERATOR_COMMIT: Result(_S.COMMITTED, _V.DECIDE),
-        _E.OPERATOR_ROLLBACK: Result(_S.ROLLED_BACK, _V.DECIDE),
-        _E.RESUME: Result(_S.PREPARED, _V.NOTE),
-        _E.DUE: Result(_S.PARKED, _V.IGNORE),
-        _E.DELIVERED: Result(_S.PARKED, _V.COUNT),  # the acknowledgement came late
-        _E.ANSWERED: Result(_S.PARKED, _V.COUNT),
-        _E.GIVE_UP: Result(_S.PARKED, _V.IGNORE),
-        _E.EXPIRED: Result(_S.PARKED, _V.IGNORE),
-        _E.FINAL_FOUND: Result(_S.COMMITTED, _V.NOTE),
-        _E.ROLLBACK_FOUND: Result(_S.ROLLED_BACK, _V.NOTE),
-        _E.OP_FOUND: Result(_S.ROLLED_BACK, _V.NOTE),
-        _E.PARKED_FOUND: Result(_S.PARKED, _V.IGNORE),
-        _E.RESUMED_FOUND: Result(_S.PREPARED, _V.NOTE),
-        _E.DELETED_FOUND: Result(_S.PARKED, _V.FORGET),
-    },
-    _S.COMMITTED: {
-        _E.COMMIT: Result(_S.COMMITTED, _V.REPEAT),
-        _E.ROLLBACK: Result(_S.COMMITTED, _V.REFUSE),
-        _E.UNKNOWN: Result(_S.COMMITTED, _V.IGNORE),
-        _E.OPERATOR_COMMIT: Result(_S.COMMITTED, _V.REPEAT),
-        _E.OPERATOR_ROLLBACK: Result(_S.COMMITTED, _V.REFUSE),
-        _E.RESUME: Result(_S.COMMITTED, _V.REFUSE),
-        _E.DUE: Result(_S.COMMITTED, _V.IGNORE),
-        _E.DELIVERED: Result(_S.COMMITTED, _V.IGNORE),
-        _E.ANSWERED: Result(_S.COMMITTED, _V.IGNORE),
-        _E.GIVE_UP: Result(_S.COMMITTED, _V.IGNORE),
-        _E.EXPIRED: Result(_S.COMMITTED, _V.IGNORE),
-        _E.FINAL_FOUND: Result(_S.COMMITTED, _V.IGNORE),  # RocketMQ commits twice; one is first
-        _E.ROLLBACK_FOUND: Result(_S.COMMITTED, _V.IGNORE),
-        _E.OP_FOUND: Result(_S.COMMITTED, _V.IGNORE),
-        _E.PARKED_FOUND: Result(_S.COMMITTED, _V.IGNORE),
-        _E.RESUMED_FOUND: Result(_S.COMMITTED, _V.IGNORE),
-        _E.DELETED_FOUND: Result(_S.COMMITTED, _V.IGNORE),
-    },
-    _S.ROLLED_BACK: {
-        _E.COMMIT: Result(_S.ROLLED_BACK, _V.REFUSE),
-        _E.ROLLBACK: Result(_S.ROLLED_BACK, _V.REPEAT),
-        _E.UNKNOWN: Result(_S.ROLLED_BACK, _V.IGNORE),
-        _E.OPERATOR_COMMIT: Result(_S.ROLLED_BACK, _V.REFUSE),
-        _E.OPERATOR_ROLLBACK: Result(_S.ROLLED_BACK, _V.REPEAT),
-        _E.RESUME: Result(_S.ROLLED_BACK, _V.REFUSE),
-        _E.DUE: Result(_S.ROLLED_BACK, _V.IGNORE),
-        _E.DELIVERED: Result(_S.ROLLED_BACK, _V.IGNORE),
-        _E.ANSWERED: Result(_S.ROLLED_BACK, _V.IGNORE),
-        _E.GIVE_UP: Result(_S.ROLLED_BACK, _V.IGNORE),
-        _E.EXPIRED: Result(_S.ROLLED_BACK, _V.IGNORE),
-        # RocketMQ accepts a commit after a rollback. The message was delivered, so it counts.
-        _E.FINAL_FOUND: Result(_S.COMMITTED, _V.NOTE),
-        _E.ROLLBACK_FOUND: Result(_S.ROLLED_BACK, _V.IGNORE),
-        _E.OP_FOUND: Result(_S.ROLLED_BACK, _V.IGNORE),
-        _E.PARKED_FOUND: Result(_S.ROLLED_BACK, _V.IGNORE),
-        _E.RESUMED_FOUND: Result(_S.ROLLED_BACK, _V.IGNORE),
-        _E.DELETED_FOUND: Result(_S.ROLLED_BACK, _V.IGNORE),
-    },
-}
-_PREPARED, _COMMITTED, _PARKED = State.PREPARED, State.COMMITTED, State.PARKED  # for the hot path
-RESULTS: Final = tuple(tuple(_RULES[state][event] for event in Event) for state in State)
-"""The table by state and event, for the hot path, which saves the call of ``outcome``."""
-
-
-def outcome(state: State, event: Event) -> Result:
-    """Return the new state and the verdict for an event in this state."""
-    return RESULTS[state][event]
 
 
 class CheckProgress(NamedTuple):
@@ -351,52 +167,6 @@ class Copy(NamedTuple):
 
     first: int  # physical offset of the transaction's first half
     queue_offset: int  # of the copy
-
-
-class Decision(NamedTuple):
-    """How a transaction ended."""
-
-    state: State  # COMMITTED or ROLLED_BACK
-    position: int  # physical offset of the record that decided it
-
-
-class DecisionCache:
-    """A bounded cache of the latest decisions."""
-
-    def __init__(self, limit: int = DECIDED_REMEMBERED) -> None:
-        self._latest = Generations(limit)
-        # ``newest_final`` at the end of each generation except the newest; oldest first.
-        self._finals: deque[int] = deque(maxlen=limit // self._latest.limit)
-        self.newest_final = 0
-        self.forgotten_final = 0  # all finals at higher log positions are cached
-
-    def __contains__(self, offset: int) -> bool:
-        return self._latest.get(offset) is not None
-
-    def clear(self) -> None:
-        """Remove all decisions."""
-        self._latest.clear()
-        self._finals.clear()
-        self.newest_final = self.forgotten_final = 0
-
-    def assume_forgotten(self, newest_final: int) -> None:
-        """Start with an empty cache: finals up to this log position are not in it."""
-        self.newest_final = self.forgotten_final = newest_final
-
-    def add(self, offset: int, state: State, position: int) -> None:
-        """Add a decision; ``position`` is the log position of the record that decided."""
-        if state is _COMMITTED:
-            self.newest_final = position
-        if self._latest.put(offset, position << 2 | state):
-            finals = self._finals
-            if len(finals) == finals.maxlen:
-                self.forgotten_final = finals[0]
-            finals.append(self.newest_final)
-
-    def find(self, offset: int) -> Decision | None:
-        """Return the decision; None if it is not cached."""
-        packed = self._latest.get(offset)
-        return None if packed is None else Decision(State(packed & 3), packed >> 2)
 
 
 class PendingTable:

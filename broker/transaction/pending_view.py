@@ -13,7 +13,8 @@ from halfmq.store.format.topics import HALF_TOPIC
 
 from .decision_lookup import DecisionLookup
 from .half import StoredHalf, real_topic, unique_key
-from .pending import Event, Pending, PendingTable, State
+from .state.pending import Pending, PendingTable
+from .state.state_machine import Event, State
 
 ACTIONS: Final = {"commit": Event.OPERATOR_COMMIT, "rollback": Event.OPERATOR_ROLLBACK}
 """The decisions of operators."""
