@@ -32,7 +32,8 @@ from .errors import (
     HalfNotFoundError,
     TransactionError,
 )
-from .half import StoredHalf, parse_half
+from .half import StoredHalf
+from .half_reader import HalfReader
 from .half_records import bare_draft, committed, final_draft, rollback_draft
 from .op_writer import OpWriter
 from .pending_view import ACTIONS
@@ -57,13 +58,7 @@ class Log(Protocol):
 
     def request_flush(self) -> None: ...
 
-    def record_bytes(self, physical_offset: int) -> bytes | None: ...
-
     def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError: ...
-
-
-ReadHalf = Callable[[int], StoredHalf | None]
-"""Reads the half at a physical offset; None if there is no valid half."""
 
 
 class Ended(NamedTuple):
@@ -131,7 +126,7 @@ class Decisions:
         lookup: DecisionLookup,
         counters: Counters,
         *,
-        read_half: ReadHalf,
+        halves: HalfReader,
         destination: Callable[[str, int], tuple[str, int]],
         delayed: Callable[[AppendRequest, int], AppendRequest],
         store_host: bytes,
@@ -154,7 +149,7 @@ class Decisions:
         self._add_op = ops.add
         self._lookup = lookup
         self._counters = counters
-        self._read_half = read_half
+        self._read_half, self._existing_half = halves.read, halves.existing
         self._destination = destination
         self._delayed = delayed
         self._store_host = store_host
@@ -368,19 +363,6 @@ class Decisions:
     def abandon(self, planned: PlannedDecision) -> None:
         """Drop a planned decision whose records could not be appended."""
         self._planned.discard(planned.entry.offset)
-
-    def _existing_half(self, offset: int) -> StoredHalf:
-        record = self._log.record_bytes(offset)
-        if record is None:
-            raise HalfNotFoundError(offset)
-        half = parse_half(record, offset)
-        if half is None:
-            raise HalfMismatchError(
-                offset,
-                f"The record is not a half message: that at commitLogOffset {offset} belongs to "
-                "something else; expected is the offset in the msgId that answered the prepare",
-            )
-        return half
 
     def _end_other(self, request: DecisionRequest) -> Ended:
         """Apply a decision about a half that has no undecided transaction under this offset."""

@@ -15,6 +15,7 @@ from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 from .half import StoredHalf, group_membership, is_copy, real_topic, unique_key
+from .half_reader import ReadHalf
 from .state.decision_cache import Decision
 from .state.pending import PendingTable
 from .state.state_machine import State
@@ -53,7 +54,7 @@ class DecisionLookup:
         log: DecisionLookupLog,
         table: PendingTable,
         *,
-        read_half: Callable[[int], StoredHalf | None],
+        read_half: ReadHalf,
         now_ms: Callable[[], int],
     ) -> None:
         self._log = log

@@ -15,16 +15,14 @@ the same pass of the event loop is recognised as well.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
-from halfmq.store.errors import CorruptRecordError
 from halfmq.store.format.properties import get_property
-from halfmq.store.format.record import decode_record
-from halfmq.store.format.topics import HALF_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 
-from .half import GroupMembership, StoredHalf, group_membership, parse_half, real_topic
+from .half import GroupMembership, StoredHalf, group_membership, real_topic, unique_key
+from .half_reader import HalfReader, ReadHalf
 from .state.generations import Generations
 from .state.state_machine import State
 
@@ -41,7 +39,6 @@ REFILL_BYTES_MAX: Final = 64 << 20
 """Bytes of halves read when the broker starts: half a second of a slow disk. The newest half is
 read regardless of its size."""
 
-_REFILL_STEP: Final = 256  # halves read at once, if that many fit
 _STAGED: Final = -1  # instead of a position: the half is not appended yet
 
 
@@ -52,28 +49,6 @@ class FirstHalf(NamedTuple):
     queue_offset: int  # in the half topic
     queue_id: int  # of the real topic
     store_host: bytes
-
-
-class Found(Protocol):
-    """What `HalfLog.get` returns, as far as deduplication uses it."""
-
-    @property
-    def ranges(self) -> list[tuple[int, int]]: ...
-
-    @property
-    def size(self) -> int: ...
-
-
-class HalfLog(Protocol):
-    """The part of the store from which `RecentPrepares` is refilled at a start."""
-
-    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
-
-    def get(
-        self, topic: str, queue_id: int, offset: int, *, max_count: int = ..., max_bytes: int = ...
-    ) -> Found: ...
-
-    def read_cold(self, ranges: Iterable[tuple[int, int]]) -> bytes: ...
 
 
 def deduplication_key(group: str, unique_key: str) -> int:
@@ -121,7 +96,7 @@ class RecentPrepares:
 
     def refill(
         self,
-        log: HalfLog,
+        halves: HalfReader,
         *,
         count_max: int = REFILL_COUNT_MAX,
         bytes_max: int = REFILL_BYTES_MAX,
@@ -131,26 +106,14 @@ class RecentPrepares:
         A client that got no answer because the broker was killed sends again after the restart.
         """
         found: list[tuple[int, int]] = []  # newest first
-        first, end = log.queue_bounds(HALF_TOPIC, 0)
-        newest, first = end, max(first, end - count_max)
-        step = _REFILL_STEP
-        while end > first:
-            start = max(first, end - step)
-            halves = log.get(HALF_TOPIC, 0, start, max_count=end - start, max_bytes=1 << 62)
-            if halves.size > bytes_max and end - start > 1:
-                step = (end - start) // 2  # only the newer ones may fit
-                continue
-            if halves.size > bytes_max and end < newest:
-                break
-            try:
-                found += _newest_first(log, halves)
-            except OSError:
-                logger.exception("event=halves_unreadable queue_offset=%d", start)
-                break
-            bytes_max -= halves.size
-            end = start
-        for key, position in reversed(found):
-            self.add(key, position)
+        for half in halves.newest(count_max, bytes_max):
+            group = get_property(half.properties, b"PGROUP")
+            key = unique_key(half)
+            if group is not None and key is not None:
+                name = group.decode(errors="replace")
+                found.append((deduplication_key(name, key), half.physical_offset))
+        for hashed, position in reversed(found):
+            self.add(hashed, position)
 
 
 class DuplicateFinder:
@@ -158,12 +121,12 @@ class DuplicateFinder:
 
     def __init__(
         self,
-        read_record: Callable[[int], bytes | None],
+        read_half: ReadHalf,
         memory: RecentPrepares,
         state_of: Callable[[int, StoredHalf], State],
     ) -> None:
         """``state_of`` returns the state of the transaction of a half."""
-        self._read_record = read_record
+        self._read_half = read_half
         self._memory = memory
         self._state_of = state_of
 
@@ -188,21 +151,16 @@ class DuplicateFinder:
         if offset is None:
             return None
         found: list[FirstHalf] = []
-        for number, (message, unique_key) in enumerate(messages):
-            record = self._read_record(offset)
-            half = None if record is None else parse_half(record, offset)
-            if (
-                record is None
-                or half is None
-                or (not found and self._state_of(offset, half) is State.ROLLED_BACK)
-            ):
+        for number, (message, key) in enumerate(messages):
+            half = self._read_half(offset)
+            if half is None or (not found and self._state_of(offset, half) is State.ROLLED_BACK):
                 return None
             membership = (
                 GroupMembership(leader_key.encode(), number, len(messages))
                 if len(messages) > 1
                 else None
             )
-            if not _repeats(half, message, group, unique_key, membership):
+            if not _repeats(half, message, group, key, membership):
                 logger.warning(
                     "event=unique_key_reused half_offset=%d group=%s unique_key=%s topic=%s",
                     offset,
@@ -213,7 +171,7 @@ class DuplicateFinder:
                 return None
             queue_id = get_property(half.properties, b"REAL_QID") or b"0"
             found.append(FirstHalf(offset, half.queue_offset, int(queue_id), half.store_host))
-            offset += len(record)  # the halves of a transaction are adjacent in the log
+            offset += half.size  # the halves of a transaction are adjacent in the log
         return found
 
 
@@ -221,44 +179,14 @@ def _repeats(
     half: StoredHalf,
     message: AppendRequest,
     group: str,
-    unique_key: str,
+    key: str,
     membership: GroupMembership | None,
 ) -> bool:
     """Return whether a message repeats a stored half; its key alone may be reused by mistake."""
     return (
-        get_property(half.properties, b"UNIQ_KEY") == unique_key.encode()
+        get_property(half.properties, b"UNIQ_KEY") == key.encode()
         and get_property(half.properties, b"PGROUP") == group.encode()
         and real_topic(half) == message.topic
         and half.body == message.body
         and group_membership(half.properties) == membership
     )
-
-
-def _newest_first(log: HalfLog, halves: Found) -> list[tuple[int, int]]:
-    """Return key and position of each half, the newest first."""
-    found: list[tuple[int, int]] = []
-    for one in halves.ranges:  # one by one: damage in one range must not hide the next
-        found += _halves_of(log.read_cold([one]))
-    found.reverse()
-    return found
-
-
-def _halves_of(data: bytes) -> list[tuple[int, int]]:
-    """Return key and position of each half in `data`, up to the first damage."""
-    found: list[tuple[int, int]] = []
-    position = 0
-    while position < len(data):
-        try:
-            record = decode_record(data, position)
-        except CorruptRecordError as error:
-            logger.warning("event=half_unreadable offset=%d reason=%r", error.offset, error.reason)
-            break
-        group = get_property(record.properties, b"PGROUP")
-        unique_key = get_property(record.properties, b"UNIQ_KEY")
-        if group is not None and unique_key is not None:
-            key = deduplication_key(
-                group.decode(errors="replace"), unique_key.decode(errors="replace")
-            )
-            found.append((key, record.physical_offset))
-        position += record.total_size
-    return found

@@ -81,6 +81,7 @@ class StoredHalf(msgspec.Struct, gc=False):
     reconsume_times: int
     body: bytes
     properties: bytes
+    size: int  # bytes of the record
 
 
 def half_draft(message: AppendRequest, unique_key: str) -> AppendRequest:
@@ -216,6 +217,7 @@ def parse_half(record: bytes, offset: int) -> StoredHalf | None:
         reconsume_times,
         body,
         without_crc_tail(record[properties_at:total_size]),
+        total_size,
     )
 
 

@@ -12,7 +12,8 @@ from halfmq.store.format.properties import get_property
 from halfmq.store.format.topics import HALF_TOPIC
 
 from .decision_lookup import DecisionLookup
-from .half import StoredHalf, real_topic, unique_key
+from .half import real_topic, unique_key
+from .half_reader import ReadHalf
 from .state.pending import Pending, PendingTable
 from .state.state_machine import Event, State
 
@@ -51,7 +52,7 @@ class PendingView:
         lookup: DecisionLookup,
         schedule: Schedule,
         *,
-        read_half: Callable[[int], StoredHalf | None],
+        read_half: ReadHalf,
         now_ms: Callable[[], int],
     ) -> None:
         self._table = table

@@ -46,8 +46,9 @@ from .checks.parking import Parking
 from .counters import Counters
 from .deciding import Decisions, Ended
 from .decision_lookup import DecisionLookup, DecisionLookupLog
-from .deduplication import DuplicateFinder, FirstHalf, HalfLog, RecentPrepares, deduplication_key
-from .half import GroupMembership, StoredHalf, half_draft, immunity_s, in_group, parse_half
+from .deduplication import DuplicateFinder, FirstHalf, RecentPrepares, deduplication_key
+from .half import GroupMembership, StoredHalf, half_draft, immunity_s, in_group
+from .half_reader import HalfLog, HalfReader
 from .half_records import committed_again, prepared_final
 from .op_writer import OpWriter
 from .pending_view import PendingView
@@ -74,8 +75,6 @@ class TransactionLog(ReplayLog, HalfLog, DecisionLookupLog, Protocol):
     def append(
         self, group: Sequence[AppendRequest], *, contiguous: bool = False
     ) -> list[AppendResult]: ...
-
-    def unchecked_bytes(self, physical_offset: int) -> bytes | None: ...
 
     def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError: ...
 
@@ -128,14 +127,15 @@ class TransactionService:
         self._counters = Counters()
         self._recent = FinalMessageCache()
         self.recent_prepares = self._recent_prepares = RecentPrepares()
+        self._halves = HalfReader(log)
         self._duplicate_finder = DuplicateFinder(
-            log.unchecked_bytes, self._recent_prepares, self._state_of
+            self._halves.read, self._recent_prepares, self._state_of
         )
         self._odd_immunities: set[bytes] = set()
         self._pending_max = 0 if config.reject else config.pending_max
         self._min_offset = 0
         self._ops = OpWriter(log.append, config, store_host, now_ms)
-        self._lookup = DecisionLookup(log, self._table, read_half=self._half_at, now_ms=now_ms)
+        self._lookup = DecisionLookup(log, self._table, read_half=self._halves.read, now_ms=now_ms)
         self._decisions = decisions = Decisions(
             log,
             self._table,
@@ -143,7 +143,7 @@ class TransactionService:
             self._ops,
             self._lookup,
             self._counters,
-            read_half=self._half_at,
+            halves=self._halves,
             destination=destination,
             delayed=delayed,
             store_host=store_host,
@@ -161,7 +161,7 @@ class TransactionService:
             log,
             self._table,
             self._counters,
-            read_half=self._half_at,
+            read_half=self._halves.read,
             fetch=fetch,
             wake=wake,
             ensure_topic=before_parking,
@@ -174,7 +174,7 @@ class TransactionService:
             producers,
             config,
             broker_name=broker_name,
-            read_half=self._half_at,
+            read_half=self._halves.read,
             fetch=fetch,
             park=self._parking.park,
             random=jitter or Random(),  # noqa: S311 - spreads load, keeps no secret
@@ -192,7 +192,7 @@ class TransactionService:
             log_bytes_min=snapshot_log_bytes,
         )
         self._view = PendingView(
-            self._table, self._lookup, self._checker, read_half=self._half_at, now_ms=now_ms
+            self._table, self._lookup, self._checker, read_half=self._halves.read, now_ms=now_ms
         )
         self.page, self.find = self._view.page, self._view.find
 
@@ -214,7 +214,7 @@ class TransactionService:
                 age_ms = now_ms - entry.store_timestamp
                 self._checker.schedule_again(entry, age_ms, grace_ms=RESTART_GRACE_MS)
         self._snapshots.covered(position)
-        self._recent_prepares.refill(self._log)
+        self._recent_prepares.refill(self._halves)
         logger.info(
             "event=transactions_rebuilt pending=%d parked=%d expired=%d without_op=%d from=%d "
             "to=%d elapsed_ms=%d",
@@ -417,8 +417,7 @@ class TransactionService:
             offset = parse_offset_message_id(half_message_id).physical_offset
         except ValueError:
             return None
-        record = self._log.record_bytes(offset)
-        half = None if record is None else parse_half(record, offset)
+        half = self._halves.read(offset)
         if (
             half is None
             or offset_message_id(half.store_host, offset) != half_message_id
@@ -426,15 +425,6 @@ class TransactionService:
         ):
             return None
         return committed_again(half)
-
-    def _half_at(self, offset: int) -> StoredHalf | None:
-        """Read the half record at an offset; None if there is no valid one.
-
-        Raises:
-            NotInMemoryError: The half must be read from the disk first.
-        """
-        record = self._log.unchecked_bytes(offset)
-        return None if record is None else parse_half(record, offset)
 
     # --- housekeeping
 

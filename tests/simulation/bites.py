@@ -25,10 +25,9 @@ from halfmq.broker.transaction import service as transaction_service
 from halfmq.broker.transaction.checks.checker import Checker
 from halfmq.broker.transaction.deciding import Decisions
 from halfmq.broker.transaction.deduplication import (
-    REFILL_BYTES_MAX,
     DuplicateFinder,
-    RecentPrepares,
 )
+from halfmq.broker.transaction.half_reader import HalfReader
 from halfmq.broker.transaction.half_records import committed
 from halfmq.broker.transaction.replay import snapshot
 from halfmq.broker.transaction.replay.log_replay import LogReplay
@@ -171,13 +170,14 @@ def _nothing_is_waited_for(_original: Any) -> Any:
 
 
 def _all_or_none_are_read(original: Any) -> Any:
-    def refill(self: Any, log: Any, *, bytes_max: int = REFILL_BYTES_MAX) -> None:
+    def newest(self: Any, count_max: int, bytes_max: int) -> Any:
+        log = self._log
         first, end = log.queue_bounds(HALF_TOPIC, 0)
-        newest = max(first, end - 256)
-        if log.get(HALF_TOPIC, 0, newest, max_count=256, max_bytes=1 << 62).size <= bytes_max:
-            original(self, log, bytes_max=bytes_max)
+        start = max(first, end - 256)
+        if log.get(HALF_TOPIC, 0, start, max_count=256, max_bytes=1 << 62).size <= bytes_max:
+            yield from original(self, count_max, bytes_max)
 
-    return refill
+    return newest
 
 
 def _cold_is_unknown(original: Any) -> Any:
@@ -316,7 +316,7 @@ BITES: Final = {
     ),
     "refill": Bite(
         "a start knows the newest halves that fit, if they are sent again",
-        (Patch(RecentPrepares, "refill", _all_or_none_are_read),),
+        (Patch(HalfReader, "newest", _all_or_none_are_read),),
     ),
     "exception": Bite(
         "a block that is left by an exception does not decide",

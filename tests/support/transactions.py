@@ -421,7 +421,7 @@ class Broker:
         """Have it give up asking about a half."""
         entry, stored = (
             self.service._table.get(half.physical_offset),
-            self.service._half_at(half.physical_offset),
+            self.service._halves.read(half.physical_offset),
         )
         assert entry is not None
         assert stored is not None

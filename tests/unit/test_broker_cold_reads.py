@@ -213,7 +213,7 @@ async def test_decisions_of_one_connection_are_taken_in_their_order(rig: Rig) ->
     """A later one about what is in memory does not overtake the one that waits."""
     peer, (cold, warm) = await prepared(rig, 2, size=10_000)
     with frozen() as ice:
-        rig.service._half_at(warm.offset)  # waits for the disk, and so brings it into memory
+        rig.service._halves.read(warm.offset)  # waits for the disk, and so brings it into memory
         ice.waited = 0
         ice.may_read.clear()
         single = [send_end(peer, cold, COMMIT), send_end(peer, cold, ROLLBACK)]
@@ -239,7 +239,7 @@ async def test_other_connections_are_served_while_one_waits(rig: Rig) -> None:
     peer, (first, second) = await prepared(rig, 2, size=10_000)
     other = await rig.peer(ours=True)
     with frozen() as ice:
-        rig.service._half_at(second.offset)
+        rig.service._halves.read(second.offset)
         ice.may_read.clear()
         waits = send_end(peer, first, COMMIT)
         await until(lambda: bool(ice.fetched_by))

@@ -381,7 +381,7 @@ def test_an_unreadable_half_does_not_harm_the_others(
     """Each transaction's trouble is its own, is told, and ends when the half can be read again."""
     producer = broker.producers.join("pg", Connected())
     broken, sound = broker.prepare(), broker.prepare()
-    read = broker.service._half_at
+    read = broker.service._halves.read
 
     def fail_for_one(offset: int) -> StoredHalf | None:
         if offset == broken.physical_offset:
@@ -928,7 +928,7 @@ class Cold:
     def _read(self, offset: int) -> StoredHalf | None:
         if not waiting.is_allowed:
             raise NotInMemoryError([])
-        return self.broker.service._half_at(offset)
+        return self.broker.service._halves.read(offset)
 
     def _fetch(self, _missing: NotInMemoryError, on_fetched: Callable[[bool], None]) -> None:
         self.fetches.append(on_fetched)

@@ -9,6 +9,7 @@ import pytest
 from halfmq.broker.transaction import deduplication, service
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.deduplication import RecentPrepares, deduplication_key
+from halfmq.broker.transaction.half_reader import HalfReader
 from halfmq.broker.transaction.state.state_machine import Event, State
 from halfmq.remoting.codes import ResponseCode
 from halfmq.remoting.headers import SendMessageResponseHeader
@@ -214,13 +215,13 @@ def test_a_start_reads_the_newest_halves_within_its_limits(sends: Prepares) -> N
     """Neither many nor large halves make a start long."""
     for number in range(600):
         sends.prepare(f"K{number}", b"x" * 10)
-    log = sends.broker.log
+    log, halves = sends.broker.log, HalfReader(sends.broker.log)
     size = log.records()[-1].total_size
 
     by_count, by_bytes, all_of_them = RecentPrepares(), RecentPrepares(), RecentPrepares()
-    by_count.refill(log, count_max=300)
-    by_bytes.refill(log, bytes_max=300 * size)
-    all_of_them.refill(log)
+    by_count.refill(halves, count_max=300)
+    by_bytes.refill(halves, bytes_max=300 * size)
+    all_of_them.refill(halves)
 
     assert (len(by_count), len(by_bytes), len(all_of_them)) == (300, 300, 600)
     assert by_bytes.find(deduplication_key("pg", "K599")) == log.records()[-1].physical_offset
@@ -240,7 +241,7 @@ def test_a_start_knows_exactly_the_newest_halves_that_fit(sends: Prepares, bytes
             break
         expected += 1
     memory = RecentPrepares()
-    memory.refill(log, bytes_max=bytes_max)
+    memory.refill(HalfReader(log), bytes_max=bytes_max)
 
     known = [memory.find(deduplication_key("pg", f"K{number}")) is not None for number in range(40)]
     assert known == [False] * (40 - expected) + [True] * expected

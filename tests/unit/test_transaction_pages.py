@@ -52,7 +52,7 @@ class Table:
         self.reads += 1
         self.clock.now_ms += self._slow_ms
         return StoredHalf(
-            *(offset, offset, 0, 0, START_MS, PEER, START_MS, HOST, 0), b"", PROPERTIES
+            *(offset, offset, 0, 0, START_MS, PEER, START_MS, HOST, 0), b"", PROPERTIES, 0
         )
 
     def walk(

@@ -70,18 +70,22 @@ class StoredBroker:
         )
         self.service.rebuild()
 
-    def prepare(self, body: bytes = b"row 1", *, queue_id: int = 0) -> AppendResult:
+    def prepare(
+        self, body: bytes = b"row 1", *, queue_id: int = 0, flushed: bool = True
+    ) -> AppendResult:
         self._keys += 1
         key = f"{self._keys:032X}"
         one = message(key=key, body=body, queue_id=queue_id)
         (half,) = self.service.prepare_group([(one, key)], "pg", gone())
-        self.flush()
+        if flushed:
+            self.flush()
         return half
 
+    def request(self, half: AppendResult, event: Event) -> DecisionRequest:
+        return DecisionRequest(half.physical_offset, half.queue_offset, "pg", event)
+
     def end(self, half: AppendResult, event: Event) -> int:
-        ended = self.service.end(
-            DecisionRequest(half.physical_offset, half.queue_offset, "pg", event)
-        )
+        ended = self.service.end(self.request(half, event))
         self.flush()
         return ended.position
 
@@ -176,6 +180,21 @@ def test_a_restart_keeps_every_decision(broker: StoredBroker, tmp_path: Path, ho
     assert sorted(record.body for record in broker.consumed()) == sorted(
         b"%d" % number * 300 for number in range(40) if number % 4
     )
+
+
+@pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
+def test_a_repeated_decision_is_answered_also_before_the_disk(
+    broker: StoredBroker, event: Event
+) -> None:
+    """A topic that opts out of the flush answers at once; the client may repeat at once."""
+    half = broker.prepare(flushed=False)
+    first = broker.service.end(broker.request(half, event))
+
+    repeated = broker.service.end(broker.request(half, event))
+
+    assert broker.store.durable_offset <= half.physical_offset
+    assert repeated.final_offset == first.final_offset
+    assert repeated.position > half.physical_offset
 
 
 def test_large_halves_are_committed_whole(broker: StoredBroker) -> None:
