@@ -42,7 +42,7 @@ from .build import CompilerMissingError, cache_directory
 from .generator import Generator, Result, Target, Timing, build_generator
 from .machine import describe_machine
 from .peers import HalfmqPeer, scratch
-from .pending_steps import fetch_at_once
+from .pending_steps import AsPrepared, fetch_at_once
 from .processes import ServerError, end_in_order, on_cores
 from .report import table
 from .scenarios import BODY_SIZE, Kind, Scenario
@@ -139,6 +139,7 @@ def measure_slices(root: Path, count: int) -> list[Row]:
     service = TransactionService(
         store,
         willing,
+        AsPrepared(),
         TransactionConfig(timeout_ms=1, check_interval_ms=600_000),
         broker_name="broker-a",
         store_host=_HOST,

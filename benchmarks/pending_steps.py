@@ -101,6 +101,17 @@ def fetch_at_once(missing: NotInMemoryError, on_fetched: Callable[[bool], None])
     on_fetched(True)
 
 
+class AsPrepared:
+    """Stores messages where they were prepared for."""
+
+    def resolve(self, final: AppendRequest) -> AppendRequest:
+        """Return it unchanged."""
+        return final
+
+    def ensure_parked_topic(self) -> None:
+        """Do nothing: the store needs no topics."""
+
+
 class Bench:
     """A store and the transactions on it, as the broker builds them."""
 
@@ -111,6 +122,7 @@ class Bench:
         self.service = TransactionService(
             self.store,
             Nobody(),
+            AsPrepared(),
             _CONFIG,
             broker_name="broker-a",
             store_host=_HOST,
@@ -165,9 +177,9 @@ def snapshot(root: Path, behind: int, body_size: int) -> dict[str, float]:
     taken = time.perf_counter() - began
     body = b"x" * body_size
     for number in range(count, count + behind):
-        (half,) = service.prepare_group([message(number, body)], GROUP, Nobody())
+        (half,) = service.prepares.prepare_group([message(number, body)], GROUP, Nobody())
         if number % 2:
-            service.end(
+            service.decisions.end(
                 DecisionRequest(half.physical_offset, half.queue_offset, GROUP, Event.ROLLBACK)
             )
         bench.store.tick()

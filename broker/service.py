@@ -24,7 +24,7 @@ from halfmq.store.files import disk
 from halfmq.store.files.mapped_file import make_directory
 from halfmq.store.files.worker import ThreadWorker, WorkerFactory
 from halfmq.store.format.ids import UniqueKeyFactory, pack_host
-from halfmq.store.format.topics import SCHEDULE_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.format.topics import SCHEDULE_TOPIC
 from halfmq.store.log.append_request import AppendRequest
 from halfmq.store.message_store import MessageStore
 from halfmq.store.recovery.recovery import RecoveryReport
@@ -68,7 +68,7 @@ from .tables.consumer_offsets import ConsumerOffsetTable
 from .tables.groups import GroupTable
 from .tables.queue_locks import QueueLocks
 from .tables.topics import TopicTable
-from .transaction.destination import DestinationResolver
+from .transaction.destination import TopicDestinations
 from .transaction.service import TransactionService
 
 logger = logging.getLogger(__name__)
@@ -254,6 +254,12 @@ class Broker:
         return TransactionService(
             self._store,
             self._tables.registry,
+            TopicDestinations(
+                self._tables.topics,
+                self._levels.after_commit,
+                default_queue_nums=self.config.topics.default_queue_nums,
+                now_ms=self._now_ms,
+            ),
             self.config.transaction,
             broker_name=self.config.topics.broker_name,
             store_host=self._host,
@@ -261,11 +267,6 @@ class Broker:
             monotonic_ms=self._monotonic_ms,
             snapshot_path=self._table_path("halfmqTransactions"),
             record_size_max=self._store_config.record_size_max,
-            before_parking=lambda: self._tables.topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC),
-            destination=DestinationResolver(
-                self._tables.topics, default_queue_nums=self.config.topics.default_queue_nums
-            ).resolve,
-            delayed=self._levels.after_commit,
             fetch=self._fetches.begin,
             wake=self._transaction_ticker.wake,
             may_ask=may_ask,
@@ -330,7 +331,7 @@ class Broker:
         return [
             sends,
             PrepareHandler(
-                self.transactions,
+                self.transactions.prepares,
                 sends.drafted,
                 append_staged=self._group.append_staged,
                 refuse_sends=sends.refuse,
@@ -339,13 +340,16 @@ class Broker:
             self._pull,
             send_back,
             self._clients,
-            TransactionHandler(self.transactions, store, self._group, self._release.ask_flush),
+            TransactionHandler(
+                self.transactions.decisions, store, self._group, self._release.ask_flush
+            ),
             OffsetHandlers(store, tables.offsets, tables.topics, tables.groups),
             QueryHandlers(store),
             LockHandlers(tables.locks),
             RouteHandlers(tables.topics, self.config.topics),
             AdminHandlers(
-                self.transactions,
+                self.transactions.view,
+                self.transactions.operator,
                 store,
                 self._group,
                 self._make_runtime_info(),
@@ -388,7 +392,7 @@ class Broker:
             self._store,
             self._group,
             self._tables.topics,
-            self.transactions,
+            self.transactions.prepares,
             self._refusal,
             delayed=self._levels.delayed,
             retried=send_back.retried,

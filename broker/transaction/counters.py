@@ -23,4 +23,4 @@ class Counters:
     expired: int = 0  # undecided when the log deleted them by age
     retention_blocked: int = 0  # times that an undecided half blocked deletion of the log
     prepares_refused: int = 0  # because too many are undecided
-    twins: int = 0  # repeated prepares, answered with the ids of the first
+    prepares_repeated: int = 0  # answered with the ids of the first

@@ -36,14 +36,12 @@ from .half import StoredHalf
 from .half_reader import HalfReader
 from .half_records import bare_draft, committed, final_draft, rollback_draft
 from .op_writer import OpWriter
-from .pending_view import ACTIONS
 from .state.final_message_cache import FinalMessageCache
 from .state.pending import Pending, PendingTable
 from .state.state_machine import RESULTS, Event, State, Verdict, outcome
 
 logger = logging.getLogger(__name__)
 
-_ASKS_DELAY: Final = b"TRANSACTION_DEL"  # prefix of both property names
 _COMMITTED: Final = State.COMMITTED  # looking a member up in its class is a tenth of a microsecond
 _DECIDE: Final = Verdict.DECIDE
 _DECISION_NAMES: Final = {State.COMMITTED: "committed", State.ROLLED_BACK: "rolled back"}
@@ -127,18 +125,15 @@ class Decisions:
         counters: Counters,
         *,
         halves: HalfReader,
-        destination: Callable[[str, int], tuple[str, int]],
-        delayed: Callable[[AppendRequest, int], AppendRequest],
+        resolve: Callable[[AppendRequest], AppendRequest],
         store_host: bytes,
         now_ms: Callable[[], int],
         unflushed_topics: Container[str] = frozenset(),
     ) -> None:
         """Wire the parts.
 
-        ``destination`` returns the topic and queue where the final message for a topic and queue
-        is stored. ``delayed`` turns a final message that requests a delay into what its commit
-        stores now. Decisions about messages of ``unflushed_topics`` are answered before they are
-        on disk.
+        ``resolve`` returns a final message as it must be stored now. Decisions about messages of
+        ``unflushed_topics`` are answered before they are on disk.
         """
         self._log = log
         self._append = log.append
@@ -150,8 +145,7 @@ class Decisions:
         self._lookup = lookup
         self._counters = counters
         self._read_half, self._existing_half = halves.read, halves.existing
-        self._destination = destination
-        self._delayed = delayed
+        self._resolve = resolve
         self._store_host = store_host
         self._now_ms = now_ms
         self._unflushed_topics = unflushed_topics
@@ -176,19 +170,9 @@ class Decisions:
             raise _wrong_queue_offset(offset, entry.queue_offset, request.queue_offset)
         if entry.group != request.producer_group:
             raise _wrong_group(offset, entry.group, request.producer_group)
-        return self._decide(entry, request.event, request.names, from_check=request.from_check)
+        return self.decide(entry, request.event, request.names, from_check=request.from_check)
 
-    def decide(self, offset: int, action: str) -> Ended:
-        """Apply an operator's decision, "commit" or "rollback"; otherwise the same as `end`."""
-        event = ACTIONS[action]
-        entry = self._find(self._table.first_of(offset))
-        if entry is None:
-            return self.refuse_decided(offset, event)
-        ended = self._decide(entry, event)
-        self._counters.decided_by_operators += 1
-        return ended
-
-    def refuse_decided(self, offset: int, event: Event) -> Ended:
+    def answer_decided(self, offset: int, event: Event) -> Ended:
         """Answer a request about a decided half with its decision, or raise."""
         return self._answer_decided(offset, self._existing_half(offset), event)
 
@@ -212,7 +196,7 @@ class Decisions:
             entry.answered += 1
             self._counters.checks_answered += 1
 
-    def _decide(
+    def decide(
         self,
         entry: Pending,
         event: Event,
@@ -220,6 +204,7 @@ class Decisions:
         *,
         from_check: bool = False,
     ) -> Ended:
+        """Apply a decision about an undecided transaction; raises as `end` does."""
         state, verdict = outcome(entry.state, event)
         if verdict is not _DECIDE:
             if from_check:
@@ -253,10 +238,10 @@ class Decisions:
             may(final.properties, entry.sent > 0)
         if offset in self._groups:
             members = [member.offset for member in self._groups[offset]]
-            rest = [self._resolved(committed(self._final_at(member))) for member in members]
-            return PlannedDecision(self._resolved(committed(final, members)), entry, state, rest)
+            rest = [self._resolve(committed(self._final_at(member))) for member in members]
+            return PlannedDecision(self._resolve(committed(final, members)), entry, state, rest)
         waits = final.topic not in self._unflushed_topics
-        return PlannedDecision(self._resolved(committed(final)), entry, state, waits=waits)
+        return PlannedDecision(self._resolve(committed(final)), entry, state, waits=waits)
 
     def _rollback(
         self, entry: Pending, names: Sequence[str], may: MayDecide | None
@@ -302,13 +287,6 @@ class Decisions:
             return final_draft(half)
         except ValueError as error:
             raise HalfMismatchError(offset, str(error)) from error
-
-    def _resolved(self, final: AppendRequest) -> AppendRequest:
-        """Return a final message as it must be stored now."""
-        final.topic, final.queue_id = self._destination(final.topic, final.queue_id)
-        if final.properties.rfind(_ASKS_DELAY) < 0:
-            return final
-        return self._delayed(final, self._now_ms())
 
     def decided(self, planned: PlannedDecision, appended: Sequence[AppendResult]) -> int:
         """Complete a decision after its records were appended.
@@ -377,7 +355,7 @@ class Decisions:
         entry = self._find(self._table.first_of(offset))
         if entry is None:
             return self._answer_decided(offset, half, request.event)
-        return self._decide(entry, request.event, from_check=request.from_check)
+        return self.decide(entry, request.event, from_check=request.from_check)
 
     def _answer_decided(self, offset: int, half: StoredHalf, event: Event) -> Ended:
         """Answer a request about a decided transaction; append nothing."""
@@ -413,7 +391,7 @@ class Decisions:
                 entry.group,
                 1 + len(self._table.groups.get(leader, ())),
             )
-            self._decide(entry, Event.ROLLBACK)
+            self.decide(entry, Event.ROLLBACK)
             self._log.request_flush()
 
     def finish(self, halves: Sequence[int]) -> None:
@@ -425,7 +403,7 @@ class Decisions:
                 logger.error("event=half_unreadable half_offset=%d committed=true", offset)
                 continue
             logger.warning("event=commit_completed half_offset=%d", offset)
-            finals.append(self._resolved(committed(final_draft(half))))
+            finals.append(self._resolve(committed(final_draft(half))))
         if finals:
             self._append(finals)
             self._log.request_flush()

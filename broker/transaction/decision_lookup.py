@@ -80,6 +80,15 @@ class DecisionLookup:
             return self.find(leader.physical_offset, leader)
         return self._in_log(first, half)
 
+    def state_of(self, offset: int, half: StoredHalf) -> State:
+        """Return the state of the transaction of a half; ROLLED_BACK if its decision is unknown."""
+        first = self._table.first_of(offset)
+        entry = self._table.get(first)
+        if entry is not None:
+            return entry.state
+        decision = self.find(first, half)
+        return State.ROLLED_BACK if decision is None else decision.state
+
     def decided_ms(self, decision: Decision) -> int:
         """Return when a decision was stored, in ms by the broker's clock; 0 if unknown."""
         if decision.position < 0:

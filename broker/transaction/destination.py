@@ -1,4 +1,4 @@
-"""The destination of a committed message whose topic has changed since the prepare.
+"""The destination of a committed message: its topic and queue, or the schedule if it is delayed.
 
 Seconds or days may pass between prepare and commit. If an operator has deleted the topic or some of
 its queues meanwhile, no consumer would read a message stored there.
@@ -7,11 +7,17 @@ its queues meanwhile, no consumer would read a message stored there.
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
+from halfmq.store.log.append_request import AppendRequest
 
 from ..tables.topics import TopicConfig
 
 logger = logging.getLogger(__name__)
+
+_DELAY_MARK: Final = b"TRANSACTION_DEL"  # prefix of both property names
 
 
 class Topics(Protocol):
@@ -22,24 +28,48 @@ class Topics(Protocol):
     def ensure(self, name: str, queues: int = 1) -> TopicConfig: ...
 
 
-class DestinationResolver:
+class Destinations(Protocol):
+    """Where decisions and parking store messages."""
+
+    def resolve(self, final: AppendRequest) -> AppendRequest: ...
+
+    def ensure_parked_topic(self) -> None: ...
+
+
+class TopicDestinations:
     """Finds queues that consumers read."""
 
-    def __init__(self, topics: Topics, *, default_queue_nums: int) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        delayed: Callable[[AppendRequest, int], AppendRequest],
+        *,
+        default_queue_nums: int,
+        now_ms: Callable[[], int],
+    ) -> None:
+        """Wire it; ``delayed`` returns what a commit at a time stores for a delayed message."""
         self._topics = topics
         self._get = topics.get
+        self._delayed = delayed
         self._default_queue_nums = default_queue_nums
+        self._now_ms = now_ms
 
-    def resolve(self, topic: str, queue_id: int) -> tuple[str, int]:
-        """Return where to store a message that was prepared for this topic and queue.
+    def resolve(self, final: AppendRequest) -> AppendRequest:
+        """Return a final message as its commit must store it now.
 
         Raises:
             RequestRefusedError: The topic was deleted and cannot be created now; try later.
         """
-        known = self._get(topic)
-        if known is not None and 0 <= queue_id < known.write_queue_nums:
-            return topic, queue_id
-        return self._reassigned(known, topic, queue_id)
+        known = self._get(final.topic)
+        if known is None or not 0 <= final.queue_id < known.write_queue_nums:
+            final.topic, final.queue_id = self._reassigned(known, final.topic, final.queue_id)
+        if final.properties.rfind(_DELAY_MARK) < 0:
+            return final
+        return self._delayed(final, self._now_ms())
+
+    def ensure_parked_topic(self) -> None:
+        """Create the topic of parked messages if it does not exist."""
+        self._topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC)
 
     def _reassigned(self, known: TopicConfig | None, topic: str, queue_id: int) -> tuple[str, int]:
         if known is None:
@@ -48,7 +78,7 @@ class DestinationResolver:
         queues = known.write_queue_nums or known.read_queue_nums or 1
         reassigned = queue_id % queues
         logger.warning(
-            "event=message_placed_anew topic=%s prepared_for_queue=%d queue=%d write_queues=%d",
+            "event=destination_changed topic=%s prepared_for_queue=%d queue=%d write_queues=%d",
             topic,
             queue_id,
             reassigned,

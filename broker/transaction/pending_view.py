@@ -15,10 +15,7 @@ from .decision_lookup import DecisionLookup
 from .half import real_topic, unique_key
 from .half_reader import ReadHalf
 from .state.pending import Pending, PendingTable
-from .state.state_machine import Event, State
-
-ACTIONS: Final = {"commit": Event.OPERATOR_COMMIT, "rollback": Event.OPERATOR_ROLLBACK}
-"""The decisions of operators."""
+from .state.state_machine import State
 
 STATE_NAMES: Final = {State.PREPARED: "prepared", State.PARKED: "parked"}
 _STATES: Final = {name: state for state, name in STATE_NAMES.items()}

@@ -131,7 +131,7 @@ class TransactionMachine(RuleBasedStateMachine):
             return  # its sender got no answer, and has no offsets to send
         half = known.halves[named % len(known.halves)]
         with self.refused_only_by_the_opposite(known, event):
-            ended = self.broker.service.end(
+            ended = self.broker.service.decisions.end(
                 DecisionRequest(
                     half.physical_offset, half.queue_offset, known.group, event, from_check
                 )
@@ -146,7 +146,9 @@ class TransactionMachine(RuleBasedStateMachine):
         event = Event.COMMIT if action == "commit" else Event.ROLLBACK
         half = known.halves[named % len(known.halves)]
         with self.refused_only_by_the_opposite(known, event):
-            self.note(known, event, self.broker.service.decide(half.physical_offset, action))
+            self.note(
+                known, event, self.broker.service.operator.decide(half.physical_offset, action)
+            )
 
     @rule(known=halves, named=st.integers(0, 3))
     def resume(self, known: Known, named: int) -> None:
@@ -156,7 +158,7 @@ class TransactionMachine(RuleBasedStateMachine):
         half = known.halves[named % len(known.halves)]
         self.parked_before.discard(known.half.physical_offset)
         try:
-            self.broker.service.resume(half.physical_offset)
+            self.broker.service.operator.resume(half.physical_offset)
         except DecidedOtherwiseError:
             assert known.half.physical_offset not in self.broker.service._table
             return
@@ -181,7 +183,7 @@ class TransactionMachine(RuleBasedStateMachine):
             if known.lost:
                 continue
             half = known.halves[named % len(known.halves)]
-            planned = service.plan(
+            planned = service.decisions.plan(
                 DecisionRequest(half.physical_offset, half.queue_offset, known.group, event)
             )
             plans.append((known, event, named, planned))
@@ -194,7 +196,7 @@ class TransactionMachine(RuleBasedStateMachine):
         if refused:
             for *_, planned in plans:
                 if planned is not None:
-                    service.abandon(planned)
+                    service.decisions.abandon(planned)
         else:
             appended = self.broker.log.append(drafts)
             for known, event, _, planned in plans:
@@ -202,7 +204,7 @@ class TransactionMachine(RuleBasedStateMachine):
                     continue
                 count = 1 + len(planned.rest)
                 mine, appended = appended[:count], appended[count:]
-                position = service.decided(planned, mine)
+                position = service.decisions.decided(planned, mine)
                 final_offset = mine[0].physical_offset if event is Event.COMMIT else None
                 self.note(known, event, Ended(position, final_offset))
         for known, event, named, planned in plans:
@@ -232,7 +234,7 @@ class TransactionMachine(RuleBasedStateMachine):
     def end_wrongly(self, known: Known, skew: tuple[int, int, str]) -> None:
         before = self.broker.log.write_offset
         try:
-            self.broker.service.end(
+            self.broker.service.decisions.end(
                 DecisionRequest(
                     known.half.physical_offset + skew[0],
                     known.half.queue_offset + skew[1],
@@ -248,7 +250,7 @@ class TransactionMachine(RuleBasedStateMachine):
     @rule()
     def forget_recent(self) -> None:
         """Have the next decisions read their halves from the log."""
-        self.broker.service._recent.__init__()  # type: ignore[misc]
+        self.broker.service._finals.__init__()  # type: ignore[misc]
 
     @rule(group=st.sampled_from(GROUPS))
     def connect(self, group: str) -> None:

@@ -21,7 +21,7 @@ from halfmq.broker.delay.levels import DELAY_MS_MAX
 from halfmq.broker.disk.retention_schedule import RetentionSchedule
 from halfmq.broker.handlers.messages import batch_units, send, sent_properties
 from halfmq.broker.net.server import ClientConnection
-from halfmq.broker.transaction import service as transaction_service
+from halfmq.broker.transaction import prepares
 from halfmq.broker.transaction.checks.checker import Checker
 from halfmq.broker.transaction.deciding import Decisions
 from halfmq.broker.transaction.deduplication import (
@@ -358,7 +358,7 @@ BITES: Final = {
     ),
     "room": Bite(
         "a half is refused that its decision has no room for",
-        (Patch(transaction_service, "leave_room", _nothing()),),
+        (Patch(prepares, "leave_room", _nothing()),),
     ),
     "counts": Bite(
         "checks alone are worth a snapshot", (Patch(Snapshots, "tick", _checks_are_not_counted),)

@@ -542,8 +542,8 @@ def _make_small(broker: Broker, scenario: Scenario) -> None:
     transactions._snapshots._log_bytes_min = scenario.snapshot_bytes
     transactions._table.decided = DecisionCache(8)
     if not scenario.middle_box:  # which sends again what is any number of prepares old
-        twins = transactions._recent_prepares
-        twins.refill = partial(twins.refill, bytes_max=scenario.refill_bytes)  # type: ignore[method-assign]
+        recent = transactions.prepares.recent_prepares
+        recent.refill = partial(recent.refill, bytes_max=scenario.refill_bytes)  # type: ignore[method-assign]
 
 
 def run(seed: int, *, keep_trace: bool = False) -> World:

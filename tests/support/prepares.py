@@ -73,7 +73,7 @@ class Prepares:
             log,
             self.group,
             Topics("absent"),
-            self.broker.service,
+            self.broker.service.prepares,
             self.overload,
             delayed=lambda draft: draft,
             retried=lambda _header, draft, _version: draft,
@@ -85,7 +85,7 @@ class Prepares:
             ),
         )
         self.preparer = PrepareHandler(
-            self.broker.service,
+            self.broker.service.prepares,
             self.handler.drafted,
             append_staged=self.group.append_staged,
             refuse_sends=self.handler.refuse,

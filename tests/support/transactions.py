@@ -10,6 +10,7 @@ from halfmq.broker.config import TransactionConfig
 from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
 from halfmq.broker.ports import OnAnswer, Part
 from halfmq.broker.transaction.deciding import DecisionRequest, Ended
+from halfmq.broker.transaction.half_reader import HalfReader
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.broker.transaction.state.decision_cache import DECIDED_REMEMBERED
 from halfmq.broker.transaction.state.state_machine import Event
@@ -363,14 +364,23 @@ def message(
 class Placed:
     """Where messages go that were prepared for a topic and queue: there, unless the test says."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._levels = DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=now_ms)
+        self._now_ms = now_ms
         self.elsewhere: dict[tuple[str, int], tuple[str, int]] = {}
         self.error: Exception | None = None
 
-    def __call__(self, topic: str, queue_id: int) -> tuple[str, int]:
+    def resolve(self, final: AppendRequest) -> AppendRequest:
         if self.error is not None:
             raise self.error
-        return self.elsewhere.get((topic, queue_id), (topic, queue_id))
+        place = final.topic, final.queue_id
+        final.topic, final.queue_id = self.elsewhere.get(place, place)
+        if b"TRANSACTION_DEL" not in final.properties:
+            return final
+        return self._levels.after_commit(final, self._now_ms())
+
+    def ensure_parked_topic(self) -> None:
+        """It exists."""
 
 
 class Broker:
@@ -392,7 +402,7 @@ class Broker:
         self._decided = decided
         self._keys = 0
         self.seed = 0  # of the jitter
-        self.destination = Placed()
+        self.destination = Placed(self.clock)
         self.flushes = True  # within milliseconds, as a disk does
         self.service = self._service()
 
@@ -400,6 +410,7 @@ class Broker:
         service = TransactionService(
             self.log,
             self.producers,
+            self.destination,
             self.config,
             broker_name="broker-a",
             store_host=HOST,
@@ -408,8 +419,6 @@ class Broker:
             snapshot_path=self.snapshot_path,
             record_size_max=1 << 30,
             fetch=fetch_at_once,
-            destination=self.destination,
-            delayed=DelayLevels(parse_delay_levels(DEFAULT_LEVELS), now_ms=self.clock).after_commit,
             snapshot_log_bytes=self.snapshot_log_bytes,
             decided_remembered=self._decided,
             jitter=Random(self.seed),
@@ -421,7 +430,7 @@ class Broker:
         """Have it give up asking about a half."""
         entry, stored = (
             self.service._table.get(half.physical_offset),
-            self.service._halves.read(half.physical_offset),
+            HalfReader(self.log).read(half.physical_offset),
         )
         assert entry is not None
         assert stored is not None
@@ -451,7 +460,7 @@ class Broker:
         self._keys += 1
         key = key or f"{self._keys:032X}"
         one = message(key=key, group=group, born_ms=born_ms or self.clock(), properties=properties)
-        (half,) = self.service.prepare_group([(one, key)], group, producer or gone())
+        (half,) = self.service.prepares.prepare_group([(one, key)], group, producer or gone())
         return half
 
     def prepare_group(
@@ -472,14 +481,14 @@ class Broker:
                 properties=properties,
             )
             messages.append((one, key))
-        return self.service.prepare_group(messages, group, producer or gone())
+        return self.service.prepares.prepare_group(messages, group, producer or gone())
 
     def end(self, half: AppendResult, event: Event, *, group: str = "pg") -> int:
         """Send a decision; return the log position that its answer waits for."""
         return self.ended(half, event, group=group).position
 
     def ended(self, half: AppendResult, event: Event, *, group: str = "pg") -> Ended:
-        return self.service.end(
+        return self.service.decisions.end(
             DecisionRequest(half.physical_offset, half.queue_offset, group, event)
         )
 

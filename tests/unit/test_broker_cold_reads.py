@@ -10,6 +10,7 @@ import pytest
 
 from halfmq.broker.handlers.transactions import end_batch
 from halfmq.broker.net import server as server_module
+from halfmq.broker.transaction.half_reader import HalfReader
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
@@ -213,7 +214,7 @@ async def test_decisions_of_one_connection_are_taken_in_their_order(rig: Rig) ->
     """A later one about what is in memory does not overtake the one that waits."""
     peer, (cold, warm) = await prepared(rig, 2, size=10_000)
     with frozen() as ice:
-        rig.service._halves.read(warm.offset)  # waits for the disk, and so brings it into memory
+        HalfReader(rig.store).read(warm.offset)  # waits for the disk, and so brings it into memory
         ice.waited = 0
         ice.may_read.clear()
         single = [send_end(peer, cold, COMMIT), send_end(peer, cold, ROLLBACK)]
@@ -239,7 +240,7 @@ async def test_other_connections_are_served_while_one_waits(rig: Rig) -> None:
     peer, (first, second) = await prepared(rig, 2, size=10_000)
     other = await rig.peer(ours=True)
     with frozen() as ice:
-        rig.service._halves.read(second.offset)
+        HalfReader(rig.store).read(second.offset)
         ice.may_read.clear()
         waits = send_end(peer, first, COMMIT)
         await until(lambda: bool(ice.fetched_by))
@@ -438,7 +439,7 @@ async def test_a_repeated_prepare_fetches_the_first(rig: Rig) -> None:
 
     assert peer.half_of(answer, body) == halves[0]
     assert never_waited(ice)
-    assert rig.metrics["twins"] == 1
+    assert rig.metrics["prepares_repeated"] == 1
     assert rig.service.pending == 2
 
 
@@ -454,7 +455,7 @@ async def test_a_repeated_prepare_of_several_messages_fetches_them(rig: Rig) -> 
 
     assert repeated == first
     assert never_waited(ice)
-    assert rig.metrics["twins"] == 1
+    assert rig.metrics["prepares_repeated"] == 1
     assert rig.service.pending == 1
 
 

@@ -121,7 +121,12 @@ class Front:
         self.group = GroupAppend(self.log, call_soon=lambda work: None)
         self._router = Router(
             AdminHandlers(
-                self.transactions, self.log, self.group, lambda: {"k": "v"}, lambda: None
+                self.transactions,
+                self.transactions,
+                self.log,
+                self.group,
+                lambda: {"k": "v"},
+                lambda: None,
             ).handlers()
         )
 

@@ -32,7 +32,7 @@ def sends(tmp_path: Path) -> Prepares:
 
 def _end(sends: Prepares, half: PreparedResult, event: Event, group: str = "pg") -> None:
     offset = parse_offset_message_id(half.message_id).physical_offset
-    sends.broker.service.end(DecisionRequest(offset, half.queue_offset, group, event))
+    sends.broker.service.decisions.end(DecisionRequest(offset, half.queue_offset, group, event))
     sends.broker.log.flush()
 
 
@@ -237,7 +237,9 @@ def test_beyond_the_limit_of_undecided_halves_prepares_are_refused(tmp_path: Pat
     assert sends.broker.service.metrics()["prepares_refused"] == 2
 
     offset = parse_offset_message_id(last.msg_id).physical_offset
-    sends.broker.service.end(DecisionRequest(offset, last.queue_offset, "pg", Event.COMMIT))
+    sends.broker.service.decisions.end(
+        DecisionRequest(offset, last.queue_offset, "pg", Event.COMMIT)
+    )
     sends.prepare("M")
 
 

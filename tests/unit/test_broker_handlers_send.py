@@ -196,7 +196,9 @@ def test_a_half_leaves_room_for_its_decision(sends: Prepares, long_path: bool) -
     assert code == ILLEGAL
     assert "send fewer" in remark
     offset = parse_offset_message_id(largest.msg_id).physical_offset
-    sends.broker.service.end(DecisionRequest(offset, largest.queue_offset, "pg", Event.COMMIT))
+    sends.broker.service.decisions.end(
+        DecisionRequest(offset, largest.queue_offset, "pg", Event.COMMIT)
+    )
 
 
 @pytest.mark.parametrize("key_size", [32, 128, 129, 600, 5_000])
@@ -218,7 +220,7 @@ def test_a_long_key_leaves_room_for_the_decision_as_well(
             assert "send fewer" in (answer.remark or "")
 
     offset = parse_offset_message_id(largest.msg_id).physical_offset
-    ended = sends.broker.service.end(
+    ended = sends.broker.service.decisions.end(
         DecisionRequest(offset, largest.queue_offset, "pg", Event.COMMIT)
     )
 

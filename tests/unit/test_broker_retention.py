@@ -339,11 +339,11 @@ async def test_an_undecided_half_keeps_its_file_and_all_behind_it(rig: Rig) -> N
 
     assert rig.store.min_offset == 0  # the very first half holds it
     assert rig.metrics["retention_blocked"] == 1
-    infos = rig.service.page(-1, 10).infos
+    infos = rig.service.view.page(-1, 10).infos
     assert {info.parked_reason for info in infos} == {"expired"}
 
     first = next(info for info in infos if info.offset == first_pending)
-    rig.service.decide(first.offset, "rollback")
+    rig.service.operator.decide(first.offset, "rollback")
     await delete(rig)
     assert rig.store.min_offset == half.offset - half.offset % LOG_FILE_SIZE
 

@@ -70,7 +70,7 @@ class Front:
         self.group = GroupAppend(self.broker.log, call_soon=self.later.append)
         self.router = Router(
             TransactionHandler(
-                self.broker.service, self.broker.log, self.group, lambda: None
+                self.broker.service.decisions, self.broker.log, self.group, lambda: None
             ).handlers()
         )
 
@@ -146,7 +146,7 @@ class Front:
         for number in range(count):
             key = f"K{number}"
             one = message(body=b"x" * size, key=key)
-            halves += self.broker.service.prepare_group([(one, key)], "pg", self.peer)
+            halves += self.broker.service.prepares.prepare_group([(one, key)], "pg", self.peer)
         self.broker.log.flush()
         self.broker.restart()
         self.reload()

@@ -15,6 +15,7 @@ from halfmq.broker.transaction.checks import timetable as timetable_module
 from halfmq.broker.transaction.checks.timetable import BUCKET_MS, Timetable
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.half import StoredHalf
+from halfmq.broker.transaction.half_reader import HalfReader
 from halfmq.broker.transaction.state.state_machine import Event
 from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
@@ -84,7 +85,7 @@ def test_a_step_of_the_wall_clock_moves_no_check(broker: Broker, step_ms: int) -
     assert producer.asked == []
     broker.wait(1 + BUCKET_MS)
     assert producer.asked_offsets == [before]
-    (info,) = [one for one in broker.service.page(-1, 9).infos if one.offset == after]
+    (info,) = [one for one in broker.service.view.page(-1, 9).infos if one.offset == after]
     assert 2_900 <= (info.next_check_ms or 0) <= 3_050
     broker.wait(3_000)
     assert producer.asked_offsets == [before, after]
@@ -191,7 +192,7 @@ def test_the_answer_to_a_check_ends_the_questions(broker: Broker, event: Event) 
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     ((_, header, _),) = producer.asked
 
-    broker.service.end(
+    broker.service.decisions.end(
         DecisionRequest(header.commit_log_offset, header.tran_state_table_offset, "pg", event)
     )
     broker.wait(20 * INTERVAL_MS)
@@ -381,7 +382,7 @@ def test_an_unreadable_half_does_not_harm_the_others(
     """Each transaction's trouble is its own, is told, and ends when the half can be read again."""
     producer = broker.producers.join("pg", Connected())
     broken, sound = broker.prepare(), broker.prepare()
-    read = broker.service._halves.read
+    read = HalfReader(broker.log).read
 
     def fail_for_one(offset: int) -> StoredHalf | None:
         if offset == broken.physical_offset:
@@ -928,7 +929,7 @@ class Cold:
     def _read(self, offset: int) -> StoredHalf | None:
         if not waiting.is_allowed:
             raise NotInMemoryError([])
-        return self.broker.service._halves.read(offset)
+        return HalfReader(self.broker.log).read(offset)
 
     def _fetch(self, _missing: NotInMemoryError, on_fetched: Callable[[bool], None]) -> None:
         self.fetches.append(on_fetched)

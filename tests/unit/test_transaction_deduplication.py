@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from halfmq.broker.transaction import deduplication, service
+from halfmq.broker.transaction import deduplication, prepares
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.deduplication import RecentPrepares, deduplication_key
 from halfmq.broker.transaction.half_reader import HalfReader
@@ -27,7 +27,7 @@ def sends(tmp_path: Path) -> Prepares:
 
 def _decide(sends: Prepares, half: SendMessageResponseHeader, event: Event) -> None:
     offset = parse_offset_message_id(half.msg_id).physical_offset
-    sends.broker.service.end(DecisionRequest(offset, half.queue_offset, "pg", event))
+    sends.broker.service.decisions.end(DecisionRequest(offset, half.queue_offset, "pg", event))
     sends.broker.log.flush()
 
 
@@ -42,7 +42,7 @@ def test_a_half_sent_twice_is_stored_once(sends: Prepares) -> None:
 
     assert again == first
     assert (_halves(sends), sends.broker.service.pending) == (1, 1)
-    assert sends.broker.service.metrics()["twins"] == 1
+    assert sends.broker.service.metrics()["prepares_repeated"] == 1
 
 
 def test_twins_that_arrive_together_are_one(sends: Prepares) -> None:
@@ -143,7 +143,7 @@ def test_keys_with_one_hash_are_told_apart(
     sends: Prepares, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is kept of a key is its hash; the half itself says whose it is."""
-    for module in (service, deduplication):
+    for module in (prepares, deduplication):
         monkeypatch.setattr(module, "deduplication_key", lambda _group, _unique_key: 1)
     monkeypatch.setattr(
         deduplication.RecentPrepares, "expect", lambda _self, _group, _unique_key: 0
@@ -187,7 +187,7 @@ def test_a_group_that_could_not_be_appended_leaves_no_trace(sends: Prepares) -> 
     sends.broker.log.failing = False
 
     assert sends.prepare("K").queue_offset == 0
-    assert sends.broker.service.metrics()["twins"] == 0
+    assert sends.broker.service.metrics()["prepares_repeated"] == 0
 
 
 def test_a_first_half_that_retention_has_deleted_has_no_twin(sends: Prepares) -> None:

@@ -42,7 +42,7 @@ def test_halves_are_stored_side_by_side_and_are_one_transaction(broker: Broker) 
     assert broker.service.pending == 1
     broker.wait(7_000)
     assert producer.asked_offsets == [halves[0].physical_offset]
-    (info,) = broker.service.page(-1, 10).infos
+    (info,) = broker.service.view.page(-1, 10).infos
     assert (info.offset, info.messages, info.transaction_id) == (
         halves[0].physical_offset,
         4,
@@ -90,7 +90,7 @@ def test_finals_are_the_same_from_memory_and_from_the_log(broker: Broker) -> Non
     """A decision that comes late delivers what an early one would have."""
     early, late = broker.prepare_group(3), broker.prepare_group(3)
     broker.end(early[0], Event.COMMIT)
-    broker.service._recent.__init__()  # type: ignore[misc]
+    broker.service._finals.__init__()  # type: ignore[misc]
     broker.end(late[0], Event.COMMIT)
 
     for first, second in zip(early, late, strict=True):
@@ -169,7 +169,7 @@ def test_a_further_half_is_verified_like_the_first(broker: Broker) -> None:
     halves = broker.prepare_group(2)
     end = broker.log.write_offset
     with pytest.raises(HalfMismatchError, match="state table offset wrong"):
-        broker.service.end(
+        broker.service.decisions.end(
             DecisionRequest(halves[1].physical_offset, halves[0].queue_offset, "pg", Event.COMMIT)
         )
     with pytest.raises(HalfMismatchError, match="group wrong"):
@@ -192,7 +192,7 @@ def test_a_refused_message_keeps_the_whole_group_out(broker: Broker) -> None:
     """All or none are stored."""
     good, bad = message(key="a"), message(key="b", properties={"X": "x" * 31_000})
     with pytest.raises(RequestRefusedError):
-        broker.service.prepare_group([(good, "a"), (bad, "b")], "pg", Connected())
+        broker.service.prepares.prepare_group([(good, "a"), (bad, "b")], "pg", Connected())
     assert (broker.log.write_offset, broker.service.pending) == (0, 0)
 
 
@@ -300,7 +300,7 @@ def test_a_group_with_a_damaged_half_is_not_delivered_in_part(broker: Broker) ->
         broker.end(halves[0], Event.COMMIT)
     assert broker.log.write_offset == end
 
-    broker.service.decide(halves[0].physical_offset, "rollback")
+    broker.service.operator.decide(halves[0].physical_offset, "rollback")
     assert finals(broker, [halves[0], halves[2]]) == [0, 0]
 
 
@@ -313,7 +313,7 @@ def test_a_group_is_parked_and_decided_by_its_leader(broker: Broker) -> None:
     (entry,) = broker.service._table
     assert (entry.state, entry.offset) == (State.PARKED, halves[0].physical_offset)
 
-    ended = broker.service.decide(halves[1].physical_offset, "commit")
+    ended = broker.service.operator.decide(halves[1].physical_offset, "commit")
 
     assert finals(broker, halves) == [1, 1, 1]
     assert ended.final_offset == broker.finals_of(halves[0])[0].physical_offset

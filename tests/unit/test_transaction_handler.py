@@ -54,7 +54,7 @@ class Front:
         """Serve from the service as it is now."""
         self.router = Router(
             TransactionHandler(
-                self.broker.service,
+                self.broker.service.decisions,
                 self.broker.log,
                 GroupAppend(self.broker.log, call_soon=lambda work: work()),
                 self._ask,

@@ -253,7 +253,7 @@ def test_a_resumed_record_takes_a_transaction_back(tmp_path: Path) -> None:
         assert broker.park(half)
         parked, _ = folded(broker.log)
         assert [(one.state, one.parked_reason.text) for one in parked] == [(State.PARKED, reason)]
-        broker.service.resume(half.physical_offset)
+        broker.service.operator.resume(half.physical_offset)
         resumed, _ = folded(broker.log)
         assert [one.state for one in resumed] == [State.PREPARED]
 

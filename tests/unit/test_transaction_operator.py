@@ -8,7 +8,7 @@ from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.loop import slices
 from halfmq.broker.tables.topics import TopicConfig
 from halfmq.broker.transaction.deciding import DecisionRequest
-from halfmq.broker.transaction.destination import DestinationResolver
+from halfmq.broker.transaction.destination import TopicDestinations
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
     HalfMismatchError,
@@ -20,7 +20,7 @@ from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
 from halfmq.store.log.append_request import AppendResult
-from tests.support.transactions import HOST, START_MS, Broker, Connected
+from tests.support.transactions import HOST, START_MS, Broker, Connected, message
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_transaction_is_described_in_full(broker: Broker) -> None:
     half = broker.prepare(producer, key="K1", KEYS="order-7 order-8")
     broker.clock.now_ms += 2_000
 
-    (info,) = broker.service.page(-1, 10).infos
+    (info,) = broker.service.view.page(-1, 10).infos
 
     assert (info.offset, info.queue_offset) == (half.physical_offset, half.queue_offset)
     assert info.message_id == offset_message_id(HOST, half.physical_offset)
@@ -57,13 +57,13 @@ def test_a_transaction_is_described_in_full(broker: Broker) -> None:
     assert 3_900 <= info.next_check_ms <= 4_100
 
     broker.wait(5_000)
-    broker.service.end(
+    broker.service.decisions.end(
         DecisionRequest(half.physical_offset, half.queue_offset, "pg", Event.UNKNOWN, True)
     )
-    (info,) = broker.service.page(-1, 10).infos
+    (info,) = broker.service.view.page(-1, 10).infos
     assert (info.checks_sent, info.checks_delivered, info.checks_answered) == (1, 1, 1)
     producer.closed = True
-    assert broker.service.page(-1, 10).infos[0].owner is None
+    assert broker.service.view.page(-1, 10).infos[0].owner is None
 
 
 def test_pages_follow_each_other_without_gap_or_repetition(broker: Broker) -> None:
@@ -71,13 +71,13 @@ def test_pages_follow_each_other_without_gap_or_repetition(broker: Broker) -> No
     halves = [broker.prepare(group=f"pg{number % 2}") for number in range(10)]
     offsets = [half.physical_offset for half in halves]
 
-    first = broker.service.page(-1, 4).infos
+    first = broker.service.view.page(-1, 4).infos
     broker.end(halves[3], Event.COMMIT, group="pg1")
-    second = broker.service.page(first[-1].offset, 100).infos
+    second = broker.service.view.page(first[-1].offset, 100).infos
 
     assert [info.offset for info in first + second] == offsets
-    assert broker.service.page(offsets[-1], 4).infos == []
-    odd = broker.service.page(-1, 100, group="pg1").infos
+    assert broker.service.view.page(offsets[-1], 4).infos == []
+    odd = broker.service.view.page(-1, 100, group="pg1").infos
     assert [info.offset for info in odd] == [*offsets[1:2], *offsets[5::2]]
 
 
@@ -86,11 +86,11 @@ def test_a_list_can_be_of_one_state(broker: Broker) -> None:
     halves = [broker.prepare() for _ in range(3)]
     park(broker, halves[1])
 
-    (info,) = broker.service.page(-1, 100, state="parked").infos
+    (info,) = broker.service.view.page(-1, 100, state="parked").infos
 
     assert (info.offset, info.state) == (halves[1].physical_offset, "parked")
     assert (info.parked_reason, info.next_check_ms) == ("no-answer", None)
-    assert len(broker.service.page(-1, 100, state="prepared").infos) == 2
+    assert len(broker.service.view.page(-1, 100, state="prepared").infos) == 2
 
 
 def test_a_transaction_is_found_by_its_key_and_by_its_id(broker: Broker) -> None:
@@ -98,15 +98,15 @@ def test_a_transaction_is_found_by_its_key_and_by_its_id(broker: Broker) -> None
     half, other = broker.prepare(key=f"{7:032X}"), broker.prepare()
 
     for name in (f"{7:032X}", offset_message_id(HOST, half.physical_offset)):
-        found = broker.service.find(name)
+        found = broker.service.view.find(name)
         assert found is not None
         assert found.offset == half.physical_offset
     broker.end(half, Event.COMMIT)
-    assert broker.service.find(f"{7:032X}") is None
-    assert broker.service.find(offset_message_id(HOST, half.physical_offset)) is None
-    assert broker.service.find("nothing") is None
+    assert broker.service.view.find(f"{7:032X}") is None
+    assert broker.service.view.find(offset_message_id(HOST, half.physical_offset)) is None
+    assert broker.service.view.find("nothing") is None
     assert broker.service.pending == 1
-    assert broker.service.page(-1, 1).infos[0].offset == other.physical_offset
+    assert broker.service.view.page(-1, 1).infos[0].offset == other.physical_offset
 
 
 def test_a_key_that_looks_like_an_id_finds_its_own_transaction(broker: Broker) -> None:
@@ -115,7 +115,7 @@ def test_a_key_that_looks_like_an_id_finds_its_own_transaction(broker: Broker) -
     second = broker.prepare()
     third = broker.prepare(key=f"C0A80001{'0' * 8}{second.physical_offset:016X}")
 
-    found = broker.service.find(f"C0A80001{'0' * 8}{second.physical_offset:016X}")
+    found = broker.service.view.find(f"C0A80001{'0' * 8}{second.physical_offset:016X}")
 
     assert found is not None
     assert found.offset == third.physical_offset
@@ -134,20 +134,20 @@ def test_an_operator_decides_in_the_producers_place(
     if parked:
         park(broker, half)
 
-    ended = broker.service.decide(half.physical_offset, action)
+    ended = broker.service.operator.decide(half.physical_offset, action)
 
     committed = action == "commit"
     assert len(broker.finals_of(half)) == committed
     assert (ended.final_offset is not None) is committed
     assert broker.service.metrics()["decided_by_operators"] == 1
     end = broker.log.write_offset
-    again = broker.service.decide(half.physical_offset, action)
+    again = broker.service.operator.decide(half.physical_offset, action)
     assert again.final_offset == ended.final_offset
     opposite = Event.ROLLBACK if committed else Event.COMMIT
     with pytest.raises(DecidedOtherwiseError):
         broker.end(half, opposite)
     with pytest.raises(DecidedOtherwiseError):
-        broker.service.decide(half.physical_offset, "rollback" if committed else "commit")
+        broker.service.operator.decide(half.physical_offset, "rollback" if committed else "commit")
     assert broker.log.write_offset == end
 
 
@@ -156,7 +156,7 @@ def test_a_producer_that_was_first_stands_against_an_operator(broker: Broker) ->
     half = broker.prepare()
     broker.end(half, Event.COMMIT)
     with pytest.raises(DecidedOtherwiseError, match="was committed at 2023-11-14T22:13:20"):
-        broker.service.decide(half.physical_offset, "rollback")
+        broker.service.operator.decide(half.physical_offset, "rollback")
 
 
 def test_an_operator_must_name_a_half(broker: Broker) -> None:
@@ -170,9 +170,9 @@ def test_an_operator_must_name_a_half(broker: Broker) -> None:
         (-5, HalfNotFoundError),
     ):
         with pytest.raises(error):
-            broker.service.decide(offset, "commit")
+            broker.service.operator.decide(offset, "commit")
         with pytest.raises(error):
-            broker.service.resume(offset)
+            broker.service.operator.resume(offset)
     assert broker.log.write_offset == final.end
 
 
@@ -186,8 +186,8 @@ def test_a_damaged_half_can_still_be_rolled_back(broker: Broker) -> None:
     broker.log._records[half.physical_offset] = bytes(encoded)
 
     with pytest.raises(HalfNotFoundError):
-        broker.service.decide(half.physical_offset, "commit")
-    broker.service.decide(half.physical_offset, "rollback")
+        broker.service.operator.decide(half.physical_offset, "commit")
+    broker.service.operator.decide(half.physical_offset, "rollback")
 
     assert broker.service.pending == 0
     (rollback,) = broker.log.scan(half.physical_offset + half.size)
@@ -207,7 +207,7 @@ def test_the_reason_of_parking_tells_whether_anybody_answered(broker: Broker) ->
     for _ in range(20):
         broker.wait(700_000)
         for _ in unsure.asked:
-            broker.service.end(
+            broker.service.decisions.end(
                 DecisionRequest(
                     half.physical_offset, half.queue_offset, "unsure", Event.UNKNOWN, True
                 )
@@ -229,7 +229,7 @@ def test_only_answers_to_checks_are_counted_as_such(broker: Broker) -> None:
     """A producer that says "not known yet" by itself has not been asked."""
     half = broker.prepare()
     broker.end(half, Event.UNKNOWN)
-    (info,) = broker.service.page(-1, 1).infos
+    (info,) = broker.service.view.page(-1, 1).infos
     assert info.checks_answered == 0
 
 
@@ -239,10 +239,10 @@ def test_a_check_is_answered_once_however_often_its_answer_comes(broker: Broker)
     half = broker.prepare()
     for checks in (0, 1, 2):
         for _ in range(5):
-            broker.service.end(
+            broker.service.decisions.end(
                 DecisionRequest(half.physical_offset, half.queue_offset, "pg", Event.UNKNOWN, True)
             )
-        (info,) = broker.service.page(-1, 1).infos
+        (info,) = broker.service.view.page(-1, 1).infos
         assert (info.checks_sent, info.checks_answered) == (checks, checks)
         broker.wait(50_000)
     assert broker.service.metrics()["checks_answered"] == 2
@@ -258,7 +258,7 @@ def test_a_resumed_transaction_is_asked_about_from_the_start(broker: Broker, res
     assert broker.service.metrics()["pending_parked"] == 1
     producer.asked.clear()
 
-    assert broker.service.resume(half.physical_offset).position == broker.log.write_offset
+    assert broker.service.operator.resume(half.physical_offset).position == broker.log.write_offset
     assert broker.log.flush_requests
     broker.log.flush()
     if restart != "no":
@@ -282,9 +282,9 @@ def test_resuming_what_is_not_parked_does_nothing(broker: Broker) -> None:
     broker.end(decided, Event.ROLLBACK)
     end = broker.log.write_offset
 
-    broker.service.resume(half.physical_offset)
+    broker.service.operator.resume(half.physical_offset)
     with pytest.raises(DecidedOtherwiseError, match="was rolled back"):
-        broker.service.resume(decided.physical_offset)
+        broker.service.operator.resume(decided.physical_offset)
 
     assert broker.log.write_offset == end
 
@@ -295,7 +295,7 @@ def test_what_cannot_be_recorded_is_not_resumed(broker: Broker) -> None:
     park(broker, half)
     broker.log.failing = True
     with pytest.raises(StoreError):
-        broker.service.resume(half.physical_offset)
+        broker.service.operator.resume(half.physical_offset)
     assert broker.service.metrics()["pending_parked"] == 1
 
 
@@ -319,7 +319,7 @@ def test_retention_stops_at_an_undecided_half_and_says_so(
     assert metrics["retention_blocked"] == 1
     assert metrics["parked_expired"] == metrics["pending_parked"] == len(halves) - 1
     assert broker.service.oldest_pending_offset == halves[0].physical_offset
-    broker.service.decide(halves[0].physical_offset, "rollback")
+    broker.service.operator.decide(halves[0].physical_offset, "rollback")
     broker.service.on_retention_blocked(wanted)
     assert caplog.text.count("event=retention_blocked") == 2
     broker.end(halves[1], Event.COMMIT)  # none of them is lost
@@ -367,7 +367,7 @@ def test_more_halves_get_old_behind_the_one_that_blocks(broker: Broker) -> None:
     broker.service.on_retention_blocked(second.physical_offset)
     broker.wait(0)
     assert broker.service.metrics()["parked_expired"] == 1
-    broker.service.resume(first.physical_offset)
+    broker.service.operator.resume(first.physical_offset)
     for _ in range(2):
         broker.service.on_retention_blocked(third.physical_offset)
         broker.wait(0)
@@ -408,7 +408,7 @@ def test_a_commit_without_a_place_is_refused_and_can_be_repeated(broker: Broker)
     with pytest.raises(RequestRefusedError):
         broker.end(half, Event.COMMIT)
     assert (
-        broker.service.plan(
+        broker.service.decisions.plan(
             DecisionRequest(half.physical_offset, half.queue_offset, "pg", Event.COMMIT)
         )
         is None
@@ -437,23 +437,36 @@ class Topics:
         return self.topics.setdefault(name, topic)
 
 
-def test_a_queue_beyond_the_topics_is_folded_back(caplog: pytest.LogCaptureFixture) -> None:
-    """Deterministically, so that messages of one queue stay in one queue; and it is told."""
-    resolver = DestinationResolver(Topics(orders=4, closed=0), default_queue_nums=3)
+def _resolved(topics: Topics, topic: str, queue_id: int) -> tuple[str, int]:
+    destinations = TopicDestinations(
+        topics, lambda final, _now_ms: final, default_queue_nums=3, now_ms=lambda: 0
+    )
+    final = destinations.resolve(message(topic, queue_id=queue_id))
+    return final.topic, final.queue_id
 
-    assert [resolver.resolve("orders", queue) for queue in (0, 3)] == [("orders", 0), ("orders", 3)]
+
+def test_a_queue_beyond_the_topics_is_folded_back(caplog: pytest.LogCaptureFixture) -> None:
+    """Deterministically, so that messages of one queue stay in one queue; and it is logged."""
+    topics = Topics(orders=4, closed=0)
+
+    assert [_resolved(topics, "orders", queue) for queue in (0, 3)] == [
+        ("orders", 0),
+        ("orders", 3),
+    ]
     assert caplog.text == ""
-    assert [resolver.resolve("orders", queue) for queue in (4, 7)] == [("orders", 0), ("orders", 3)]
-    assert caplog.text.count("event=message_placed_anew topic=orders") == 2
-    assert resolver.resolve("closed", 5) == ("closed", 5)  # it still has eight queues to read from
+    assert [_resolved(topics, "orders", queue) for queue in (4, 7)] == [
+        ("orders", 0),
+        ("orders", 3),
+    ]
+    assert caplog.text.count("event=destination_changed topic=orders") == 2
+    assert _resolved(topics, "closed", 5) == ("closed", 5)  # it still has eight queues to read from
 
 
 def test_a_topic_that_is_gone_is_created_again(caplog: pytest.LogCaptureFixture) -> None:
     """With the default number of queues: its consumers find the message there."""
     topics = Topics()
-    resolver = DestinationResolver(topics, default_queue_nums=3)
 
-    assert resolver.resolve("gone", 7) == ("gone", 1)
+    assert _resolved(topics, "gone", 7) == ("gone", 1)
 
     assert topics.topics["gone"].write_queue_nums == 3
-    assert "event=message_placed_anew topic=gone prepared_for_queue=7 queue=1" in caplog.text
+    assert "event=destination_changed topic=gone prepared_for_queue=7 queue=1" in caplog.text

@@ -116,25 +116,27 @@ def test_a_request_must_name_the_half_it_means(broker: Broker) -> None:
     end = broker.log.write_offset
 
     with pytest.raises(HalfNotFoundError, match=r"message failed: .* at commitLogOffset 99999999"):
-        broker.service.end(DecisionRequest(99_999_999, 0, "pg", Event.COMMIT))
+        broker.service.decisions.end(DecisionRequest(99_999_999, 0, "pg", Event.COMMIT))
     with pytest.raises(HalfNotFoundError):
-        broker.service.end(
+        broker.service.decisions.end(
             DecisionRequest(half.physical_offset + 1, half.queue_offset, "pg", Event.COMMIT)
         )
     with pytest.raises(HalfMismatchError, match=r"state table offset wrong: .* 0, .* says 1"):
-        broker.service.end(
+        broker.service.decisions.end(
             DecisionRequest(half.physical_offset, half.queue_offset + 1, "pg", Event.COMMIT)
         )
     with pytest.raises(HalfMismatchError, match=r"group wrong: .* group 'pg', .* of 'pg2'"):
         broker.end(half, Event.COMMIT, group="pg2")
     with pytest.raises(HalfMismatchError, match="not a half message"):
-        broker.service.end(
+        broker.service.decisions.end(
             DecisionRequest(final.physical_offset, final.queue_offset, "pg2", Event.COMMIT)
         )
     with pytest.raises(HalfMismatchError, match=r"group wrong: .* group 'pg2', .* of 'pg'"):
         broker.end(other, Event.COMMIT)
     with pytest.raises(HalfMismatchError, match="state table offset wrong"):
-        broker.service.end(DecisionRequest(other.physical_offset, 77, "pg2", Event.COMMIT))
+        broker.service.decisions.end(
+            DecisionRequest(other.physical_offset, 77, "pg2", Event.COMMIT)
+        )
     assert broker.log.write_offset == end
 
 
@@ -164,8 +166,13 @@ def test_a_late_decision_is_taken_whatever_immunity_says(broker: Broker) -> None
 
 def test_rejection_is_a_setting(tmp_path: Path) -> None:
     """The send handler answers NO_PERMISSION by it."""
-    assert not Broker(tmp_path, config=TransactionConfig(reject=True)).service.takes_prepares("pg")
-    assert Broker(tmp_path).service.takes_prepares("pg")
+    broker = Broker(tmp_path, config=TransactionConfig(reject=True))
+
+    with pytest.raises(RequestRefusedError, match="rejectTransactionMessage=true") as caught:
+        broker.service.prepares.refuse_prepares("pg", "127.0.0.1:10911")
+
+    assert caught.value.code is ResponseCode.NO_PERMISSION
+    Broker(tmp_path).service.prepares.refuse_prepares("pg", "127.0.0.1:10911")
 
 
 def test_undecided_transactions_of_one_group_can_be_limited(tmp_path: Path) -> None:
@@ -174,15 +181,14 @@ def test_undecided_transactions_of_one_group_can_be_limited(tmp_path: Path) -> N
     first = broker.prepare()
     broker.prepare()
 
-    broker.service.refuse_prepares("pg2", "127.0.0.1:10911")
+    broker.service.prepares.refuse_prepares("pg2", "127.0.0.1:10911")
     with pytest.raises(RequestRefusedError, match="transactionPendingMaxPerGroup=2") as caught:
-        broker.service.refuse_prepares("pg", "127.0.0.1:10911")
+        broker.service.prepares.refuse_prepares("pg", "127.0.0.1:10911")
     assert caught.value.code is ResponseCode.SYSTEM_BUSY
-    assert not broker.service.takes_prepares("pg")
 
     broker.end(first, Event.ROLLBACK)
 
-    assert broker.service.takes_prepares("pg")
+    broker.service.prepares.refuse_prepares("pg", "127.0.0.1:10911")
 
 
 # --- restarts
@@ -371,12 +377,12 @@ def test_a_store_of_rocketmq_is_carried_on(tmp_path: Path) -> None:
     )
     original, first_copy, _ = copied["halves"]
 
-    broker.service.end(
+    broker.service.decisions.end(
         DecisionRequest(
             first_copy["commitLogOffset"], first_copy["queueOffset"], "pg_tx", Event.COMMIT
         )
     )
-    broker.service.end(
+    broker.service.decisions.end(
         DecisionRequest(original["commitLogOffset"], original["queueOffset"], "pg_tx", Event.COMMIT)
     )
     broker.service.drain()
@@ -418,8 +424,8 @@ def test_messages_kept_ready_for_their_decision_take_bounded_memory(broker: Brok
     halves = []
     for number, size in enumerate(sizes):
         one = message(body=bytes([number]) * size, key=f"{number:032X}")
-        halves += broker.service.prepare_group([(one, f"{number:032X}")], "pg", gone())
-    kept = [one for part in broker.service._recent._generations for one in part.values()]
+        halves += broker.service.prepares.prepare_group([(one, f"{number:032X}")], "pg", gone())
+    kept = [one for part in broker.service._finals._generations for one in part.values()]
     assert BYTES_MAX // 2 < sum(len(final.body) for final in kept) <= BYTES_MAX
 
     for number in (0, len(halves) - 2, len(halves) - 1):

@@ -24,6 +24,7 @@ from tests.support.transactions import (
     Clock,
     Connected,
     Directory,
+    Placed,
     fetch_at_once,
     gone,
     message,
@@ -58,6 +59,7 @@ class StoredBroker:
         self.service = TransactionService(
             self.store,
             self.producers,
+            Placed(self.clock),
             TransactionConfig(),
             broker_name="broker-a",
             store_host=HOST,
@@ -76,7 +78,7 @@ class StoredBroker:
         self._keys += 1
         key = f"{self._keys:032X}"
         one = message(key=key, body=body, queue_id=queue_id)
-        (half,) = self.service.prepare_group([(one, key)], "pg", gone())
+        (half,) = self.service.prepares.prepare_group([(one, key)], "pg", gone())
         if flushed:
             self.flush()
         return half
@@ -85,7 +87,7 @@ class StoredBroker:
         return DecisionRequest(half.physical_offset, half.queue_offset, "pg", event)
 
     def end(self, half: AppendResult, event: Event) -> int:
-        ended = self.service.end(self.request(half, event))
+        ended = self.service.decisions.end(self.request(half, event))
         self.flush()
         return ended.position
 
@@ -188,9 +190,9 @@ def test_a_repeated_decision_is_answered_also_before_the_disk(
 ) -> None:
     """A topic that opts out of the flush answers at once; the client may repeat at once."""
     half = broker.prepare(flushed=False)
-    first = broker.service.end(broker.request(half, event))
+    first = broker.service.decisions.end(broker.request(half, event))
 
-    repeated = broker.service.end(broker.request(half, event))
+    repeated = broker.service.decisions.end(broker.request(half, event))
 
     assert broker.store.durable_offset <= half.physical_offset
     assert repeated.final_offset == first.final_offset
@@ -201,7 +203,7 @@ def test_large_halves_are_committed_whole(broker: StoredBroker) -> None:
     """Their size is not known before they are read, and they may end where a file does."""
     bodies = [bytes([65 + number]) * size for number, size in enumerate((7_000, 1_600, 8_192, 1))]
     halves = [broker.prepare(body) for body in bodies]
-    broker.service._recent.__init__()  # type: ignore[misc]  # have them read from the log
+    broker.service._finals.__init__()  # type: ignore[misc]  # have them read from the log
     for half in halves:
         broker.end(half, Event.COMMIT)
     assert [record.body for record in broker.consumed()] == bodies
@@ -251,13 +253,13 @@ def test_messages_of_one_transaction_become_visible_together(
         for number, body in enumerate(bodies):
             key = f"{attempt}-{number}"
             messages.append((message(f"topic{number}", body, key=key, queue_id=0), key))
-        halves = broker.service.prepare_group(messages, "pg", gone())
+        halves = broker.service.prepares.prepare_group(messages, "pg", gone())
         broker.flush()
         broker.prepare(b"in between" * 100)
         if attempt % 2:
             broker.restart()
 
-        broker.service.end(
+        broker.service.decisions.end(
             DecisionRequest(halves[0].physical_offset, halves[0].queue_offset, "pg", Event.COMMIT)
         )
         seen = [len(broker.consumed(f"topic{number}")) for number in range(5)]
@@ -279,7 +281,7 @@ def test_a_commit_that_the_disk_has_in_part_is_completed(
     """The power went while it was written; nothing is served before the rest is there."""
     keys = [f"{number}" for number in range(4)]
     messages = [(message(f"topic{key}", key.encode(), key=key, queue_id=0), key) for key in keys]
-    halves = broker.service.prepare_group(messages, "pg", gone())
+    halves = broker.service.prepares.prepare_group(messages, "pg", gone())
     broker.flush()
     start = broker.store.write_offset
     broker.end(halves[0], Event.COMMIT)
@@ -370,7 +372,7 @@ def test_a_store_of_rocketmq_opens_in_the_middle_of_transactions(golden: GoldenS
         event = Event.ROLLBACK if transaction["state_in_the_log"] == "ROLLED_BACK" else Event.COMMIT
         end = broker.store.write_offset
 
-        broker.service.end(
+        broker.service.decisions.end(
             DecisionRequest(
                 half["commitLogOffset"], half["queueOffset"], transaction["producerGroup"], event
             )

@@ -64,14 +64,18 @@ class Ended(Protocol):
     def store_host(self) -> bytes: ...
 
 
-class Transactions(Protocol):
-    """What this needs of the transaction service."""
+class View(Protocol):
+    """The undecided transactions."""
 
     def page(
         self, after: int, max_count: int, group: str | None = None, state: str | None = None
     ) -> Page: ...
 
     def find(self, transaction_id: str) -> TransactionInfo | None: ...
+
+
+class Actions(Protocol):
+    """What an operator can do about one."""
 
     def decide(self, offset: int, action: str) -> Ended: ...
 
@@ -92,14 +96,16 @@ class AdminHandlers:
 
     def __init__(
         self,
-        transactions: Transactions,
+        view: View,
+        actions: Actions,
         log: Log,
         group: GroupAppend,
         runtime_info: Callable[[], Mapping[str, str]],
         delete_expired: Callable[[], None],
     ) -> None:
         """Wire it; ``delete_expired`` has old files deleted soon, whatever the hour."""
-        self._transactions = transactions
+        self._view = view
+        self._actions = actions
         self._log = log
         self._group = group
         self._runtime_info = runtime_info
@@ -130,13 +136,13 @@ class AdminHandlers:
         header = request.header
         assert isinstance(header, QueryTransactionsRequestHeader)
         if header.transaction_id is not None:
-            found = self._transactions.find(header.transaction_id)
+            found = self._view.find(header.transaction_id)
             return encode_reply(request, body=encode_entries([] if found is None else [found]))
         if not 1 <= header.max_count <= TRANSACTIONS_MAX:
             raise _refused(f"maxCount is {header.max_count}, expected 1 to {TRANSACTIONS_MAX}")
         if header.state is not None and header.state not in STATES:
             raise _refused(f"state is {header.state!r}, expected one of {', '.join(STATES)}")
-        infos, next_after = self._transactions.page(
+        infos, next_after = self._view.page(
             header.after, header.max_count, header.producer_group, header.state
         )
         return encode_reply(
@@ -155,9 +161,9 @@ class AdminHandlers:
         self._group.append_staged()  # the first decision may be among what is staged
         try:
             if action == RESUME:
-                ended = self._transactions.resume(offset)
+                ended = self._actions.resume(offset)
             else:
-                ended = self._transactions.decide(offset, action)
+                ended = self._actions.decide(offset, action)
         except TransactionError as error:
             _log(logging.WARNING, "operator_refused", header, connection, str(error))
             code = (
@@ -189,7 +195,7 @@ class AdminHandlers:
         offset = self._half_offset(header.msg_id or "")
         self._group.append_staged()
         try:
-            ended = self._transactions.resume(offset)
+            ended = self._actions.resume(offset)
         except TransactionError as error:
             raise _refused(str(error)) from error
         logger.info(
@@ -217,7 +223,7 @@ class AdminHandlers:
             return record.prepared_transaction_offset
         # RocketMQ's copies have no link, and one to the half at offset 0 looks the same.
         key = get_property(record.properties, b"UNIQ_KEY")
-        found = None if key is None else self._transactions.find(key.decode(errors="replace"))
+        found = None if key is None else self._view.find(key.decode(errors="replace"))
         if found is None:
             raise _refused("the transaction of this message is not undecided")
         return found.offset

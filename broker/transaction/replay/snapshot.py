@@ -374,7 +374,7 @@ class Snapshots:
         log_bytes_min: int = LOG_BYTES_MIN,
     ) -> None:
         """Wire it; ``counted`` returns the number of checks counted since the start."""
-        self._path, self._log, self._table, self._ops = path, log, table, ops
+        self.path, self._log, self._table, self._ops = path, log, table, ops
         self._counted = counted
         self._counted_in_latest = 0  # value of `counted` in the latest snapshot
         self._log_bytes_min = log_bytes_min
@@ -404,7 +404,7 @@ class Snapshots:
                 if time_slice.is_over:
                     return 0
         except OSError as error:  # for example a full disk: the log suffices
-            logger.warning("event=snapshot_failed file=%s error=%r", self._path, str(error))
+            logger.warning("event=snapshot_failed file=%s error=%r", self.path, str(error))
         self._work = None
         return INTERVAL_MS
 
@@ -417,14 +417,14 @@ class Snapshots:
             for _ in self._take(background=False):
                 pass
         except OSError as error:
-            logger.warning("event=snapshot_failed file=%s error=%r", self._path, str(error))
+            logger.warning("event=snapshot_failed file=%s error=%r", self.path, str(error))
 
     def _take(self, *, background: bool) -> Generator[bool]:
         log = self._log
         position, newest = log.write_offset, self._table.newest_offset
         counted = self._counted()
         newest_final = self._table.decided.newest_final
-        writer = SnapshotWriter(self._path, Header(MAGIC, VERSION, position, newest_final))
+        writer = SnapshotWriter(self.path, Header(MAGIC, VERSION, position, newest_final))
         try:
             if background:
                 yield from _in_background(writer.open)

@@ -1,0 +1,248 @@
+"""Prepares: half messages are validated, stored once however often they are sent, and scheduled.
+
+``CHECK_IMMUNITY_TIME_IN_SECONDS`` only sets when the first check is due. RocketMQ also refuses
+(604) a decision that arrives later, because a check copy might lead to a second commit. A
+transaction here has one identity and one decision, so a late decision is accepted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
+from halfmq.store.format.properties import get_property
+from halfmq.store.log.append_request import AppendRequest, AppendResult
+
+from ..config import TransactionConfig
+from .admission import (
+    FINAL_RESERVE,
+    GROUP_DECISION_RESERVE,
+    GROUP_RESERVE,
+    Delays,
+    group_is_full,
+    leave_room,
+    not_taken,
+    refuse_delays,
+    refuse_large,
+)
+from .counters import Counters
+from .decision_lookup import DecisionLookup
+from .deduplication import DuplicateFinder, FirstHalf, RecentPrepares, deduplication_key
+from .half import GroupMembership, half_draft, immunity_s, in_group
+from .half_reader import HalfReader
+from .half_records import committed_again, prepared_final
+from .state.final_message_cache import FinalMessageCache
+from .state.pending import MemberHalf, Pending, PendingTable, Producer
+from .state.state_machine import State
+
+logger = logging.getLogger(__name__)
+
+ODD_IMMUNITIES_LOGGED_MAX: Final = 100
+"""Invalid values of CHECK_IMMUNITY_TIME_IN_SECONDS that are logged only once each; further values
+are logged each time."""
+
+Append = Callable[..., list[AppendResult]]
+
+
+class Prepares:
+    """Accepts half messages."""
+
+    def __init__(
+        self,
+        append: Append,
+        table: PendingTable,
+        finals: FinalMessageCache,
+        halves: HalfReader,
+        lookup: DecisionLookup,
+        counters: Counters,
+        config: TransactionConfig,
+        *,
+        schedule_first: Callable[[Pending], None],
+        now_ms: Callable[[], int],
+        record_size_max: int,
+    ) -> None:
+        """Wire it.
+
+        ``schedule_first`` schedules the first check of a transaction. ``record_size_max`` is the
+        largest record the log takes, in bytes.
+        """
+        self._append = append
+        self._table = table
+        self._finals = finals
+        self._halves, self._read_half = halves, halves.read
+        self._lookup = lookup
+        self._counters = counters
+        self._config = config
+        self._schedule_first = schedule_first
+        self._now_ms = now_ms
+        self._record_size_max = record_size_max
+        self._pending_max = 0 if config.reject else config.pending_max
+        self._odd_immunities: set[bytes] = set()
+        self.unflushed_topics = config.unflushed_topics
+        self.recent_prepares = RecentPrepares()
+        self._duplicates = DuplicateFinder(halves.read, self.recent_prepares, lookup.state_of)
+
+    def refill(self) -> None:
+        """Read the newest halves of the log at a start: they may be sent again."""
+        self.recent_prepares.refill(self._halves)
+
+    def refuse_prepares(self, group: str, broker_address: str) -> None:
+        """Raise if half messages of a producer group are not accepted now.
+
+        Raises:
+            RequestRefusedError: Halves are forbidden, or the group or the table is full.
+        """
+        limit = self._config.group_pending_max
+        is_full = self._table.halves >= self._pending_max
+        if not is_full and (not limit or self._table.count_of(group) < limit):
+            return
+        self._counters.prepares_refused += not self._config.reject
+        if not is_full:
+            raise group_is_full(group, limit)
+        raise not_taken(self._config, self._table.halves, broker_address)
+
+    def refuse_delays(self, sent: Delays) -> None:
+        """Raise if a message to be prepared requests a delay that halves cannot have.
+
+        Raises:
+            RequestRefusedError: The delay is not supported for halves, or not valid.
+        """
+        refuse_delays(sent, self._now_ms())
+
+    def half_of(
+        self, message: AppendRequest, unique_key: str, *, reserve: int = FINAL_RESERVE
+    ) -> AppendRequest:
+        """Return the half to append for a transactional message.
+
+        Raises:
+            RequestRefusedError: It leaves no room for the records made from it.
+        """
+        refuse_large(message.properties, reserve=reserve)
+        half = half_draft(message, unique_key)
+        leave_room(half, message.topic, record_size_max=self._record_size_max)
+        return half
+
+    def prepared(
+        self,
+        message: AppendRequest,
+        half: AppendRequest,
+        appended: AppendResult,
+        producer_group: str,
+        key: int,
+        connection: Producer,
+    ) -> None:
+        """Add a transaction whose half has been appended; ``key`` is its ``deduplication_key``.
+
+        The message becomes the final one: the caller must not use it afterwards.
+        """
+        properties = half.properties
+        offset = appended.physical_offset
+        entry = self._table.add(
+            offset,
+            appended.queue_offset,
+            appended.store_timestamp,
+            producer_group,
+            immunity_s=self._immunity_s(half) if properties.rfind(b"CHECK_IMMUNITY") >= 0 else 0,
+            owner=connection,
+        )
+        self._finals.add(offset, prepared_final(message, half, offset))
+        self._schedule_first(entry)
+        self.recent_prepares.add(key, offset)
+        self._counters.prepared += 1
+
+    def prepare_group(
+        self,
+        messages: Sequence[tuple[AppendRequest, str]],
+        producer_group: str,
+        connection: Producer,
+    ) -> list[AppendResult]:
+        """Store the messages of one transaction as halves, all or none, the leader first.
+
+        Args:
+            messages: Each with its unique key.
+            producer_group: The group that checks are sent to.
+            connection: Sender of the request.
+
+        Raises:
+            RequestRefusedError: One leaves no room for the records made from it.
+            StoreError: The halves could not be appended; nothing has changed.
+        """
+        leader_key, total = messages[0][1].encode(), len(messages)
+        halves = [self.half_of(one, key, reserve=GROUP_RESERVE) for one, key in messages]
+        if total > 1:
+            for number, (half, (message, _)) in enumerate(zip(halves, messages, strict=True)):
+                in_group(half, GroupMembership(leader_key, number, total))
+                leave_room(
+                    half,
+                    message.topic,
+                    record_size_max=self._record_size_max,
+                    reserve=GROUP_DECISION_RESERVE,
+                )
+        appended = self._append(halves, contiguous=True)
+        keys = [deduplication_key(producer_group, key) for _, key in messages]
+        leader = appended[0].physical_offset
+        self.prepared(messages[0][0], halves[0], appended[0], producer_group, keys[0], connection)
+        rest = list(zip(messages, halves, appended, keys, strict=True))[1:]
+        for (message, _), half, one, key in rest:
+            self._table.add_member(leader, MemberHalf(one.physical_offset, one.queue_offset))
+            self._finals.add(
+                one.physical_offset, prepared_final(message, half, one.physical_offset)
+            )
+            self.recent_prepares.add(key, one.physical_offset)
+        self._counters.groups += total > 1
+        return appended
+
+    def _immunity_s(self, half: AppendRequest) -> int:
+        """Return the requested seconds without a check; log an invalid value."""
+        value = get_property(half.properties, b"CHECK_IMMUNITY_TIME_IN_SECONDS")
+        if value is not None and not value.isdigit() and value not in self._odd_immunities:
+            if len(self._odd_immunities) < ODD_IMMUNITIES_LOGGED_MAX:
+                self._odd_immunities.add(value)
+            # RocketMQ uses its default as well, without a warning.
+            logger.warning(
+                "event=immunity_ignored CHECK_IMMUNITY_TIME_IN_SECONDS=%r expected='whole seconds'",
+                value[:40],
+            )
+        return immunity_s(half.properties)
+
+    def find_duplicate(
+        self,
+        messages: Sequence[tuple[AppendRequest, str]],
+        producer_group: str,
+        connection: Producer,
+    ) -> list[FirstHalf] | None:
+        """Return the halves that these messages repeat; None if they begin a new transaction.
+
+        Args:
+            messages: All of one transaction, the leader first, each with its unique key.
+            producer_group: The group of their producer.
+            connection: Sender of the request; checks go to it first if the previous one is closed.
+        """
+        found = self._duplicates.find(messages, producer_group)
+        if found is None:
+            return None
+        self._counters.prepares_repeated += 1
+        entry = self._table.get(self._table.first_of(found[0].physical_offset))
+        if entry is not None and (entry.owner is None or entry.owner.closed):
+            entry.owner = connection
+        return found
+
+    def committed_message(self, half_message_id: str) -> AppendRequest | None:
+        """Return a committed message for another append, for a retry.
+
+        None unless the id is that of a committed half in this log.
+        """
+        try:
+            offset = parse_offset_message_id(half_message_id).physical_offset
+        except ValueError:
+            return None
+        half = self._read_half(offset)
+        if (
+            half is None
+            or offset_message_id(half.store_host, offset) != half_message_id
+            or self._lookup.state_of(offset, half) is not State.COMMITTED
+        ):
+            return None
+        return committed_again(half)
