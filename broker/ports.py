@@ -6,11 +6,12 @@ so that they can be tested without a socket.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.ext_fields import Header
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 OnAnswer = Callable[[RemotingCommand | None], None]
 """Takes the answer, or None if there will be none."""
@@ -74,6 +75,15 @@ class Connection(Protocol):
         """Pass an answer of the peer to the caller of `ask`; ignore an unexpected one."""
         ...
 
+    def respond(self, request: RemotingCommand, reply: bytes, durable_at: int = 0) -> None:
+        """Answer a request when the commit log is on disk up to the position `durable_at`.
+
+        If that is so already, the reply is written at the end of this pass of the event loop,
+        together with the others. Do nothing if the connection is closed or the request is one-way;
+        the log is flushed up to `durable_at` in any case.
+        """
+        ...
+
     def write(self, data: bytes | memoryview) -> None:
         """Write whole frames now; do nothing if the connection is closed.
 
@@ -88,13 +98,17 @@ class Connection(Protocol):
         """
         ...
 
-    def reply_when_durable(self, position: int, reply: bytes) -> None:
-        """Send `reply` once the commit log is on disk up to `position`."""
-        ...
+
+class AppendLog(Protocol):
+    """A log to append to; see ``MessageStore.append``."""
+
+    def append(
+        self, group: Sequence[AppendRequest], *, contiguous: bool = False
+    ) -> list[AppendResult]: ...
 
 
 Handler = Callable[[RemotingCommand, Connection], bytes | None]
-"""Answers one request: bytes to write now, or None when the answer comes later or never.
+"""Serves one request; returns the reply, or None if `Connection.respond` is called for it.
 
 A plain function, never a coroutine: a task per message costs as much as the whole handler.
 """

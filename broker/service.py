@@ -138,7 +138,7 @@ class Broker:
         self._polling = LongPolling()
         self._refusal = SendRefusal()
         self._release = ReplyRelease(self._store, self._refusal, on_released=self._polling.wake)
-        self._group = GroupAppend(self._store)
+        self._group = GroupAppend(self._store, on_answered=self._release.write_ready)
         self._host = pack_host(config.network.bind_address, config.network.listen_port)
         self._tables = self._make_tables()
         self._fetches = Fetches()
@@ -175,10 +175,8 @@ class Broker:
             wake=self._wake_retention,
         )
         self._retention_ticker = Ticker("retention", self._retention.tick)
-        self._router = Router()
         self._access = AccessSetup(
             config.access,
-            self._router,
             users_file=self._table_path("halfmqAccess.json"),
             cluster_name=config.topics.cluster_name,
         )
@@ -194,11 +192,12 @@ class Broker:
             self._tables.registry, self._tables.topics, self._tables.groups
         )
         self._pull = self._make_pull_handler()
-        for part in self._make_handlers():
-            self._router.serve(part.handlers())
+        self._router = Router(
+            *(part.handlers() for part in self._make_handlers()), admit=self._access.admit
+        )
         self._tls = tls_context(config.tls)
         self._server = Server(
-            self._access.dispatcher,
+            self._router,
             self._release,
             self._fetches.begin,
             self._clients.connection_lost,
@@ -340,9 +339,7 @@ class Broker:
             self._pull,
             send_back,
             self._clients,
-            TransactionHandler(
-                self.transactions.decisions, store, self._group, self._release.ask_flush
-            ),
+            TransactionHandler(self.transactions.decisions, store, self._group),
             OffsetHandlers(store, tables.offsets, tables.topics, tables.groups),
             QueryHandlers(store),
             LockHandlers(tables.locks),

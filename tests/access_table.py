@@ -321,9 +321,7 @@ async def _dispatch(broker: Broker, frame: bytes) -> FakeConnection:
     (command,) = FrameDecoder().receive_data(frame)
     assert command.header_error is None, (command.code, command.header_error)
     connection = FakeConnection()
-    reply = broker._access.dispatcher.dispatch(command, connection)
-    if reply is not None:
-        connection.write(reply)
+    broker._router.dispatch(command, connection)
     for _ in range(3):  # what is staged is appended and answered after the pass
         await asyncio.sleep(0)
     return connection

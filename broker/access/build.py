@@ -14,7 +14,7 @@ from halfmq.store.errors import StoreError
 from ..errors import ConfigurationError, RequestRefusedError
 from ..lifecycle import Service
 from .config import AccessConfig
-from .control import AccessControl, Dispatcher
+from .control import AccessControl
 from .plain_acl import PlainAcl, PlainAclError
 from .users import Users
 
@@ -57,10 +57,8 @@ def warn_of_readers(path: Path) -> None:
 class AccessSetup:
     """What the settings make of access control."""
 
-    def __init__(
-        self, config: AccessConfig, router: Dispatcher, *, users_file: Path, cluster_name: str
-    ) -> None:
-        """Guard the router, if the settings ask for it.
+    def __init__(self, config: AccessConfig, *, users_file: Path, cluster_name: str) -> None:
+        """Make access control, if the settings ask for it.
 
         Raises:
             ConfigurationError: What they ask for cannot be in force.
@@ -72,19 +70,18 @@ class AccessSetup:
         self.users: Users | None = None
         if config.acl_enabled:
             self.accounts = plain_acl(config)
-            self._control = AccessControl(self.accounts, router, cluster_name=cluster_name)
+            self._control = AccessControl(self.accounts, cluster_name=cluster_name)
             self.services.append(Reloading(self.accounts.reload))
         elif config.authentication_enabled:
             self.users = Users(users_file)
             self._control = AccessControl(
                 self.users,
-                router,
                 cluster_name=cluster_name,
                 authorizes=config.authorization_enabled,
             )
             self.services.append(UserTable(self.users, config))
-        self.dispatcher: Dispatcher = self._control or router
-        """Serves requests; without access control the router itself."""
+        self.admit = None if self._control is None else self._control.admit
+        """Raises RequestRefusedError unless a sender may make a request; None: all may."""
 
     def metrics(self) -> dict[str, int]:
         """Refused requests since the start, by reason."""

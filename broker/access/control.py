@@ -1,4 +1,4 @@
-"""Access control in front of the router.
+"""Access control, which the router calls for each request.
 
 Requests from a trusted address are always served. Otherwise the access key must name an enabled
 principal and the signature must be valid, before anything else of the request is evaluated. Then
@@ -11,13 +11,12 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
-from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, HeaderType, ResponseCode
+from halfmq.remoting.codes import HeaderType, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import RemotingError
 from halfmq.remoting.msgpack_header import split_signature
-from halfmq.remoting.replies import encode_reply
 from halfmq.remoting.serialization import ext_fields
 from halfmq.remoting.signature import (
     ACCESS_KEY,
@@ -45,12 +44,6 @@ REMARK_LOGGED_MAX: Final = 512
 
 _MSGPACK: Final = int(HeaderType.MSGPACK)
 _TRACING: Final = topic(TRACE_TOPIC, PUB)
-
-
-class Dispatcher(Protocol):
-    """Serves one command; the router, as far as access control is concerned."""
-
-    def dispatch(self, command: RemotingCommand, connection: Connection) -> bytes | None: ...
 
 
 class AccessDeniedError(RequestRefusedError):
@@ -114,28 +107,25 @@ class Subject:
 
 
 class AccessControl:
-    """Authenticates and authorizes requests, and hands those that pass to the router."""
+    """Authenticates and authorizes requests."""
 
     def __init__(
         self,
         principals: Principals,
-        dispatcher: Dispatcher,
         *,
         cluster_name: str,
         authorizes: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Guard a dispatcher.
+        """Wire it.
 
         Args:
             principals: Who is known, and what the front end calls them.
-            dispatcher: Serves what passes.
             cluster_name: What rules call this broker as a whole.
             authorizes: Whether rules are asked; otherwise a valid signature is enough.
             clock: Seconds, for the rate of log lines.
         """
         self._principals = principals
-        self._dispatch = dispatcher.dispatch
         self._cluster = Resource(Kind.CLUSTER, cluster_name)
         self._authorizes = authorizes
         self._dialect = principals.dialect
@@ -147,19 +137,13 @@ class AccessControl:
         """How many requests were refused since the start, by reason."""
         return self._refusals.counts
 
-    def dispatch(self, command: RemotingCommand, connection: Connection) -> bytes | None:
-        """Serve one command if its sender may; return the reply to write now, if any."""
-        if not command.flag & FLAG_RESPONSE:
-            try:
-                command.subject = connection.subject = self._admit(command, connection)
-            except RequestRefusedError as refused:
-                refused.answered(command, connection)
-                if command.flag & FLAG_ONE_WAY:
-                    return None
-                return encode_reply(
-                    command, refused.code, header=refused.ext_fields, remark=refused.remark
-                )
-        return self._dispatch(command, connection)
+    def admit(self, command: RemotingCommand, connection: Connection) -> None:
+        """Note the sender of a request in the request and in its connection.
+
+        Raises:
+            RequestRefusedError: The sender is unknown, or may not make this request.
+        """
+        command.subject = connection.subject = self._admit(command, connection)
 
     def unmet(self, principal: Principal, requirement: Requirement, address: Address) -> str | None:
         """Return None if a requirement is met, or why not."""

@@ -26,6 +26,7 @@ import msgspec
 from halfmq.remoting.command import RemotingCommand
 
 from ..loop.slices import Slice
+from ..ports import Connection
 
 QueueKey = tuple[str, int]
 
@@ -35,15 +36,6 @@ HELD_PULLS_MAX: Final = 100_000
 SWEEP_S: Final = 0.5
 """Seconds between two scans for timed-out pulls: an answer is at most this late. RocketMQ's broker
 is up to 5 s late."""
-
-
-class PullConnection(Protocol):
-    """The connection that gets the answer of a held pull."""
-
-    @property
-    def closed(self) -> bool: ...
-
-    def write(self, data: bytes) -> None: ...
 
 
 class Log(Protocol):
@@ -61,7 +53,7 @@ class HeldPull(msgspec.Struct):
 
     key: QueueKey
     command: RemotingCommand
-    connection: PullConnection
+    connection: Connection
     deadline: float  # loop time, seconds
     next_offset: int  # continue here: entries before it were filtered out
     tag_codes: frozenset[int] | None
@@ -207,7 +199,7 @@ class LongPolling:
                     waiters.append(held)
                     self._count += 1
                 else:
-                    held.connection.write(reply)
+                    held.connection.respond(held.command, reply)
             yield
         if not waiters:
             del self.waiting[key]

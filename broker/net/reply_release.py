@@ -1,9 +1,12 @@
-"""Group commit on the network side: replies wait here until the log is on disk.
+"""Replies: when they are written, and what happens while the disk is too slow for them.
 
-A handler appends at once and passes its reply with the log position that must be durable. A flush
-is requested once per pass of the event loop, after all readable sockets were served, so that one
-fdatasync covers all their requests; while it runs, the next group accumulates. When it returns,
-every reply up to the durable position is written, joined per connection.
+A reply that reports nothing new is written at the end of the pass of the event loop, after all
+readable sockets were served. A written reply wakes its receiver, and the scheduler may run that at
+once instead of this loop; so the replies to all peers are written together, joined per connection.
+
+A reply to what has been appended waits until the log is on disk. A flush is requested once per
+pass, so that one fdatasync covers all its requests; while it runs, the next group accumulates. When
+it returns, every reply up to the durable position is written, joined per connection.
 
 If the disk is too slow, the broker reacts in three steps. First it stops reading from peers: most
 bursts last a fraction of a second, and no client notices. But decisions, which reduce the load, may
@@ -17,10 +20,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
-from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.codes import FLAG_ONE_WAY, ResponseCode
+from halfmq.remoting.command import RemotingCommand
 
 from ..disk.send_refusal import SendRefusal
 
@@ -46,8 +50,15 @@ PEERS_PER_TURN: Final = 64
 the next passes; meanwhile the first ones may have sent again."""
 
 
+READY_BYTES_MAX: Final = 1 << 20
+"""Bytes of replies kept for the end of a pass; if there are more, they are written at once. The
+replies of a busy broker have less in one pass: this bounds memory for a peer that does not read."""
+
+
 class Writer(Protocol):
-    """The connection that gets a released reply."""
+    """The connection that gets a reply."""
+
+    closed: bool
 
     def write(self, data: bytes) -> None: ...
 
@@ -67,7 +78,7 @@ class FlushableLog(Protocol):
 
 
 class ReplyRelease:
-    """Holds replies until the commit log is durable up to their position."""
+    """Writes replies together, when the commit log is durable up to their position."""
 
     def __init__(
         self,
@@ -79,6 +90,8 @@ class ReplyRelease:
         """``refusal`` is set while messages are refused; ``on_released`` follows each release."""
         self._log = log
         self._refusal = refusal or SendRefusal()
+        self._ready: dict[Writer, list[bytes]] = {}  # to be written at the end of this pass
+        self._ready_bytes = 0
         self._waiting: deque[tuple[int, Writer, bytes]] = deque()
         self._stalled: list[Writer] = []
         self._flush_asked = False
@@ -94,10 +107,30 @@ class ReplyRelease:
         """Set the event loop of the connections; before this no reply can wait."""
         self._loop = loop
 
-    def hold(self, position: int, writer: Writer, reply: bytes) -> None:
-        """Write `reply` to `writer` once the log is durable up to `position`."""
-        self._waiting.append((position, writer, reply))
-        self.ask_flush()
+    def respond(
+        self, writer: Writer, request: RemotingCommand, reply: bytes, durable_at: int = 0
+    ) -> None:
+        """Answer a request; see `ports.Connection.respond`."""
+        if durable_at and durable_at > self._log.durable_offset:
+            if not request.flag & FLAG_ONE_WAY:
+                self._waiting.append((durable_at, writer, reply))
+            self.ask_flush()
+        elif not (request.flag & FLAG_ONE_WAY or writer.closed):
+            self._ready_bytes += len(reply)
+            replies = self._ready.get(writer)
+            if replies is not None:
+                replies.append(reply)
+            else:
+                if not self._ready and self._loop is not None:
+                    self._loop.call_soon(self.write_ready)
+                self._ready[writer] = [reply]
+            if self._ready_bytes > READY_BYTES_MAX:
+                self.write_ready()
+
+    def write_ready(self) -> None:
+        """Write the replies that were kept for the end of this pass, if there are any."""
+        ready, self._ready, self._ready_bytes = self._ready, {}, 0
+        _write(ready)
 
     def ask_flush(self) -> None:
         """Request a flush of the log after this pass of the loop."""
@@ -163,8 +196,7 @@ class ReplyRelease:
     def _flush(self) -> None:
         self._flush_asked = False
         self._log.request_flush()
-        # The answer to a repeated request may wait for a position that is durable already. Then
-        # there is nothing to flush, and no flush would release it.
+        # If a flush ends before its reply is held, no other releases that reply.
         if self._waiting and self._waiting[0][0] <= self._log.durable_offset:
             self.release()
 
@@ -194,8 +226,7 @@ class ReplyRelease:
                 ready[writer] = [reply]
             else:
                 replies.append(reply)
-        for writer, replies in ready.items():
-            writer.write(replies[0] if len(replies) == 1 else b"".join(replies))
+        _write(ready)
         if self._stalled or self.refusing:
             self._caught_up()
         if waiting and waiting[0][0] <= durable and self._loop is not None:
@@ -209,3 +240,8 @@ class ReplyRelease:
                 if not future.done():
                     future.set_result(None)
         self._on_released()
+
+
+def _write(ready: Mapping[Writer, Sequence[bytes]]) -> None:
+    for writer, replies in ready.items():
+        writer.write(replies[0] if len(replies) == 1 else b"".join(replies))

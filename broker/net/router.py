@@ -2,16 +2,21 @@
 
 Every exception of a handler becomes an answer here, by one table, so that an error of one request
 cannot affect another. Errors of the peer are answered; errors of the broker are also logged.
+
+A new request needs a code and a header class in ``remoting``, a row in
+``access.requirements.REQUIREMENTS``, and a function in ``handlers`` with a row in the table that
+``handlers()`` returns. The function returns the reply, raises ``RequestRefusedError``, or calls
+``Connection.respond`` later.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, ResponseCode
+from halfmq.remoting.codes import FLAG_RESPONSE, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import RemotingError
 from halfmq.remoting.replies import encode_reply
@@ -42,10 +47,16 @@ STORE_ERROR_CODES: Final[Mapping[type[StoreError], ResponseCode]] = {
 """Store error → answer, as RocketMQ's put statuses. Source: `SendMessageProcessor`."""
 
 
+Admit = Callable[[RemotingCommand, Connection], None]
+"""Raises RequestRefusedError unless the sender may make a request."""
+
+
 class Router:
     """Finds the handler of a request and turns its errors into answers."""
 
-    def __init__(self, *tables: Mapping[int, Handler]) -> None:
+    def __init__(self, *tables: Mapping[int, Handler], admit: Admit | None = None) -> None:
+        """Serve the codes of `tables`; `admit` is called first, None without access control."""
+        self._admit = admit
         self._handlers: dict[int, Handler] = {}
         for table in tables:
             self.serve(table)
@@ -60,8 +71,8 @@ class Router:
         """The request codes that have a handler."""
         return frozenset(self._handlers)
 
-    def dispatch(self, command: RemotingCommand, connection: Connection) -> bytes | None:
-        """Serve one command; return the reply to write now, if any.
+    def dispatch(self, command: RemotingCommand, connection: Connection) -> None:
+        """Serve one command, and answer it if its handler returns a reply or raises an error.
 
         Raises:
             NotInMemoryError: Dispatch it again when the missing bytes are in memory.
@@ -69,39 +80,40 @@ class Router:
         """
         if command.flag & FLAG_RESPONSE:
             connection.answered(command)
-            return None
-        handler = self._handlers.get(command.code)
-        if handler is None:
-            reply: bytes | None = _not_supported(command)
-        elif command.header_error is not None:
-            reply = _refuse(command, ResponseCode.SYSTEM_ERROR, command.header_error)
-        else:
-            try:
-                reply = handler(command, connection)
-            except (NotInMemoryError, UnfinishedError):
-                raise
-            except Exception as error:  # noqa: BLE001  # every request must be answered
-                reply = _answer_error(error, handler, command, connection)
-        return None if command.flag & FLAG_ONE_WAY else reply
+            return
+        handler = self._handlers.get(command.code, _not_supported)
+        if command.header_error is not None and handler is not _not_supported:
+            handler = _bad_header
+        try:
+            if self._admit is not None:
+                self._admit(command, connection)
+            reply = handler(command, connection)
+        except (NotInMemoryError, UnfinishedError):
+            raise
+        except Exception as error:  # noqa: BLE001  # every request must be answered
+            reply = _error_reply(error, handler, command, connection)
+        if reply is not None:
+            connection.respond(command, reply)
 
 
-def answer(handler: Handler, command: RemotingCommand, connection: Connection) -> bytes | None:
-    """Serve a command by its handler; an exception of the handler becomes the answer.
+def serve(handler: Handler, command: RemotingCommand, connection: Connection) -> None:
+    """Serve a command that is no longer in the server's backlog.
 
-    For commands that are no longer in the server's backlog: they are served to the end, even if
-    they have to wait for the disk.
+    It is served to the end, even if it has to wait for the disk; otherwise like `Router.dispatch`.
     """
     try:
         try:
-            return handler(command, connection)
+            reply = handler(command, connection)
         except NotInMemoryError:
             with allowed_to_wait(True):
-                return handler(command, connection)
+                reply = handler(command, connection)
     except Exception as error:  # noqa: BLE001  # every request must be answered
-        return _answer_error(error, handler, command, connection)
+        reply = _error_reply(error, handler, command, connection)
+    if reply is not None:
+        connection.respond(command, reply)
 
 
-def _answer_error(
+def _error_reply(
     error: Exception, handler: Handler, command: RemotingCommand, connection: Connection
 ) -> bytes | None:
     """Return the answer for an error of a handler; None if it is answered later."""
@@ -115,7 +127,7 @@ def _answer_error(
         case RemotingError():  # a body or an expression that cannot be decoded
             return _refuse(command, ResponseCode.SYSTEM_ERROR, str(error))
         case StoreError():
-            return _answer_store_error(command, connection, error)
+            return _store_error_reply(command, connection, error)
     logger.error(
         "event=request_failed code=%d peer=%s opaque=%d",
         command.code,
@@ -133,11 +145,8 @@ def _serve_later(
     refusal: RequestRefusedError | None,
 ) -> None:
     """Serve a deferred request, or refuse it with `refusal`; do nothing if its sender is gone."""
-    if connection.closed:
-        return
-    reply = answer(handler if refusal is None else _refusing(refusal), command, connection)
-    if reply is not None and not command.flag & FLAG_ONE_WAY:
-        connection.write(reply)
+    if not connection.closed:
+        serve(handler if refusal is None else _refusing(refusal), command, connection)
 
 
 def _refusing(refusal: RequestRefusedError) -> Handler:
@@ -147,7 +156,7 @@ def _refusing(refusal: RequestRefusedError) -> Handler:
     return refuse
 
 
-def _answer_store_error(
+def _store_error_reply(
     command: RemotingCommand, connection: Connection, error: StoreError
 ) -> bytes:
     code = STORE_ERROR_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
@@ -165,7 +174,11 @@ def _refuse(command: RemotingCommand, code: ResponseCode, remark: str) -> bytes:
     return encode_reply(command, code, remark=remark)
 
 
-def _not_supported(command: RemotingCommand) -> bytes:
+def _bad_header(command: RemotingCommand, _connection: Connection) -> bytes:
+    return _refuse(command, ResponseCode.SYSTEM_ERROR, command.header_error or "")
+
+
+def _not_supported(command: RemotingCommand, _connection: Connection) -> bytes:
     # The leading blank is RocketMQ's. Source: NettyRemotingAbstract#processRequestCommand.
     remark = f" request type {command.code} not supported"
     return _refuse(command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)

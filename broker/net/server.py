@@ -1,9 +1,9 @@
 """The socket side: an `asyncio.Protocol` around sans-IO remoting, and the listeners.
 
-One `data_received` decodes every whole frame it completes, serves each with a plain function call
-and writes all replies joined: no task, future or queue per message. Back-pressure works by not
-reading: while a peer does not read its replies, or while the disk is too slow, its socket is
-paused.
+One `data_received` decodes every whole frame it completes and serves each with a plain function
+call; replies are written together (`reply_release`): no task, future or queue per message.
+Back-pressure works by not reading: while a peer does not read its replies, or while the disk is too
+slow, its socket is paused.
 
 A request that needs bytes that are not in memory, or that is too long for one pass of the loop,
 returns to the head of its connection's backlog. The socket is paused, a thread fetches the bytes,
@@ -21,7 +21,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
 from halfmq.remoting.codes import HeaderType
 from halfmq.remoting.command import RemotingCommand
@@ -41,6 +41,7 @@ from ..loop.ticker import Ticker
 from ..ports import Connection, OnAnswer, Part
 from .peer_requests import PeerRequestExpiry, PeerRequests
 from .reply_release import ReplyRelease
+from .router import Router
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +68,6 @@ WRITE_BUFFER_HIGH: Final = 8 << 20
 
 DIRECT_WRITE_MIN: Final = 16_384
 """Bytes from which a copy for the transport takes longer than a direct write to the socket."""
-
-REPLIES_JOINED_MAX: Final = 1 << 20
-"""Bytes of replies joined for one write. Between two writes the server tests whether the peer
-reads: one read can contain 800 pulls, whose answers together have 200 MiB."""
 
 REQUESTS_PER_DISK_TEST: Final = 32
 """Requests, of one peer or several, between two tests of the disk limit: a read may contain
@@ -100,23 +97,17 @@ CLOSE_TIMEOUT_S: Final = 5.0
 """Seconds for peers to read their last replies when the broker stops."""
 
 
-class Dispatcher(Protocol):
-    """Serves one command; implemented by the router."""
-
-    def dispatch(self, command: RemotingCommand, connection: Connection) -> bytes | None: ...
-
-
 class Shared:
     """State shared by all connections of one server."""
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        router: Router,
         release: ReplyRelease,
         fetch: Fetch,
         on_closed: Callable[[Connection], None],
     ) -> None:
-        self.dispatcher = dispatcher
+        self.router = router
         self.release = release
         self.fetch = fetch
         self.on_closed = on_closed
@@ -133,11 +124,11 @@ class Shared:
 
 
 class ClientConnection(asyncio.Protocol):
-    """One accepted connection; implements `connection.Connection`."""
+    """One accepted connection; implements `ports.Connection`."""
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._dispatch = shared.dispatcher.dispatch
+        self._dispatch = shared.router.dispatch
         self._decoder = FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
@@ -200,7 +191,7 @@ class ClientConnection(asyncio.Protocol):
         logger.debug("event=connected peer=%s", self.name)
 
     def data_received(self, data: bytes) -> None:
-        """Serve every request that `data` completes and write their replies at once."""
+        """Serve every request that `data` completes."""
         self._heard = True
         broken: ProtocolError | None = None
         try:
@@ -218,9 +209,7 @@ class ClientConnection(asyncio.Protocol):
             waiting.is_allowed = False
             try:
                 if len(commands) == 1:  # the usual case if the peer waits for each answer
-                    reply = self._dispatch(last, self)
-                    if reply is not None:
-                        self.write(reply)
+                    self._dispatch(last, self)
                 else:
                     self._serve(commands)
             except (NotInMemoryError, UnfinishedError) as reason:
@@ -251,36 +240,22 @@ class ClientConnection(asyncio.Protocol):
         self._shared.release.stall(self)
 
     def _serve(self, commands: list[RemotingCommand]) -> None:
-        """Answer commands in order; if peer or disk become slow, the rest stays in the backlog."""
+        """Serve commands in order; if peer or disk become slow, the rest stays in the backlog."""
         dispatch = self._dispatch
-        replies: list[bytes] = []
-        size = 0
         for number, command in enumerate(commands, 1):
             try:
-                reply = dispatch(command, self)
+                dispatch(command, self)
             except (NotInMemoryError, UnfinishedError) as reason:
                 self._put_back(commands[number - 1 :], reason)
                 break
             if self._tries:
                 self._tries = 0
                 waiting.is_allowed = False
-            if reply is None:
-                if not self.writable or (
-                    not number % REQUESTS_PER_DISK_TEST and self._shared.release.over_limit()
-                ):
-                    self._backlog = commands[number:]
-                    break
-                continue
-            replies.append(reply)
-            size += len(reply)
-            if size >= REPLIES_JOINED_MAX:
-                self.write(b"".join(replies))
-                replies, size = [], 0
-                if not self.writable:
-                    self._backlog = commands[number:]
-                    break
-        if replies:
-            self.write(replies[0] if len(replies) == 1 else b"".join(replies))
+            if not self.writable or (
+                not number % REQUESTS_PER_DISK_TEST and self._shared.release.over_limit()
+            ):
+                self._backlog = commands[number:]
+                break
 
     def _put_back(self, commands: list[RemotingCommand], reason: Exception) -> None:
         """Return commands to the backlog, to be served when the first can be."""
@@ -316,7 +291,8 @@ class ClientConnection(asyncio.Protocol):
             self.abort()
 
     def eof_received(self) -> bool:
-        """Close when the peer closes; buffered replies are still written."""
+        """Close when the peer closes; replies that are ready are still written."""
+        self._shared.release.write_ready()
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -367,7 +343,7 @@ class ClientConnection(asyncio.Protocol):
                 self._stall()
         self._resume_reading()
 
-    # --- connection.Connection
+    # --- ports.Connection
 
     def send_request(
         self, code: int, header: Header | Mapping[str, str] | None, body: bytes = b""
@@ -420,9 +396,9 @@ class ClientConnection(asyncio.Protocol):
         if self._peer_requests is not None:
             self._peer_requests.answered(answer)
 
-    def reply_when_durable(self, position: int, reply: bytes) -> None:
-        """Send `reply` once the commit log is on disk up to `position`."""
-        self._shared.release.hold(position, self, reply)
+    def respond(self, request: RemotingCommand, reply: bytes, durable_at: int = 0) -> None:
+        """Answer a request when the commit log is on disk up to the position `durable_at`."""
+        self._shared.release.respond(self, request, reply, durable_at)
 
     def write(self, data: bytes | memoryview) -> None:
         """Write whole frames; do nothing if the connection is closed.
@@ -505,7 +481,8 @@ class ClientConnection(asyncio.Protocol):
         self._pause_reading()
 
     def close(self) -> None:
-        """Close after buffered data were written."""
+        """Close after replies that are ready were written."""
+        self._shared.release.write_ready()
         self.closed = True
         if self._transport is not None:
             self._transport.close()
@@ -550,7 +527,7 @@ class Server:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        router: Router,
         release: ReplyRelease,
         fetch: Fetch,
         on_closed: Callable[[Connection], None],
@@ -561,7 +538,7 @@ class Server:
         tls: TlsContext | None = None,
         connections_per_address: int = 0,
     ) -> None:
-        self._shared = Shared(dispatcher, release, fetch, on_closed)
+        self._shared = Shared(router, release, fetch, on_closed)
         self._host = host
         self._listen_port, self._namesrv_port = listen_port, namesrv_port
         self._release = release

@@ -13,9 +13,8 @@ from halfmq.broker.disk.send_refusal import SendRefusal
 from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.handlers.messages.send import SendHandler
 from halfmq.broker.handlers.messages.sent_properties import SentProperties, read_properties
-from halfmq.broker.net import group_append
 from halfmq.broker.net.group_append import GroupAppend
-from halfmq.broker.net.router import answer
+from halfmq.broker.net.router import serve
 from halfmq.broker.ports import Connection
 from halfmq.broker.tables.topics import TopicConfig
 from halfmq.broker.transaction.admission import Delays, without_brokers_own
@@ -239,9 +238,12 @@ def test_a_message_is_stored_the_same_whatever_came_before(
         log = Log()
         handler = _handler(log)
         requests = [_request(f"{one}\x02UNIQ_KEY\x01K") for one in sent]
-        answers = [answer(handler.send, one, FakeConnection()) for one in requests]
+        connections = [FakeConnection() for _ in requests]
+        for request, connection in zip(requests, connections, strict=True):
+            serve(handler.send, request, connection)
+        refused = bool(connections[-1].written)
         handler._group.append_staged()
-        return log.drafts[-1:], answers[-1] is not None
+        return log.drafts[-1:], refused
 
     half = "TRAN_MSG\x01" in properties
     alone, refused = asyncio.run(last_stored(properties))
@@ -287,36 +289,6 @@ def test_a_unit_is_stored_the_same_in_any_company(units: list[str]) -> None:
     else:
         _handler(together, sync_flush=True).send(_batch(units), connection)
         assert together.drafts == alone.drafts
-
-
-async def test_answers_to_batches_leave_when_the_pass_is_over() -> None:
-    """At once for each peer: an answer may cost the loop its processor."""
-    handler = _handler(Log())
-    connections = [FakeConnection(), FakeConnection()]
-
-    for number in range(4):
-        handler.send(_batch(["A\x01b"], opaque=number), connections[number % 2])
-    assert not any(connection.written for connection in connections)
-    await asyncio.sleep(0)
-
-    for first, connection in enumerate(connections):
-        assert len(connection.written) == 1
-        assert [answer.opaque for answer in _answers(connection)] == [first, first + 2]
-
-
-async def test_answers_do_not_pile_up_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept for its end has a limit."""
-    monkeypatch.setattr(group_append, "LATE_BYTES_MAX", 300)
-    handler, connection = _handler(Log()), FakeConnection()
-    kept: list[int] = []
-
-    for number in range(10):
-        handler.send(_batch(["A\x01b"], opaque=number), connection)
-        kept.append(number + 1 - len(_answers(connection)))
-    await asyncio.sleep(0)
-
-    assert max(kept) < 5
-    assert [answer.opaque for answer in _answers(connection)] == list(range(10))
 
 
 async def test_messages_of_one_pass_are_one_group_in_order() -> None:
@@ -367,7 +339,7 @@ async def test_an_unexpected_error_of_a_group_is_answered_too() -> None:
     log.failure = OSError(24, "too many open files")
     handler = _handler(log)
     for opaque in range(2):
-        assert handler.send(_request("UNIQ_KEY\x01A\x02", opaque=opaque), connection) is None
+        handler.send(_request("UNIQ_KEY\x01A\x02", opaque=opaque), connection)
     await asyncio.sleep(0)
 
     assert [(one.opaque, one.code) for one in _answers(connection)] == [(0, 1), (1, 1)]

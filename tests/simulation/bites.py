@@ -74,15 +74,15 @@ def _early(*modules: str) -> Callable[[Any], Any]:
     """Reply at once, where a handler of these modules asks to wait for the disk."""
 
     def without(original: Any) -> Any:
-        def reply(self: Any, position: int, reply: bytes) -> None:
+        def respond(self: Any, request: Any, reply: bytes, durable_at: int = 0) -> None:
             caller = sys._getframe(1).f_globals["__name__"].rpartition(".")[2]
             if caller in modules:
-                self.write(reply)
+                original(self, request, reply)
                 self._shared.release.ask_flush()
             else:
-                original(self, position, reply)
+                original(self, request, reply, durable_at)
 
-        return reply
+        return respond
 
     return without
 
@@ -271,11 +271,11 @@ def _no_tombstone(original: Any) -> Any:
     return fence
 
 
-_REPLY: Final = "reply_when_durable"
+_REPLY: Final = "respond"
 BITES: Final = {
     "decisions": Bite(
         "a decision is durable before it is confirmed",
-        (Patch(ClientConnection, _REPLY, _early("transaction")),),
+        (Patch(ClientConnection, _REPLY, _early("end", "end_batch")),),
     ),
     "halves": Bite(
         "a half is durable before it is acknowledged",

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.broker.config import TopicDefaults
-from halfmq.broker.ports import Connection, Handler, OnAnswer, Part
-from halfmq.remoting.codes import LanguageCode
+from halfmq.broker.ports import Handler, OnAnswer, Part
+from halfmq.remoting.codes import FLAG_ONE_WAY, LanguageCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
 from halfmq.remoting.replies import encode_request
@@ -67,6 +67,10 @@ class FakeConnection:
         self.answers: list[RemotingCommand] = []
         self.written: list[bytes] = []
         self.held: list[tuple[int, bytes]] = []
+        self.unanswered: list[int] = []
+        """What replies to one-way requests would wait for."""
+        self.durable_offset = 0
+        """Replies that wait for more are held."""
 
     def send_request(self, code: int, header: object, body: bytes = b"") -> bool:
         del body
@@ -90,8 +94,13 @@ class FakeConnection:
     def write_part(self, head: bytes, part: Part) -> None:
         self.written.append(head + part.rest())
 
-    def reply_when_durable(self, position: int, reply: bytes) -> None:
-        self.held.append((position, reply))
+    def respond(self, request: RemotingCommand, reply: bytes, durable_at: int = 0) -> None:
+        if request.flag & FLAG_ONE_WAY:
+            self.unanswered.append(durable_at)
+        elif durable_at > self.durable_offset:
+            self.held.append((durable_at, reply))
+        else:
+            self.written.append(reply)
 
 
 class FakeLog:
@@ -361,10 +370,12 @@ def ext(command: RemotingCommand) -> dict[str, str]:
 def call(
     handlers: dict[int, Handler],
     command: RemotingCommand,
-    connection: Connection | None = None,
+    connection: FakeConnection | None = None,
 ) -> RemotingCommand:
     """Serve one request that is answered at once."""
-    return response(handlers[command.code](command, connection or FakeConnection()))
+    connection = connection or FakeConnection()
+    reply = handlers[command.code](command, connection)
+    return response(connection.written.pop() if reply is None else reply)
 
 
 def identity(*, auto_create: bool = True) -> TopicDefaults:

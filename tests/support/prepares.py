@@ -154,9 +154,7 @@ class Prepares:
         """Serve requests that come in one pass of the loop; return the answers, in order."""
         connection = self.connection
         for request in requests:
-            reply = self._router.dispatch(request, connection)
-            if reply is not None:
-                connection.write(reply)
+            self._router.dispatch(request, connection)
         while self._due:
             self._due.pop()()
         self.broker.log.flush()

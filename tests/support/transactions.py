@@ -14,6 +14,7 @@ from halfmq.broker.transaction.half_reader import HalfReader
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.broker.transaction.state.decision_cache import DECIDED_REMEMBERED
 from halfmq.broker.transaction.state.state_machine import Event
+from halfmq.remoting.codes import FLAG_ONE_WAY
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import CheckTransactionStateRequestHeader
 from halfmq.store.errors import StoreError
@@ -269,6 +270,7 @@ class Connected:
         self.room = 1_000  # for so many
         self.asked: list[tuple[int, CheckTransactionStateRequestHeader, bytes]] = []
         self.waiting: list[tuple[int, bytes]] = []
+        self.unanswered: list[int] = []  # what replies to one-way requests would wait for
 
     def send_request(self, code: int, header: object, body: bytes = b"") -> bool:
         assert isinstance(header, CheckTransactionStateRequestHeader)
@@ -298,8 +300,11 @@ class Connected:
     def write_part(self, head: bytes, part: Part) -> None:
         raise AssertionError("nothing is written directly")
 
-    def reply_when_durable(self, position: int, reply: bytes) -> None:
-        self.waiting.append((position, reply))
+    def respond(self, request: RemotingCommand, reply: bytes, durable_at: int = 0) -> None:
+        if request.flag & FLAG_ONE_WAY:
+            self.unanswered.append(durable_at)
+        else:
+            self.waiting.append((durable_at, reply))
 
     @property
     def asked_offsets(self) -> list[int]:

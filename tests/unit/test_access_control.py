@@ -13,6 +13,7 @@ from halfmq.broker.access.requirements import REQUIREMENTS, requirements_of, top
 from halfmq.broker.access.rules import Action
 from halfmq.broker.config import load_config
 from halfmq.broker.errors import RequestRefusedError
+from halfmq.broker.net.router import Router
 from halfmq.broker.ports import Connection
 from halfmq.broker.service import Broker
 from halfmq.remoting import msgpack_header
@@ -42,41 +43,33 @@ accounts:
 """
 
 
-class Router:
-    """Answers everything with success, and keeps what it was given."""
-
-    def __init__(self) -> None:
-        self.served: list[RemotingCommand] = []
-
-    def dispatch(self, command: RemotingCommand, connection: Connection) -> bytes | None:
-        del connection
-        self.served.append(command)
-        return encode_reply(command)
-
-
 class Guarded:
-    """A router behind access control."""
+    """A router with access control, whose handlers answer everything with success."""
 
     def __init__(self, folder: Path) -> None:
         file = folder / "plain_acl.yml"
         file.write_text(ACCOUNTS)
-        self.router = Router()
+        self.served: list[RemotingCommand] = []
         self.now = 0.0
         self.control = AccessControl(
             PlainAcl(file),
-            self.router,
             cluster_name="DefaultCluster",
             clock=lambda: self.now,
         )
+        self.router = Router(dict.fromkeys(RequestCode, self._serve), admit=self.control.admit)
+
+    def _serve(self, command: RemotingCommand, _connection: Connection) -> bytes:
+        self.served.append(command)
+        return encode_reply(command)
 
     def answer(
         self, command: RemotingCommand, connection: FakeConnection | None = None
     ) -> RemotingCommand | None:
-        reply = self.control.dispatch(command, connection or FakeConnection())
-        if reply is None:
-            return None
-        (answer,) = FrameDecoder(responses_first=True).receive_data(reply)
-        return answer
+        connection = connection or FakeConnection()
+        self.router.dispatch(command, connection)
+        answers = FrameDecoder(responses_first=True).receive_data(b"".join(connection.written))
+        connection.written.clear()
+        return answers[0] if answers else None
 
     def code(
         self, command: RemotingCommand, connection: FakeConnection | None = None
@@ -143,7 +136,7 @@ def test_a_signed_request_gets_through_by_its_permissions(
     assert code("T") == ResponseCode.SUCCESS
     assert code("secret") == ResponseCode.SYSTEM_ERROR
     assert code("other") == ResponseCode.SYSTEM_ERROR
-    assert len(guarded.router.served) == 1
+    assert len(guarded.served) == 1
 
 
 def test_a_refusal_names_subject_action_and_resource(guarded: Guarded) -> None:
@@ -188,7 +181,7 @@ def test_who_does_not_sign_or_not_rightly_is_refused_before_anything_else(
         1,
         "accessKey:RocketMQ: check signature failed.",
     )
-    assert not guarded.router.served
+    assert not guarded.served
     assert guarded.control.refused == {"authentication": 4}
 
 
@@ -249,7 +242,7 @@ def test_a_refused_one_way_request_is_dropped_and_counted(guarded: Guarded) -> N
 def test_a_handler_can_ask_about_what_it_learns_late(guarded: Guarded) -> None:
     """A decision names an offset; only its half tells the topic."""
     guarded.answer(signed(RequestCode.SEND_MESSAGE_V2, send("T")))
-    subject = guarded.router.served[0].subject
+    subject = guarded.served[0].subject
     assert isinstance(subject, Subject)
 
     assert subject.name == "RocketMQ"
@@ -387,4 +380,4 @@ def test_a_request_that_is_not_served_yet_is_refused_before_that_is_said(guarded
 
     assert code == ResponseCode.SYSTEM_ERROR
     assert "no permission to Update Cluster:DefaultCluster" in remark
-    assert not guarded.router.served
+    assert not guarded.served

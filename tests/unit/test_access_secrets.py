@@ -17,7 +17,6 @@ from halfmq.broker.access.build import AccessSetup
 from halfmq.broker.access.config import AccessConfig, Credentials, TlsConfig
 from halfmq.broker.access.plain_acl import PlainAcl
 from halfmq.broker.config import load_config
-from halfmq.broker.net.router import Router
 from halfmq.client.testing import broker_process
 from halfmq.remoting.access_bodies import (
     AclInfo,
@@ -192,7 +191,7 @@ def test_a_file_of_accounts_that_others_can_read_is_warned_about(
     config = AccessConfig(acl_enabled=True, plain_acl_file=file)
 
     with caplog.at_level(logging.WARNING):
-        AccessSetup(config, Router(), users_file=tmp_path / "users", cluster_name="C")
+        AccessSetup(config, users_file=tmp_path / "users", cluster_name="C")
 
     assert ("event=secrets_readable" in caplog.text) == warned
     assert MARK not in caplog.text

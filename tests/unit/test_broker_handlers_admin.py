@@ -131,8 +131,10 @@ class Front:
         )
 
     def serve(self, command: RemotingCommand) -> RemotingCommand | None:
-        reply = self._router.dispatch(command, self.connection)
-        return None if reply is None else response(reply)
+        written = self.connection.written
+        before = len(written)
+        self._router.dispatch(command, self.connection)
+        return None if len(written) == before else response(written[-1])
 
     def ask(self, command: RemotingCommand) -> RemotingCommand:
         answer = self.serve(command)
@@ -201,7 +203,7 @@ def test_a_query_that_makes_no_sense_is_refused(fields: dict[str, object], remar
 def test_an_operators_commit_is_answered_when_it_is_on_disk() -> None:
     """With the id of the final message; before, a power cut could take the decision back."""
     front = Front(info(100))
-    front.log.held_durable = 699
+    front.connection.durable_offset = 699
 
     assert front.decide(100, "commit") is None
     ((position, reply),) = front.connection.held
@@ -213,7 +215,7 @@ def test_an_operators_commit_is_answered_when_it_is_on_disk() -> None:
 def test_an_operators_decision_that_is_on_disk_is_answered_at_once() -> None:
     """A repetition has nothing to wait for; a rollback has no final message."""
     front = Front(info(100))
-    front.log.held_durable = 700
+    front.connection.durable_offset = 700
 
     answer = front.decide(100, "rollback")
 
@@ -227,7 +229,7 @@ def test_what_is_staged_is_decided_before_an_operator_decides() -> None:
     front = Front(info(100))
     order: list[str] = []
     front.group.append_staged = lambda: order.append("staged")  # type: ignore[method-assign]
-    front.log.held_durable = 700
+    front.connection.durable_offset = 700
 
     front.decide(100, "commit")
 

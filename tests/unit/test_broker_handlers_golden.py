@@ -160,8 +160,9 @@ class Broker:
         self._prepare(pair)
 
     def serve(self, request: RemotingCommand) -> RemotingCommand:
-        reply = self._router.dispatch(request, FakeConnection(address="127.0.0.1:29911"))
-        assert reply is not None
+        connection = FakeConnection(address="127.0.0.1:29911")
+        self._router.dispatch(request, connection)
+        (reply,) = connection.written
         (command,) = FrameDecoder().receive_data(reply)
         return command
 

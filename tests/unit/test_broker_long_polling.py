@@ -10,6 +10,7 @@ import pytest
 from halfmq.broker.loop import slices
 from halfmq.broker.net.long_polling import HeldPull, LongPolling
 from halfmq.remoting.command import RemotingCommand
+from tests.support.broker_doubles import FakeConnection
 
 QUEUE = ("orders", 3)
 OTHER = ("orders", 4)
@@ -34,18 +35,6 @@ class Log:
         polling.wake()
 
 
-class Client:
-    """A consumer's connection."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self.answers: list[bytes] = []
-
-    def write(self, data: bytes) -> None:
-        self.answers.append(data)
-
-
 class Broker:
     """Long polling whose looks find the first message of a queue that may be read."""
 
@@ -67,8 +56,8 @@ class Broker:
         *,
         looked_until: int | None = None,
         deadline: float = 1e9,
-    ) -> Client:
-        client = Client()
+    ) -> FakeConnection:
+        client = FakeConnection()
         readable = self.log.readable_offset if looked_until is None else looked_until
         held = HeldPull(
             key=queue,
@@ -94,11 +83,11 @@ def test_a_message_answers_the_pull_after_its_flush(broker: Broker) -> None:
     """Not before: it is not readable yet."""
     client = broker.hold()
     broker.log.append(broker.polling, QUEUE)
-    assert client.answers == []
+    assert client.written == []
 
     broker.log.flushed(broker.polling, 100)
 
-    assert client.answers == [b"found"]
+    assert client.written == [b"found"]
 
 
 def test_a_pull_between_append_and_flush_is_answered_after_the_flush(broker: Broker) -> None:
@@ -108,7 +97,7 @@ def test_a_pull_between_append_and_flush_is_answered_after_the_flush(broker: Bro
 
     broker.log.flushed(broker.polling, 100)
 
-    assert client.answers == [b"found"]
+    assert client.written == [b"found"]
 
 
 def test_a_flush_that_ends_between_look_and_hold_is_not_missed(broker: Broker) -> None:
@@ -119,7 +108,7 @@ def test_a_flush_that_ends_between_look_and_hold_is_not_missed(broker: Broker) -
 
     broker.polling.wake()
 
-    assert client.answers == [b"found"]
+    assert client.written == [b"found"]
 
 
 def test_the_flush_of_an_earlier_group_forgets_no_waiter(broker: Broker) -> None:
@@ -129,10 +118,10 @@ def test_the_flush_of_an_earlier_group_forgets_no_waiter(broker: Broker) -> None
     broker.log.append(broker.polling, QUEUE)
 
     broker.log.flushed(broker.polling, 100)
-    assert client.answers == []
+    assert client.written == []
     broker.log.flushed(broker.polling, 200)
 
-    assert client.answers == [b"found"]
+    assert client.written == [b"found"]
 
 
 def test_messages_that_keep_coming_do_not_put_the_answer_off(broker: Broker) -> None:
@@ -143,7 +132,7 @@ def test_messages_that_keep_coming_do_not_put_the_answer_off(broker: Broker) -> 
 
     broker.log.flushed(broker.polling, 100)
 
-    assert client.answers == [b"found"]
+    assert client.written == [b"found"]
 
 
 def test_queues_without_arrivals_are_left_alone(broker: Broker) -> None:
@@ -153,7 +142,7 @@ def test_queues_without_arrivals_are_left_alone(broker: Broker) -> None:
     broker.log.flushed(broker.polling, 100)
 
     assert broker.looks == 0
-    assert client.answers == []
+    assert client.written == []
 
 
 def test_a_pull_that_finds_nothing_is_looked_at_once_more_and_no_more(broker: Broker) -> None:
@@ -182,7 +171,7 @@ async def test_however_many_pulls_are_answered_the_loop_serves_others_in_between
         await asyncio.sleep(0)
 
     assert looks == [1, 2, 3, 4, 5, 5]
-    assert [client.answers for client in clients] == [[b"found"]] * 5
+    assert [client.written for client in clients] == [[b"found"]] * 5
     await broker.polling.stop()
 
 
@@ -203,7 +192,7 @@ async def test_a_message_that_comes_during_a_look_is_found(
     for _ in range(12):
         await asyncio.sleep(0)
 
-    assert [client.answers for client in (*clients, late)] == [[b"found"]] * 5
+    assert [client.written for client in (*clients, late)] == [[b"found"]] * 5
     await broker.polling.stop()
 
 
@@ -225,7 +214,7 @@ async def test_pulls_whose_time_is_up_are_answered_in_slices(
     for _ in range(12):
         await asyncio.sleep(0)
 
-    assert [client.answers for client in idle] == [[b"nothing"]] * 4
-    assert (waiting.answers, patient.answers) == ([b"found"], [])
+    assert [client.written for client in idle] == [[b"nothing"]] * 4
+    assert (waiting.written, patient.written) == ([b"found"], [])
     assert broker.polling.count == 1
     await broker.polling.stop()

@@ -13,6 +13,10 @@ from halfmq.broker.net.reply_release import (
     UNFLUSHED_BYTES_MAX,
     ReplyRelease,
 )
+from halfmq.remoting.codes import FLAG_ONE_WAY
+from halfmq.remoting.command import RemotingCommand
+
+REQUEST = RemotingCommand(code=10)
 
 
 class Log:
@@ -33,6 +37,7 @@ class Peer:
     def __init__(self) -> None:
         self.written: list[bytes] = []
         self.resumed = 0
+        self.closed = False
 
     def write(self, data: bytes) -> None:
         self.written.append(data)
@@ -56,8 +61,8 @@ async def test_a_reply_waits_for_its_position() -> None:
     """Acknowledged means on disk: what lies above the durable position is not answered."""
     log, peer = Log(), Peer()
     release = _release(log)
-    release.hold(100, peer, b"first")
-    release.hold(200, peer, b"second")
+    release.respond(peer, REQUEST, b"first", 100)
+    release.respond(peer, REQUEST, b"second", 200)
 
     log.durable_offset = 199
     release.release()
@@ -66,17 +71,74 @@ async def test_a_reply_waits_for_its_position() -> None:
     assert not release.idle
 
 
-async def test_a_reply_that_has_nothing_to_wait_for_leaves_at_once() -> None:
+async def test_a_reply_that_has_nothing_to_wait_for_leaves_after_the_pass() -> None:
     """The answer to a repeated request may name a position that was flushed long ago."""
     log, peer = Log(), Peer()
     log.durable_offset = 200
     release = _release(log)
 
-    release.hold(100, peer, b"again")
+    release.respond(peer, REQUEST, b"again", 100)
+    assert release.idle
+    assert peer.written == []
     await _loop_pass()
 
     assert peer.written == [b"again"]
+    assert log.flushes == 0
+
+
+async def test_replies_of_a_pass_leave_in_one_write_for_each_peer() -> None:
+    """A written reply may cost the loop its processor, so all are written when it has no work."""
+    release = _release(Log())
+    peers = [Peer(), Peer()]
+
+    for number in range(4):
+        release.respond(peers[number % 2], REQUEST, b"%d" % number)
+    assert not any(peer.written for peer in peers)
+    await _loop_pass()
+
+    assert [peer.written for peer in peers] == [[b"02"], [b"13"]]
+
+
+async def test_replies_do_not_pile_up_in_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept for the end of a pass has a limit."""
+    monkeypatch.setattr(release_module, "READY_BYTES_MAX", 300)
+    release, peer = _release(Log()), Peer()
+
+    kept = []
+    for number in range(1, 11):
+        release.respond(peer, REQUEST, bytes(100))
+        kept.append(100 * number - sum(map(len, peer.written)))
+    await _loop_pass()
+
+    assert max(kept) <= 400
+    assert sum(map(len, peer.written)) == 1_000
+
+
+@pytest.mark.parametrize("durable_at", [0, 100])
+async def test_a_one_way_request_gets_no_reply(durable_at: int) -> None:
+    """Its sender would take it for that of another request; what it stored is flushed."""
+    log, peer = Log(), Peer()
+    release = _release(log)
+
+    release.respond(peer, RemotingCommand(code=37, flag=FLAG_ONE_WAY), b"done", durable_at)
+    await _loop_pass()
+    log.durable_offset = 100
+    release.release()
+
+    assert peer.written == []
     assert release.idle
+    assert log.flushes == (durable_at > 0)
+
+
+async def test_a_closed_connection_keeps_no_reply() -> None:
+    """Thousands of peers may be lost while their requests are served."""
+    release, peer = _release(Log()), Peer()
+    peer.closed = True
+
+    release.respond(peer, REQUEST, b"late")
+    await _loop_pass()
+
+    assert peer.written == []
 
 
 async def test_replies_of_one_peer_leave_in_one_write() -> None:
@@ -84,8 +146,8 @@ async def test_replies_of_one_peer_leave_in_one_write() -> None:
     log, peer, other = Log(), Peer(), Peer()
     release = _release(log)
     for position, reply in ((10, b"a"), (20, b"b"), (30, b"c")):
-        release.hold(position, peer, reply)
-    release.hold(40, other, b"d")
+        release.respond(peer, REQUEST, reply, position)
+    release.respond(other, REQUEST, b"d", 40)
 
     log.durable_offset = 40
     release.release()
@@ -100,7 +162,7 @@ async def test_replies_of_many_peers_leave_in_several_turns_of_the_loop() -> Non
     log, peers = Log(), [Peer() for _ in range(2 * PEERS_PER_TURN + 1)]
     release = _release(log)
     for position, peer in enumerate(peers):
-        release.hold(position, peer, b"stored")
+        release.respond(peer, REQUEST, b"stored", position)
     log.durable_offset = len(peers)
     counts = []
 
@@ -121,7 +183,7 @@ async def test_one_flush_is_asked_for_per_pass_of_the_loop() -> None:
     release = _release(log)
 
     for position in range(10):
-        release.hold(position + 1, peer, b"x")
+        release.respond(peer, REQUEST, b"x", position + 1)
     await _loop_pass()
 
     assert log.flushes == 1
@@ -131,9 +193,9 @@ async def test_what_gathered_during_a_flush_asks_for_the_next() -> None:
     """Nobody is left waiting when the flush that ran was too early for a reply."""
     log, peer = Log(), Peer()
     release = _release(log)
-    release.hold(10, peer, b"a")
+    release.respond(peer, REQUEST, b"a", 10)
     await _loop_pass()
-    release.hold(20, peer, b"b")
+    release.respond(peer, REQUEST, b"b", 20)
     await _loop_pass()
     log.durable_offset = 10
 

@@ -232,7 +232,7 @@ def test_the_stop_lets_replies_out_first(loop_factory: LoopFactory) -> None:
 
         def stores(request: RemotingCommand, connection: Connection) -> bytes | None:
             log.write_offset = 10
-            connection.reply_when_durable(10, encode_reply(request))
+            connection.respond(request, encode_reply(request), 10)
             return None
 
         async with _serving(stores, log) as (server, release), _peer(server) as peer:
@@ -553,7 +553,7 @@ def _storing(
     def store(request: RemotingCommand, connection: Connection) -> bytes | None:
         served.append(request.opaque)
         log.write_offset += size
-        connection.reply_when_durable(log.write_offset, encode_reply(request))
+        connection.respond(request, encode_reply(request), log.write_offset)
         return None
 
     return store

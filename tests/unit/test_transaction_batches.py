@@ -35,23 +35,12 @@ OK, REFUSED = ResponseCode.SUCCESS, ResponseCode.ILLEGAL_OPERATION
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 
 
-class Peer(Connected):
-    """A connection that keeps what it is sent."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written: list[bytes] = []
-
-    def write(self, data: bytes | memoryview) -> None:
-        self.written.append(bytes(data))
-
-
 class Front:
     """The handler behind the router; what is staged is appended when the pass ends."""
 
     def __init__(self, directory: Path, *, decided: int = 1_000) -> None:
         self.broker = Broker(directory, decided=decided)
-        self.peer = Peer()
+        self.peer = Connected()
         self.reload()
 
     def reload(self) -> None:
@@ -70,7 +59,7 @@ class Front:
         self.group = GroupAppend(self.broker.log, call_soon=self.later.append)
         self.router = Router(
             TransactionHandler(
-                self.broker.service.decisions, self.broker.log, self.group, lambda: None
+                self.broker.service.decisions, self.broker.log, self.group
             ).handlers()
         )
 
@@ -80,13 +69,11 @@ class Front:
         while True:
             self.turns += 1
             try:
-                reply = self.router.dispatch(command, self.peer)
+                self.router.dispatch(command, self.peer)
             except UnfinishedError:
                 self.pass_ends()
                 continue
             break
-        if reply is not None:
-            self.peer.write(reply)
 
     def pass_ends(self) -> None:
         """Let the event loop come round."""
@@ -98,11 +85,8 @@ class Front:
         """Return what was answered, in order, as if the disk had caught up."""
         self.pass_ends()
         self.broker.log.flush()
-        data = b"".join(self.peer.written) + b"".join(
-            reply for position, reply in self.peer.waiting if position
-        )
+        data = b"".join(reply for _, reply in self.peer.waiting)
         assert all(position <= self.broker.log.durable_offset for position, _ in self.peer.waiting)
-        self.peer.written.clear()
         self.peer.waiting.clear()
         return FrameDecoder().receive_data(data)
 
@@ -278,7 +262,6 @@ def test_a_batch_is_answered_when_all_of_it_is_on_disk(front: Front) -> None:
     front.batch(*(an_end(half, COMMIT) for half in halves))
     front.pass_ends()
     ((position, _),) = front.peer.waiting
-    assert front.peer.written == []
     assert position == front.broker.log.write_offset
 
     front.peer.waiting.clear()

@@ -58,14 +58,10 @@ def test_twins_that_arrive_together_are_one(sends: Prepares) -> None:
 def test_a_twin_is_answered_when_the_first_is_on_disk(sends: Prepares) -> None:
     """Its sender may rely on the half just as that of the first may."""
     first = sends.prepare("K")
-    held = []
-    sends.connection.reply_when_durable = (  # type: ignore[method-assign]
-        lambda position, reply: held.append((position, reply))
-    )
 
     sends.handler.send(sends.request("K"), sends.connection)
 
-    ((position, _),) = held
+    ((position, _),) = sends.connection.held
     (half,) = sends.broker.log.records()
     assert half.physical_offset == parse_offset_message_id(first.msg_id).physical_offset
     assert half.physical_offset < position <= half.end  # a flush covers whole records

@@ -41,12 +41,11 @@ TRANSACTION_FILES = (
 
 
 class Front:
-    """The handler behind the broker's router, with what it asked of the flusher."""
+    """The handler behind the broker's router."""
 
     def __init__(self, directory: Path) -> None:
         self.broker = Broker(directory)
         self.connection = Connected()
-        self.flushes = 0
         self.router = Router()
         self.reload()
 
@@ -57,18 +56,22 @@ class Front:
                 self.broker.service.decisions,
                 self.broker.log,
                 GroupAppend(self.broker.log, call_soon=lambda work: work()),
-                self._ask,
             ).handlers()
         )
-
-    def _ask(self) -> None:
-        self.flushes += 1
 
     def serve(self, frame: bytes) -> RemotingCommand | None:
         """Feed one frame; return the answer that was written at once."""
         (command,) = FrameDecoder().receive_data(frame)
-        reply = self.router.dispatch(command, _connection(self.connection))
-        return None if reply is None else response(reply)
+        return self.dispatch(command)
+
+    def dispatch(self, command: RemotingCommand) -> RemotingCommand | None:
+        """Serve one request; return the answer if it need not wait."""
+        waiting = self.connection.waiting
+        before = len(waiting)
+        self.router.dispatch(command, _connection(self.connection))
+        if len(waiting) == before or waiting[-1][0] > self.broker.log.durable_offset:
+            return None
+        return response(waiting.pop()[1])
 
     def end(self, offset: int, queue_offset: int, bits: int, *, one_way: bool = False) -> object:
         """Send a decision of group pg."""
@@ -241,8 +244,8 @@ def test_a_one_way_decision_asks_for_the_flush_itself(front: Front) -> None:
     """No answer waits for the disk, but consumers do."""
     half = front.broker.prepare()
     assert front.end(half.physical_offset, half.queue_offset, 8, one_way=True) is None
-    assert (front.flushes, front.connection.waiting) == (1, [])
-    assert len(front.broker.finals_of(half)) == 1
+    (final,) = front.broker.finals_of(half)
+    assert (front.connection.unanswered, front.connection.waiting) == ([final.end], [])
 
 
 def test_the_opposite_decision_is_an_illegal_operation(front: Front) -> None:
@@ -284,9 +287,9 @@ def test_the_broker_does_not_answer_checks(front: Front) -> None:
     )
     (command,) = FrameDecoder().receive_data(check.frame)
     command.flag = 0
-    reply = front.router.dispatch(command, _connection(front.connection))
-    assert reply is not None
-    assert response(reply).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    answer = front.dispatch(command)
+    assert answer is not None
+    assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
 
 
 @pytest.mark.parametrize("file", [file for file in TRANSACTION_FILES if "4.9.7" not in file])

@@ -27,7 +27,7 @@ from halfmq.remoting.access_bodies import (
     decode_user,
     encode_access,
 )
-from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode, ResponseCode
+from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_reply
 
@@ -161,8 +161,7 @@ class UserHandlers:
             reply = encode_reply(request)
             by = request.subject.name if isinstance(request.subject, Subject) else ""
             logger.info("event=access_changed code=%d by=%s what=%r", request.code, by, what)
-        if not request.flag & FLAG_ONE_WAY:
-            connection.write(reply)
+        connection.respond(request, reply)
 
 
 class PlainAclHandlers:

@@ -85,9 +85,6 @@ class Actions(Protocol):
 class Log(Protocol):
     """What this needs of the store."""
 
-    @property
-    def durable_offset(self) -> int: ...
-
     def record_at(self, physical_offset: int) -> Record | None: ...
 
 
@@ -151,7 +148,7 @@ class AdminHandlers:
             body=encode_entries(infos),
         )
 
-    def decide_transaction(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+    def decide_transaction(self, request: RemotingCommand, connection: Connection) -> None:
         """Decide a transaction in its producers' place, or have them asked again."""
         header = request.header
         assert isinstance(header, DecideTransactionRequestHeader)
@@ -179,16 +176,9 @@ class AdminHandlers:
             else offset_message_id(ended.store_host, ended.final_offset)
         )
         reply = encode_reply(request, header=DecideTransactionResponseHeader(msg_id=message_id))
-        return self._when_durable(connection, ended, reply)
+        connection.respond(request, reply, ended.position)
 
-    def _when_durable(self, connection: Connection, ended: Ended, reply: bytes) -> bytes | None:
-        """Return the reply, or hold it until what it tells is on disk."""
-        if ended.position <= self._log.durable_offset:
-            return reply
-        connection.reply_when_durable(ended.position, reply)
-        return None
-
-    def resume_check(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+    def resume_check(self, request: RemotingCommand, connection: Connection) -> None:
         """Have the producers of a parked transaction asked again, as RocketMQ's tools want it."""
         header = request.header
         assert isinstance(header, ResumeCheckHalfMessageRequestHeader)
@@ -204,7 +194,7 @@ class AdminHandlers:
             connection.name,
             extra=EACH,
         )
-        return self._when_durable(connection, ended, encode_reply(request))
+        connection.respond(request, encode_reply(request), ended.position)
 
     def _half_offset(self, message_id: str) -> int:
         """Return the physical offset of the half that an id names, or whose parked copy it names.

@@ -28,7 +28,7 @@ from halfmq.store.message_store import GetResult, GetStatus
 from ...errors import RequestRefusedError
 from ...net.long_polling import HeldPull, LongPolling
 from ...net.replay_pace import ReplayPace
-from ...net.router import answer
+from ...net.router import serve
 from ...ports import Connection, Handler, Part
 from ...tables.topics import TopicConfig
 
@@ -269,12 +269,8 @@ class PullHandler:
     def _look_later(
         self, request: RemotingCommand, connection: Connection, tag_codes: frozenset[int] | None
     ) -> None:
-        if connection.closed:
-            return
-        look = partial(self._look, tag_codes=tag_codes, paced=True)
-        reply = answer(look, request, connection)
-        if reply is not None:
-            connection.write(reply)
+        if not connection.closed:
+            serve(partial(self._look, tag_codes=tag_codes, paced=True), request, connection)
 
     # --- answers
 
@@ -326,9 +322,7 @@ class PullHandler:
         if part is not None:
             connection.write_part(head, part)
             return
-        reply = answer(partial(self._find_on_disk, result=result), request, connection)
-        if reply is not None:
-            connection.write(reply)
+        serve(partial(self._find_on_disk, result=result), request, connection)
 
     def _find_on_disk(
         self, request: RemotingCommand, connection: Connection, *, result: GetResult
@@ -366,9 +360,7 @@ class PullHandler:
             if (error := done.exception()) is not None:
                 # Where it cannot be read, or was deleted by age, the second look says so.
                 logger.warning("event=queue_not_read queue=%s:%d error=%r", topic, queue_id, error)
-            reply = answer(look, request, connection)
-            if reply is not None:
-                connection.write(reply)
+            serve(look, request, connection)
 
         future = self._on_thread(lambda: self._store.warm(topic, queue_id, offset))
         future.add_done_callback(lambda done: self._pace.spend(lambda: warmed(done)))
@@ -385,19 +377,16 @@ class PullHandler:
             return
         error = done.exception()
         if error is None:
-            connection.write(_full(request, result) + done.result())
-            return
-        if isinstance(error, FileNotFoundError):  # deleted by age meanwhile
+            reply = _full(request, result) + done.result()
+        elif isinstance(error, FileNotFoundError):  # deleted by age meanwhile
             asked = request.header
             assert isinstance(asked, PullMessageRequestHeader)
-            connection.write(_retry(request, result, asked.queue_offset))
-            return
-        logger.error("event=cold_read_failed ranges=%s error=%r", result.ranges, error)
-        connection.write(
-            encode_reply(
-                request, ResponseCode.SYSTEM_ERROR, remark=f"the log is unreadable: {error}"
-            )
-        )
+            reply = _retry(request, result, asked.queue_offset)
+        else:
+            logger.error("event=cold_read_failed ranges=%s error=%r", result.ranges, error)
+            remark = f"the log is unreadable: {error}"
+            reply = encode_reply(request, ResponseCode.SYSTEM_ERROR, remark=remark)
+        connection.respond(request, reply)
 
     def _answer_held(self, held: HeldPull, timed_out: bool) -> bytes | None:
         """Look again for a held pull; None when there is nothing and its time is not up."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Container, Sequence
-from functools import partial
 from typing import Final, Protocol
 
 from msgspec.structs import replace
 
-from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode, ResponseCode
+from halfmq.remoting.codes import RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.remoting.replies import encode_send_reply
@@ -37,7 +36,6 @@ from ...access import requirements
 from ...delay.levels import with_properties
 from ...errors import REFUSAL_FIELDS, RequestRefusedError
 from ...net.group_append import GroupAppend
-from ...net.router import answer
 from ...ports import Connection, Handler
 from ...tables.topics import TopicConfig
 from ...transaction.admission import Delays, fault_in_batch, without_brokers_own
@@ -143,7 +141,6 @@ class SendHandler:
             f"MSG_REGION\x01DefaultRegion\x02CLUSTER\x01{cluster_name}\x02TRACE_ON\x01true\x02"
         )
         self._group = group
-        self._send_alone = partial(answer, self._append_alone)
 
     def handlers(self) -> dict[int, Handler]:
         """The request codes served here."""
@@ -153,7 +150,7 @@ class SendHandler:
             RequestCode.SEND_BATCH_MESSAGE: self.send,
         }
 
-    def send(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+    def send(self, request: RemotingCommand, connection: Connection) -> None:
         """Store one message or one batch; the answer waits for the disk when it has to."""
         if self._overload.refusing:
             self.refuse()
@@ -162,11 +159,11 @@ class SendHandler:
         if header.batch:
             self._group.append_staged()  # what came before stays before
             queue_id = self._admit(header, connection)
-            return self._send_batch(request, header, queue_id, connection)
+            self._send_batch(request, header, queue_id, connection)
+            return
         staged = self._staged(request, header, connection)
         if staged is not None:
-            self._group.stage(staged, self._send_alone)
-        return None
+            self._group.stage(staged, self._append_alone)
 
     def refuse(self) -> None:
         """Raise if messages are refused now; decisions are served all the same.
@@ -177,19 +174,19 @@ class SendHandler:
         if self._overload.refusing:
             raise self._overload.refusal()
 
-    def _append_alone(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+    def _append_alone(self, request: RemotingCommand, connection: Connection) -> None:
         """Serve a message again whose group could not be appended."""
         header = request.header
         assert isinstance(header, SendMessageRequestHeader)
         staged = self._staged(request, header, connection)
         if staged is None:
-            return None
+            return
         try:
-            (appended,) = self._append((staged.draft,))
+            results = self._append(staged.requests)
         except BaseException:
             staged.refused()
             raise
-        return staged.appended(appended)
+        staged.appended(results)
 
     def _staged(
         self, request: RemotingCommand, header: SendMessageRequestHeader, connection: Connection
@@ -209,7 +206,7 @@ class SendHandler:
                 return self._half(request, draft, sent, connection)
             draft = self._redirected(request, header, draft, sent)
         return StagedMessage(
-            draft,
+            (draft,),
             request,
             connection,
             sent.unique_key,
@@ -368,7 +365,7 @@ class SendHandler:
             self._recent_prepares.forget(key)
             raise
         return StagedHalf(
-            half,
+            (half,),
             request,
             connection,
             unique_key,
@@ -386,7 +383,7 @@ class SendHandler:
         header: SendMessageRequestHeader,
         queue_id: int,
         connection: Connection,
-    ) -> bytes | None:
+    ) -> None:
         """Store the units of a batch as records of their own, side by side."""
         self._admit_batch(request, header)
         shared = decode_properties(without_brokers_own((header.properties or "").encode()))
@@ -413,8 +410,6 @@ class SendHandler:
             for flag, body, properties, code in zip(*units, strict=True)
         ]
         appended = self._append(drafts, contiguous=True)
-        if request.flag & FLAG_ONE_WAY:
-            return None
         reply = encode_send_reply(
             request,
             offset_message_ids(connection.store_host, [one.physical_offset for one in appended]),
@@ -422,11 +417,8 @@ class SendHandler:
             appended[0].queue_offset,
             unique_key,
         )
-        if self._sync_flush and wait != "false":
-            connection.reply_when_durable(appended[-1].end, reply)
-            return None
-        self._group.reply_after_pass(connection, reply)
-        return None
+        waits = self._sync_flush and wait != "false"
+        connection.respond(request, reply, appended[-1].end if waits else 0)
 
     def _units(self, body: bytes, missing_wait: bytes, suffix: bytes) -> Units:
         try:
@@ -536,8 +528,6 @@ def _answer_duplicate(
     waits: bool,
 ) -> None:
     """Answer a half that repeats another with the ids of the first."""
-    if request.flag & FLAG_ONE_WAY:
-        return
     reply = encode_send_reply(
         request,
         offset_message_id(first.store_host, first.physical_offset),
@@ -545,11 +535,8 @@ def _answer_duplicate(
         first.queue_offset,
         unique_key,
     )
-    if waits:
-        # A flush covers whole records: what is durable beyond its first byte is durable.
-        connection.reply_when_durable(first.physical_offset + 1, reply)
-    else:
-        connection.write(reply)
+    # A flush covers whole records: a record is durable if its first byte is.
+    connection.respond(request, reply, first.physical_offset + 1 if waits else 0)
 
 
 def _refused_bits(draft: AppendRequest, sent: SentProperties) -> RequestRefusedError:

@@ -133,7 +133,7 @@ class SendBackHandler:
         return {RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back}
 
     def send_back(self, request: RemotingCommand, connection: Connection) -> bytes | None:
-        """Store the record at an offset for its group again; answered when it is safe.
+        """Store the record at an offset for its group again.
 
         Raises:
             RequestRefusedError: Also while messages are refused: the consumer keeps the message
@@ -158,12 +158,10 @@ class SendBackHandler:
         else:
             draft = self._retry(record, config, header.delay_level, connection.store_host)
         (appended,) = self._log.append((draft,))
-        reply = encode_reply(request)
-        if self._sync_flush:
-            # Not before: the client will forget the message, though WAIT=false is stored in it.
-            connection.reply_when_durable(appended.end, reply)
-            return None
-        return reply
+        # Not before it is durable: the client forgets the message, although WAIT=false is in it.
+        durable_at = appended.end if self._sync_flush else 0
+        connection.respond(request, encode_reply(request), durable_at)
+        return None
 
     def retried(
         self, header: SendMessageRequestHeader, draft: AppendRequest, version: int = VERSION

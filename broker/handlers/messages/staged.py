@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
 
-from halfmq.remoting.codes import FLAG_ONE_WAY
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.replies import encode_send_reply
 from halfmq.store.format.ids import offset_message_id
@@ -36,53 +36,48 @@ class Transactions(Protocol):
 class StagedMessage(msgspec.Struct, gc=False):
     """A message that is appended with the others of this pass of the event loop."""
 
-    draft: AppendRequest
-    request: RemotingCommand
+    requests: tuple[AppendRequest]
+    command: RemotingCommand
     connection: Connection
     unique_key: str
     queue_id: int  # in the answer: that of the real topic, also if it is delayed
     waits: bool  # for the disk
 
-    def appended(self, one: AppendResult) -> bytes | None:
+    def appended(self, results: Sequence[AppendResult]) -> None:
         """Answer the request, after the flush if it waits for the disk."""
-        request = self.request
-        if request.flag & FLAG_ONE_WAY:
-            return None
+        result, command = results[0], self.command
         reply = encode_send_reply(
-            request,
-            offset_message_id(self.draft.store_host, one.physical_offset),
+            command,
+            offset_message_id(self.requests[0].store_host, result.physical_offset),
             self.queue_id,
-            one.queue_offset,
+            result.queue_offset,
             self.unique_key,
         )
-        if self.waits:
-            self.connection.reply_when_durable(one.physical_offset + one.size, reply)
-            return None
-        return reply
+        self.connection.respond(command, reply, result.end if self.waits else 0)
 
     def refused(self) -> None:
         """Do nothing: nothing was changed yet."""
 
 
 class StagedHalf(StagedMessage, gc=False):
-    """A transactional message whose half, its ``draft``, is appended with the others."""
+    """A transactional message whose half is appended with the others."""
 
     message: AppendRequest  # as the producer sent it
     producer_group: str
     deduplication_key: int
     transactions: Transactions
 
-    def appended(self, one: AppendResult) -> bytes | None:
+    def appended(self, results: Sequence[AppendResult]) -> None:
         """Add the transaction, and answer the request."""
         self.transactions.prepared(
             self.message,
-            self.draft,
-            one,
+            self.requests[0],
+            results[0],
             self.producer_group,
             self.deduplication_key,
             self.connection,
         )
-        return StagedMessage.appended(self, one)
+        StagedMessage.appended(self, results)
 
     def refused(self) -> None:
         """Release the key, so that the same half sent again is a new one."""

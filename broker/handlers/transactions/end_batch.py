@@ -9,7 +9,7 @@ or until what is missing was read; the answer comes when all of it is on disk.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final, Protocol
 
@@ -33,8 +33,8 @@ from halfmq.store.log.append_request import AppendRequest, AppendResult
 from ...errors import RequestRefusedError, UnfinishedError
 from ...loop.slices import Slice
 from ...net.group_append import GroupAppend
-from ...net.router import STORE_ERROR_CODES, answer
-from ...ports import Connection, Handler
+from ...net.router import STORE_ERROR_CODES
+from ...ports import AppendLog, Connection
 from ...transaction.deciding import DecisionRequest, PlannedDecision
 from ...transaction.errors import TransactionError
 from ...transaction.state.state_machine import Event
@@ -51,16 +51,9 @@ READ_AHEAD: Final = 32
 """Decisions whose halves are brought into memory together, when the first of them is not there:
 128 MiB of the largest messages."""
 
-WhenDurable = Callable[[RemotingCommand, Connection, int, bytes], bytes | None]
-"""Returns a reply, or holds it until the log is on disk up to a position."""
 
-
-class Log(Protocol):
-    """What this needs of the store."""
-
-    def append(
-        self, group: Sequence[AppendRequest], *, contiguous: bool = False
-    ) -> list[AppendResult]: ...
+class Log(AppendLog, Protocol):
+    """What deciding many transactions needs of the store."""
 
     def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError: ...
 
@@ -68,7 +61,7 @@ class Log(Protocol):
 class Batch(msgspec.Struct):
     """Many decisions, and what became of them so far."""
 
-    request: RemotingCommand
+    command: RemotingCommand
     connection: Connection
     ends: Sequence[TransactionEnd]
     results: list[EndResult | None]  # of each; None: there is none yet
@@ -79,7 +72,7 @@ class Batch(msgspec.Struct):
     @property
     def group(self) -> str:
         """The producer group that decides."""
-        header = self.request.header
+        header = self.command.header
         assert isinstance(header, EndTransactionsRequestHeader)
         return header.producer_group
 
@@ -87,25 +80,25 @@ class Batch(msgspec.Struct):
 class StagedFirsts(msgspec.Struct, gc=False):
     """First decisions of a batch."""
 
-    drafts: Sequence[AppendRequest]
+    requests: Sequence[AppendRequest]
     batch: Batch
     planned: Sequence[tuple[int, PlannedDecision]]  # with the number in the batch
     batches: EndBatches
     is_whole: bool  # these are all of the batch
 
     @property
-    def request(self) -> RemotingCommand:
-        """What asked for it."""
-        return self.batch.request
+    def command(self) -> RemotingCommand:
+        """The request for them."""
+        return self.batch.command
 
     @property
     def connection(self) -> Connection:
-        """By which it came."""
+        """The connection of their producer."""
         return self.batch.connection
 
-    def appended(self, several: Sequence[AppendResult]) -> bytes | None:
-        """Carry them out; return the answer if these were all."""
-        return self.batches.finish(self, several)
+    def appended(self, results: Sequence[AppendResult]) -> None:
+        """Complete them; answer the request if these were all."""
+        self.batches.finish(self, results)
 
     def refused(self) -> None:
         """Leave the transactions as they were."""
@@ -120,16 +113,12 @@ class EndBatches:
         transactions: Transactions,
         log: Log,
         group: GroupAppend,
-        ask_flush: Callable[[], None],
-        when_durable: WhenDurable,
     ) -> None:
         self._transactions = transactions
         self._log = log
         self._group = group
-        self._ask_flush = ask_flush
-        self._when_durable = when_durable
 
-    def end_transactions(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+    def end_transactions(self, request: RemotingCommand, connection: Connection) -> None:
         """Decide many transactions, each by itself; one answer when all of it is on disk.
 
         Raises:
@@ -137,7 +126,7 @@ class EndBatches:
             UnfinishedError: There is more to do than one turn of the loop allows.
         """
         batch = connection.unfinished
-        if not isinstance(batch, Batch) or batch.request is not request:
+        if not isinstance(batch, Batch) or batch.command is not request:
             ends = decode_ends(request.body)
             batch = Batch(request, connection, ends, [None] * len(ends))
         connection.unfinished = batch
@@ -146,7 +135,8 @@ class EndBatches:
         if batch.others or batch.looked_at < len(batch.ends):
             raise UnfinishedError
         connection.unfinished = None
-        return None if is_staged else self._answer(batch)
+        if not is_staged:
+            self._answer(batch)
 
     # --- first decisions
 
@@ -157,13 +147,11 @@ class EndBatches:
         """
         start = batch.looked_at
         planned = self._plan(batch)
-        drafts = [draft for _, one in planned for draft in (one.draft, *one.rest)]
+        requests = [request for _, one in planned for request in (one.draft, *one.rest)]
         is_whole = bool(planned) and len(planned) == len(batch.ends)
-        if drafts:
-            staged = StagedFirsts(drafts, batch, planned, self, is_whole)
-            alone: Handler = partial(answer, partial(self._serve_refused, staged))
-            self._group.stage_several(staged, alone)
-            self._ask_flush()
+        if requests:
+            staged = StagedFirsts(requests, batch, planned, self, is_whole)
+            self._group.stage(staged, partial(self._serve_refused, staged))
         if is_whole:
             return True
         # The rest is served after everything that is staged so far, and before what follows.
@@ -198,14 +186,15 @@ class EndBatches:
                     break
         return planned
 
-    def finish(self, staged: StagedFirsts, appended: Sequence[AppendResult]) -> bytes | None:
-        """Carry out planned decisions, whose records are in the log."""
+    def finish(self, staged: StagedFirsts, appended: Sequence[AppendResult]) -> None:
+        """Complete planned decisions, whose records are in the log."""
         batch, at = staged.batch, 0
         for number, planned in staged.planned:
             end = at + 1 + len(planned.rest)
             self._carry_out(batch, number, planned, appended[at:end])
             at = end
-        return self._answer(batch) if staged.is_whole else None
+        if staged.is_whole:
+            self._answer(batch)
 
     def _carry_out(
         self, batch: Batch, number: int, planned: PlannedDecision, appended: Sequence[AppendResult]
@@ -222,11 +211,11 @@ class EndBatches:
             self._transactions.abandon(planned)
 
     def _serve_refused(
-        self, staged: StagedFirsts, _request: RemotingCommand, _connection: Connection
-    ) -> bytes | None:
+        self, staged: StagedFirsts, _command: RemotingCommand, _connection: Connection
+    ) -> None:
         """Append each first decision by itself: together they could not be."""
         if not staged.is_whole:
-            return None  # they are among the others of this turn now
+            return  # they are among the others of this turn now
         batch = staged.batch
         for number, planned in staged.planned:
             try:
@@ -235,7 +224,7 @@ class EndBatches:
                 batch.results[number] = _refused(error)
             else:
                 self._carry_out(batch, number, planned, appended)
-        return self._answer(batch)
+        self._answer(batch)
 
     # --- the others
 
@@ -280,7 +269,7 @@ class EndBatches:
             log_refusal(request, batch.connection, error)
             return EndResult(code=ERROR_CODES[type(error)], remark=str(error)), stands_at(error)
         except RequestRefusedError as refusal:
-            refusal.answered(batch.request, batch.connection)
+            refusal.answered(batch.command, batch.connection)
             return EndResult(code=refusal.code, remark=refusal.remark), 0
         except StoreError as error:
             return _refused(error), 0
@@ -292,11 +281,11 @@ class EndBatches:
             return EndResult(code=ResponseCode.SYSTEM_ERROR, remark=remark), 0
         return EndResult(code=ResponseCode.SUCCESS, message_id=ended.message_id), ended.position
 
-    def _answer(self, batch: Batch) -> bytes | None:
+    def _answer(self, batch: Batch) -> None:
         results = [result for result in batch.results if result is not None]
         assert len(results) == len(batch.ends)
-        reply = encode_reply(batch.request, body=encode_entries(results))
-        return self._when_durable(batch.request, batch.connection, batch.position, reply)
+        reply = encode_reply(batch.command, body=encode_entries(results))
+        batch.connection.respond(batch.command, reply, batch.position)
 
 
 def _request_of(end: TransactionEnd, event: Event, batch: Batch) -> DecisionRequest:
@@ -307,7 +296,7 @@ def _request_of(end: TransactionEnd, event: Event, batch: Batch) -> DecisionRequ
         event,
         end.from_check,
         (end.transaction_id,),
-        may_decide(batch.request, from_check=end.from_check),
+        may_decide(batch.command, from_check=end.from_check),
     )
 
 

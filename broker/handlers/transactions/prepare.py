@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
+from halfmq.remoting.codes import RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import SendMessageRequestHeader
 from halfmq.remoting.replies import encode_reply
@@ -92,7 +92,7 @@ class PrepareHandler:
         """The request codes served here."""
         return {RequestCode.PREPARE_TRANSACTION: self.prepare}
 
-    def prepare(self, request: RemotingCommand, connection: Connection) -> bytes | None:
+    def prepare(self, request: RemotingCommand, connection: Connection) -> None:
         """Store the halves of one transaction, or return the ids of those that they repeat."""
         header = request.header
         assert isinstance(header, PrepareTransactionRequestHeader)
@@ -115,8 +115,6 @@ class PrepareHandler:
                 FirstHalf(one.physical_offset, one.queue_offset, draft.queue_id, draft.store_host)
                 for (draft, _), one in zip(messages, appended, strict=True)
             ]
-        if request.flag & FLAG_ONE_WAY:
-            return None
         results = [
             PreparedResult(
                 half.queue_id,
@@ -126,9 +124,8 @@ class PrepareHandler:
             for half in halves
         ]
         # A flush covers whole records: a record is durable if its first byte is.
-        position = halves[-1].physical_offset + 1
-        connection.reply_when_durable(position, encode_reply(request, body=encode_entries(results)))
-        return None
+        durable_at = halves[-1].physical_offset + 1
+        connection.respond(request, encode_reply(request, body=encode_entries(results)), durable_at)
 
     def _message(
         self, message: PreparedMessage, group: str, connection: Connection
