@@ -166,7 +166,7 @@ def snapshot(root: Path, behind: int, body_size: int) -> dict[str, float]:
     service.rebuild()
     gc.collect()
     gc.freeze()  # as the broker does once it has started
-    count = service.pending
+    count = service.metrics()["pending"]
     slices, began = [], time.perf_counter()
     while not service.metrics()["snapshots_taken"]:
         assert time.perf_counter() - began < _SNAPSHOT_SECONDS, "no snapshot is taken"
@@ -202,7 +202,7 @@ def heap(root: Path, count: int, body_size: int) -> dict[str, float]:
     bench.service.rebuild()
     gc.collect()
     after, _ = tracemalloc.get_traced_memory()
-    return {"bytes": after - before, "pending": bench.service.pending}
+    return {"bytes": after - before, "pending": bench.service.metrics()["pending"]}
 
 
 STEPS: Final[dict[str, Callable[[Path, int, int], dict[str, float]]]] = {

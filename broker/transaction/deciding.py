@@ -163,14 +163,24 @@ class Decisions:
         offset = request.offset
         if request.may is not None:
             self._refuse_strangers(offset, request.may)
-        entry = self._find(offset)
+        entry = self._undecided(request)
         if entry is None:
             return self._end_other(request)
-        if entry.queue_offset != request.queue_offset:
-            raise _wrong_queue_offset(offset, entry.queue_offset, request.queue_offset)
-        if entry.group != request.producer_group:
-            raise _wrong_group(offset, entry.group, request.producer_group)
         return self.decide(entry, request.event, request.names, from_check=request.from_check)
+
+    def _undecided(self, request: DecisionRequest) -> Pending | None:
+        """Return the transaction whose first half a request names; None if it is not undecided.
+
+        Raises:
+            HalfMismatchError: The request means another transaction.
+        """
+        entry = self._find(request.offset)
+        if entry is not None:
+            if entry.queue_offset != request.queue_offset:
+                raise _wrong_queue_offset(entry.offset, entry.queue_offset, request.queue_offset)
+            if entry.group != request.producer_group:
+                raise _wrong_group(entry.offset, entry.group, request.producer_group)
+        return entry
 
     def answer_decided(self, offset: int, event: Event) -> Ended:
         """Answer a request about a decided half with its decision, or raise."""
@@ -317,19 +327,17 @@ class Decisions:
         planned, or if the half cannot be read; use `end` then.
         """
         offset, may = request.offset, request.may
-        entry = self._find(offset)
-        if (
-            entry is None
-            or entry.queue_offset != request.queue_offset
-            or entry.group != request.producer_group
-            or offset in self._planned
-            or (may is not None and offset in self._groups)  # each of its messages is checked
-        ):
-            return None
-        state, verdict = RESULTS[entry.state][request.event]
-        if verdict is not _DECIDE:
-            return None
         try:
+            entry = self._undecided(request)
+            if (
+                entry is None
+                or offset in self._planned
+                or (may is not None and offset in self._groups)  # each of its messages is checked
+            ):
+                return None
+            state, verdict = RESULTS[entry.state][request.event]
+            if verdict is not _DECIDE:
+                return None
             planned = self._decision(entry, state, request.names, may)
         except (TransactionError, RequestRefusedError, OSError):
             return None

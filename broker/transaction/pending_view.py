@@ -51,12 +51,14 @@ class PendingView:
         *,
         read_half: ReadHalf,
         now_ms: Callable[[], int],
+        monotonic_ms: Callable[[], int],
     ) -> None:
+        """Wire it; ages are by ``now_ms``, and ``monotonic_ms`` limits the time of a page."""
         self._table = table
         self._lookup = lookup
         self._schedule = schedule
         self._read_half = read_half
-        self._now_ms = now_ms
+        self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
 
     def page(
         self, after: int, max_count: int, group: str | None = None, state: str | None = None
@@ -75,7 +77,7 @@ class PendingView:
         if state == STATE_NAMES[State.PARKED] and not self._table.parked:
             return Page([], None)
         wanted = None if state is None else _STATES[state]
-        stop_ms = self._now_ms() + PAGE_MS
+        stop_ms = self._monotonic_ms() + PAGE_MS
         found: list[TransactionInfo] = []
         missing: list[Missing] = []
         next_after = None
@@ -85,9 +87,9 @@ class PendingView:
                     found.append(self._info(entry))
                 except NotInMemoryError as error:
                     missing += error.missing
-                is_over = len(found) + len(missing) >= max_count or self._now_ms() >= stop_ms
+                is_over = len(found) + len(missing) >= max_count or self._monotonic_ms() >= stop_ms
             else:
-                is_over = not passed % SKIPPED_PER_CLOCK_READ and self._now_ms() >= stop_ms
+                is_over = not passed % SKIPPED_PER_CLOCK_READ and self._monotonic_ms() >= stop_ms
             if is_over:
                 next_after = entry.offset
                 break

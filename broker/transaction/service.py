@@ -153,7 +153,14 @@ class TransactionService:
         self.operator = OperatorActions(
             table, self.decisions, self._parking, checker, counters, now_ms=now_ms
         )
-        self.view = PendingView(table, lookup, checker, read_half=halves.read, now_ms=now_ms)
+        self.view = PendingView(
+            table,
+            lookup,
+            checker,
+            read_half=halves.read,
+            now_ms=now_ms,
+            monotonic_ms=monotonic_ms,
+        )
         self._snapshots = Snapshots(
             snapshot_path,
             log,
@@ -234,11 +241,6 @@ class TransactionService:
             )
 
     # --- metrics
-
-    @property
-    def pending(self) -> int:
-        """Number of undecided transactions, including parked ones."""
-        return len(self._table)
 
     @property
     def oldest_pending_offset(self) -> int | None:

@@ -13,7 +13,7 @@ DOOR = ROOT / "store" / "files" / "disk.py"
 BROKER = (
     "broker/tables/table_file.py",
     "broker/disk/disk_limits.py",
-    "broker/transaction/replay/snapshot.py",
+    "broker/transaction/replay/snapshot_file.py",
 )
 
 MODULES = {"io", "mmap", "os", "pathlib", "shutil", "tempfile"}

@@ -29,7 +29,7 @@ from halfmq.broker.transaction.deduplication import (
 )
 from halfmq.broker.transaction.half_reader import HalfReader
 from halfmq.broker.transaction.half_records import committed
-from halfmq.broker.transaction.replay import snapshot
+from halfmq.broker.transaction.replay import snapshot_file
 from halfmq.broker.transaction.replay.log_replay import LogReplay
 from halfmq.broker.transaction.replay.snapshot import Snapshots
 from halfmq.broker.transaction.state.state_machine import Event
@@ -292,8 +292,8 @@ BITES: Final = {
     "snapshot": Bite(
         "a snapshot is for a log that is durable up to its end",
         (
-            Patch(snapshot, "_misfit", _any_log_end),
-            Patch(snapshot.Snapshots, "_take", _not_durable),
+            Patch(snapshot_file, "_misfit", _any_log_end),
+            Patch(Snapshots, "_take", _not_durable),
         ),
     ),
     "finish": Bite(

@@ -176,8 +176,8 @@ class World:
             return "the broker is down"
         if self.clients.under_way:
             return f"under way: {sorted(self.clients.under_way)}"
-        if self.broker.transactions.pending:
-            return f"{self.broker.transactions.pending} transactions undecided"
+        if self.broker.transactions.metrics()["pending"]:
+            return f"{self.broker.transactions.metrics()['pending']} transactions undecided"
         missing = invariants.undelivered(self)
         return f"not delivered: {missing}" if missing else ""
 

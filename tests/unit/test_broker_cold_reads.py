@@ -222,7 +222,7 @@ async def test_decisions_of_one_connection_are_taken_in_their_order(rig: Rig) ->
         batch = send_batch(peer, an_end(warm, COMMIT), an_end(cold, COMMIT))
         await until(lambda: bool(ice.fetched_by))
         await rig._exchange()
-        assert rig.service.pending == 2
+        assert rig.service.metrics()["pending"] == 2
         ice.may_read.set()
         answers = [await rig.patiently(peer.answer(opaque)) for opaque in single]
         results = await codes(rig, peer, batch)
@@ -370,7 +370,7 @@ async def test_an_offset_made_up_leads_nowhere(rig: Rig) -> None:
             assert answer.code == ResponseCode.SYSTEM_ERROR
             assert await codes(rig, peer, send_batch(peer, an_end(nowhere, COMMIT))) == [1]
     assert not ice.waited
-    assert rig.service.pending == 1
+    assert rig.service.metrics()["pending"] == 1
 
 
 @windowed()
@@ -383,7 +383,7 @@ async def test_a_decision_that_cannot_be_appended_stays_open(rig: Rig) -> None:
 
     assert answer.code != OK
     assert OK not in results
-    assert rig.service.pending == 2
+    assert rig.service.metrics()["pending"] == 2
     assert await codes(rig, peer, send_batch(peer, *(an_end(one, COMMIT) for one in halves))) == [
         OK,
         OK,
@@ -423,7 +423,7 @@ async def test_decisions_of_a_group_that_failed_are_tried_alone_without_their_ha
     assert OK not in {*results, *(answer.code for answer in answers)}
     assert not ice.waited
     assert not ice.fetches
-    assert rig.service.pending == 4
+    assert rig.service.metrics()["pending"] == 4
 
 
 # --- prepares that are repeated
@@ -440,7 +440,7 @@ async def test_a_repeated_prepare_fetches_the_first(rig: Rig) -> None:
     assert peer.half_of(answer, body) == halves[0]
     assert never_waited(ice)
     assert rig.metrics["prepares_repeated"] == 1
-    assert rig.service.pending == 2
+    assert rig.service.metrics()["pending"] == 2
 
 
 @windowed()
@@ -456,7 +456,7 @@ async def test_a_repeated_prepare_of_several_messages_fetches_them(rig: Rig) -> 
     assert repeated == first
     assert never_waited(ice)
     assert rig.metrics["prepares_repeated"] == 1
-    assert rig.service.pending == 1
+    assert rig.service.metrics()["pending"] == 1
 
 
 # --- what happens by itself
@@ -576,7 +576,7 @@ async def test_a_connection_that_ends_drops_what_waits(rig: Rig) -> None:
         other = await rig.peer(ours=True)
         await rig.patiently(other.sync())
 
-    assert rig.service.pending == 2
+    assert rig.service.metrics()["pending"] == 2
     assert not rig.finals_of(halves[0])
 
 
@@ -598,7 +598,7 @@ async def test_a_stop_waits_for_what_is_being_fetched(rig: Rig, header_type: Hea
     rig._peers.clear()
     await rig.start()
 
-    assert rig.service.pending == 2
+    assert rig.service.metrics()["pending"] == 2
 
 
 async def _done(task: asyncio.Future[None]) -> None:

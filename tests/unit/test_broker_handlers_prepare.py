@@ -54,7 +54,7 @@ def test_the_halves_lie_side_by_side_under_their_ids(sends: Prepares) -> None:
     assert {(one.property_map["TRAN_MSG"], one.property_map["PGROUP"]) for one in halves} == {
         ("true", "pg")
     }
-    assert sends.broker.service.pending == 1
+    assert sends.broker.service.metrics()["pending"] == 1
 
 
 def test_one_decision_makes_all_visible(sends: Prepares) -> None:
@@ -145,7 +145,7 @@ def test_a_member_cannot_be_decided_alone(sends: Prepares) -> None:
     _, member, _ = sends.prepare_several(*THREE)
     _end(sends, member, Event.ROLLBACK)
 
-    assert sends.broker.service.pending == 0
+    assert sends.broker.service.metrics()["pending"] == 0
     assert sends.broker.records_of("orders") == sends.broker.records_of("payments") == []
 
 
@@ -211,7 +211,7 @@ def test_a_refused_append_leaves_nothing(sends: Prepares) -> None:
     sends.broker.log.failing = True
     sends.refused(sends.several(*THREE))
     sends.broker.log.failing = False
-    assert sends.broker.service.pending == 0
+    assert sends.broker.service.metrics()["pending"] == 0
 
     assert sends.prepare_several(*THREE)[0].queue_offset == 0
 

@@ -365,7 +365,7 @@ async def test_an_undecided_half_keeps_its_file_and_all_behind_it(rig: Rig) -> N
     assert rig.store.min_offset == minimum
     assert (await producer.end(half, COMMIT)).code == ResponseCode.SYSTEM_ERROR
     assert (await producer.end(half, UNKNOWN)).code == ResponseCode.SYSTEM_ERROR
-    assert rig.service.pending == 0
+    assert rig.service.metrics()["pending"] == 0
 
 
 @windowed()
@@ -404,7 +404,7 @@ async def test_a_decision_not_yet_on_disk_lets_nothing_go(rig: Rig) -> None:
     rig.disk.held = True
     producer.end_one_way(half, COMMIT)
     await rig.wait(100)
-    assert rig.service.pending == 0
+    assert rig.service.metrics()["pending"] == 0
     await delete(rig)
     assert rig.store.min_offset == 0
 

@@ -358,7 +358,7 @@ def test_a_batch_that_cannot_be_appended_leaves_everything_undecided(front: Fron
     front.batch(*ends)
     results = front.results()
     assert {result.code for result in results} == {ResponseCode.SYSTEM_ERROR}
-    assert front.broker.service.pending == 3
+    assert front.broker.service.metrics()["pending"] == 3
     front.broker.log.failing = False
 
     front.batch(*ends)
@@ -378,7 +378,7 @@ def test_a_message_without_a_place_waits_and_the_others_go(front: Front) -> None
         EndResult(code=OK),
         EndResult(code=ResponseCode.NO_PERMISSION, remark="no room"),
     ]
-    assert front.broker.service.pending == 1
+    assert front.broker.service.metrics()["pending"] == 1
 
 
 def test_an_empty_batch_and_a_one_way_batch(front: Front) -> None:

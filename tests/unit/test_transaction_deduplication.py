@@ -41,7 +41,7 @@ def test_a_half_sent_twice_is_stored_once(sends: Prepares) -> None:
     again = sends.prepare("K", queue_id=2)  # a client that tries again takes the next queue
 
     assert again == first
-    assert (_halves(sends), sends.broker.service.pending) == (1, 1)
+    assert (_halves(sends), sends.broker.service.metrics()["pending"]) == (1, 1)
     assert sends.broker.service.metrics()["prepares_repeated"] == 1
 
 

@@ -33,7 +33,7 @@ def test_a_delay_counts_from_the_commit(broker: Broker) -> None:
     (waiting,) = broker.finals_of(half)
     assert (waiting.topic, waiting.queue_id) == (SCHEDULE_TOPIC, 1)  # five seconds
     assert waiting.property_map["TRANSACTION_DELAY_MS"] == "7000"  # left when it was stored
-    assert broker.service.pending == 0
+    assert broker.service.metrics()["pending"] == 0
     assert broker.records_of("orders") == []
 
 

@@ -39,7 +39,7 @@ def test_halves_are_stored_side_by_side_and_are_one_transaction(broker: Broker) 
     marks = [record.property_map["TRANSACTION_GROUP"] for record in broker.records_of(HALF_TOPIC)]
     leader_key = f"{1:032X}"
     assert marks == [f"{leader_key},{number},4" for number in range(4)]
-    assert broker.service.pending == 1
+    assert broker.service.metrics()["pending"] == 1
     broker.wait(7_000)
     assert producer.asked_offsets == [halves[0].physical_offset]
     (info,) = broker.service.view.page(-1, 10).infos
@@ -83,7 +83,7 @@ def test_a_commit_delivers_all_by_one_append(broker: Broker) -> None:
     ]
     assert ended.position == records[-1].end == broker.log.write_offset
     assert ended.final_offset == start
-    assert broker.service.pending == 0
+    assert broker.service.metrics()["pending"] == 0
 
 
 def test_finals_are_the_same_from_memory_and_from_the_log(broker: Broker) -> None:
@@ -193,7 +193,7 @@ def test_a_refused_message_keeps_the_whole_group_out(broker: Broker) -> None:
     good, bad = message(key="a"), message(key="b", properties={"X": "x" * 31_000})
     with pytest.raises(RequestRefusedError):
         broker.service.prepares.prepare_group([(good, "a"), (bad, "b")], "pg", Connected())
-    assert (broker.log.write_offset, broker.service.pending) == (0, 0)
+    assert (broker.log.write_offset, broker.service.metrics()["pending"]) == (0, 0)
 
 
 def test_a_failed_append_leaves_the_group_undecided(broker: Broker) -> None:
@@ -257,7 +257,7 @@ def test_a_commit_that_was_cut_off_is_completed(
     broker.log.flush()
     broker.restart()
     assert finals(broker, halves) == [int(survivors > 0)] * 4
-    assert broker.service.pending == int(survivors == 0)
+    assert broker.service.metrics()["pending"] == int(survivors == 0)
 
 
 def test_a_completion_that_was_cut_off_is_completed_too(broker: Broker) -> None:
@@ -335,4 +335,4 @@ def test_every_message_of_a_group_may_be_delayed(broker: Broker, restart: bool) 
     ]
     assert finals(broker, halves) == [1, 1, 1]
     assert [one.property_map["REAL_TOPIC"] for one in waiting] == ["topic0", "topic1", "topic2"]
-    assert broker.service.pending == 0
+    assert broker.service.metrics()["pending"] == 0

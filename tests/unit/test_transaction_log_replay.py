@@ -239,7 +239,7 @@ def test_a_leader_that_another_broker_committed_commits_the_rest(tmp_path: Path)
     broker.restart()
 
     assert [len(broker.finals_of(one)) for one in (leader, *members)] == [1, 1, 1]
-    assert broker.service.pending == 0
+    assert broker.service.metrics()["pending"] == 0
 
 
 def test_a_resumed_record_takes_a_transaction_back(tmp_path: Path) -> None:
@@ -294,4 +294,4 @@ def test_a_consumers_retry_does_not_decide_the_half_at_zero(tmp_path: Path, snap
     broker.end(first, Event.COMMIT)
     broker.log.flush()
     broker.restart()
-    assert broker.service.pending == 0
+    assert broker.service.metrics()["pending"] == 0

@@ -105,7 +105,7 @@ def test_a_transaction_is_found_by_its_key_and_by_its_id(broker: Broker) -> None
     assert broker.service.view.find(f"{7:032X}") is None
     assert broker.service.view.find(offset_message_id(HOST, half.physical_offset)) is None
     assert broker.service.view.find("nothing") is None
-    assert broker.service.pending == 1
+    assert broker.service.metrics()["pending"] == 1
     assert broker.service.view.page(-1, 1).infos[0].offset == other.physical_offset
 
 
@@ -189,7 +189,7 @@ def test_a_damaged_half_can_still_be_rolled_back(broker: Broker) -> None:
         broker.service.operator.decide(half.physical_offset, "commit")
     broker.service.operator.decide(half.physical_offset, "rollback")
 
-    assert broker.service.pending == 0
+    assert broker.service.metrics()["pending"] == 0
     (rollback,) = broker.log.scan(half.physical_offset + half.size)
     assert rollback.prepared_transaction_offset == half.physical_offset
     assert rollback.sys_flag & 0xC == 0xC

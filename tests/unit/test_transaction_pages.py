@@ -38,6 +38,7 @@ class Table:
             NoChecks(),
             read_half=self._read,
             now_ms=self.clock,
+            monotonic_ms=self.clock.monotonic,
         )
 
     def add(self, offset: int, group: str = "pg") -> None:
@@ -92,12 +93,28 @@ def test_a_page_ends_when_its_time_is_over() -> None:
     assert [offset for page in pages for offset in page] == list(range(10, 100, 10))
 
 
+def test_a_page_ends_in_time_although_the_clock_is_set_back() -> None:
+    """By the wall clock its time would begin again, and a page of a million takes seconds."""
+    table = Table(*range(10, 100, 10), slow_ms=PAGE_MS)
+    read, steps = table._read, iter([-3_600_000])
+
+    def step_and_read(offset: int) -> StoredHalf:
+        table.clock.step(next(steps, 0))
+        return read(offset)
+
+    table.view._read_half = step_and_read
+
+    infos, _ = table.view.page(-1, 1000)
+
+    assert len(infos) == 1
+
+
 def test_a_page_that_finds_nothing_ends_too() -> None:
     """Among a million of other groups, one must not be searched for in one go."""
     table = Table(*range(3 * SKIPPED_PER_CLOCK_READ))
     table.add(1_000_000, "rare")
     readings = iter(range(START_MS, START_MS + 1_000_000, PAGE_MS))
-    table.view._now_ms = lambda: next(readings)
+    table.view._monotonic_ms = lambda: next(readings)
 
     pages = table.walk(10, "rare")
 

@@ -58,7 +58,7 @@ def test_a_rolled_back_message_is_never_seen(broker: Broker) -> None:
 
     assert broker.records_of("orders") == []
     assert position == broker.log.write_offset > half.physical_offset + half.size
-    assert broker.service.pending == 0
+    assert broker.service.metrics()["pending"] == 0
 
 
 def test_not_known_yet_changes_nothing(broker: Broker) -> None:
@@ -67,7 +67,7 @@ def test_not_known_yet_changes_nothing(broker: Broker) -> None:
     before = broker.log.write_offset
 
     assert broker.end(half, Event.UNKNOWN) == 0
-    assert (broker.log.write_offset, broker.service.pending) == (before, 1)
+    assert (broker.log.write_offset, broker.service.metrics()["pending"]) == (before, 1)
 
 
 @pytest.mark.parametrize("event", [Event.COMMIT, Event.ROLLBACK])
@@ -262,7 +262,7 @@ def test_an_ordered_stop_leaves_nothing_behind(broker: Broker) -> None:
     broker.restart(drained=True)
 
     assert [op.body for op in broker.records_of(OP_TOPIC)] == [b"0,"]
-    assert broker.service.pending == 1
+    assert broker.service.metrics()["pending"] == 1
     broker.end(open_half, Event.COMMIT)
     assert len(broker.finals_of(open_half)) == 1
 

@@ -1,5 +1,6 @@
 """Snapshots: a shorter start, with the table that the whole log would give."""
 
+import os
 import threading
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 
 from halfmq.broker.loop import slices
 from halfmq.broker.transaction.replay import snapshot
-from halfmq.broker.transaction.replay.snapshot import (
+from halfmq.broker.transaction.replay.snapshot_file import (
     PENDING,
     Anchor,
     Header,
@@ -17,6 +18,8 @@ from halfmq.broker.transaction.replay.snapshot import (
 from halfmq.broker.transaction.state.pending import PendingTable
 from halfmq.broker.transaction.state.state_machine import Event, State
 from halfmq.store.files import disk
+from halfmq.store.files.page_cache import NotInMemoryError, waiting
+from halfmq.store.format.transaction_snapshot import FOOTER
 from halfmq.store.log.append_request import AppendResult
 from tests.support.patience import PATIENCE_S
 from tests.support.transactions import Broker, Connected, MemoryLog
@@ -169,7 +172,7 @@ def test_a_snapshot_that_the_log_fell_short_of_is_forgotten(broker: Broker) -> N
         broker.prepare()
     broker.log.flush()
     broker.restart()
-    assert broker.service.pending == 6
+    assert broker.service.metrics()["pending"] == 6
 
 
 def test_a_snapshot_waits_until_the_log_is_durable(broker: Broker) -> None:
@@ -208,6 +211,36 @@ def test_the_file_of_a_snapshot_is_created_beside_the_loop(
     take(broker)
 
     assert creators == ["halfmq-snapshot"]
+
+
+def test_only_the_thread_of_the_loop_reads_the_log(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are kept open for this thread, which may close them at any time."""
+    half = broker.prepare()
+    read = broker.log.record_bytes
+    readers: list[str] = []
+    fetchers: list[str] = []
+
+    class ColdError(NotInMemoryError):
+        def fetch(self) -> None:
+            fetchers.append(threading.current_thread().name)
+
+    def cold(physical_offset: int) -> bytes | None:
+        readers.append(threading.current_thread().name)
+        if not waiting.is_allowed:
+            raise ColdError([])
+        return read(physical_offset)
+
+    monkeypatch.setattr(broker.log, "record_bytes", cold)
+    take(broker)
+
+    loop = threading.current_thread().name
+    assert (readers, fetchers) == ([loop, loop], ["halfmq-snapshot"])
+    with broker.snapshot_path.open("rb") as file:
+        file.seek(-FOOTER.size, os.SEEK_END)
+        anchor = FOOTER.unpack(file.read())[1]
+    assert anchor == half.physical_offset
 
 
 def test_an_ordered_stop_ends_a_snapshot_that_is_being_written(broker: Broker) -> None:

@@ -166,7 +166,7 @@ def test_a_restart_keeps_every_decision(broker: StoredBroker, tmp_path: Path, ho
             broker.end(half, Event.COMMIT if number % 4 else Event.ROLLBACK)
     broker.kill(tmp_path / "after") if how == "killed" else broker.restart()
 
-    assert broker.service.pending == 20
+    assert broker.service.metrics()["pending"] == 20
     producer = broker.producers.join("pg", Connected())
     broker.wait(60_000)
     assert producer.asked_offsets == [
@@ -270,7 +270,7 @@ def test_messages_of_one_transaction_become_visible_together(
             [record.body for record in broker.consumed(f"topic{number}")] for number in range(5)
         ] == [[body] * (attempt + 1) for body in bodies]
     broker.kill(tmp_path / "after")
-    assert broker.service.pending == 4
+    assert broker.service.metrics()["pending"] == 4
     assert [len(broker.consumed(f"topic{number}")) for number in range(5)] == [4] * 5
 
 
@@ -300,7 +300,7 @@ def test_a_commit_that_the_disk_has_in_part_is_completed(
     assert [[one.body for one in broker.consumed(f"topic{key}")] for key in keys] == [
         [key.encode()] for key in keys
     ]
-    assert broker.service.pending == 0
+    assert broker.service.metrics()["pending"] == 0
 
 
 @pytest.mark.parametrize("what", ["body", "length", "blank", "file"])
@@ -385,5 +385,5 @@ def test_a_store_of_rocketmq_opens_in_the_middle_of_transactions(golden: GoldenS
     broker.stop()
 
     broker.open(golden.root)  # and once more, now from the snapshot
-    assert broker.service.pending == 0
+    assert broker.service.metrics()["pending"] == 0
     broker.store.close()

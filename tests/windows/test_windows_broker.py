@@ -211,7 +211,7 @@ async def test_w15_a_decision_is_answered_when_it_is_on_disk(
     assert (await producer.end(answered, decision)).code == ResponseCode.SUCCESS
     rig.disk.held = True
     opaque = producer.send(RequestCode.END_TRANSACTION, producer.end_request(open_one, decision))
-    await until(lambda: rig.service.pending == 0)
+    await until(lambda: rig.service.metrics()["pending"] == 0)
     await producer.sync()
     assert not producer.answered(opaque)
 

@@ -87,7 +87,7 @@ async def test_w13_what_cannot_be_parked_stays_undecided(rig: Rig) -> None:
     with rig.refusing(TRANS_CHECK_MAX_TIME_TOPIC):
         await rig.wait(UNTIL_PARKED_MS)
         assert rig.metrics["pending_parked"] == 0
-        assert rig.service.pending == 2
+        assert rig.service.metrics()["pending"] == 2
         assert (await producer.end(decided, COMMIT)).code == ResponseCode.SUCCESS
         await rig.kill()
     producer = await rig.peer()

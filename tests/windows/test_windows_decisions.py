@@ -62,7 +62,7 @@ async def test_w06_no_decision_is_dropped_while_the_disk_is_behind(rig: Rig) -> 
     rig.disk.held = False
     await rig.settle()
 
-    assert rig.service.pending == 0
+    assert rig.service.metrics()["pending"] == 0
     assert len(rig.consumed()) == MANY
     await rig.wait(HOUR_MS)
     assert producer.checks == []

@@ -21,7 +21,7 @@ from halfmq.store.format.record import Record
 from ..state.pending import PendingTable
 from .log_replay import ForeignRecordError, LogReplay
 from .snapshot import Log as SnapshotLog
-from .snapshot import load_snapshot, remove_snapshot
+from .snapshot_file import load_snapshot, remove_snapshot
 
 logger = logging.getLogger(__name__)
 
