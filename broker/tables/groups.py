@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.remoting.codes import ResponseCode
+from halfmq.store.files.json_table import EntryTexts
 from halfmq.store.format.topics import SYSTEM_GROUP_PREFIX, validate_group
 
 from ..errors import RequestRefusedError
 from .table_file import (
     NAMES_TOLD_MAX,
-    Entries,
     JsonObject,
     PeriodicSave,
     TableFile,
@@ -150,6 +150,7 @@ class GroupTable:
         self._groups_max = groups_max
         self._groups = {name: GroupConfig(name=name) for name in BUILT_IN_GROUPS}
         self._forbidden: JsonObject = {}
+        self._texts = EntryTexts(GroupConfig.to_json)
         self._saves = PeriodicSave(0, now_ms)  # at each save
 
     def load(self) -> None:
@@ -240,14 +241,14 @@ class GroupTable:
         """
         if not self._saves.is_due():
             return None
-        return self._saves.job(self._file.prepare(self._content(), patient=True), "groups")
+        return self._saves.job(self._file.prepare(self._content(patient=True)), "groups")
 
-    def _content(self) -> Callable[[], JsonObject]:
-        content = {
+    def _content(self, *, patient: bool = False) -> Callable[[], JsonObject]:
+        groups = dict(self._groups)
+        return lambda: {
             "forbiddenTable": self._forbidden,
-            "subscriptionGroupTable": Entries(self._groups),
+            "subscriptionGroupTable": self._texts.encode(groups, patient=patient),
         }
-        return lambda: content
 
     def _add(self, made: GroupConfig) -> GroupConfig:
         if len(self._groups) >= self._groups_max:

@@ -17,7 +17,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final
 
 from halfmq.store.errors import DamagedTableError
 from halfmq.store.files import disk
@@ -26,23 +26,6 @@ from halfmq.store.files.json_table import Origin, read_table, save_table, set_as
 logger = logging.getLogger(__name__)
 
 JsonObject = Mapping[str, object]
-
-
-class Entry(Protocol):
-    """One entry of a table."""
-
-    def to_json(self) -> JsonObject: ...
-
-
-class Entries(dict[str, Any]):
-    """Entries of a table, for a thread that writes them; each becomes JSON when it is written."""
-
-    def __init__(self, entries: Mapping[str, Entry]) -> None:
-        super().__init__(entries)
-
-    def __getitem__(self, key: str) -> JsonObject:
-        entry: Entry = super().__getitem__(key)
-        return entry.to_json()
 
 
 NAMES_TOLD_MAX: Final = 20

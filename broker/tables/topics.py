@@ -14,10 +14,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 from halfmq.remoting.codes import ResponseCode
+from halfmq.store.files.json_table import EntryTexts
 from halfmq.store.format.topics import (
     BENCHMARK_TOPIC,
     CLIENTS_MAY_NOT_SEND,
@@ -40,7 +42,6 @@ from ..errors import NotYetError, RequestRefusedError
 from .awaited_save import AwaitedSave
 from .table_file import (
     NAMES_TOLD_MAX,
-    Entries,
     JsonObject,
     PeriodicSave,
     TableFile,
@@ -207,11 +208,17 @@ class TopicTable:
         self._queue_nums = identity.default_queue_nums
         self._topics_max = topics_max
         self._topics = built_in_topics(identity, delay_levels)
+        self._texts = EntryTexts(TopicConfig.to_json)
         self._saves = PeriodicSave(0, now_ms)  # at each look
         self._version = 0
-        self._new: dict[str, TopicConfig] = {}  # nobody sees them before they are in the file
-        self._saved_soon: dict[str, TopicConfig] = {}  # those that a thread is writing
-        self._awaited = AwaitedSave(self._begin_save, self._end_save) if saves_beside else None
+        # Topics that are not visible yet: to be saved, and being saved or just saved.
+        self._new: dict[str, TopicConfig] = {}
+        self._saved_soon: dict[str, TopicConfig] = {}
+        self._awaited = (
+            AwaitedSave(self._begin_save, self._end_save, self._show_saved)
+            if saves_beside
+            else None
+        )
 
     def load(self) -> None:
         """Lay the entries of the file over the built-in topics."""
@@ -381,11 +388,11 @@ class TopicTable:
         """
         if not self._saves.is_due():
             return None
-        return self._saves.job(self._file.prepare(self._content(), patient=True), "topics")
+        return self._saves.job(self._file.prepare(self._content(patient=True)), "topics")
 
-    def _content(self) -> Callable[[], JsonObject]:
-        topics = Entries(self._topics | self._saved_soon)
-        return lambda: {"topicConfigTable": topics}
+    def _content(self, *, patient: bool = False) -> Callable[[], JsonObject]:
+        topics = self._topics | self._saved_soon
+        return lambda: {"topicConfigTable": self._texts.encode(topics, patient=patient)}
 
     # --- new topics
 
@@ -396,7 +403,7 @@ class TopicTable:
             self._new[made.name] = made
             _log_created(made, reason)
         if self._awaited is not None and not self._awaited.is_full:
-            raise NotYetError(self._awaited.wait)
+            raise NotYetError(partial(self._awaited.wait, made.name))
         error = None
         try:
             self._begin_save()()
@@ -405,6 +412,8 @@ class TopicTable:
         refusal = self._end_save(error)
         if refusal is not None:
             raise refusal from error
+        for name in list(self._saved_soon):
+            self._show_saved(name)
         return self._topics[made.name]
 
     def _check_room(self, made: TopicConfig) -> None:
@@ -420,24 +429,28 @@ class TopicTable:
             self._file.step()
         self._saved_soon |= self._new
         self._new = {}
-        return self._file.prepare(self._content(), patient=self._awaited is not None)
+        return self._file.prepare(self._content(patient=self._awaited is not None))
 
     def _end_save(self, error: OSError | None) -> RequestRefusedError | None:
-        made, self._saved_soon = self._saved_soon, {}
         if error is None:
-            self._topics |= made
-            self._version = self._file.counter
             return None
-        logger.error("event=table_not_saved table=topics lost=%r error=%r", [*made], str(error))
+        lost, self._saved_soon = [*self._saved_soon], {}
+        logger.error("event=table_not_saved table=topics lost=%r error=%r", lost, str(error))
         return RequestRefusedError(
             ResponseCode.SERVICE_NOT_AVAILABLE,
             f"topics.json cannot be written: {error.strerror or error}",
         )
 
+    def _show_saved(self, name: str) -> None:
+        made = self._saved_soon.pop(name, None)
+        if made is not None:
+            self._topics[name] = made
+            self._version += 1
+
     def _show(self, made: dict[str, TopicConfig]) -> None:
         self._topics |= made
         self._file.step()
-        self._version = self._file.counter
+        self._version += 1
 
 
 def _log_created(made: TopicConfig, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.tables import awaited_save
+from halfmq.broker.tables.awaited_save import TOPICS_PER_PASS, Again, AwaitedSave
 from halfmq.broker.tables.topics import TopicTable
 from halfmq.remoting.bodies import ConsumerData, HeartbeatData, encode_heartbeat
 from halfmq.remoting.codes import RequestCode, ResponseCode
@@ -88,7 +91,7 @@ async def test_a_topic_is_in_the_file_before_the_log_has_a_record_of_it(rig: Rig
 
 @windowed()
 async def test_who_needs_the_topic_waits_and_nobody_else(rig: Rig) -> None:
-    """Then all are served in the order in which they came, after one save for each round."""
+    """Then the requests for a topic are served in their order, after one save for each round."""
     producer, other = await rig.peer(), await rig.peer()
     await producer.prepare("9" * 32, topic="known")
     with watched(rig) as thread:
@@ -105,6 +108,69 @@ async def test_who_needs_the_topic_waits_and_nobody_else(rig: Rig) -> None:
     offsets = [producer.half_of(answer).offset for answer in answers]
     assert offsets == sorted(offsets)
     assert in_file(rig) >= {"orders", "bills"}
+
+
+class Steps:
+    """What an awaited save does, in order."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.saves = AwaitedSave(
+            lambda: lambda: None, self.end, lambda topic: self.done.append(f"show {topic}")
+        )
+        self.last = asyncio.Event()
+
+    def end(self, error: OSError | None) -> RequestRefusedError | None:
+        self.done.append(f"saved {error}")
+        return None
+
+    def serving(self, request: str) -> Again:
+        def serve(refusal: RequestRefusedError | None) -> None:
+            assert refusal is None
+            self.done.append(request)
+            if request == "last":
+                self.last.set()
+
+        return serve
+
+
+async def test_new_topics_are_shown_a_few_in_each_pass_of_the_loop() -> None:
+    """A thousand that are saved at once do not occupy the loop until all their queues exist."""
+    steps = Steps()
+    topics = [f"T{number}" for number in range(3 * TOPICS_PER_PASS)]
+    for topic in topics:
+        steps.saves.wait(topic, steps.serving("last" if topic == topics[-1] else topic), 10)
+    in_between: list[int] = []
+
+    def beat() -> None:
+        in_between.append(sum(step.startswith("show") for step in steps.done))
+        if not steps.last.is_set():
+            asyncio.get_running_loop().call_soon(beat)
+
+    beat()
+    await asyncio.wait_for(steps.last.wait(), PATIENCE_S)
+
+    assert {TOPICS_PER_PASS, 2 * TOPICS_PER_PASS} <= set(in_between)
+    assert [step for step in steps.done if step.startswith("saved")] == ["saved None"]
+    assert not steps.saves.is_full
+
+
+async def test_requests_for_one_topic_are_served_in_order() -> None:
+    """Also one that arrives when its topic is saved, and other topics are served before it."""
+    steps = Steps()
+
+    def first(_refusal: RequestRefusedError | None) -> None:
+        steps.saves.wait("late", steps.serving("last"), 10)
+
+    steps.saves.wait("T", first, 10)
+    for number in range(TOPICS_PER_PASS):
+        steps.saves.wait(f"T{number}", steps.serving("other"), 10)
+    steps.saves.wait("late", steps.serving("one"), 10)
+    steps.saves.wait("late", steps.serving("two"), 10)
+    await asyncio.wait_for(steps.last.wait(), PATIENCE_S)
+
+    assert steps.done[-4:] == ["show late", "one", "two", "last"]
+    assert steps.done.count("saved None") == 1
 
 
 @windowed()

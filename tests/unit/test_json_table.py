@@ -6,13 +6,14 @@ import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from halfmq.store.errors import DamagedTableError, UnusableFileError
 from halfmq.store.files import disk, json_table
 from halfmq.store.files.json_table import (
+    EntryTexts,
     Origin,
     decode_table,
     encode_table,
@@ -119,6 +120,55 @@ def test_a_patient_save_lets_others_work_in_between(
     patient = (tmp_path / "patient.json").read_bytes()
     assert patient == (tmp_path / "impatient.json").read_bytes()
     assert len(pauses) >= 10
+
+
+class Perm(NamedTuple):
+    """An entry of a table."""
+
+    perm: int
+
+    def to_json(self) -> dict[str, object]:
+        return {"perm": self.perm, "attributes": {}}
+
+
+def test_entries_are_encoded_once_however_often_they_are_saved() -> None:
+    """Each new topic rewrites the file of all; the text is the same as without a memory."""
+    encoded: list[Perm] = []
+
+    def to_json(entry: Perm) -> dict[str, object]:
+        encoded.append(entry)
+        return entry.to_json()
+
+    texts = EntryTexts(to_json)
+    entries: dict[str, Perm] = {}
+    changes = [("B", Perm(6)), ("A", Perm(4)), ("\u00fc", Perm(2)), ("A", Perm(6))]
+    for name, entry in changes:
+        entries[name] = entry
+        plain = {"topics": {one: value.to_json() for one, value in entries.items()}}
+        assert encode_table({"topics": texts.encode(entries)}) == encode_table(plain)
+    assert encoded == [entry for _, entry in changes]
+
+    del entries["B"]
+    assert json.loads(encode_table({"topics": texts.encode(entries)}))["topics"].keys() == {
+        "A",
+        "\u00fc",
+    }
+    assert encode_table({"topics": texts.encode({})}) == encode_table({"topics": {}})
+
+
+def test_entries_are_encoded_patiently_for_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first save of a large table lets others work in between; later ones have no need."""
+    pauses: list[float] = []
+    monkeypatch.setattr(json_table, "sleep", pauses.append)
+    entries = {f"t{number}": Perm(6) for number in range(1_000)}
+    texts = EntryTexts(Perm.to_json)
+
+    texts.encode(entries, patient=True)
+    assert len(pauses) >= 10
+    pauses.clear()
+    texts.encode(entries, patient=True)
+    EntryTexts(Perm.to_json).encode(entries)
+    assert pauses == []
 
 
 def test_to_save_a_table_leaves_no_garbage_in_cycles() -> None:
