@@ -22,7 +22,7 @@ from typing import Final, cast
 
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.ports import OnAnswer
-from halfmq.broker.transaction.half import half_draft
+from halfmq.broker.transaction.half import half_request
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.broker.transaction.state.pending import Producer
 from halfmq.remoting.bodies import HeartbeatData, ProducerData, encode_heartbeat
@@ -133,7 +133,7 @@ def measure_slices(root: Path, count: int) -> list[Row]:
     store = MessageStore(store_config, now_ms=_now_ms)
     store.open()
     for start in range(0, count, 200):
-        store.append([half_draft(*_half(number)) for number in range(start, start + 200)])
+        store.append([half_request(*_half(number)) for number in range(start, start + 200)])
         store.tick()
     willing = _Willing()
     service = TransactionService(

@@ -17,7 +17,7 @@ from typing import Final
 
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.transaction.deciding import DecisionRequest
-from halfmq.broker.transaction.half import half_draft
+from halfmq.broker.transaction.half import half_request
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.broker.transaction.state.pending import Producer
 from halfmq.broker.transaction.state.state_machine import Event
@@ -138,7 +138,7 @@ class Bench:
         """Append halves that the service does not hear of."""
         for start in range(first, first + count, _APPENDED_AT_ONCE):
             numbers = range(start, min(start + _APPENDED_AT_ONCE, first + count))
-            self.store.append([half_draft(*message(number, body)) for number in numbers])
+            self.store.append([half_request(*message(number, body)) for number in numbers])
             self.store.tick()
         self.settle()
 

@@ -34,14 +34,14 @@ from .service import Broker
 logger = logging.getLogger(__name__)
 
 DESCRIPTORS_WANTED: Final = 65_536
-"""Open files and sockets: 20 000 connections, 2 048 queues with two files each, and much to spare.
-Most systems let a process have 1 024 unless it asks for more."""
+"""Open files and sockets: 20 000 connections, 2 048 queues with two files each, and a reserve. The
+default of most systems is 1 024."""
 
 _LOG_LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
 class ExitCode(IntEnum):
-    """What the process tells its parent."""
+    """The exit codes of the process."""
 
     STOPPED = 0
     UNEXPECTED_ERROR = 1
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for warning in loaded.warnings:
         logger.warning("event=config_warning %s", warning)
     raise_descriptor_limit()
-    take_descriptor_table()
+    reserve_descriptor_table()
     try:
         _run(_serve(loaded.config))
     except ConfigurationError as error:
@@ -111,7 +111,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def raise_descriptor_limit() -> None:
-    """Let this process open as many files as it may, up to what the broker can use."""
+    """Raise the soft limit of open files to the hard limit, or to what the broker can use."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(DESCRIPTORS_WANTED, hard)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -122,12 +122,12 @@ def raise_descriptor_limit() -> None:
         logger.warning("event=descriptor_limit soft=%d error=%r", soft, str(error))
 
 
-def take_descriptor_table() -> None:
-    """Have the kernel make room for all descriptors now, while there is one thread.
+def reserve_descriptor_table() -> None:
+    """Make the kernel allocate its table of descriptors now, while there is one thread.
 
-    It doubles the table when it is full, and where threads share it, who needs the next descriptor
-    waits until every processor has taken notice: the loop stood still for 7 to 26 ms at the 128th,
-    the 256th, the 512th. Half a megabyte of kernel memory at most.
+    The kernel doubles the table when it is full. If threads share it, the thread that opens the
+    next descriptor then waits for every processor: the loop was blocked for 7 to 26 ms at the
+    128th, the 256th, the 512th. The table takes at most half a megabyte of kernel memory.
     """
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = DESCRIPTORS_WANTED if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTORS_WANTED)
@@ -137,7 +137,7 @@ def take_descriptor_table() -> None:
 
 def _run(main_coroutine: Coroutine[Any, Any, None]) -> None:
     try:
-        import uvloop  # noqa: PLC0415  # absent on Windows and PyPy, where plain asyncio serves
+        import uvloop  # noqa: PLC0415  # absent on Windows and PyPy, which use plain asyncio
     except ImportError:
         asyncio.run(main_coroutine)
     else:
@@ -151,8 +151,8 @@ async def _serve(config: BrokerConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_stop.set)
     broker = Broker(config)
-    # A start makes tables of millions of objects and nearly no garbage. To walk them again and
-    # again while they grow takes a fifth of its time.
+    # A start creates tables of millions of objects and almost no garbage. Collections that visit
+    # them repeatedly while they grow would take a fifth of its time.
     gc.disable()
     try:
         report = await broker.start()
@@ -160,7 +160,7 @@ async def _serve(config: BrokerConfig) -> None:
         gc.enable()
     try:
         gc.collect()
-        gc.freeze()  # what lives as long as the process need not be walked by every collection
+        gc.freeze()  # collections need not visit what lives as long as the process
         if config.store.flush_mode is FlushMode.ASYNC_FLUSH:
             logger.warning(
                 "event=async_flush interval_ms=%d A power cut or a kernel crash loses acknowledged "
@@ -191,7 +191,7 @@ async def _serve(config: BrokerConfig) -> None:
 
 
 def announce_exposure(config: BrokerConfig) -> None:
-    """Log if other machines reach the broker and nobody has to say who they are."""
+    """Log a warning if other machines reach the broker without authentication or policies."""
     access, host = config.access, ipaddress.ip_address(config.network.bind_address)
     if host.is_loopback or access.acl_enabled:
         return

@@ -1,9 +1,9 @@
-"""What a handler raises when it refuses a request.
+"""Errors of the broker.
 
 `BrokerError`
-├── `RequestRefusedError`: the peer asked for something that is not to be had; it gets this answer
-├── `NotYetError`: a request cannot be served before something else is done; it is put aside
-├── `UnfinishedError`: a request has been served in part, as much as one turn of the loop allows
+├── `RequestRefusedError`: the request is refused, with this code and remark as its answer
+├── `NotYetError`: the request is deferred until something else is done
+├── `UnfinishedError`: the request was served in part, as much as one turn of the loop allows
 ├── `ConfigurationError`: a setting is wrong; the broker does not start (exit code 2)
 └── `AddressTakenError`: another process listens on the address (exit code 5)
 """
@@ -41,24 +41,24 @@ class RequestRefusedError(BrokerError):
         return f"{self.code.name}: {self.remark}"
 
     def answered(self, command: RemotingCommand, connection: Connection) -> None:
-        """Take note that it has become the answer to a command, or its result if one-way."""
+        """Handle that it is the answer to a command, or the result of a one-way one."""
 
 
 class NotYetError(BrokerError):
-    """A request is to be served later, from its beginning; nothing was changed for it yet."""
+    """The request must be served later, from its beginning; nothing was changed for it yet."""
 
     def __init__(
         self, wait: Callable[[Callable[[RequestRefusedError | None], None], int], None]
     ) -> None:
-        """`wait` takes what serves or refuses the request then, and the bytes of its body."""
+        """``wait`` takes a function that serves or refuses the request, and its size in bytes."""
         super().__init__(wait)
         self.wait = wait
 
 
 class UnfinishedError(BrokerError):
-    """A request is to be served on in the next turn of the loop, before what follows it.
+    """The request is continued in the next turn of the loop, before those that follow it.
 
-    What was done so far is in the connection's ``unfinished``.
+    Its progress is in the connection's ``unfinished``.
     """
 
 
@@ -81,5 +81,5 @@ class AddressTakenError(BrokerError):
         self.address, self.key, self.reason = address, key, reason
 
     def __str__(self) -> str:
-        mend = f"end the other process or set {self.key}"
-        return f"cannot listen on {self.address}: {self.reason}; {mend}"
+        remedy = f"end the other process or set {self.key}"
+        return f"cannot listen on {self.address}: {self.reason}; {remedy}"

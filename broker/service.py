@@ -76,13 +76,12 @@ logger = logging.getLogger(__name__)
 INDEX_TICK_S: Final = 0.02
 """Seconds between two slices of index building if none is left over."""
 
+INDEX_REST_S: Final = 0.004
+"""The same while the index is filled from the log, perhaps gigabytes: at most a third of the loop's
+time. That is faster than a fast broker appends, so the index catches up."""
 
 FLUSHED_ALONE: Final = 32
 """Records of a group that is flushed at once, without waiting for the end of the loop's pass."""
-
-INDEX_REST_S: Final = 0.004
-"""The same while the index is filled from the log, gigabytes perhaps: a third of the loop at most.
-That is more than what a fast broker appends meanwhile, so it comes to an end."""
 
 
 class HandlerPart(Protocol):
@@ -95,7 +94,7 @@ class HandlerPart(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The broker's tables, all that it keeps besides messages."""
+    """The broker's tables: all its state besides messages."""
 
     topics: TopicTable
     groups: GroupTable
@@ -153,27 +152,9 @@ class Broker:
         self._tables.registry.on_producer(
             lambda _group, _connection: self._transaction_ticker.wake()
         )
-        self._delay = DelayService(
-            self._store,
-            self._store,
-            self._levels,
-            self._table_path("delayOffset.json"),
-            now_ms=now_ms,
-            monotonic_ms=monotonic_ms,
-            fetch=self._fetches.begin,
-            wake=self._wake_delivery,
-        )
+        self._delay = self._make_delay()
         self._delay_ticker = Ticker("delay", self._delay.tick)
-        self._retention = RetentionSchedule(
-            self._store,
-            config.store,
-            self.transactions,
-            self._delay,
-            is_scarce=lambda: self._disk_limits.is_scarce,
-            now_ms=now_ms,
-            fetch=self._fetches.begin,
-            wake=self._wake_retention,
-        )
+        self._retention = self._make_retention()
         self._retention_ticker = Ticker("retention", self._retention.tick)
         self._access = AccessSetup(
             config.access,
@@ -196,31 +177,8 @@ class Broker:
             *(part.handlers() for part in self._make_handlers()), admit=self._access.admit
         )
         self._tls = tls_context(config.tls)
-        self._server = Server(
-            self._router,
-            self._release,
-            self._fetches.begin,
-            self._clients.connection_lost,
-            host=config.network.bind_address,
-            listen_port=config.network.listen_port,
-            namesrv_port=config.network.namesrv_listen_port,
-            tls=self._tls,
-            connections_per_address=config.network.connections_per_address,
-        )
-        self._stack = ServiceStack(
-            [
-                self._store_service,
-                self._disk_limits,
-                self._pull,
-                self._fetches,
-                self._polling,
-                *self._make_housekeeping(),
-                *self._access.services,
-                *([] if self._tls is None else [Reloading(self._tls.reload)]),
-                self._server,
-                self._make_registration(),
-            ]
-        )
+        self._server = self._make_server()
+        self._stack = ServiceStack(self._services())
 
     # --- the parts
 
@@ -271,6 +229,59 @@ class Broker:
             may_ask=may_ask,
         )
 
+    def _make_delay(self) -> DelayService:
+        return DelayService(
+            self._store,
+            self._store,
+            self._levels,
+            self._table_path("delayOffset.json"),
+            now_ms=self._now_ms,
+            monotonic_ms=self._monotonic_ms,
+            fetch=self._fetches.begin,
+            wake=self._wake_delivery,
+        )
+
+    def _make_retention(self) -> RetentionSchedule:
+        return RetentionSchedule(
+            self._store,
+            self.config.store,
+            self.transactions,
+            self._delay,
+            is_scarce=lambda: self._disk_limits.is_scarce,
+            now_ms=self._now_ms,
+            fetch=self._fetches.begin,
+            wake=self._wake_retention,
+        )
+
+    def _make_server(self) -> Server:
+        network = self.config.network
+        return Server(
+            self._router,
+            self._release,
+            self._fetches.begin,
+            self._clients.connection_lost,
+            host=network.bind_address,
+            listen_port=network.listen_port,
+            namesrv_port=network.namesrv_listen_port,
+            tls=self._tls,
+            connections_per_address=network.connections_per_address,
+        )
+
+    def _services(self) -> list[Service]:
+        """Return the services in the order in which they start; the sockets open last."""
+        return [
+            self._store_service,
+            self._disk_limits,
+            self._pull,
+            self._fetches,
+            self._polling,
+            *self._make_housekeeping(),
+            *self._access.services,
+            *([] if self._tls is None else [Reloading(self._tls.reload)]),
+            self._server,
+            self._make_registration(),
+        ]
+
     def _make_store_service(self) -> StoreService:
         tables = self._tables
         return StoreService(
@@ -296,7 +307,7 @@ class Broker:
         )
 
     def _complete_tables(self) -> None:
-        """Make anew what the tables lack and messages or other tables still tell."""
+        """Restore missing topics and groups that messages or other tables still name."""
         tables, report = self._tables, self._store_service.report
         killed = report is not None and not report.clean
         tables.topics.complete(self._store.queues())
@@ -450,7 +461,7 @@ class Broker:
         return report
 
     async def stop(self) -> None:
-        """Answer what waits for the disk, flush, and mark the store clean."""
+        """Send the replies that wait for the disk, flush, and mark the store clean."""
         await self._stack.stop()
 
     @property
@@ -460,23 +471,23 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """Where requests of clients are served, `host:port`."""
+        """Address of the client listener, ``host:port``."""
         return self._server.address
 
     @property
     def namesrv_address(self) -> str:
-        """Where name-server requests are served, `host:port`."""
+        """Address of the name-server listener, ``host:port``."""
         return self._server.namesrv_address
 
     def _appended(self, group: Sequence[AppendRequest]) -> None:
-        for draft in group:
-            if draft.topic == SCHEDULE_TOPIC:
-                self._delay.on_stored(draft.queue_id)
+        for request in group:
+            if request.topic == SCHEDULE_TOPIC:
+                self._delay.on_stored(request.queue_id)
         if self._polling.waiting:
-            self._polling.mark_arrivals([(draft.topic, draft.queue_id) for draft in group])
+            self._polling.mark_arrivals([(one.topic, one.queue_id) for one in group])
         if self._sync_flush:
             if len(group) >= FLUSHED_ALONE:
-                # Large enough for a flush of its own, under which the next one is worked on.
+                # Large enough for its own flush, during which the next group is processed.
                 self._store.request_flush()
             self._release.ask_flush()
         else:
@@ -486,7 +497,7 @@ class Broker:
         self._release.durable_from_thread(offset)  # the store must exist before the release does
 
     def _transactions_tick(self) -> float:
-        self._group.append_staged()  # nobody is asked about what has just been decided
+        self._group.append_staged()  # no check is sent for what has just been decided
         return self.transactions.tick()
 
     def _wake_retention(self) -> None:
@@ -501,7 +512,7 @@ class Broker:
         return INDEX_REST_S if self._store.index_lags else 0
 
     def _store_failed(self, error: Exception) -> None:
-        """Say why the store takes no more; called on one of its threads."""
+        """Log why the store refuses appends; called on one of its threads."""
         self._refusal.begin("disk_failed", ResponseCode.SERVICE_NOT_AVAILABLE, str(error))
         logger.critical(
             "event=store_failed error=%r Nothing more is acknowledged: restart the broker when the "
@@ -511,7 +522,7 @@ class Broker:
 
 
 def _make_tables_directory(path: Path) -> None:
-    """Make it durably: a table in a directory without a durable name is not on disk either.
+    """Create the directory durably, or a crash could lose it with the tables in it.
 
     Raises:
         UnusableFileError: No table could be saved there, which would show at the stop.

@@ -39,11 +39,11 @@ class StoreService:
         self.report: RecoveryReport | None = None
 
     async def start(self) -> None:
-        """Recover; nothing is served yet, so the loop may wait.
+        """Recover the store and read the tables; this blocks the loop, which serves nothing yet.
 
         Raises:
             DiskFullError: There is no space for what a start writes; says how much to free.
-            StoreError: The store cannot be opened; also for whatever else the system refused.
+            StoreError: The store cannot be opened, or the system refused something else.
         """
         try:
             self._open()
@@ -62,7 +62,7 @@ class StoreService:
             for load in self._load:
                 load()
         except BaseException:
-            # What a kill has left to be done is still to be done by the next start.
+            # After a kill, the next start has to recover as well.
             self._store.close(clean=self.report.clean)
             raise
 
@@ -89,13 +89,13 @@ class StoreService:
 
 
 def _no_room(path: Path, reason: str) -> DiskFullError:
-    """Say how much room a start needs at most, unless queues are missing that were long."""
+    """Return an error that says how much space a start needs, unless long queues are missing."""
     needed = ROOM_LEFT >> 20
     return DiskFullError(path, f"{reason}; free {needed} MiB on that disk, then start again")
 
 
 def _tried(work: Callable[[], None]) -> bool:
-    """Do one step of a stop; a full disk must not keep the rest from being saved."""
+    """Run one step of a stop; return False if it failed, for example because the disk is full."""
     try:
         work()
     except (OSError, StoreError) as error:
@@ -105,7 +105,7 @@ def _tried(work: Callable[[], None]) -> bool:
 
 
 class PersistTicker:
-    """Has tables written by a thread when they are due, one at a time."""
+    """Writes tables that are due on a thread, one at a time."""
 
     def __init__(self, jobs: Sequence[Callable[[], Callable[[], None] | None]]) -> None:
         self._jobs = jobs
@@ -113,11 +113,11 @@ class PersistTicker:
         self._writing: asyncio.Future[None] | None = None
 
     async def start(self) -> None:
-        """Begin to look for due tables."""
+        """Start the periodic scan for due tables."""
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Finish the write under way: the one at the end must not meet it."""
+        """Wait for a running write, which must not overlap with the final one."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

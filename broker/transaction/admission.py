@@ -150,7 +150,7 @@ def refuse_delays(sent: Delays, now_ms: int) -> None:
         )
 
 
-def refuse_large(properties: bytes, *, reserve: int = FINAL_RESERVE) -> None:
+def require_few_properties(properties: bytes, *, reserve: int = FINAL_RESERVE) -> None:
     """Raise if a message has too many bytes of properties to be prepared.
 
     Raises:
@@ -163,7 +163,7 @@ def refuse_large(properties: bytes, *, reserve: int = FINAL_RESERVE) -> None:
         )
 
 
-def leave_room(
+def require_room(
     half: AppendRequest, topic: str, *, record_size_max: int, reserve: int = DECISION_RESERVE
 ) -> None:
     """Raise if a half leaves no room for the records made from it.
@@ -198,7 +198,7 @@ def leave_room(
         )
 
 
-def group_is_full(group: str, limit: int) -> RequestRefusedError:
+def group_limit_refusal(group: str, limit: int) -> RequestRefusedError:
     """Return the refusal of a half whose producer group has too many undecided transactions."""
     return RequestRefusedError(
         ResponseCode.SYSTEM_BUSY,
@@ -209,7 +209,9 @@ def group_is_full(group: str, limit: int) -> RequestRefusedError:
     )
 
 
-def not_taken(config: TransactionConfig, halves: int, broker_address: str) -> RequestRefusedError:
+def prepare_refusal(
+    config: TransactionConfig, halves: int, broker_address: str
+) -> RequestRefusedError:
     """Return the refusal of any half: forbidden, or too many (``halves``) are undecided."""
     if config.reject:
         return RequestRefusedError(

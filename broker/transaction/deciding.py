@@ -34,7 +34,7 @@ from .errors import (
 )
 from .half import StoredHalf
 from .half_reader import HalfReader
-from .half_records import bare_draft, committed, final_draft, rollback_draft
+from .half_records import bare_request, committed, final_request, rollback_request
 from .op_writer import OpWriter
 from .state.final_message_cache import FinalMessageCache
 from .state.pending import Pending, PendingTable
@@ -77,22 +77,22 @@ class Ended(NamedTuple):
 class PlannedDecision(msgspec.Struct, gc=False):
     """A first decision whose records are not in the log yet."""
 
-    draft: AppendRequest  # of the record that decides
+    requests: Sequence[AppendRequest]  # the record that decides, then the other final messages
     entry: Pending
     state: State
-    rest: Sequence[AppendRequest] = ()  # the final messages of the other halves
     dropped: int = 0  # body bytes of the message that was rolled back
     waits: bool = True  # whether the answer waits for the disk
 
     @property
     def size(self) -> int:
         """Body bytes of the messages read for this decision."""
-        return self.dropped + len(self.draft.body) + sum([len(one.body) for one in self.rest])
+        return self.dropped + sum([len(one.body) for one in self.requests])
 
-    @property
-    def message_host(self) -> bytes | None:
-        """The store host of the final message; None unless it is a commit."""
-        return self.draft.store_host if self.state is _COMMITTED else None
+    def message_id(self, results: Sequence[AppendResult]) -> str | None:
+        """Return the offset message id of the final message; None unless it is a commit."""
+        if self.state is not _COMMITTED:
+            return None
+        return offset_message_id(self.requests[0].store_host, results[0].physical_offset)
 
 
 MayDecide: TypeAlias = Callable[[bytes, bool], None]
@@ -162,7 +162,7 @@ class Decisions:
         """
         offset = request.offset
         if request.may is not None:
-            self._refuse_strangers(offset, request.may)
+            self._check_access(offset, request.may)
         entry = self._undecided(request)
         if entry is None:
             return self._end_other(request)
@@ -186,7 +186,7 @@ class Decisions:
         """Answer a request about a decided half with its decision, or raise."""
         return self._answer_decided(offset, self._existing_half(offset), event)
 
-    def _refuse_strangers(self, offset: int, may: MayDecide) -> None:
+    def _check_access(self, offset: int, may: MayDecide) -> None:
         """Raise unless the sender may decide each message of the transaction with this half."""
         leader = self._table.first_of(offset)
         entry = self._find(leader)
@@ -225,11 +225,11 @@ class Decisions:
         planned = self._decision(entry, state, names)
         if from_check:  # only now: if a read raises NotInMemoryError, the request is served again
             self._answered(entry)
-        appended = self._append((planned.draft, *planned.rest))
+        appended = self._append(planned.requests)
         position = self.decided(planned, appended)
         if state is not _COMMITTED:
             return Ended(position)
-        return Ended(position, appended[0].physical_offset, planned.draft.store_host)
+        return Ended(position, appended[0].physical_offset, planned.requests[0].store_host)
 
     def _decision(
         self,
@@ -248,36 +248,36 @@ class Decisions:
             may(final.properties, entry.sent > 0)
         if offset in self._groups:
             members = [member.offset for member in self._groups[offset]]
-            rest = [self._resolve(committed(self._final_at(member))) for member in members]
-            return PlannedDecision(self._resolve(committed(final, members)), entry, state, rest)
+            finals = [committed(self._final_at(member)) for member in members]
+            decided = [self._resolve(one) for one in (committed(final, members), *finals)]
+            return PlannedDecision(decided, entry, state)
         waits = final.topic not in self._unflushed_topics
-        return PlannedDecision(self._resolve(committed(final)), entry, state, waits=waits)
+        return PlannedDecision((self._resolve(committed(final)),), entry, state, waits=waits)
 
     def _rollback(
         self, entry: Pending, names: Sequence[str], may: MayDecide | None
     ) -> PlannedDecision:
-        beside = [member.offset for member in self._groups.get(entry.offset, ())]
+        members = [member.offset for member in self._groups.get(entry.offset, ())]
         try:
             final = self._final_at(entry.offset)
         except TransactionError:
             if may is not None:
                 raise  # an unreadable half does not name its owner
             # A half that the disk has damaged can still be rolled back.
-            bare = bare_draft(
+            bare = bare_request(
                 entry.offset,
                 entry.group,
                 TransactionType.ROLLBACK,
                 now_ms=self._now_ms(),
                 host=self._store_host,
             )
-            return PlannedDecision(bare, entry, State.ROLLED_BACK)
+            return PlannedDecision((bare,), entry, State.ROLLED_BACK)
         _check_names(entry.offset, final.properties, names)
         if may is not None:
             may(final.properties, entry.sent > 0)
-        waits = bool(beside) or final.topic not in self._unflushed_topics
-        return PlannedDecision(
-            rollback_draft(final, beside), entry, State.ROLLED_BACK, (), len(final.body), waits
-        )
+        waits = bool(members) or final.topic not in self._unflushed_topics
+        rollback = rollback_request(final, members)
+        return PlannedDecision((rollback,), entry, State.ROLLED_BACK, len(final.body), waits)
 
     def _final_at(self, offset: int) -> AppendRequest:
         final = self._pop_final(offset)
@@ -294,7 +294,7 @@ class Decisions:
         if half is None:
             raise HalfNotFoundError(offset)
         try:
-            return final_draft(half)
+            return final_request(half)
         except ValueError as error:
             raise HalfMismatchError(offset, str(error)) from error
 
@@ -312,7 +312,7 @@ class Decisions:
             self._counters.rolled_back += 1
         table = self._table
         if self._copies or self._groups:
-            for queue_offset in table.names_of(entry):
+            for queue_offset in table.op_offsets_of(entry):
                 self._add_op(queue_offset)
         else:
             self._add_op(entry.queue_offset)
@@ -411,7 +411,7 @@ class Decisions:
                 logger.error("event=half_unreadable half_offset=%d committed=true", offset)
                 continue
             logger.warning("event=commit_completed half_offset=%d", offset)
-            finals.append(self._resolve(committed(final_draft(half))))
+            finals.append(self._resolve(committed(final_request(half))))
         if finals:
             self._append(finals)
             self._log.request_flush()

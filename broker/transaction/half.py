@@ -84,7 +84,7 @@ class StoredHalf(msgspec.Struct, gc=False):
     size: int  # bytes of the record
 
 
-def half_draft(message: AppendRequest, unique_key: str) -> AppendRequest:
+def half_request(message: AppendRequest, unique_key: str) -> AppendRequest:
     """Return the half that is stored for a producer's transactional message."""
     own = (
         f"REAL_TOPIC\x01{message.topic}\x02REAL_QID\x01{message.queue_id}\x02"
@@ -148,7 +148,7 @@ def group_membership(properties: bytes) -> GroupMembership | None:
     return GroupMembership(parts[0], int(parts[1][:_DIGITS_MAX]), int(parts[2][:_DIGITS_MAX]))
 
 
-def halves_beside(properties: bytes) -> list[int]:
+def other_halves(properties: bytes) -> list[int]:
     """Return the offsets of the other halves that a leader's decision record decides."""
     if _HALVES_MARK not in properties:
         return []

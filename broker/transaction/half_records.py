@@ -47,7 +47,7 @@ _HALVES_MARK: Final = b"TRANSACTION_HALVES\x01"
 def prepared_final(message: AppendRequest, half: AppendRequest, half_offset: int) -> AppendRequest:
     """Turn a message whose half has just been appended into its final message; return it.
 
-    The result equals ``final_draft`` of the stored record, which need not be read back. Complete
+    The result equals ``final_request`` of the stored record, which need not be read back. Complete
     it with ``committed``.
     """
     message.properties = half.properties
@@ -56,7 +56,7 @@ def prepared_final(message: AppendRequest, half: AppendRequest, half_offset: int
     return message
 
 
-def final_draft(half: StoredHalf) -> AppendRequest:
+def final_request(half: StoredHalf) -> AppendRequest:
     """Return the message as consumers get it, without what ``committed`` adds.
 
     The stored properties are kept whole, with ``TRAN_MSG`` and ``REAL_*``: Java consumers find the
@@ -85,7 +85,7 @@ def final_draft(half: StoredHalf) -> AppendRequest:
 
 def _destination(properties: bytes) -> tuple[str, int]:
     """Return the topic and queue of the message."""
-    # Halves of ours end with the three properties that `half_draft` appends, in its order.
+    # Halves of ours end with the three properties that `half_request` appends, in its order.
     parts = properties.rsplit(b"\x02", 4)
     if (
         len(parts) == 5
@@ -101,16 +101,16 @@ def _destination(properties: bytes) -> tuple[str, int]:
     return topic.decode(), int(get_property(properties, b"REAL_QID") or 0)
 
 
-def committed(final: AppendRequest, beside: Sequence[int] = ()) -> AppendRequest:
+def committed(final: AppendRequest, other_halves: Sequence[int] = ()) -> AppendRequest:
     """Complete a final message; its append is the commit.
 
     Args:
-        final: Made by ``final_draft`` or ``prepared_final``, not appended yet.
-        beside: Of the leader of several messages: the offsets of the other halves.
+        final: Made by ``final_request`` or ``prepared_final``, not appended yet.
+        other_halves: Their offsets, if the message is the leader of several.
     """
     properties = without_principal(final.properties)
-    if beside or properties[-1] != 2:
-        properties = terminated(properties) + _halves(beside)
+    if other_halves or properties[-1] != 2:
+        properties = terminated(properties) + _halves_property(other_halves)
     half_id = hexlify(final.store_host + final.prepared_transaction_offset.to_bytes(8, "big"))
     properties = b"".join((properties, b"TRANSACTION_HALF_ID\x01", half_id.upper(), b"\x02"))
     # Our halves have room for it. For one of Apache RocketMQ, delivery matters more than the id.
@@ -119,9 +119,9 @@ def committed(final: AppendRequest, beside: Sequence[int] = ()) -> AppendRequest
     return final
 
 
-def _halves(beside: Iterable[int]) -> bytes:
-    offsets = b",".join([b"%d" % offset for offset in beside])
-    return b"%b%b\x02" % (_HALVES_MARK, offsets) if offsets else b""
+def _halves_property(offsets: Iterable[int]) -> bytes:
+    value = b",".join([b"%d" % offset for offset in offsets])
+    return b"%b%b\x02" % (_HALVES_MARK, value) if value else b""
 
 
 def committed_again(half: StoredHalf) -> AppendRequest:
@@ -132,18 +132,18 @@ def committed_again(half: StoredHalf) -> AppendRequest:
     Raises:
         ValueError: The half does not name the topic of its message.
     """
-    again = committed(final_draft(half))
+    again = committed(final_request(half))
     again.sys_flag &= _KEPT_FLAGS
     again.prepared_transaction_offset = 0
     return again
 
 
-def rollback_draft(final: AppendRequest, beside: Sequence[int] = ()) -> AppendRequest:
+def rollback_request(final: AppendRequest, other_halves: Sequence[int] = ()) -> AppendRequest:
     """Return the record that rolls back the transaction of this final message.
 
-    ``beside`` are the offsets of the other halves, if the message is the leader of several.
+    ``other_halves`` are their offsets, if the message is the leader of several.
     """
-    parts = [_halves(beside)]
+    parts = [_halves_property(other_halves)]
     for name in (b"PGROUP", b"UNIQ_KEY", b"__transactionId__"):
         value = get_property(final.properties, name)
         if value is not None:
@@ -161,7 +161,7 @@ def rollback_draft(final: AppendRequest, beside: Sequence[int] = ()) -> AppendRe
     )
 
 
-def bare_draft(
+def bare_request(
     half_offset: int, group: str, kind: TransactionType, *, now_ms: int, host: bytes
 ) -> AppendRequest:
     """Return a record about a half that need not be read.
@@ -182,9 +182,9 @@ def bare_draft(
     )
 
 
-def parked_draft(half: StoredHalf, reason: ParkedReason) -> AppendRequest:
+def parked_request(half: StoredHalf, reason: ParkedReason) -> AppendRequest:
     """Return the copy for operators of a message that no producer decided."""
-    parked = final_draft(half)
+    parked = final_request(half)
     if reason.text is not None:
         text = b"TRANSACTION_PARKED\x01%b\x02" % reason.text.encode()
         parked.properties = terminated(parked.properties) + text

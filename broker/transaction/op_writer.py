@@ -87,19 +87,19 @@ class OpWriter:
 
     def _write(self, records_max: int) -> bool:
         """Write up to ``records_max`` op messages; return False if the store refuses."""
-        drafts: list[AppendRequest] = []
-        taken = 0
-        while taken < len(self._waiting) and len(drafts) < records_max:
-            body, count = self._body(taken)
-            taken += count
-            drafts.append(self._draft(body))
+        requests: list[AppendRequest] = []
+        count = 0
+        while count < len(self._waiting) and len(requests) < records_max:
+            body, joined = self._body(count)
+            count += joined
+            requests.append(self._request(body))
         try:
-            self._append(drafts)
+            self._append(requests)
         except StoreError as error:
             logger.warning("event=ops_not_written waiting=%d error=%r", len(self._waiting), error)
             return False
-        del self._waiting[:taken]
-        self.written += len(drafts)
+        del self._waiting[:count]
+        self.written += len(requests)
         return True
 
     def _body(self, start: int) -> tuple[bytes, int]:
@@ -113,7 +113,7 @@ class OpWriter:
                 break
         return "".join(parts).encode(), len(parts)
 
-    def _draft(self, body: bytes) -> AppendRequest:
+    def _request(self, body: bytes) -> AppendRequest:
         return AppendRequest(
             topic=OP_TOPIC,
             queue_id=0,

@@ -21,16 +21,16 @@ from .admission import (
     GROUP_DECISION_RESERVE,
     GROUP_RESERVE,
     Delays,
-    group_is_full,
-    leave_room,
-    not_taken,
+    group_limit_refusal,
+    prepare_refusal,
     refuse_delays,
-    refuse_large,
+    require_few_properties,
+    require_room,
 )
 from .counters import Counters
 from .decision_lookup import DecisionLookup
 from .deduplication import DuplicateFinder, FirstHalf, RecentPrepares, deduplication_key
-from .half import GroupMembership, half_draft, immunity_s, in_group
+from .half import GroupMembership, half_request, immunity_s, in_group
 from .half_reader import HalfReader
 from .half_records import committed_again, prepared_final
 from .state.final_message_cache import FinalMessageCache
@@ -39,7 +39,7 @@ from .state.state_machine import State
 
 logger = logging.getLogger(__name__)
 
-ODD_IMMUNITIES_LOGGED_MAX: Final = 100
+INVALID_IMMUNITIES_LOGGED_MAX: Final = 100
 """Invalid values of CHECK_IMMUNITY_TIME_IN_SECONDS that are logged only once each; further values
 are logged each time."""
 
@@ -79,7 +79,7 @@ class Prepares:
         self._now_ms = now_ms
         self._record_size_max = record_size_max
         self._pending_max = 0 if config.reject else config.pending_max
-        self._odd_immunities: set[bytes] = set()
+        self._invalid_immunities: set[bytes] = set()
         self.unflushed_topics = config.unflushed_topics
         self.recent_prepares = RecentPrepares()
         self._duplicates = DuplicateFinder(halves.read, self.recent_prepares, lookup.state_of)
@@ -100,8 +100,8 @@ class Prepares:
             return
         self._counters.prepares_refused += not self._config.reject
         if not is_full:
-            raise group_is_full(group, limit)
-        raise not_taken(self._config, self._table.halves, broker_address)
+            raise group_limit_refusal(group, limit)
+        raise prepare_refusal(self._config, self._table.halves, broker_address)
 
     def refuse_delays(self, sent: Delays) -> None:
         """Raise if a message to be prepared requests a delay that halves cannot have.
@@ -119,9 +119,9 @@ class Prepares:
         Raises:
             RequestRefusedError: It leaves no room for the records made from it.
         """
-        refuse_large(message.properties, reserve=reserve)
-        half = half_draft(message, unique_key)
-        leave_room(half, message.topic, record_size_max=self._record_size_max)
+        require_few_properties(message.properties, reserve=reserve)
+        half = half_request(message, unique_key)
+        require_room(half, message.topic, record_size_max=self._record_size_max)
         return half
 
     def prepared(
@@ -174,7 +174,7 @@ class Prepares:
         if total > 1:
             for number, (half, (message, _)) in enumerate(zip(halves, messages, strict=True)):
                 in_group(half, GroupMembership(leader_key, number, total))
-                leave_room(
+                require_room(
                     half,
                     message.topic,
                     record_size_max=self._record_size_max,
@@ -197,9 +197,9 @@ class Prepares:
     def _immunity_s(self, half: AppendRequest) -> int:
         """Return the requested seconds without a check; log an invalid value."""
         value = get_property(half.properties, b"CHECK_IMMUNITY_TIME_IN_SECONDS")
-        if value is not None and not value.isdigit() and value not in self._odd_immunities:
-            if len(self._odd_immunities) < ODD_IMMUNITIES_LOGGED_MAX:
-                self._odd_immunities.add(value)
+        if value is not None and not value.isdigit() and value not in self._invalid_immunities:
+            if len(self._invalid_immunities) < INVALID_IMMUNITIES_LOGGED_MAX:
+                self._invalid_immunities.add(value)
             # RocketMQ uses its default as well, without a warning.
             logger.warning(
                 "event=immunity_ignored CHECK_IMMUNITY_TIME_IN_SECONDS=%r expected='whole seconds'",

@@ -177,10 +177,10 @@ class TransactionService:
         """Fill the table from the log; call once, after the store is open and before requests."""
         started = perf_counter()
         replayed = replay(self._log, self._table, self._snapshots.path)
-        position, unmirrored = replayed.position, replayed.unmirrored
+        position, without_op = replayed.position, replayed.without_op
         self._min_offset = self._log.min_offset
-        gone = self._table.drop_before(self._min_offset)
-        self._ops.add_all(unmirrored)
+        expired = self._table.drop_before(self._min_offset)
+        self._ops.add_all(without_op)
         self.decisions.roll_back_incomplete(replayed.incomplete)
         self.decisions.finish(replayed.unfinished)
         now_ms = self._now_ms()
@@ -195,8 +195,8 @@ class TransactionService:
             "to=%d elapsed_ms=%d",
             len(self._table) - self._table.parked,
             self._table.parked,
-            len(gone),
-            len(unmirrored),
+            len(expired),
+            len(without_op),
             position,
             self._log.write_offset,
             (perf_counter() - started) * 1_000,

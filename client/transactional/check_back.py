@@ -257,7 +257,7 @@ def checked_view(
         born_ms: When it was sent, in ms since 1970.
         stored_ms: When the broker's answer came, in ms since 1970.
 
-    Source: ``half_draft`` and ``check_body`` of the broker, TransactionalMessageBridge.java.
+    Source: ``half_request`` and ``check_body`` of the broker, TransactionalMessageBridge.java.
     """
     half = parse_offset_message_id(result.offset_message_id)
     key, queue = encoded.unique_key, result.queue

@@ -19,7 +19,7 @@ from halfmq.broker.ports import Connection
 from halfmq.broker.tables.topics import TopicConfig
 from halfmq.broker.transaction.admission import Delays, without_brokers_own
 from halfmq.broker.transaction.deduplication import FirstHalf, RecentPrepares, deduplication_key
-from halfmq.broker.transaction.half import half_draft
+from halfmq.broker.transaction.half import half_request
 from halfmq.remoting.codes import FLAG_ONE_WAY, RequestCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.framing import FrameDecoder
@@ -98,7 +98,7 @@ class Halves:
         """Every delay is taken here."""
 
     def half_of(self, message: AppendRequest, unique_key: str) -> AppendRequest:
-        return half_draft(message, unique_key)
+        return half_request(message, unique_key)
 
     def committed_message(self, half_message_id: str) -> AppendRequest | None:
         """Nothing is committed here."""

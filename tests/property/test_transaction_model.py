@@ -188,10 +188,7 @@ class TransactionMachine(RuleBasedStateMachine):
             )
             plans.append((known, event, named, planned))
         drafts = [
-            draft
-            for *_, planned in plans
-            if planned is not None
-            for draft in (planned.draft, *planned.rest)
+            draft for *_, planned in plans if planned is not None for draft in planned.requests
         ]
         if refused:
             for *_, planned in plans:
@@ -202,7 +199,7 @@ class TransactionMachine(RuleBasedStateMachine):
             for known, event, _, planned in plans:
                 if planned is None:
                     continue
-                count = 1 + len(planned.rest)
+                count = len(planned.requests)
                 mine, appended = appended[:count], appended[count:]
                 position = service.decisions.decided(planned, mine)
                 final_offset = mine[0].physical_offset if event is Event.COMMIT else None
@@ -401,7 +398,7 @@ class TransactionMachine(RuleBasedStateMachine):
         }
         assert table.groups == self.broker.service._table.groups
         assert (fold.incomplete, fold.unfinished) == ({}, {})
-        assert set(fold.unmirrored) == set(self.broker.service._ops.waiting)
+        assert set(fold.without_op) == set(self.broker.service._ops.waiting)
 
 
 TransactionMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50)

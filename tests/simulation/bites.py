@@ -358,7 +358,7 @@ BITES: Final = {
     ),
     "room": Bite(
         "a half is refused that its decision has no room for",
-        (Patch(prepares, "leave_room", _nothing()),),
+        (Patch(prepares, "require_room", _nothing()),),
     ),
     "counts": Bite(
         "checks alone are worth a snapshot", (Patch(Snapshots, "tick", _checks_are_not_counted),)

@@ -41,10 +41,10 @@ def test_the_broker_takes_the_descriptors_it_may_have() -> None:
 
 
 TABLE = """
-from halfmq.broker.cli import raise_descriptor_limit, take_descriptor_table
+from halfmq.broker.cli import raise_descriptor_limit, reserve_descriptor_table
 
 raise_descriptor_limit()
-take_descriptor_table()
+reserve_descriptor_table()
 print(open("/proc/self/status").read())
 """
 

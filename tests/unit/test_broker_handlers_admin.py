@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -12,6 +11,7 @@ from halfmq.broker.handlers.admin.transactions import AdminHandlers
 from halfmq.broker.net.group_append import GroupAppend
 from halfmq.broker.net.router import Router
 from halfmq.broker.runtime_info import RuntimeInfo
+from halfmq.broker.transaction.deciding import Ended
 from halfmq.broker.transaction.errors import (
     DecidedOtherwiseError,
     HalfNotFoundError,
@@ -43,14 +43,6 @@ from tests.support.broker_doubles import (
 from tests.support.frames import recorded
 
 HOST = pack_host("127.0.0.1", 10911)
-
-
-class FakeEnded(NamedTuple):
-    """How a decision of the double ended."""
-
-    position: int
-    final_offset: int | None
-    store_host: bytes = HOST
 
 
 def info(offset: int, group: str = "pg", state: str = "prepared") -> TransactionInfo:
@@ -98,17 +90,17 @@ class FakeTransactions:
     def find(self, transaction_id: str) -> TransactionInfo | None:
         return next((one for one in self.infos if one.transaction_id == transaction_id), None)
 
-    def decide(self, offset: int, action: str) -> FakeEnded:
+    def decide(self, offset: int, action: str) -> Ended:
         if self.error is not None:
             raise self.error
         self.done.append((action, offset))
-        return FakeEnded(700, 600 if action == "commit" else None)
+        return Ended(700, 600 if action == "commit" else None, HOST)
 
-    def resume(self, offset: int) -> FakeEnded:
+    def resume(self, offset: int) -> Ended:
         if self.error is not None:
             raise self.error
         self.done.append(("resume", offset))
-        return FakeEnded(0, None)
+        return Ended(0)
 
 
 class Front:

@@ -8,20 +8,20 @@ from halfmq.broker.transaction.half import (
     IMMUNITY_S_MAX,
     GroupMembership,
     group_membership,
-    half_draft,
-    halves_beside,
+    half_request,
     immunity_s,
     in_group,
+    other_halves,
     parse_half,
 )
 from halfmq.broker.transaction.half_records import (
-    bare_draft,
+    bare_request,
     check_body,
     committed,
-    final_draft,
-    parked_draft,
+    final_request,
+    parked_request,
     prepared_final,
-    rollback_draft,
+    rollback_request,
 )
 from halfmq.broker.transaction.state.state_machine import ParkedReason
 from halfmq.store.format.flags import COMPRESSED, TransactionType, has_queue_entry, is_indexed
@@ -74,7 +74,7 @@ def test_a_half_is_the_message_under_another_topic() -> None:
     original = message(key=KEY, queue_id=3)
     original.sys_flag |= COMPRESSED
 
-    half = half_draft(original, KEY)
+    half = half_request(original, KEY)
 
     assert (half.topic, half.queue_id, half.sys_flag) == (HALF_TOPIC, 0, COMPRESSED)
     assert decode_properties(half.properties) == decode_properties(original.properties) | {
@@ -92,7 +92,7 @@ def test_properties_without_their_last_separator_are_completed() -> None:
     original = message(key=KEY, properties={"TAGS": "TagA"})
     original.properties = original.properties.removesuffix(b"\x02")
 
-    half = half_draft(original, KEY)
+    half = half_request(original, KEY)
 
     assert decode_properties(half.properties)["TAGS"] == "TagA"
     assert decode_properties(half.properties)["REAL_TOPIC"] == "orders"
@@ -102,7 +102,7 @@ def test_marks_of_check_copies_are_not_taken_from_a_producer() -> None:
     """A forwarded message with such marks would be taken for a copy of another half."""
     marks = {"TRANSACTION_CHECK_TIMES": "3", "TRAN_PREPARED_QUEUE_OFFSET": "9", "keep": "me"}
 
-    half = decode_properties(half_draft(message(key=KEY, properties=marks), KEY).properties)
+    half = decode_properties(half_request(message(key=KEY, properties=marks), KEY).properties)
 
     assert half["keep"] == "me"
     assert "TRANSACTION_CHECK_TIMES" not in half
@@ -140,7 +140,7 @@ def test_final_messages_are_those_of_rocketmq(name: str, tmp_path: Path) -> None
         assert parsed is not None
         ours = decode_record(
             encode_record(
-                _record(final_draft(parsed), final.physical_offset, final.queue_offset)._replace(
+                _record(final_request(parsed), final.physical_offset, final.queue_offset)._replace(
                     store_timestamp=final.store_timestamp
                 )
             )
@@ -155,14 +155,14 @@ def test_ipv6_hosts_and_a_checksum_tail_survive_the_rewriting() -> None:
     """The layout shifts with the hosts, and an old checksum must not enter the final message."""
     original = message(key=KEY, properties={"TAGS": "TagA"})
     original.born_host = pack_host("2001:db8::7", 50_000)
-    half = half_draft(original, KEY)
+    half = half_request(original, KEY)
     half.properties = with_crc_tail(half.properties)
     record = seal_crc_tail(stored(half))
 
     parsed = parse_half(record, OFFSET)
 
     assert parsed is not None
-    final = final_draft(parsed)
+    final = final_request(parsed)
     assert (final.topic, final.queue_id, final.body) == ("orders", 1, b"row 1")
     assert (final.born_host, final.sys_flag) == (original.born_host, 0x8)
     assert final.tags_code == original.tags_code
@@ -172,12 +172,12 @@ def test_ipv6_hosts_and_a_checksum_tail_survive_the_rewriting() -> None:
 
 def test_the_final_message_links_to_its_half() -> None:
     """Field 14 is what makes the log alone tell which half was committed."""
-    parsed = parse_half(stored(half_draft(message(key=KEY), KEY)), OFFSET)
+    parsed = parse_half(stored(half_request(message(key=KEY), KEY)), OFFSET)
 
     assert parsed is not None
-    final = final_draft(parsed)
+    final = final_request(parsed)
     original = message(key=KEY)
-    assert final == prepared_final(original, half_draft(original, KEY), OFFSET)
+    assert final == prepared_final(original, half_request(original, KEY), OFFSET)
     assert (final.prepared_transaction_offset, final.sys_flag) == (73_400_320, 0x8)
     assert (final.flag, final.reconsume_times) == (7, 2)
     assert decode_properties(final.properties)["TRAN_MSG"] == "true"
@@ -186,10 +186,10 @@ def test_the_final_message_links_to_its_half() -> None:
 def test_half_and_final_are_found_by_the_keys_of_their_message() -> None:
     """They have the same ones; a rollback is not found by any."""
     original = message(key=KEY)
-    half = half_draft(original, KEY)
+    half = half_request(original, KEY)
     final = prepared_final(original, half, OFFSET)
 
-    assert not is_indexed(rollback_draft(final).sys_flag)
+    assert not is_indexed(rollback_request(final).sys_flag)
     for draft in (half, final, committed(final)):
         assert index_keys(draft.properties) == [KEY.encode()]
 
@@ -197,11 +197,11 @@ def test_half_and_final_are_found_by_the_keys_of_their_message() -> None:
 def test_a_final_message_carries_the_id_of_its_half() -> None:
     """Consumers know the transaction by it, and find it the same however the final was made."""
     original = message(key=KEY)
-    half = half_draft(original, KEY)
+    half = half_request(original, KEY)
     parsed = parse_half(stored(half), OFFSET)
     assert parsed is not None
 
-    final = committed(final_draft(parsed))
+    final = committed(final_request(parsed))
 
     assert final == committed(prepared_final(original, half, OFFSET))
     half_id = "7F00000100002A9F0000000004600000"
@@ -214,7 +214,7 @@ def test_a_final_message_carries_the_id_of_its_half() -> None:
 def test_a_message_is_worth_more_than_the_id_of_its_half() -> None:
     """A half of Apache RocketMQ may have no room for it, and must be deliverable all the same."""
     original = message(key=KEY, properties={"x": "y" * 32_550})
-    half = half_draft(original, KEY)
+    half = half_request(original, KEY)
 
     final = committed(prepared_final(original, half, OFFSET))
 
@@ -223,12 +223,14 @@ def test_a_message_is_worth_more_than_the_id_of_its_half() -> None:
 
 def test_a_half_tells_to_which_messages_it_belongs() -> None:
     """Leader's key, number and count; the real topic is found behind it as before."""
-    half = in_group(half_draft(message(key=KEY, queue_id=3), KEY), GroupMembership(b"A,1,B", 2, 64))
+    half = in_group(
+        half_request(message(key=KEY, queue_id=3), KEY), GroupMembership(b"A,1,B", 2, 64)
+    )
 
     assert group_membership(half.properties) == GroupMembership(b"A,1,B", 2, 64)
     parsed = parse_half(stored(half), OFFSET)
     assert parsed is not None
-    final = final_draft(parsed)
+    final = final_request(parsed)
     assert (final.topic, final.queue_id) == ("orders", 3)
 
 
@@ -251,21 +253,21 @@ def test_what_names_no_group_is_a_transaction_by_itself(properties: bytes) -> No
 def test_the_leaders_decision_names_the_other_halves() -> None:
     """Its final message and its rollback record alike, in the order of the messages."""
     original = message(key=KEY)
-    half = half_draft(original, KEY)
+    half = half_request(original, KEY)
     beside = [OFFSET + 300, OFFSET + 600]
 
-    rollback = rollback_draft(prepared_final(original, half, OFFSET), beside)
+    rollback = rollback_request(prepared_final(original, half, OFFSET), beside)
     final = committed(prepared_final(original, half, OFFSET), beside)
 
-    assert halves_beside(final.properties) == halves_beside(rollback.properties) == beside
-    assert halves_beside(committed(prepared_final(original, half, OFFSET)).properties) == []
-    assert halves_beside(b"TRANSACTION_HALVES\x01a,5,,x\x02") == [5]
+    assert other_halves(final.properties) == other_halves(rollback.properties) == beside
+    assert other_halves(committed(prepared_final(original, half, OFFSET)).properties) == []
+    assert other_halves(b"TRANSACTION_HALVES\x01a,5,,x\x02") == [5]
 
 
 @pytest.mark.parametrize("kind", [TransactionType.ROLLBACK, TransactionType.PREPARED])
 def test_a_record_about_a_half_is_seen_by_nobody(kind: TransactionType) -> None:
     """Apache RocketMQ puts it in no queue, and finds no key by which to index it."""
-    bare = bare_draft(OFFSET, "pg", kind, now_ms=START_MS, host=HOST)
+    bare = bare_request(OFFSET, "pg", kind, now_ms=START_MS, host=HOST)
 
     assert (bare.topic, bare.body, bare.sys_flag) == (HALF_TOPIC, b"", int(kind))
     assert bare.prepared_transaction_offset == OFFSET
@@ -276,10 +278,10 @@ def test_a_record_about_a_half_is_seen_by_nobody(kind: TransactionType) -> None:
 
 def test_a_rollback_record_is_small_and_seen_by_nobody() -> None:
     """It links to its half like a final message, and enters neither queue nor index."""
-    parsed = parse_half(stored(half_draft(message(key=KEY, body=b"x" * 9_999), KEY)), OFFSET)
+    parsed = parse_half(stored(half_request(message(key=KEY, body=b"x" * 9_999), KEY)), OFFSET)
 
     assert parsed is not None
-    rollback = rollback_draft(final_draft(parsed))
+    rollback = rollback_request(final_request(parsed))
     assert (rollback.topic, rollback.queue_id, rollback.body) == (HALF_TOPIC, 0, b"")
     assert rollback.prepared_transaction_offset == 73_400_320
     assert not has_queue_entry(rollback.sys_flag)
@@ -294,11 +296,11 @@ def test_a_rollback_record_is_small_and_seen_by_nobody() -> None:
 
 def test_a_parked_copy_is_a_visible_message_that_links_to_its_half() -> None:
     """An operator finds it in its topic with everything that is needed to decide."""
-    half = half_draft(message(key=KEY, properties={"TAGS": "TagA"}), KEY)
+    half = half_request(message(key=KEY, properties={"TAGS": "TagA"}), KEY)
     parsed = parse_half(stored(half), OFFSET)
 
     assert parsed is not None
-    parked = parked_draft(parsed, ParkedReason.NO_ANSWER)
+    parked = parked_request(parsed, ParkedReason.NO_ANSWER)
     assert (parked.topic, parked.queue_id, parked.sys_flag) == (TRANS_CHECK_MAX_TIME_TOPIC, 0, 0)
     assert parked.body == half.body
     assert parked.properties == half.properties + b"TRANSACTION_PARKED\x01no-answer\x02"
@@ -308,7 +310,7 @@ def test_a_parked_copy_is_a_visible_message_that_links_to_its_half() -> None:
 
 def test_a_check_shows_the_message_under_its_real_topic() -> None:
     """Clients decode the body as a stored record and give it to the user's listener."""
-    half = half_draft(message(key=KEY, queue_id=3), KEY)
+    half = half_request(message(key=KEY, queue_id=3), KEY)
     parsed = parse_half(stored(half), OFFSET)
     assert parsed is not None
 
@@ -332,21 +334,21 @@ def test_what_is_no_half_is_not_taken_for_one(draft: AppendRequest) -> None:
 
 def test_a_half_without_its_topic_cannot_be_delivered() -> None:
     """A record of the half topic that was not written by prepare has no place to go."""
-    half = half_draft(message(key=KEY), KEY)
+    half = half_request(message(key=KEY), KEY)
     half.properties = b"PGROUP\x01pg\x02"
     record = stored(half)
     parsed = parse_half(record, OFFSET)
 
     assert parsed is not None
     with pytest.raises(ValueError, match="REAL_TOPIC"):
-        final_draft(parsed)
+        final_request(parsed)
     with pytest.raises(ValueError, match="REAL_TOPIC"):
         check_body(parsed, 1)
 
 
 def test_a_damaged_half_is_not_read() -> None:
     """What is made of its parts gets a new checksum, so the old one has to be right."""
-    record = stored(half_draft(message(key=KEY, body=b"x" * 100), KEY))
+    record = stored(half_request(message(key=KEY, body=b"x" * 100), KEY))
     assert parse_half(record + b"what comes next", OFFSET) == parse_half(record, OFFSET) is not None
 
     assert parse_half(record, OFFSET + 1) is None
@@ -357,9 +359,9 @@ def test_a_damaged_half_is_not_read() -> None:
 
 def test_a_half_written_by_rocketmq_tells_its_destination() -> None:
     """There the properties have another order, and may lack the last separator."""
-    half = half_draft(message(key=KEY), KEY)
+    half = half_request(message(key=KEY), KEY)
     half.properties = b"REAL_QID\x015\x02REAL_TOPIC\x01paid\x02PGROUP\x01pg"
     parsed = parse_half(stored(half), OFFSET)
 
     assert parsed is not None
-    assert (final_draft(parsed).topic, final_draft(parsed).queue_id) == ("paid", 5)
+    assert (final_request(parsed).topic, final_request(parsed).queue_id) == ("paid", 5)

@@ -73,21 +73,21 @@ def test_op_messages_are_missing_for_what_the_official_broker_would_ask_again(
         names = {half["queueOffset"] for half in transaction["halves"]}
         mirrored = {op["halfQueueOffset"] for op in transaction["ops"]}
         if transaction["state_in_the_log"] in {"UNDECIDED", "DISCARDED"}:
-            assert names.isdisjoint(fold.unmirrored)
+            assert names.isdisjoint(fold.without_op)
         else:
-            assert names - mirrored <= set(fold.unmirrored), transaction["what"]
-            assert mirrored.isdisjoint(fold.unmirrored), transaction["what"]
+            assert names - mirrored <= set(fold.without_op), transaction["what"]
+            assert mirrored.isdisjoint(fold.without_op), transaction["what"]
 
 
 def test_reading_twice_changes_nothing(store: GoldenStore) -> None:
     """A start may read again what a snapshot already covers."""
     log = golden_log(store)
     table, fold = folded(log)
-    before = (list(table), dict(table.copies), list(fold.unmirrored))
+    before = (list(table), dict(table.copies), list(fold.without_op))
     for record in log.scan(0):
         fold.apply(record)
 
-    assert (list(table), dict(table.copies), list(fold.unmirrored)) == before
+    assert (list(table), dict(table.copies), list(fold.without_op)) == before
 
 
 def test_a_log_with_copies_asks_to_be_read_by_key(store: GoldenStore) -> None:
@@ -181,7 +181,7 @@ def test_finals_that_a_crash_cut_off_are_missed(tmp_path: Path, survivors: int) 
 
     assert len(table) == 0
     assert list(fold.unfinished) == [half.physical_offset for half in group[survivors:]]
-    assert list(fold.unmirrored) == [half.queue_offset for half in group]
+    assert list(fold.without_op) == [half.queue_offset for half in group]
 
 
 def test_a_final_of_another_broker_decides_its_half_alone(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_a_copy_is_another_name() -> None:
 
     assert table.copies == {300: Copy(100, 3)}
     assert (table.first_of(300), table.first_of(200)) == (100, 200)
-    assert (tuple(table.names_of(entry)), tuple(table.names_of(other))) == ((1, 3), (2,))
+    assert (tuple(table.op_offsets_of(entry)), tuple(table.op_offsets_of(other))) == ((1, 3), (2,))
 
 
 def test_deleted_halves_leave_the_table() -> None:
@@ -205,8 +205,8 @@ def test_the_halves_of_a_group_lead_to_their_leader() -> None:
 
     assert (table.get(200), len(table)) == (None, 2)
     assert [table.first_of(offset) for offset in (100, 200, 300, 400, 500)] == [100] * 4 + [500]
-    assert list(table.names_of(leader)) == [1, 2, 4, 3]
-    assert list(table.names_of(other)) == [9]
+    assert list(table.op_offsets_of(leader)) == [1, 2, 4, 3]
+    assert list(table.op_offsets_of(other)) == [9]
 
 
 def test_a_decision_is_one_for_the_whole_group() -> None:
@@ -228,10 +228,10 @@ def test_a_member_that_another_broker_decided_leaves_its_group() -> None:
     table.add_member(100, MemberHalf(200, 2))
     table.add_member(100, MemberHalf(300, 3))
 
-    assert table.settle_member(200, State.COMMITTED, 700) == MemberHalf(200, 2)
+    assert table.decide_member(200, State.COMMITTED, 700) == MemberHalf(200, 2)
 
     assert table.groups == {100: (MemberHalf(300, 3),)}
-    assert table.settle_member(200, State.COMMITTED, 700) is None
+    assert table.decide_member(200, State.COMMITTED, 700) is None
     table.decide(leader, State.ROLLED_BACK, 900)
     assert table.decided.find(200) == Decision(State.COMMITTED, 700)
 

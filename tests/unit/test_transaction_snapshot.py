@@ -431,7 +431,7 @@ def test_copies_of_rocketmq_come_back_from_a_snapshot(broker: Broker) -> None:
     assert entry is not None
     assert entry.state is State.PREPARED
     assert broker.service._table.first_of(half.physical_offset + 1) == half.physical_offset
-    assert list(broker.service._table.names_of(entry)) == [half.queue_offset, 40]
+    assert list(broker.service._table.op_offsets_of(entry)) == [half.queue_offset, 40]
 
 
 def test_a_full_disk_costs_the_snapshot_only(

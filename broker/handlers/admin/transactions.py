@@ -28,7 +28,7 @@ from halfmq.remoting.transaction_headers import (
     QueryTransactionsRequestHeader,
     QueryTransactionsResponseHeader,
 )
-from halfmq.store.format.ids import offset_message_id, parse_offset_message_id
+from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import TRANS_CHECK_MAX_TIME_TOPIC
@@ -37,6 +37,7 @@ from ...errors import RequestRefusedError
 from ...logs import EACH
 from ...net.group_append import GroupAppend
 from ...ports import Connection, Handler
+from ...transaction.deciding import Ended
 from ...transaction.errors import DecidedOtherwiseError, TransactionError
 from ...transaction.pending_view import Page
 
@@ -45,23 +46,6 @@ logger = logging.getLogger(__name__)
 RESUME: Final = "resume"
 ACTIONS: Final = ("commit", "rollback", RESUME)
 STATES: Final = ("prepared", "parked")
-
-
-class Ended(Protocol):
-    """How a transaction ended, for the answer."""
-
-    @property
-    def position(self) -> int:
-        """The log position whose durability is the answer."""
-        ...
-
-    @property
-    def final_offset(self) -> int | None:
-        """Physical offset of the final message; None unless committed."""
-        ...
-
-    @property
-    def store_host(self) -> bytes: ...
 
 
 class View(Protocol):
@@ -170,12 +154,9 @@ class AdminHandlers:
             )
             raise RequestRefusedError(code, str(error)) from error
         _log(logging.INFO, "operator_decided", header, connection, header.reason or "")
-        message_id = (
-            None
-            if ended.final_offset is None
-            else offset_message_id(ended.store_host, ended.final_offset)
+        reply = encode_reply(
+            request, header=DecideTransactionResponseHeader(msg_id=ended.message_id)
         )
-        reply = encode_reply(request, header=DecideTransactionResponseHeader(msg_id=message_id))
         connection.respond(request, reply, ended.position)
 
     def resume_check(self, request: RemotingCommand, connection: Connection) -> None:

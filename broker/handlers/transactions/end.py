@@ -22,7 +22,6 @@ from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from halfmq.remoting.replies import encode_end_reply, encode_reply
-from halfmq.store.format.ids import offset_message_id
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ...errors import RequestRefusedError
@@ -30,7 +29,6 @@ from ...net.group_append import GroupAppend
 from ...ports import Connection, Handler
 from ...transaction.deciding import DecisionRequest, PlannedDecision
 from ...transaction.errors import TransactionError
-from ...transaction.state.state_machine import State
 from ..subjects import may_decide
 from .end_batch import EndBatches, Log
 from .end_rules import ERROR_CODES, EVENTS, Transactions, log_refusal, stands_at, wrong_decision
@@ -49,9 +47,7 @@ class StagedDecision(msgspec.Struct, gc=False):
         """Complete the decision, and answer the request."""
         planned, command = self.planned, self.command
         durable_at = self.transactions.decided(planned, results)
-        message_id = None
-        if command.header_type == _MSGPACK and planned.state is _COMMITTED:
-            message_id = offset_message_id(planned.draft.store_host, results[0].physical_offset)
+        message_id = planned.message_id(results) if command.header_type == _MSGPACK else None
         self.connection.respond(command, _reply(command, message_id), durable_at)
 
     def refused(self) -> None:
@@ -64,7 +60,6 @@ LARGE_BODY: Final = 65_536
 bring 800 decisions, and all their messages would be in memory at the same time."""
 
 _MSGPACK: Final = int(HeaderType.MSGPACK)
-_COMMITTED: Final = State.COMMITTED
 
 
 class TransactionHandler:
@@ -120,10 +115,10 @@ class TransactionHandler:
     def _stage(
         self, planned: PlannedDecision, request: RemotingCommand, connection: Connection
     ) -> None:
-        records = (planned.draft, *planned.rest)
-        staged = StagedDecision(records, request, connection, planned, self._transactions)
+        requests = planned.requests
+        staged = StagedDecision(requests, request, connection, planned, self._transactions)
         self._group.stage(staged, partial(self._append_alone, staged))
-        if len(planned.draft.body) > LARGE_BODY:
+        if len(requests[0].body) > LARGE_BODY:
             self._group.append_staged()
 
     def _append_alone(

@@ -27,7 +27,6 @@ from halfmq.remoting.transaction_bodies import (
 from halfmq.remoting.transaction_headers import EndTransactionsRequestHeader
 from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import NotInMemoryError
-from halfmq.store.format.ids import offset_message_id
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ...errors import RequestRefusedError, UnfinishedError
@@ -147,7 +146,7 @@ class EndBatches:
         """
         start = batch.looked_at
         planned = self._plan(batch)
-        requests = [request for _, one in planned for request in (one.draft, *one.rest)]
+        requests = [request for _, one in planned for request in one.requests]
         is_whole = bool(planned) and len(planned) == len(batch.ends)
         if requests:
             staged = StagedFirsts(requests, batch, planned, self, is_whole)
@@ -190,7 +189,7 @@ class EndBatches:
         """Complete planned decisions, whose records are in the log."""
         batch, at = staged.batch, 0
         for number, planned in staged.planned:
-            end = at + 1 + len(planned.rest)
+            end = at + len(planned.requests)
             self._carry_out(batch, number, planned, appended[at:end])
             at = end
         if staged.is_whole:
@@ -201,9 +200,9 @@ class EndBatches:
     ) -> None:
         position = self._transactions.decided(planned, appended)
         batch.position = max(batch.position, position)
-        host = planned.message_host
-        message_id = None if host is None else offset_message_id(host, appended[0].physical_offset)
-        batch.results[number] = EndResult(code=ResponseCode.SUCCESS, message_id=message_id)
+        batch.results[number] = EndResult(
+            code=ResponseCode.SUCCESS, message_id=planned.message_id(appended)
+        )
 
     def abandon(self, staged: StagedFirsts) -> None:
         """Forget planned decisions: their records could not be appended."""
@@ -219,7 +218,7 @@ class EndBatches:
         batch = staged.batch
         for number, planned in staged.planned:
             try:
-                appended = self._log.append((planned.draft, *planned.rest))
+                appended = self._log.append(planned.requests)
             except StoreError as error:
                 batch.results[number] = _refused(error)
             else:

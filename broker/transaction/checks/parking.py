@@ -23,7 +23,7 @@ from ...loop.fetches import Fetch
 from ...loop.slices import Slice
 from ..counters import Counters
 from ..half import StoredHalf, real_topic, unique_key
-from ..half_records import bare_draft, parked_draft
+from ..half_records import bare_request, parked_request
 from ..state.pending import Pending, PendingTable
 from ..state.state_machine import PARKING_REASONS, Event, ParkedReason, State, Verdict, outcome
 
@@ -93,7 +93,7 @@ class Parking:
             reason = ParkedReason.EXPIRED
         try:
             self._ensure_topic()
-            self._log.append((parked_draft(half, reason),))
+            self._log.append((parked_request(half, reason),))
         except (StoreError, RequestRefusedError, ValueError) as error:
             logger.warning("event=not_parked half_offset=%d error=%r", entry.offset, str(error))
             return False
@@ -126,7 +126,7 @@ class Parking:
         """
         if outcome(entry.state, Event.RESUME).verdict is not Verdict.NOTE:
             return 0
-        resumed = bare_draft(
+        resumed = bare_request(
             entry.offset,
             entry.group,
             TransactionType.PREPARED,

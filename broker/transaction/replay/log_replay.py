@@ -35,7 +35,7 @@ from halfmq.store.format.properties import get_property
 from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
 
-from ..half import GroupMembership, group_membership, halves_beside, immunity_s
+from ..half import GroupMembership, group_membership, immunity_s, other_halves
 from ..state.pending import MemberHalf, Pending, PendingTable
 from ..state.state_machine import Event, State, Verdict, outcome, parked_reason_of
 
@@ -68,7 +68,7 @@ class LogReplay:
         self._key_at_zero: bytes | None = None
         # Half queue offsets of undecided transactions, and of decided ones without an op message.
         self._first_by_queue_offset: dict[int, int] = {}
-        self.unmirrored: dict[int, None] = {}  # an ordered set
+        self.without_op: dict[int, None] = {}  # an ordered set
         self.incomplete: dict[int, int] = {}  # leader -> number of missing members
         self.unfinished: dict[int, None] = {}  # halves whose leader is committed
         self._leader = (b"", -1)  # unique key and offset of the latest
@@ -192,7 +192,7 @@ class LogReplay:
         self._table.add_copy(offset, first, record.queue_offset)
         entry = self._table.get(self._table.first_of(first))
         if entry is None:
-            self.unmirrored[record.queue_offset] = None
+            self.without_op[record.queue_offset] = None
             return
         self._first_by_queue_offset[record.queue_offset] = first
         if checks == 0:
@@ -209,13 +209,13 @@ class LogReplay:
         if first in self.unfinished:
             del self.unfinished[first]  # it follows the final message of its leader
         elif table.is_member(first):
-            self._settle(first, State.COMMITTED, record)
+            self._decide_member(first, State.COMMITTED, record)
         else:
-            beside = halves_beside(record.properties) or [
+            others = other_halves(record.properties) or [
                 member.offset for member in table.groups.get(first, ())
             ]
             if self._found(first, Event.FINAL_FOUND, record):
-                self.unfinished.update(dict.fromkeys(beside))
+                self.unfinished.update(dict.fromkeys(others))
 
     def _op(self, record: Record) -> None:
         if get_property(record.properties, b"TAGS") != b"d":
@@ -225,11 +225,11 @@ class LogReplay:
                 continue
             queue_offset = int(number)
             first = self._first_by_queue_offset.pop(queue_offset, None)
-            self.unmirrored.pop(queue_offset, None)
+            self.without_op.pop(queue_offset, None)
             if first is None:
                 continue
             if self._table.is_member(first):
-                self._settle(first, State.ROLLED_BACK, record)
+                self._decide_member(first, State.ROLLED_BACK, record)
             else:
                 self._found(first, Event.OP_FOUND, record)
 
@@ -268,17 +268,17 @@ class LogReplay:
             table.decided.add(first, State.ROLLED_BACK, record.physical_offset)
         return event is Event.FINAL_FOUND
 
-    def _settle(self, offset: int, state: State, record: Record) -> None:
+    def _decide_member(self, offset: int, state: State, record: Record) -> None:
         """Apply Apache RocketMQ's decision about one of several halves."""
-        settled = self._table.settle_member(offset, state, record.physical_offset)
-        if settled is not None:
-            self._mirror(self._table.names_of_member(settled))
+        member = self._table.decide_member(offset, state, record.physical_offset)
+        if member is not None:
+            self._note_without_op(self._table.op_offsets_of_member(member))
 
-    def _mirror(self, queue_offsets: Iterable[int]) -> None:
+    def _note_without_op(self, queue_offsets: Iterable[int]) -> None:
         """Request op messages for halves that have none yet."""
         for queue_offset in queue_offsets:
             if self._first_by_queue_offset.pop(queue_offset, None) is not None:
-                self.unmirrored[queue_offset] = None
+                self.without_op[queue_offset] = None
 
     def _enter_state(self, entry: Pending, state: State, record: Record) -> None:
         if state is State.PARKED:
@@ -287,7 +287,7 @@ class LogReplay:
         elif state is State.PREPARED:
             self._table.resume(entry)
         else:
-            self._mirror(self._table.names_of(entry))
+            self._note_without_op(self._table.op_offsets_of(entry))
             self.incomplete.pop(entry.offset, None)
             self._table.decide(entry, state, record.physical_offset)
 

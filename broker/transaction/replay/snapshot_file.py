@@ -235,10 +235,10 @@ def _entries(rows: Iterable[PendingRow]) -> Iterator[Pending]:
     known: dict[tuple[object, ...], tuple[State, CheckProgress]] = {}
     for row in rows:
         columns = row[4:]
-        standing = known.get(columns)
-        if standing is None:
-            standing = known[columns] = _state_and_progress(row)
-        yield Pending(row[0], row[1], row[2], row[3], *standing)
+        shared_columns = known.get(columns)
+        if shared_columns is None:
+            shared_columns = known[columns] = _state_and_progress(row)
+        yield Pending(row[0], row[1], row[2], row[3], *shared_columns)
 
 
 def _state_and_progress(row: PendingRow) -> tuple[State, CheckProgress]:

@@ -38,7 +38,7 @@ class Replayed(NamedTuple):
     """What a replay found besides the table."""
 
     position: int  # where the replay of the log began
-    unmirrored: Sequence[int]  # half queue offsets of decided transactions without an op message
+    without_op: Sequence[int]  # half queue offsets of decided transactions without an op message
     incomplete: Sequence[int] = ()  # leaders of groups with missing halves
     unfinished: Sequence[int] = ()  # halves whose leader is committed, without a final message
 
@@ -63,7 +63,7 @@ def _read(
     log: ReplayLog, table: PendingTable, position: int, ops: Iterable[int], *, by_key: bool
 ) -> Replayed:
     log_replay = LogReplay(table, by_key=by_key)
-    log_replay.unmirrored.update(dict.fromkeys(ops))
+    log_replay.without_op.update(dict.fromkeys(ops))
     if 0 in table and (record := log.record_at(0)) is not None:
         key = get_property(record.properties, b"UNIQ_KEY")
         if key is not None:
@@ -72,7 +72,7 @@ def _read(
         log_replay.apply(record)
     return Replayed(
         position,
-        list(log_replay.unmirrored),
+        list(log_replay.without_op),
         list(log_replay.incomplete),
         list(log_replay.unfinished),
     )

@@ -184,7 +184,7 @@ class PendingTable:
         self._of_group: dict[str, int] = {}  # undecided transactions by producer group, none of 0
         self.parked = 0  # how many of the undecided are PARKED
         self.newest_offset = -1  # the newest record by halfmq that changed the table
-        self.get = self._pending.get  # by the offset of the first half; the hot path's look-up
+        self.get = self._pending.get  # by the offset of the first half; the hot path's lookup
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -227,16 +227,16 @@ class PendingTable:
         """Return whether the half at an offset is a member of an undecided transaction."""
         return offset in self._leader_of
 
-    def names_of(self, entry: Pending) -> Iterable[int]:
+    def op_offsets_of(self, entry: Pending) -> Iterable[int]:
         """Return the half queue offsets by which op messages refer to the transaction."""
         if not self._copies_of and not self.groups:
             return (entry.queue_offset,)
         names = [entry.queue_offset, *self._copies_of.get(entry.offset, ())]
         for member in self.groups.get(entry.offset, ()):
-            names += self.names_of_member(member)
+            names += self.op_offsets_of_member(member)
         return names
 
-    def names_of_member(self, member: MemberHalf) -> list[int]:
+    def op_offsets_of_member(self, member: MemberHalf) -> list[int]:
         """Return the half queue offsets by which op messages refer to one member."""
         return [member.queue_offset, *self._copies_of.get(member.offset, ())]
 
@@ -246,15 +246,15 @@ class PendingTable:
         self._leader_of[member.offset] = leader
         self.newest_offset = max(self.newest_offset, member.offset)
 
-    def settle_member(self, offset: int, state: State, position: int) -> MemberHalf | None:
+    def decide_member(self, offset: int, state: State, position: int) -> MemberHalf | None:
         """Remove a member that Apache RocketMQ decided alone, since it has no groups."""
         leader = self._leader_of.pop(offset, None)
         if leader is None:
             return None
-        (settled,) = (member for member in self.groups[leader] if member.offset == offset)
-        self.groups[leader] = tuple(one for one in self.groups[leader] if one is not settled)
+        (decided,) = (member for member in self.groups[leader] if member.offset == offset)
+        self.groups[leader] = tuple(one for one in self.groups[leader] if one is not decided)
         self.decided.add(offset, state, position)
-        return settled
+        return decided
 
     def add_copy(self, offset: int, first: int, queue_offset: int) -> None:
         """Add an alias of a transaction."""
@@ -358,15 +358,15 @@ class PendingTable:
 
     def drop_before(self, min_offset: int) -> list[Pending]:
         """Remove and return transactions whose half the log no longer contains."""
-        gone: list[Pending] = []
+        expired: list[Pending] = []
         for entry in self._pending:  # in log order
             if entry.offset >= min_offset:
                 break
             if outcome(entry.state, Event.DELETED_FOUND).verdict is Verdict.FORGET:
-                gone.append(entry)
-        for entry in gone:
+                expired.append(entry)
+        for entry in expired:
             self.discard(entry)
-        return gone
+        return expired
 
     def discard(self, entry: Pending) -> None:
         """Remove an undecided transaction whose half can no longer be read."""
