@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -23,7 +23,6 @@ from halfmq.store.format.properties import get_property
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ..errors import RequestRefusedError
-from .counters import Counters
 from .decision_lookup import DecisionLookup
 from .errors import (
     DecidedOtherwiseError,
@@ -35,7 +34,9 @@ from .errors import (
 from .half import StoredHalf
 from .half_reader import HalfReader
 from .half_records import bare_request, committed, final_request, rollback_request
+from .log import TransactionLog
 from .op_writer import OpWriter
+from .state.counters import Counters
 from .state.final_message_cache import FinalMessageCache
 from .state.pending import Pending, PendingTable
 from .state.state_machine import RESULTS, Event, State, Verdict, outcome
@@ -45,18 +46,6 @@ logger = logging.getLogger(__name__)
 _COMMITTED: Final = State.COMMITTED  # looking a member up in its class is a tenth of a microsecond
 _DECIDE: Final = Verdict.DECIDE
 _DECISION_NAMES: Final = {State.COMMITTED: "committed", State.ROLLED_BACK: "rolled back"}
-
-
-class Log(Protocol):
-    """What deciding needs of the store."""
-
-    def append(
-        self, group: Sequence[AppendRequest], *, contiguous: bool = False
-    ) -> list[AppendResult]: ...
-
-    def request_flush(self) -> None: ...
-
-    def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError: ...
 
 
 class Ended(NamedTuple):
@@ -117,7 +106,7 @@ class Decisions:
 
     def __init__(
         self,
-        log: Log,
+        log: TransactionLog,
         table: PendingTable,
         finals: FinalMessageCache,
         ops: OpWriter,

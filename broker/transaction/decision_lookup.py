@@ -7,15 +7,15 @@ half is in the table.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from halfmq.store.errors import StoreError
 from halfmq.store.format.flags import TRANSACTION_MASK, TransactionType
-from halfmq.store.format.record import Record
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 
 from .half import StoredHalf, group_membership, is_copy, real_topic, unique_key
 from .half_reader import ReadHalf
+from .log import TransactionLog
 from .state.decision_cache import Decision
 from .state.pending import PendingTable
 from .state.state_machine import State
@@ -31,27 +31,12 @@ _ASKS_DELAY: Final = b"TRANSACTION_DEL"  # prefix of both property names
 _COMMIT: Final = int(TransactionType.COMMIT)
 
 
-class DecisionLookupLog(Protocol):
-    """The part of the store that a lookup uses."""
-
-    @property
-    def index_last_update(self) -> tuple[int, int]: ...
-
-    def store_timestamp(self, physical_offset: int) -> int: ...
-
-    def record_at(self, physical_offset: int) -> Record | None: ...
-
-    def query_index(
-        self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int
-    ) -> list[int]: ...
-
-
 class DecisionLookup:
     """Finds the decisions of transactions."""
 
     def __init__(
         self,
-        log: DecisionLookupLog,
+        log: TransactionLog,
         table: PendingTable,
         *,
         read_half: ReadHalf,

@@ -4,7 +4,7 @@
 ├── `HalfNotFoundError`: no record where the request says the half message is
 ├── `HalfMismatchError`: a record is there, and is not the half message the request means
 ├── `DecidedOtherwiseError`: the first decision was the opposite one, and it stands
-└── `DecisionForgottenError`: decided long ago, and and the decision is no longer known
+└── `DecisionForgottenError`: decided long ago, and the decision is no longer known
 """
 
 from __future__ import annotations

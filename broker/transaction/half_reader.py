@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from halfmq.store.format.record import PREFIX
 from halfmq.store.format.topics import HALF_TOPIC
 
 from .errors import HalfMismatchError, HalfNotFoundError
 from .half import StoredHalf, parse_half
+from .log import TransactionLog
 
 logger = logging.getLogger(__name__)
 
@@ -22,36 +23,10 @@ ReadHalf = Callable[[int], StoredHalf | None]
 """`HalfReader.read`."""
 
 
-class Found(Protocol):
-    """The result of `HalfLog.get`, as far as it is used here."""
-
-    @property
-    def ranges(self) -> list[tuple[int, int]]: ...
-
-    @property
-    def size(self) -> int: ...
-
-
-class HalfLog(Protocol):
-    """The part of the store that halves are read from."""
-
-    def unchecked_bytes(self, physical_offset: int) -> bytes | None: ...
-
-    def record_bytes(self, physical_offset: int) -> bytes | None: ...
-
-    def queue_bounds(self, topic: str, queue_id: int) -> tuple[int, int]: ...
-
-    def get(
-        self, topic: str, queue_id: int, offset: int, *, max_count: int = ..., max_bytes: int = ...
-    ) -> Found: ...
-
-    def read_cold(self, ranges: Iterable[tuple[int, int]]) -> bytes: ...
-
-
 class HalfReader:
     """Reads halves, on disk or not yet."""
 
-    def __init__(self, log: HalfLog) -> None:
+    def __init__(self, log: TransactionLog) -> None:
         self._log = log
 
     def read(self, offset: int) -> StoredHalf | None:

@@ -7,8 +7,8 @@ from typing import Final
 
 from .checks.checker import Checker
 from .checks.parking import Parking
-from .counters import Counters
 from .deciding import Decisions, Ended
+from .state.counters import Counters
 from .state.pending import PendingTable
 from .state.state_machine import Event
 

@@ -27,12 +27,13 @@ from .admission import (
     require_few_properties,
     require_room,
 )
-from .counters import Counters
 from .decision_lookup import DecisionLookup
 from .deduplication import DuplicateFinder, FirstHalf, RecentPrepares, deduplication_key
 from .half import GroupMembership, half_request, immunity_s, in_group
 from .half_reader import HalfReader
 from .half_records import committed_again, prepared_final
+from .log import TransactionLog
+from .state.counters import Counters
 from .state.final_message_cache import FinalMessageCache
 from .state.pending import MemberHalf, Pending, PendingTable, Producer
 from .state.state_machine import State
@@ -43,15 +44,13 @@ INVALID_IMMUNITIES_LOGGED_MAX: Final = 100
 """Invalid values of CHECK_IMMUNITY_TIME_IN_SECONDS that are logged only once each; further values
 are logged each time."""
 
-Append = Callable[..., list[AppendResult]]
-
 
 class Prepares:
     """Accepts half messages."""
 
     def __init__(
         self,
-        append: Append,
+        log: TransactionLog,
         table: PendingTable,
         finals: FinalMessageCache,
         halves: HalfReader,
@@ -68,7 +67,7 @@ class Prepares:
         ``schedule_first`` schedules the first check of a transaction. ``record_size_max`` is the
         largest record the log takes, in bytes.
         """
-        self._append = append
+        self._append = log.append
         self._table = table
         self._finals = finals
         self._halves, self._read_half = halves, halves.read

@@ -13,33 +13,31 @@ opt out of that.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
 from time import perf_counter
-from typing import Final, Protocol
-
-from halfmq.store.files.page_cache import NotInMemoryError
-from halfmq.store.log.append_request import AppendRequest, AppendResult
+from typing import Final
 
 from ..config import TransactionConfig
 from ..loop.fetches import Fetch
 from ..loop.slices import Slice
 from .checks.checker import RESTART_GRACE_MS, Checker, ProducerDirectory
 from .checks.parking import Parking
-from .counters import Counters
 from .deciding import Decisions
-from .decision_lookup import DecisionLookup, DecisionLookupLog
+from .decision_lookup import DecisionLookup
 from .destination import Destinations
 from .half import StoredHalf
-from .half_reader import HalfLog, HalfReader
+from .half_reader import HalfReader
+from .log import TransactionLog
 from .op_writer import OpWriter
 from .operator_actions import OperatorActions
 from .pending_view import PendingView
 from .prepares import Prepares
 from .replay.snapshot import LOG_BYTES_MIN, Snapshots
-from .replay.start import ReplayLog, replay
+from .replay.start import replay
+from .state.counters import Counters
 from .state.decision_cache import DECIDED_REMEMBERED
 from .state.final_message_cache import FinalMessageCache
 from .state.pending import PendingTable, Producer
@@ -49,16 +47,6 @@ logger = logging.getLogger(__name__)
 
 IDLE_TICK_MS: Final = 250
 """Longest pause between two ticks: a check scheduled during the pause may be this late."""
-
-
-class TransactionLog(ReplayLog, HalfLog, DecisionLookupLog, Protocol):
-    """The part of the store that transactions use."""
-
-    def append(
-        self, group: Sequence[AppendRequest], *, contiguous: bool = False
-    ) -> list[AppendResult]: ...
-
-    def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError: ...
 
 
 class TransactionService:
@@ -126,7 +114,7 @@ class TransactionService:
             may_ask=may_ask,
         )
         self.prepares = Prepares(
-            log.append,
+            log,
             table,
             finals,
             halves,

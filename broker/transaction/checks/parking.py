@@ -8,22 +8,22 @@ can be decided or resumed at any later time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
 from halfmq.store.format.flags import TransactionType
-from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ...errors import RequestRefusedError
 from ...logs import EACH
 from ...loop.fetches import Fetch
 from ...loop.slices import Slice
-from ..counters import Counters
 from ..half import StoredHalf, real_topic, unique_key
 from ..half_records import bare_request, parked_request
+from ..log import TransactionLog
+from ..state.counters import Counters
 from ..state.pending import Pending, PendingTable
 from ..state.state_machine import PARKING_REASONS, Event, ParkedReason, State, Verdict, outcome
 
@@ -33,22 +33,12 @@ LOOKS_PER_STEP: Final = 100
 """Transactions skipped in a step, in some hundredths of a millisecond."""
 
 
-class Log(Protocol):
-    """What parking needs of the store."""
-
-    def append(
-        self, group: Sequence[AppendRequest], *, contiguous: bool = False
-    ) -> list[AppendResult]: ...
-
-    def request_flush(self) -> None: ...
-
-
 class Parking:
     """Parks transactions and resumes them."""
 
     def __init__(
         self,
-        log: Log,
+        log: TransactionLog,
         table: PendingTable,
         counters: Counters,
         *,

@@ -19,13 +19,13 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from halfmq.store.files.page_cache import NotInMemoryError, allowed_to_wait
 
 from ...loop.slices import Slice
+from ..log import TransactionLog
 from ..state.pending import PendingTable
-from . import snapshot_file
 from .snapshot_file import (
     COPIES,
     GROUPS,
@@ -58,22 +58,13 @@ WAIT_MS: Final = 5
 """Time between two polls for a disk operation that a snapshot waits for."""
 
 
-class Log(snapshot_file.Log, Protocol):
-    """The part of the store that snapshots use."""
-
-    @property
-    def durable_offset(self) -> int: ...
-
-    def request_flush(self) -> None: ...
-
-
 class Snapshots:
     """Takes snapshots of a table: in slices while the broker runs, at once at a stop."""
 
     def __init__(
         self,
         path: Path,
-        log: Log,
+        log: TransactionLog,
         table: PendingTable,
         ops: Callable[[], Sequence[int]],
         *,

@@ -17,7 +17,7 @@ import io
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Final, NamedTuple, Protocol
+from typing import IO, Final, NamedTuple
 
 import msgpack
 import msgspec
@@ -26,6 +26,7 @@ from halfmq.store.files import disk
 from halfmq.store.format.crc import crc32
 from halfmq.store.format.transaction_snapshot import CRC_SIZE, FOOTER
 
+from ..log import TransactionLog
 from ..state.pending import CheckProgress, MemberHalf, Pending, PendingTable, shared
 from ..state.state_machine import ParkedReason, State
 
@@ -88,19 +89,9 @@ class CopyRow(NamedTuple):
     queue_offset: int
 
 
-class Log(Protocol):
-    """The part of the store that a snapshot is checked against."""
-
-    @property
-    def min_offset(self) -> int: ...
-
-    @property
-    def write_offset(self) -> int: ...
-
-    def record_bytes(self, physical_offset: int) -> bytes | None: ...
-
-
-def load_snapshot(path: Path, log: Log, table: PendingTable, ops: list[int]) -> int | None:
+def load_snapshot(
+    path: Path, log: TransactionLog, table: PendingTable, ops: list[int]
+) -> int | None:
     """Fill an empty table; return the position where replay continues, or None without filling it.
 
     A snapshot that does not match this log is deleted, so that it cannot match by accident later.
@@ -180,7 +171,7 @@ def _objects(file: IO[bytes], size: int) -> Iterator[object]:
         yield from unpacker
 
 
-def _misfit(header: Header, rows: _Rows, log: Log) -> str | None:
+def _misfit(header: Header, rows: _Rows, log: TransactionLog) -> str | None:
     """Return why this snapshot does not match this log; None if it does."""
     if rows.log_end > log.write_offset:
         return f"taken at log end {rows.log_end}, the log ends at {log.write_offset}"
@@ -194,7 +185,7 @@ def _misfit(header: Header, rows: _Rows, log: Log) -> str | None:
     return None
 
 
-def anchor_at(offset: int, log: Log) -> Anchor:
+def anchor_at(offset: int, log: TransactionLog) -> Anchor:
     """Return the anchor for the record at an offset; an empty one if there is none.
 
     Raises:

@@ -11,27 +11,18 @@ their offsets, so that the log is not scanned twice.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from halfmq.store.format.properties import get_property
-from halfmq.store.format.record import Record
 
+from ..log import TransactionLog
 from ..state.pending import PendingTable
 from .log_replay import ForeignRecordError, LogReplay
-from .snapshot import Log as SnapshotLog
 from .snapshot_file import load_snapshot, remove_snapshot
 
 logger = logging.getLogger(__name__)
-
-
-class ReplayLog(SnapshotLog, Protocol):
-    """The part of the store that a replay reads."""
-
-    def record_at(self, physical_offset: int) -> Record | None: ...
-
-    def scan_transactions(self, start: int) -> Iterator[Record]: ...
 
 
 class Replayed(NamedTuple):
@@ -43,7 +34,7 @@ class Replayed(NamedTuple):
     unfinished: Sequence[int] = ()  # halves whose leader is committed, without a final message
 
 
-def replay(log: ReplayLog, table: PendingTable, snapshot_path: Path) -> Replayed:
+def replay(log: TransactionLog, table: PendingTable, snapshot_path: Path) -> Replayed:
     """Fill an empty table from the snapshot and the log."""
     ops: list[int] = []
     position = load_snapshot(snapshot_path, log, table, ops)
@@ -60,7 +51,7 @@ def replay(log: ReplayLog, table: PendingTable, snapshot_path: Path) -> Replayed
 
 
 def _read(
-    log: ReplayLog, table: PendingTable, position: int, ops: Iterable[int], *, by_key: bool
+    log: TransactionLog, table: PendingTable, position: int, ops: Iterable[int], *, by_key: bool
 ) -> Replayed:
     log_replay = LogReplay(table, by_key=by_key)
     log_replay.without_op.update(dict.fromkeys(ops))

@@ -1,1 +1,1 @@
-"""What transactions keep in memory: their states, the undecided ones, the latest decisions."""
+"""What transactions keep in memory: states, undecided halves, latest decisions, counters."""
