@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from halfmq.broker.config import TransactionConfig
-from halfmq.broker.transaction.deciding import DecisionRequest
+from halfmq.broker.transaction.deciding import DecisionRequest, PlannedDecision
 from halfmq.broker.transaction.half import half_request
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.broker.transaction.state.pending import Producer
@@ -179,9 +179,11 @@ def snapshot(root: Path, behind: int, body_size: int) -> dict[str, float]:
     for number in range(count, count + behind):
         (half,) = service.prepares.prepare_group([message(number, body)], GROUP, Nobody())
         if number % 2:
-            service.decisions.end(
+            planned = service.decisions.plan(
                 DecisionRequest(half.physical_offset, half.queue_offset, GROUP, Event.ROLLBACK)
             )
+            assert isinstance(planned, PlannedDecision)
+            service.decisions.carry_out(planned)
         bench.store.tick()
     bench.settle()
     return {

@@ -350,7 +350,7 @@ class Broker:
             self._pull,
             send_back,
             self._clients,
-            TransactionHandler(self.transactions.decisions, store, self._group),
+            TransactionHandler(self.transactions.decisions, self._group, store.lacking),
             OffsetHandlers(store, tables.offsets, tables.topics, tables.groups),
             QueryHandlers(store),
             LockHandlers(tables.locks),

@@ -4,8 +4,9 @@ A refused append (disk full, broker stopping) therefore leaves the transaction u
 client can try again. A decision about several messages is also one append: the leader's final
 message, which decides for all, followed by the other final messages.
 
-A handler that appends more in the same pass of the event loop *plans* a decision: it gets the
-records, appends them together with others, and reports the result.
+A producer's request is validated once, by ``plan``: it returns the answer, or a planned decision,
+whose records the handler appends together with others before it reports the result. ``carry_out``
+appends a planned decision alone, at once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import get_property
 from halfmq.store.log.append_request import AppendRequest, AppendResult
 
-from ..errors import RequestRefusedError
 from .decision_lookup import DecisionLookup
 from .errors import (
     DecidedOtherwiseError,
@@ -76,12 +76,6 @@ class PlannedDecision(msgspec.Struct, gc=False):
     def size(self) -> int:
         """Body bytes of the messages read for this decision."""
         return self.dropped + sum([len(one.body) for one in self.requests])
-
-    def message_id(self, results: Sequence[AppendResult]) -> str | None:
-        """Return the offset message id of the final message; None unless it is a commit."""
-        if self.state is not _COMMITTED:
-            return None
-        return offset_message_id(self.requests[0].store_host, results[0].physical_offset)
 
 
 MayDecide: TypeAlias = Callable[[bytes, bool], None]
@@ -140,36 +134,96 @@ class Decisions:
         self._unflushed_topics = unflushed_topics
         self._planned: set[int] = set()  # halves with a planned decision
 
-    def end(self, request: DecisionRequest) -> Ended:
-        """Apply a producer's decision.
+    def plan(self, request: DecisionRequest) -> PlannedDecision | Ended | None:
+        """Validate a producer's request; return its answer, or the first decision to append.
+
+        The caller appends the requests of a planned decision, and then calls ``decided`` or
+        ``abandon``. None if there is already a planned decision about the same transaction: plan
+        again after that one was appended.
 
         Raises:
             TransactionError: The request is refused; the transaction is unchanged.
-            RequestRefusedError: The message has no destination now; nothing has changed.
-            StoreError: The decision could not be appended; the transaction is unchanged.
+            RequestRefusedError: The sender may not decide, or the message has no destination now;
+                nothing has changed.
             NotInMemoryError: The half must be read from disk first; nothing has changed.
         """
-        offset = request.offset
+        offset, may = request.offset, request.may
+        entry = self._find(offset)
+        if entry is None:
+            return self._plan_other(request)
+        wrong_offset = entry.queue_offset != request.queue_offset
+        wrong_group = entry.group != request.producer_group
+        event = request.event
+        if may is not None and (
+            wrong_offset or wrong_group or event is Event.UNKNOWN or offset in self._groups
+        ):
+            self._check_access(offset, may)
+            may = None
+        if wrong_offset:
+            raise _wrong_queue_offset(offset, entry.queue_offset, request.queue_offset)
+        if wrong_group:
+            raise _wrong_group(offset, entry.group, request.producer_group)
+        return self._plan(entry, event, request.names, from_check=request.from_check, may=may)
+
+    def _plan_other(self, request: DecisionRequest) -> PlannedDecision | Ended | None:
+        """Plan a decision about a half that has no undecided transaction under this offset."""
+        offset, group = request.offset, request.producer_group
         if request.may is not None:
             self._check_access(offset, request.may)
-        entry = self._undecided(request)
+        half = self._existing_half(offset)
+        if half.queue_offset != request.queue_offset:
+            raise _wrong_queue_offset(offset, half.queue_offset, request.queue_offset)
+        prepared_by = get_property(half.properties, b"PGROUP")
+        if prepared_by != group.encode():
+            raise _wrong_group(offset, (prepared_by or b"").decode(errors="replace"), group)
+        _check_names(offset, half.properties, request.names)
+        entry = self._find(self._table.first_of(offset))
         if entry is None:
-            return self._end_other(request)
-        return self.decide(entry, request.event, request.names, from_check=request.from_check)
+            return self._answer_decided(offset, half, request.event)
+        return self._plan(entry, request.event, from_check=request.from_check)
 
-    def _undecided(self, request: DecisionRequest) -> Pending | None:
-        """Return the transaction whose first half a request names; None if it is not undecided.
+    def _plan(
+        self,
+        entry: Pending,
+        event: Event,
+        names: Sequence[str] = (),
+        *,
+        from_check: bool = False,
+        may: MayDecide | None = None,
+    ) -> PlannedDecision | Ended | None:
+        if entry.offset in self._planned:
+            return None
+        state, verdict = RESULTS[entry.state][event]
+        if verdict is not _DECIDE:
+            if from_check:
+                self._answered(entry)
+            self._counters.unknown += 1
+            return Ended(0)
+        plan = self._commit if state is _COMMITTED else self._rollback
+        planned = plan(entry, names, may)
+        if from_check:  # only now: if a read raises NotInMemoryError, the request is served again
+            self._answered(entry)
+        self._planned.add(entry.offset)
+        return planned
+
+    def carry_out(self, planned: PlannedDecision) -> Ended:
+        """Append a planned decision now, and complete it.
 
         Raises:
-            HalfMismatchError: The request means another transaction.
+            StoreError: It could not be appended; the transaction is unchanged.
         """
-        entry = self._find(request.offset)
-        if entry is not None:
-            if entry.queue_offset != request.queue_offset:
-                raise _wrong_queue_offset(entry.offset, entry.queue_offset, request.queue_offset)
-            if entry.group != request.producer_group:
-                raise _wrong_group(entry.offset, entry.group, request.producer_group)
-        return entry
+        try:
+            results = self._append(planned.requests)
+        except BaseException:
+            self.abandon(planned)
+            raise
+        return self.decided(planned, results)
+
+    def decide(self, entry: Pending, event: Event) -> Ended:
+        """Apply a decision of an operator, or of a start; raises as ``plan`` and ``carry_out``."""
+        planned = self._plan(entry, event)
+        assert planned is not None  # what producers have decided was appended before
+        return planned if isinstance(planned, Ended) else self.carry_out(planned)
 
     def answer_decided(self, offset: int, event: Event) -> Ended:
         """Answer a request about a decided half with its decision, or raise."""
@@ -195,53 +249,21 @@ class Decisions:
             entry.answered += 1
             self._counters.checks_answered += 1
 
-    def decide(
-        self,
-        entry: Pending,
-        event: Event,
-        names: Sequence[str] = (),
-        *,
-        from_check: bool = False,
-    ) -> Ended:
-        """Apply a decision about an undecided transaction; raises as `end` does."""
-        state, verdict = outcome(entry.state, event)
-        if verdict is not _DECIDE:
-            if from_check:
-                self._answered(entry)
-            self._counters.unknown += 1
-            return Ended(0)
-        assert entry.offset not in self._planned  # or there would be two decisions
-        planned = self._decision(entry, state, names)
-        if from_check:  # only now: if a read raises NotInMemoryError, the request is served again
-            self._answered(entry)
-        appended = self._append(planned.requests)
-        position = self.decided(planned, appended)
-        if state is not _COMMITTED:
-            return Ended(position)
-        return Ended(position, appended[0].physical_offset, planned.requests[0].store_host)
-
-    def _decision(
-        self,
-        entry: Pending,
-        state: State,
-        names: Sequence[str],
-        may: MayDecide | None = None,
+    def _commit(
+        self, entry: Pending, names: Sequence[str], may: MayDecide | None
     ) -> PlannedDecision:
-        """Return the records to append for a decision."""
-        if state is not _COMMITTED:
-            return self._rollback(entry, names, may)
         offset = entry.offset
         final = self._final_at(offset)
-        _check_names(offset, final.properties, names)
         if may is not None:
             may(final.properties, entry.sent > 0)
+        _check_names(offset, final.properties, names)
         if offset in self._groups:
             members = [member.offset for member in self._groups[offset]]
             finals = [committed(self._final_at(member)) for member in members]
             decided = [self._resolve(one) for one in (committed(final, members), *finals)]
-            return PlannedDecision(decided, entry, state)
+            return PlannedDecision(decided, entry, _COMMITTED)
         waits = final.topic not in self._unflushed_topics
-        return PlannedDecision((self._resolve(committed(final)),), entry, state, waits=waits)
+        return PlannedDecision((self._resolve(committed(final)),), entry, _COMMITTED, waits=waits)
 
     def _rollback(
         self, entry: Pending, names: Sequence[str], may: MayDecide | None
@@ -261,9 +283,9 @@ class Decisions:
                 host=self._store_host,
             )
             return PlannedDecision((bare,), entry, State.ROLLED_BACK)
-        _check_names(entry.offset, final.properties, names)
         if may is not None:
             may(final.properties, entry.sent > 0)
+        _check_names(entry.offset, final.properties, names)
         waits = bool(members) or final.topic not in self._unflushed_topics
         rollback = rollback_request(final, members)
         return PlannedDecision((rollback,), entry, State.ROLLED_BACK, len(final.body), waits)
@@ -287,12 +309,8 @@ class Decisions:
         except ValueError as error:
             raise HalfMismatchError(offset, str(error)) from error
 
-    def decided(self, planned: PlannedDecision, appended: Sequence[AppendResult]) -> int:
-        """Complete a decision after its records were appended.
-
-        Return the end of the last record: the log must be durable up to there before the decision
-        is answered.
-        """
+    def decided(self, planned: PlannedDecision, results: Sequence[AppendResult]) -> Ended:
+        """Complete a decision after its records were appended; return its answer."""
         entry, state = planned.entry, planned.state
         self._planned.discard(entry.offset)
         if state is _COMMITTED:
@@ -305,54 +323,16 @@ class Decisions:
                 self._add_op(queue_offset)
         else:
             self._add_op(entry.queue_offset)
-        table.decide(entry, state, appended[0].physical_offset)
-        last = appended[-1]
-        return last.physical_offset + last.size if planned.waits else 0
-
-    def plan(self, request: DecisionRequest) -> PlannedDecision | None:
-        """Return the records of a first decision, to be appended together with others.
-
-        None if the request is not the first decision about an undecided half, if one is already
-        planned, or if the half cannot be read; use `end` then.
-        """
-        offset, may = request.offset, request.may
-        try:
-            entry = self._undecided(request)
-            if (
-                entry is None
-                or offset in self._planned
-                or (may is not None and offset in self._groups)  # each of its messages is checked
-            ):
-                return None
-            state, verdict = RESULTS[entry.state][request.event]
-            if verdict is not _DECIDE:
-                return None
-            planned = self._decision(entry, state, request.names, may)
-        except (TransactionError, RequestRefusedError, OSError):
-            return None
-        if request.from_check:
-            self._answered(entry)
-        self._planned.add(offset)
-        return planned
+        first_offset = results[0].physical_offset
+        table.decide(entry, state, first_offset)
+        position = results[-1].end if planned.waits else 0
+        if state is not _COMMITTED:
+            return Ended(position)
+        return Ended(position, first_offset, planned.requests[0].store_host)
 
     def abandon(self, planned: PlannedDecision) -> None:
         """Drop a planned decision whose records could not be appended."""
         self._planned.discard(planned.entry.offset)
-
-    def _end_other(self, request: DecisionRequest) -> Ended:
-        """Apply a decision about a half that has no undecided transaction under this offset."""
-        offset, group = request.offset, request.producer_group
-        half = self._existing_half(offset)
-        if half.queue_offset != request.queue_offset:
-            raise _wrong_queue_offset(offset, half.queue_offset, request.queue_offset)
-        prepared_by = get_property(half.properties, b"PGROUP")
-        if prepared_by != group.encode():
-            raise _wrong_group(offset, (prepared_by or b"").decode(errors="replace"), group)
-        _check_names(offset, half.properties, request.names)
-        entry = self._find(self._table.first_of(offset))
-        if entry is None:
-            return self._answer_decided(offset, half, request.event)
-        return self.decide(entry, request.event, from_check=request.from_check)
 
     def _answer_decided(self, offset: int, half: StoredHalf, event: Event) -> Ended:
         """Answer a request about a decided transaction; append nothing."""

@@ -46,7 +46,7 @@ from halfmq.broker.transaction.replay.log_replay import LogReplay
 from halfmq.broker.transaction.state.pending import PendingTable
 from halfmq.broker.transaction.state.state_machine import Event, State
 from halfmq.store.log.append_request import AppendResult
-from tests.support.transactions import Broker, Connected
+from tests.support.transactions import Broker, Connected, end_now
 
 GROUPS = ("pg-a", "pg-b")
 
@@ -131,10 +131,11 @@ class TransactionMachine(RuleBasedStateMachine):
             return  # its sender got no answer, and has no offsets to send
         half = known.halves[named % len(known.halves)]
         with self.refused_only_by_the_opposite(known, event):
-            ended = self.broker.service.decisions.end(
+            ended = end_now(
+                self.broker.service.decisions,
                 DecisionRequest(
                     half.physical_offset, half.queue_offset, known.group, event, from_check
-                )
+                ),
             )
             self.note(known, event, ended)
 
@@ -178,35 +179,33 @@ class TransactionMachine(RuleBasedStateMachine):
     def end_together(self, ends: list[tuple[Known, Event, int]], refused: bool) -> None:
         """Several decisions are planned and appended as one group, or the store takes none."""
         service = self.broker.service
-        plans: list[tuple[Known, Event, int, PlannedDecision | None]] = []
+        plans: list[tuple[Known, Event, int, PlannedDecision]] = []
+        later: list[tuple[Known, Event, int]] = []
         for known, event, named in ends:
             if known.lost:
                 continue
             half = known.halves[named % len(known.halves)]
-            planned = service.decisions.plan(
-                DecisionRequest(half.physical_offset, half.queue_offset, known.group, event)
-            )
-            plans.append((known, event, named, planned))
-        drafts = [
-            draft for *_, planned in plans if planned is not None for draft in planned.requests
-        ]
+            request = DecisionRequest(half.physical_offset, half.queue_offset, known.group, event)
+            with self.refused_only_by_the_opposite(known, event):
+                planned = service.decisions.plan(request)
+                if isinstance(planned, Ended):
+                    self.note(known, event, planned)
+                elif planned is None:
+                    later.append((known, event, named))
+                else:
+                    plans.append((known, event, named, planned))
         if refused:
-            for *_, planned in plans:
-                if planned is not None:
-                    service.decisions.abandon(planned)
+            for known, event, named, planned in plans:
+                service.decisions.abandon(planned)
+                later.append((known, event, named))
         else:
-            appended = self.broker.log.append(drafts)
+            results = self.broker.log.append([one for *_, plan in plans for one in plan.requests])
             for known, event, _, planned in plans:
-                if planned is None:
-                    continue
                 count = len(planned.requests)
-                mine, appended = appended[:count], appended[count:]
-                position = service.decisions.decided(planned, mine)
-                final_offset = mine[0].physical_offset if event is Event.COMMIT else None
-                self.note(known, event, Ended(position, final_offset))
-        for known, event, named, planned in plans:
-            if planned is None or refused:
-                self.end(known, event, named)
+                mine, results = results[:count], results[count:]
+                self.note(known, event, service.decisions.decided(planned, mine))
+        for known, event, named in later:
+            self.end(known, event, named)
 
     @contextmanager
     def refused_only_by_the_opposite(self, known: Known, event: Event) -> Iterator[None]:
@@ -231,13 +230,14 @@ class TransactionMachine(RuleBasedStateMachine):
     def end_wrongly(self, known: Known, skew: tuple[int, int, str]) -> None:
         before = self.broker.log.write_offset
         try:
-            self.broker.service.decisions.end(
+            end_now(
+                self.broker.service.decisions,
                 DecisionRequest(
                     known.half.physical_offset + skew[0],
                     known.half.queue_offset + skew[1],
                     known.group + skew[2],
                     Event.COMMIT,
-                )
+                ),
             )
         except TransactionError:
             assert self.broker.log.write_offset == before

@@ -9,7 +9,7 @@ from random import Random
 from halfmq.broker.config import TransactionConfig
 from halfmq.broker.delay.levels import DEFAULT_LEVELS, DelayLevels, parse_delay_levels
 from halfmq.broker.ports import OnAnswer, Part
-from halfmq.broker.transaction.deciding import DecisionRequest, Ended
+from halfmq.broker.transaction.deciding import DecisionRequest, Decisions, Ended
 from halfmq.broker.transaction.half_reader import HalfReader
 from halfmq.broker.transaction.service import TransactionService
 from halfmq.broker.transaction.state.decision_cache import DECIDED_REMEMBERED
@@ -311,6 +311,13 @@ class Connected:
         return [header.commit_log_offset for _, header, _ in self.asked]
 
 
+def end_now(decisions: Decisions, request: DecisionRequest) -> Ended:
+    """Apply a producer's decision alone; raise if it is refused."""
+    planned = decisions.plan(request)
+    assert planned is not None, "another decision about the transaction is planned"
+    return planned if isinstance(planned, Ended) else decisions.carry_out(planned)
+
+
 class Directory:
     """Who is connected."""
 
@@ -493,8 +500,9 @@ class Broker:
         return self.ended(half, event, group=group).position
 
     def ended(self, half: AppendResult, event: Event, *, group: str = "pg") -> Ended:
-        return self.service.decisions.end(
-            DecisionRequest(half.physical_offset, half.queue_offset, group, event)
+        return end_now(
+            self.service.decisions,
+            DecisionRequest(half.physical_offset, half.queue_offset, group, event),
         )
 
     def wait(self, milliseconds: int) -> None:

@@ -15,6 +15,7 @@ from halfmq.remoting.transaction_bodies import GROUP_MESSAGES_MAX, PreparedMessa
 from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.topics import HALF_TOPIC, SCHEDULE_TOPIC
 from tests.support.prepares import Prepares, part
+from tests.support.transactions import end_now
 
 ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
 THREE = (
@@ -32,7 +33,9 @@ def sends(tmp_path: Path) -> Prepares:
 
 def _end(sends: Prepares, half: PreparedResult, event: Event, group: str = "pg") -> None:
     offset = parse_offset_message_id(half.message_id).physical_offset
-    sends.broker.service.decisions.end(DecisionRequest(offset, half.queue_offset, group, event))
+    end_now(
+        sends.broker.service.decisions, DecisionRequest(offset, half.queue_offset, group, event)
+    )
     sends.broker.log.flush()
 
 
@@ -237,8 +240,9 @@ def test_beyond_the_limit_of_undecided_halves_prepares_are_refused(tmp_path: Pat
     assert sends.broker.service.metrics()["prepares_refused"] == 2
 
     offset = parse_offset_message_id(last.msg_id).physical_offset
-    sends.broker.service.decisions.end(
-        DecisionRequest(offset, last.queue_offset, "pg", Event.COMMIT)
+    end_now(
+        sends.broker.service.decisions,
+        DecisionRequest(offset, last.queue_offset, "pg", Event.COMMIT),
     )
     sends.prepare("M")
 

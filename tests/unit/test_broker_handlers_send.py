@@ -19,7 +19,7 @@ from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.properties import PROPERTIES_SIZE_MAX
 from halfmq.store.format.topics import HALF_TOPIC
 from tests.support.prepares import Prepares, accepted
-from tests.support.transactions import START_MS
+from tests.support.transactions import START_MS, end_now
 
 ILLEGAL = ResponseCode.MESSAGE_ILLEGAL
 BATCH: dict[str, Any] = {"batch": True, "sys_flag": 0, "TRAN_MSG": "", "PGROUP": ""}
@@ -196,8 +196,9 @@ def test_a_half_leaves_room_for_its_decision(sends: Prepares, long_path: bool) -
     assert code == ILLEGAL
     assert "send fewer" in remark
     offset = parse_offset_message_id(largest.msg_id).physical_offset
-    sends.broker.service.decisions.end(
-        DecisionRequest(offset, largest.queue_offset, "pg", Event.COMMIT)
+    end_now(
+        sends.broker.service.decisions,
+        DecisionRequest(offset, largest.queue_offset, "pg", Event.COMMIT),
     )
 
 
@@ -220,8 +221,9 @@ def test_a_long_key_leaves_room_for_the_decision_as_well(
             assert "send fewer" in (answer.remark or "")
 
     offset = parse_offset_message_id(largest.msg_id).physical_offset
-    ended = sends.broker.service.decisions.end(
-        DecisionRequest(offset, largest.queue_offset, "pg", Event.COMMIT)
+    ended = end_now(
+        sends.broker.service.decisions,
+        DecisionRequest(offset, largest.queue_offset, "pg", Event.COMMIT),
     )
 
     final = sends.broker.log.record_at(ended.final_offset or 0)

@@ -24,7 +24,7 @@ from halfmq.store.files.page_cache import NotInMemoryError, waiting
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.record import decode_record
 from halfmq.store.format.topics import HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC
-from tests.support.transactions import HOST, START_MS, Broker, Connected
+from tests.support.transactions import HOST, START_MS, Broker, Connected, end_now
 
 DAY_MS = 86_400_000
 TIMEOUT_MS = 6_000
@@ -192,8 +192,9 @@ def test_the_answer_to_a_check_ends_the_questions(broker: Broker, event: Event) 
     broker.wait(TIMEOUT_MS + BUCKET_MS)
     ((_, header, _),) = producer.asked
 
-    broker.service.decisions.end(
-        DecisionRequest(header.commit_log_offset, header.tran_state_table_offset, "pg", event)
+    end_now(
+        broker.service.decisions,
+        DecisionRequest(header.commit_log_offset, header.tran_state_table_offset, "pg", event),
     )
     broker.wait(20 * INTERVAL_MS)
 

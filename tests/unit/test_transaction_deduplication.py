@@ -17,6 +17,7 @@ from halfmq.store.format.ids import parse_offset_message_id
 from halfmq.store.format.topics import HALF_TOPIC
 from tests.support.broker_doubles import FakeConnection
 from tests.support.prepares import Prepares, accepted
+from tests.support.transactions import end_now
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def sends(tmp_path: Path) -> Prepares:
 
 def _decide(sends: Prepares, half: SendMessageResponseHeader, event: Event) -> None:
     offset = parse_offset_message_id(half.msg_id).physical_offset
-    sends.broker.service.decisions.end(DecisionRequest(offset, half.queue_offset, "pg", event))
+    end_now(sends.broker.service.decisions, DecisionRequest(offset, half.queue_offset, "pg", event))
     sends.broker.log.flush()
 
 

@@ -13,7 +13,7 @@ from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import decode_properties
 from halfmq.store.format.topics import HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC
 from halfmq.store.log.append_request import AppendResult
-from tests.support.transactions import HOST, Broker, Connected, message
+from tests.support.transactions import HOST, Broker, Connected, end_now, message
 
 
 @pytest.fixture
@@ -169,8 +169,9 @@ def test_a_further_half_is_verified_like_the_first(broker: Broker) -> None:
     halves = broker.prepare_group(2)
     end = broker.log.write_offset
     with pytest.raises(HalfMismatchError, match="state table offset wrong"):
-        broker.service.decisions.end(
-            DecisionRequest(halves[1].physical_offset, halves[0].queue_offset, "pg", Event.COMMIT)
+        end_now(
+            broker.service.decisions,
+            DecisionRequest(halves[1].physical_offset, halves[0].queue_offset, "pg", Event.COMMIT),
         )
     with pytest.raises(HalfMismatchError, match="group wrong"):
         broker.end(halves[1], Event.COMMIT, group="other")

@@ -54,8 +54,8 @@ class Front:
         self.router = Router(
             TransactionHandler(
                 self.broker.service.decisions,
-                self.broker.log,
                 GroupAppend(self.broker.log, call_soon=lambda work: work()),
+                self.broker.log.lacking,
             ).handlers()
         )
 

@@ -27,7 +27,7 @@ from halfmq.store.format.topics import (
 )
 from halfmq.store.log.append_request import AppendResult
 from tests.support.golden_store import unpack
-from tests.support.transactions import Broker, Connected, golden_log, gone, message
+from tests.support.transactions import Broker, Connected, end_now, golden_log, gone, message
 
 
 @pytest.fixture
@@ -116,26 +116,30 @@ def test_a_request_must_name_the_half_it_means(broker: Broker) -> None:
     end = broker.log.write_offset
 
     with pytest.raises(HalfNotFoundError, match=r"message failed: .* at commitLogOffset 99999999"):
-        broker.service.decisions.end(DecisionRequest(99_999_999, 0, "pg", Event.COMMIT))
+        end_now(broker.service.decisions, DecisionRequest(99_999_999, 0, "pg", Event.COMMIT))
     with pytest.raises(HalfNotFoundError):
-        broker.service.decisions.end(
-            DecisionRequest(half.physical_offset + 1, half.queue_offset, "pg", Event.COMMIT)
+        end_now(
+            broker.service.decisions,
+            DecisionRequest(half.physical_offset + 1, half.queue_offset, "pg", Event.COMMIT),
         )
     with pytest.raises(HalfMismatchError, match=r"state table offset wrong: .* 0, .* says 1"):
-        broker.service.decisions.end(
-            DecisionRequest(half.physical_offset, half.queue_offset + 1, "pg", Event.COMMIT)
+        end_now(
+            broker.service.decisions,
+            DecisionRequest(half.physical_offset, half.queue_offset + 1, "pg", Event.COMMIT),
         )
     with pytest.raises(HalfMismatchError, match=r"group wrong: .* group 'pg', .* of 'pg2'"):
         broker.end(half, Event.COMMIT, group="pg2")
     with pytest.raises(HalfMismatchError, match="not a half message"):
-        broker.service.decisions.end(
-            DecisionRequest(final.physical_offset, final.queue_offset, "pg2", Event.COMMIT)
+        end_now(
+            broker.service.decisions,
+            DecisionRequest(final.physical_offset, final.queue_offset, "pg2", Event.COMMIT),
         )
     with pytest.raises(HalfMismatchError, match=r"group wrong: .* group 'pg2', .* of 'pg'"):
         broker.end(other, Event.COMMIT)
     with pytest.raises(HalfMismatchError, match="state table offset wrong"):
-        broker.service.decisions.end(
-            DecisionRequest(other.physical_offset, 77, "pg2", Event.COMMIT)
+        end_now(
+            broker.service.decisions,
+            DecisionRequest(other.physical_offset, 77, "pg2", Event.COMMIT),
         )
     assert broker.log.write_offset == end
 
@@ -377,13 +381,17 @@ def test_a_store_of_rocketmq_is_carried_on(tmp_path: Path) -> None:
     )
     original, first_copy, _ = copied["halves"]
 
-    broker.service.decisions.end(
+    end_now(
+        broker.service.decisions,
         DecisionRequest(
             first_copy["commitLogOffset"], first_copy["queueOffset"], "pg_tx", Event.COMMIT
-        )
+        ),
     )
-    broker.service.decisions.end(
-        DecisionRequest(original["commitLogOffset"], original["queueOffset"], "pg_tx", Event.COMMIT)
+    end_now(
+        broker.service.decisions,
+        DecisionRequest(
+            original["commitLogOffset"], original["queueOffset"], "pg_tx", Event.COMMIT
+        ),
     )
     broker.service.drain()
 

@@ -25,6 +25,7 @@ from tests.support.transactions import (
     Connected,
     Directory,
     Placed,
+    end_now,
     fetch_at_once,
     gone,
     message,
@@ -87,7 +88,7 @@ class StoredBroker:
         return DecisionRequest(half.physical_offset, half.queue_offset, "pg", event)
 
     def end(self, half: AppendResult, event: Event) -> int:
-        ended = self.service.decisions.end(self.request(half, event))
+        ended = end_now(self.service.decisions, self.request(half, event))
         self.flush()
         return ended.position
 
@@ -190,9 +191,9 @@ def test_a_repeated_decision_is_answered_also_before_the_disk(
 ) -> None:
     """A topic that opts out of the flush answers at once; the client may repeat at once."""
     half = broker.prepare(flushed=False)
-    first = broker.service.decisions.end(broker.request(half, event))
+    first = end_now(broker.service.decisions, broker.request(half, event))
 
-    repeated = broker.service.decisions.end(broker.request(half, event))
+    repeated = end_now(broker.service.decisions, broker.request(half, event))
 
     assert broker.store.durable_offset <= half.physical_offset
     assert repeated.final_offset == first.final_offset
@@ -259,8 +260,9 @@ def test_messages_of_one_transaction_become_visible_together(
         if attempt % 2:
             broker.restart()
 
-        broker.service.decisions.end(
-            DecisionRequest(halves[0].physical_offset, halves[0].queue_offset, "pg", Event.COMMIT)
+        end_now(
+            broker.service.decisions,
+            DecisionRequest(halves[0].physical_offset, halves[0].queue_offset, "pg", Event.COMMIT),
         )
         seen = [len(broker.consumed(f"topic{number}")) for number in range(5)]
         assert seen in ([attempt] * 5, [attempt + 1] * 5)  # the flusher may have been as fast
@@ -372,10 +374,11 @@ def test_a_store_of_rocketmq_opens_in_the_middle_of_transactions(golden: GoldenS
         event = Event.ROLLBACK if transaction["state_in_the_log"] == "ROLLED_BACK" else Event.COMMIT
         end = broker.store.write_offset
 
-        broker.service.decisions.end(
+        end_now(
+            broker.service.decisions,
             DecisionRequest(
                 half["commitLogOffset"], half["queueOffset"], transaction["producerGroup"], event
-            )
+            ),
         )
         broker.flush()
 

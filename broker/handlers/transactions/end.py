@@ -12,48 +12,32 @@ Source: RocketMQ ``EndTransactionProcessor.java``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
-
-import msgspec
 
 from halfmq.remoting.codes import HeaderType, RequestCode, ResponseCode
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.headers import EndTransactionRequestHeader
 from halfmq.remoting.replies import encode_end_reply, encode_reply
-from halfmq.store.log.append_request import AppendRequest, AppendResult
+from halfmq.store.files.page_cache import NotInMemoryError
 
 from ...errors import RequestRefusedError
 from ...net.group_append import GroupAppend
 from ...ports import Connection, Handler
-from ...transaction.deciding import DecisionRequest, PlannedDecision
+from ...transaction.deciding import DecisionRequest, Decisions, Ended
 from ...transaction.errors import TransactionError
 from ..subjects import may_decide
-from .end_batch import EndBatches, Log
-from .end_rules import ERROR_CODES, EVENTS, Transactions, log_refusal, stands_at, wrong_decision
-
-
-class StagedDecision(msgspec.Struct, gc=False):
-    """A first decision that will be appended with others."""
-
-    requests: Sequence[AppendRequest]  # the record that decides, then the other final messages
-    command: RemotingCommand
-    connection: Connection
-    planned: PlannedDecision
-    transactions: Transactions
-
-    def appended(self, results: Sequence[AppendResult]) -> None:
-        """Complete the decision, and answer the request."""
-        planned, command = self.planned, self.command
-        durable_at = self.transactions.decided(planned, results)
-        message_id = planned.message_id(results) if command.header_type == _MSGPACK else None
-        self.connection.respond(command, _reply(command, message_id), durable_at)
-
-    def refused(self) -> None:
-        """Leave the transaction as it was."""
-        self.transactions.abandon(self.planned)
-
+from .end_batch import EndBatches
+from .end_rules import (
+    ERROR_CODES,
+    EVENTS,
+    StagedDecision,
+    log_refusal,
+    plan,
+    stands_at,
+    wrong_decision,
+)
 
 LARGE_BODY: Final = 65_536
 """Bytes of a message above which its decision is not staged with others: one read of a socket may
@@ -63,20 +47,18 @@ _MSGPACK: Final = int(HeaderType.MSGPACK)
 
 
 class TransactionHandler:
-    """Takes decisions, and answers them when they are on disk."""
+    """Serves decisions of producers."""
 
     def __init__(
         self,
-        transactions: Transactions,
-        log: Log,
+        decisions: Decisions,
         group: GroupAppend,
+        lacking: Callable[[Iterable[int]], NotInMemoryError],
     ) -> None:
-        self._transactions = transactions
-        self._plan = transactions.plan
-        self._end = transactions.end
-        self._append = log.append
+        """Wire it; ``lacking`` is ``MessageStore.lacking``."""
+        self._decisions = decisions
         self._group = group
-        self._batches = EndBatches(transactions, log, group)
+        self._batches = EndBatches(decisions, group, lacking)
 
     def handlers(self) -> dict[int, Handler]:
         """The request codes served here."""
@@ -84,8 +66,6 @@ class TransactionHandler:
             RequestCode.END_TRANSACTION: self.end_transaction,
             RequestCode.END_TRANSACTIONS: self._batches.end_transactions,
         }
-
-    # --- one decision
 
     def end_transaction(self, request: RemotingCommand, connection: Connection) -> None:
         """Decide a transaction; the answer waits for the disk unless the topic opts out."""
@@ -105,47 +85,33 @@ class TransactionHandler:
             _names(header),
             may_decide(request, from_check=header.from_transaction_check),
         )
-        planned = self._plan(decision)
-        if planned is not None:
-            self._stage(planned, request, connection)
-            return
-        self._group.append_staged()  # the first decision may be among what is staged
-        self._end_by_every_rule(decision, request, connection)
-
-    def _stage(
-        self, planned: PlannedDecision, request: RemotingCommand, connection: Connection
-    ) -> None:
-        requests = planned.requests
-        staged = StagedDecision(requests, request, connection, planned, self._transactions)
-        self._group.stage(staged, partial(self._append_alone, staged))
-        if len(requests[0].body) > LARGE_BODY:
-            self._group.append_staged()
-
-    def _append_alone(
-        self, staged: StagedDecision, _request: RemotingCommand, _connection: Connection
-    ) -> None:
-        """Append a decision by itself: with others it could not be."""
-        staged.appended(self._append(staged.requests))
-
-    def _end_by_every_rule(
-        self, decision: DecisionRequest, request: RemotingCommand, connection: Connection
-    ) -> None:
         try:
-            ended = self._end(decision)
+            planned = plan(self._decisions, self._group, decision)
         except TransactionError as error:
             log_refusal(decision, connection, error)
             reply = encode_reply(request, ERROR_CODES[type(error)], remark=str(error))
             connection.respond(request, reply, stands_at(error))
-        else:
+            return
+        if isinstance(planned, Ended):
             # "Not known yet" is answered as well, unlike by RocketMQ: Go waits for every answer.
-            connection.respond(request, _reply(request, ended.message_id), ended.position)
+            _answer(request, connection, planned)
+            return
+        on_ended = partial(_answer, request, connection)
+        staged = StagedDecision(
+            planned.requests, request, connection, planned, self._decisions, on_ended
+        )
+        self._group.stage(staged, staged.append_alone)
+        if len(planned.requests[0].body) > LARGE_BODY:
+            self._group.append_staged()
 
 
-def _reply(request: RemotingCommand, message_id: str | None) -> bytes:
-    """Return the answer to a decision; halfmq clients get the id of the final message."""
-    if request.header_type != _MSGPACK or message_id is None:
-        return encode_reply(request)
-    return encode_end_reply(request, message_id)
+def _answer(request: RemotingCommand, connection: Connection, ended: Ended) -> None:
+    """Answer a decision; halfmq clients get the id of the final message."""
+    if request.header_type == _MSGPACK and ended.message_id is not None:
+        reply = encode_end_reply(request, ended.message_id)
+    else:
+        reply = encode_reply(request)
+    connection.respond(request, reply, ended.position)
 
 
 def _names(header: EndTransactionRequestHeader) -> tuple[str, ...]:

@@ -1,17 +1,17 @@
 """END_TRANSACTIONS (9001): many decisions by one request, each by itself.
 
-Those that are first decisions are appended together, and the others are served after them. A batch
-of 1,024 may be about gibibytes of messages, or about halves that are not in memory. So one turn of
-the event loop does a part of it, and what was done is kept by the connection until the next turn,
-or until what is missing was read; the answer comes when all of it is on disk.
+First decisions are staged, so they are appended together. A batch of 1,024 may be about gibibytes
+of messages, or about halves that are not in memory. So one turn of the event loop does a part of
+it, and what was done is kept by the connection until the next turn, or until what is missing was
+read; the answer comes when all of it is on disk.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -27,18 +27,25 @@ from halfmq.remoting.transaction_bodies import (
 from halfmq.remoting.transaction_headers import EndTransactionsRequestHeader
 from halfmq.store.errors import StoreError
 from halfmq.store.files.page_cache import NotInMemoryError
-from halfmq.store.log.append_request import AppendRequest, AppendResult
 
 from ...errors import RequestRefusedError, UnfinishedError
 from ...loop.slices import Slice
 from ...net.group_append import GroupAppend
 from ...net.router import STORE_ERROR_CODES
-from ...ports import AppendLog, Connection
-from ...transaction.deciding import DecisionRequest, PlannedDecision
+from ...ports import Connection
+from ...transaction.deciding import DecisionRequest, Decisions, Ended
 from ...transaction.errors import TransactionError
 from ...transaction.state.state_machine import Event
 from ..subjects import may_decide
-from .end_rules import ERROR_CODES, EVENTS, Transactions, log_refusal, stands_at, wrong_decision
+from .end_rules import (
+    ERROR_CODES,
+    EVENTS,
+    StagedDecision,
+    log_refusal,
+    plan,
+    stands_at,
+    wrong_decision,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -51,21 +58,14 @@ READ_AHEAD: Final = 32
 128 MiB of the largest messages."""
 
 
-class Log(AppendLog, Protocol):
-    """What deciding many transactions needs of the store."""
-
-    def lacking(self, physical_offsets: Iterable[int]) -> NotInMemoryError: ...
-
-
 class Batch(msgspec.Struct):
-    """Many decisions, and what became of them so far."""
+    """Many decisions, and their results so far."""
 
     command: RemotingCommand
     connection: Connection
     ends: Sequence[TransactionEnd]
-    results: list[EndResult | None]  # of each; None: there is none yet
-    looked_at: int = 0  # so many of the first have a result, or are in `others`
-    others: list[int] = msgspec.field(default_factory=list)  # no first decisions; the last is next
+    results: dict[int, EndResult] = msgspec.field(default_factory=dict)  # by index in `ends`
+    planned: int = 0  # so many of the first have a result or are staged
     position: int = 0  # where the log must be durable for the results to be true
 
     @property
@@ -75,33 +75,22 @@ class Batch(msgspec.Struct):
         assert isinstance(header, EndTransactionsRequestHeader)
         return header.producer_group
 
+    def ended(self, index: int, ended: Ended) -> None:
+        """Take the answer to one decision."""
+        self.put(index, EndResult(ResponseCode.SUCCESS, None, ended.message_id), ended.position)
 
-class StagedFirsts(msgspec.Struct, gc=False):
-    """First decisions of a batch."""
+    def put(self, index: int, result: EndResult, position: int = 0) -> None:
+        """Take one result, true when the log is durable up to `position`; answer after the last."""
+        self.results[index] = result
+        self.position = max(self.position, position)
+        if len(self.results) == len(self.ends):
+            self.answer()
 
-    requests: Sequence[AppendRequest]
-    batch: Batch
-    planned: Sequence[tuple[int, PlannedDecision]]  # with the number in the batch
-    batches: EndBatches
-    is_whole: bool  # these are all of the batch
-
-    @property
-    def command(self) -> RemotingCommand:
-        """The request for them."""
-        return self.batch.command
-
-    @property
-    def connection(self) -> Connection:
-        """The connection of their producer."""
-        return self.batch.connection
-
-    def appended(self, results: Sequence[AppendResult]) -> None:
-        """Complete them; answer the request if these were all."""
-        self.batches.finish(self, results)
-
-    def refused(self) -> None:
-        """Leave the transactions as they were."""
-        self.batches.abandon(self)
+    def answer(self) -> None:
+        """Answer the request with all results."""
+        body = encode_entries([self.results[index] for index in range(len(self.ends))])
+        reply = encode_reply(self.command, body=body)
+        self.connection.respond(self.command, reply, self.position)
 
 
 class EndBatches:
@@ -109,182 +98,108 @@ class EndBatches:
 
     def __init__(
         self,
-        transactions: Transactions,
-        log: Log,
+        decisions: Decisions,
         group: GroupAppend,
+        lacking: Callable[[Iterable[int]], NotInMemoryError],
     ) -> None:
-        self._transactions = transactions
-        self._log = log
+        """Wire it; ``lacking`` is ``MessageStore.lacking``."""
+        self._decisions = decisions
         self._group = group
+        self._lacking = lacking
 
     def end_transactions(self, request: RemotingCommand, connection: Connection) -> None:
         """Decide many transactions, each by itself; one answer when all of it is on disk.
 
         Raises:
-            NotInMemoryError: The next decision needs what is not in memory.
+            NotInMemoryError: The next decision needs data that are not in memory.
             UnfinishedError: There is more to do than one turn of the loop allows.
         """
         batch = connection.unfinished
         if not isinstance(batch, Batch) or batch.command is not request:
-            ends = decode_ends(request.body)
-            batch = Batch(request, connection, ends, [None] * len(ends))
-        connection.unfinished = batch
-        is_staged = not batch.others and self._decide_firsts(batch)
-        self._decide_others(batch)
-        if batch.others or batch.looked_at < len(batch.ends):
+            batch = connection.unfinished = Batch(request, connection, decode_ends(request.body))
+        self._decide_next(batch)
+        if batch.planned < len(batch.ends):
+            self._group.append_staged()  # before other requests add more
             raise UnfinishedError
         connection.unfinished = None
-        if not is_staged:
-            self._answer(batch)
+        if not batch.ends:
+            batch.answer()
 
-    # --- first decisions
-
-    def _decide_firsts(self, batch: Batch) -> bool:
-        """Append the first decisions among the next ones.
-
-        Return True if these are all of the batch, so that it will be answered with them.
-        """
-        start = batch.looked_at
-        planned = self._plan(batch)
-        requests = [request for _, one in planned for request in one.requests]
-        is_whole = bool(planned) and len(planned) == len(batch.ends)
-        if requests:
-            staged = StagedFirsts(requests, batch, planned, self, is_whole)
-            self._group.stage(staged, partial(self._serve_refused, staged))
-        if is_whole:
-            return True
-        # The rest is served after everything that is staged so far, and before what follows.
-        self._group.append_staged()
-        batch.others = [n for n in range(start, batch.looked_at) if batch.results[n] is None]
-        batch.others.reverse()
-        return False
-
-    def _plan(self, batch: Batch) -> list[tuple[int, PlannedDecision]]:
-        """Plan first decisions until there are enough for one turn, or halves have to be read."""
-        plan = self._transactions.plan
-        planned: list[tuple[int, PlannedDecision]] = []
-        size, start = 0, batch.looked_at
-        for number in range(start, len(batch.ends)):
-            end = batch.ends[number]
-            event = EVENTS.get(end.decision)
-            batch.looked_at = number + 1
-            if event is None:
-                continue
+    def _decide_next(self, batch: Batch) -> None:
+        """Decide as much as one turn allows, one at least."""
+        turn, start, size = Slice(), batch.planned, 0
+        while batch.planned < len(batch.ends) and size <= TURN_BYTES:
+            index = batch.planned
             try:
-                one = plan(_request_of(end, event, batch))
+                staged_size = self._decide(batch, index)
             except NotInMemoryError as missing:
-                batch.looked_at = number
-                if number > start:
-                    break
-                following = batch.ends[number + 1 : number + READ_AHEAD]
-                raise self._with_next(missing, following) from None
-            if one is not None:
-                planned.append((number, one))
-                size += one.size
-                if size > TURN_BYTES:
-                    break
-        return planned
-
-    def finish(self, staged: StagedFirsts, appended: Sequence[AppendResult]) -> None:
-        """Complete planned decisions, whose records are in the log."""
-        batch, at = staged.batch, 0
-        for number, planned in staged.planned:
-            end = at + len(planned.requests)
-            self._carry_out(batch, number, planned, appended[at:end])
-            at = end
-        if staged.is_whole:
-            self._answer(batch)
-
-    def _carry_out(
-        self, batch: Batch, number: int, planned: PlannedDecision, appended: Sequence[AppendResult]
-    ) -> None:
-        position = self._transactions.decided(planned, appended)
-        batch.position = max(batch.position, position)
-        batch.results[number] = EndResult(
-            code=ResponseCode.SUCCESS, message_id=planned.message_id(appended)
-        )
-
-    def abandon(self, staged: StagedFirsts) -> None:
-        """Forget planned decisions: their records could not be appended."""
-        for _, planned in staged.planned:
-            self._transactions.abandon(planned)
-
-    def _serve_refused(
-        self, staged: StagedFirsts, _command: RemotingCommand, _connection: Connection
-    ) -> None:
-        """Append each first decision by itself: together they could not be."""
-        if not staged.is_whole:
-            return  # they are among the others of this turn now
-        batch = staged.batch
-        for number, planned in staged.planned:
-            try:
-                appended = self._log.append(planned.requests)
-            except StoreError as error:
-                batch.results[number] = _refused(error)
-            else:
-                self._carry_out(batch, number, planned, appended)
-        self._answer(batch)
-
-    # --- the others
-
-    def _decide_others(self, batch: Batch) -> None:
-        """Serve by every rule what is no first decision, as much as one turn allows.
-
-        For each a half is read and checked, which takes 15 us, or nine milliseconds if it is large.
-        """
-        turn, waiting = Slice(), len(batch.others)
-        while batch.others and (len(batch.others) == waiting or not turn.is_over):
-            try:
-                self._decide_one(batch, batch.others[-1])
-            except NotInMemoryError as missing:
-                if len(batch.others) < waiting:
+                if index > start:
                     return
-                following = batch.others[-2 : -READ_AHEAD - 1 : -1]
-                raise self._with_next(missing, [batch.ends[n] for n in following]) from None
-            batch.others.pop()
+                following = batch.ends[index + 1 : index + READ_AHEAD]
+                ahead = self._lacking(end.commit_log_offset for end in following)
+                raise NotInMemoryError([*missing.missing, *ahead.missing]) from None
+            batch.planned += 1
+            size += staged_size
+            # What is not staged has read and checked a half, which may take nine milliseconds.
+            if not staged_size and turn.is_over:
+                return
 
-    def _with_next(
-        self, missing: NotInMemoryError, ends: Sequence[TransactionEnd]
-    ) -> NotInMemoryError:
-        """Return an error that has the halves of the next decisions fetched as well."""
-        following = self._log.lacking(end.commit_log_offset for end in ends)
-        return NotInMemoryError([*missing.missing, *following.missing])
-
-    def _decide_one(self, batch: Batch, number: int) -> None:
-        result, position = self._end(batch, batch.ends[number])
-        batch.results[number] = result
-        batch.position = max(batch.position, position)
-
-    def _end(self, batch: Batch, end: TransactionEnd) -> tuple[EndResult, int]:
-        """Apply one of many; return its result and the log position that makes it true."""
+    def _decide(self, batch: Batch, index: int) -> int:
+        """Stage a first decision, and return its size in bytes; otherwise put the result, and 0."""
+        end = batch.ends[index]
         event = EVENTS.get(end.decision)
         if event is None:
             remark = wrong_decision(end.decision)
-            return EndResult(code=ResponseCode.SYSTEM_ERROR, remark=remark), 0
+            batch.put(index, EndResult(ResponseCode.SYSTEM_ERROR, remark=remark))
+            return 0
         request = _request_of(end, event, batch)
         try:
-            ended = self._transactions.end(request)
+            planned = plan(self._decisions, self._group, request)
         except TransactionError as error:
             log_refusal(request, batch.connection, error)
-            return EndResult(code=ERROR_CODES[type(error)], remark=str(error)), stands_at(error)
+            refused = EndResult(ERROR_CODES[type(error)], remark=str(error))
+            batch.put(index, refused, stands_at(error))
         except RequestRefusedError as refusal:
             refusal.answered(batch.command, batch.connection)
-            return EndResult(code=refusal.code, remark=refusal.remark), 0
+            batch.put(index, EndResult(refusal.code, remark=refusal.remark))
         except StoreError as error:
-            return _refused(error), 0
+            batch.put(index, _refused(error))
         except OSError as error:
             logger.error(  # noqa: TRY400  # the error says it all
                 "event=half_unreadable half_offset=%d error=%r", end.commit_log_offset, str(error)
             )
             remark = f"the half cannot be read: {error}"
-            return EndResult(code=ResponseCode.SYSTEM_ERROR, remark=remark), 0
-        return EndResult(code=ResponseCode.SUCCESS, message_id=ended.message_id), ended.position
+            batch.put(index, EndResult(ResponseCode.SYSTEM_ERROR, remark=remark))
+        else:
+            if not isinstance(planned, Ended):
+                staged = StagedDecision(
+                    planned.requests,
+                    batch.command,
+                    batch.connection,
+                    planned,
+                    self._decisions,
+                    partial(batch.ended, index),
+                )
+                self._group.stage(staged, partial(_append_alone, staged, batch, index))
+                return planned.size
+            batch.ended(index, planned)
+        return 0
 
-    def _answer(self, batch: Batch) -> None:
-        results = [result for result in batch.results if result is not None]
-        assert len(results) == len(batch.ends)
-        reply = encode_reply(batch.command, body=encode_entries(results))
-        batch.connection.respond(batch.command, reply, batch.position)
+
+def _append_alone(
+    staged: StagedDecision,
+    batch: Batch,
+    index: int,
+    command: RemotingCommand,
+    connection: Connection,
+) -> None:
+    try:
+        staged.append_alone(command, connection)
+    except StoreError as error:
+        batch.put(index, _refused(error))
+    except Exception as error:  # the others have results, and one answer
+        logger.exception("event=decision_failed half_offset=%d", staged.planned.entry.offset)
+        batch.put(index, _refused(error))
 
 
 def _request_of(end: TransactionEnd, event: Event, batch: Batch) -> DecisionRequest:
@@ -299,6 +214,8 @@ def _request_of(end: TransactionEnd, event: Event, batch: Batch) -> DecisionRequ
     )
 
 
-def _refused(error: StoreError) -> EndResult:
-    code = STORE_ERROR_CODES.get(type(error), ResponseCode.SYSTEM_ERROR)
-    return EndResult(code=code, remark=str(error))
+def _refused(error: Exception) -> EndResult:
+    code = ResponseCode.SYSTEM_ERROR
+    if isinstance(error, StoreError):
+        code = STORE_ERROR_CODES.get(type(error), code)
+    return EndResult(code, remark=str(error))

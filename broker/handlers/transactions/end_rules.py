@@ -6,15 +6,19 @@ Source: RocketMQ ``EndTransactionProcessor.java``.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
 
 from halfmq.remoting.codes import ResponseCode
+from halfmq.remoting.command import RemotingCommand
 from halfmq.store.format.flags import TransactionType
-from halfmq.store.log.append_request import AppendResult
+from halfmq.store.log.append_request import AppendRequest, AppendResult
 
+from ...net.group_append import GroupAppend
 from ...ports import Connection
-from ...transaction.deciding import DecisionRequest, Ended, PlannedDecision
+from ...transaction.deciding import DecisionRequest, Decisions, Ended, PlannedDecision
 from ...transaction.errors import (
     DecidedOtherwiseError,
     DecisionForgottenError,
@@ -42,16 +46,39 @@ ERROR_CODES: Final[Mapping[type[TransactionError], ResponseCode]] = {
 """Refusal → answer, with RocketMQ's codes where RocketMQ refuses."""
 
 
-class Transactions(Protocol):
-    """What deciding needs of the transaction service."""
+class StagedDecision(msgspec.Struct, gc=False):
+    """A first decision that is appended with others."""
 
-    def end(self, request: DecisionRequest) -> Ended: ...
+    requests: Sequence[AppendRequest]
+    command: RemotingCommand
+    connection: Connection
+    planned: PlannedDecision
+    decisions: Decisions
+    on_ended: Callable[[Ended], None]
 
-    def plan(self, request: DecisionRequest) -> PlannedDecision | None: ...
+    def appended(self, results: Sequence[AppendResult]) -> None:
+        """Complete the decision, and answer it."""
+        self.on_ended(self.decisions.decided(self.planned, results))
 
-    def decided(self, planned: PlannedDecision, appended: Sequence[AppendResult]) -> int: ...
+    def refused(self) -> None:
+        """Leave the transaction as it was."""
+        self.decisions.abandon(self.planned)
 
-    def abandon(self, planned: PlannedDecision) -> None: ...
+    def append_alone(self, _command: RemotingCommand, _connection: Connection) -> None:
+        """Append the decision alone, because the group could not be appended."""
+        self.on_ended(self.decisions.carry_out(self.planned))
+
+
+def plan(
+    decisions: Decisions, group: GroupAppend, request: DecisionRequest
+) -> PlannedDecision | Ended:
+    """Return the answer to a request, or the decision to stage; raises as ``Decisions.plan``."""
+    planned = decisions.plan(request)
+    if planned is None:  # one about the same transaction is staged
+        group.append_staged()
+        planned = decisions.plan(request)
+        assert planned is not None
+    return planned
 
 
 def wrong_decision(decision: int) -> str:
