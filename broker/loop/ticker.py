@@ -20,13 +20,18 @@ EXTRA_PAUSE_S_MAX: Final = 0.1
 """Longest such extension in seconds: the lateness of a suspended process is not load."""
 
 
+QUIET_S: Final = 0.05
+"""Seconds without traffic after which slices follow each other without a pause. Many times the
+flush for which a producer waits that sends one message at a time: it is traffic too."""
+
+
 class Ticker:
     """Calls ``work`` repeatedly; ``work`` returns the seconds until its next call.
 
     If it returns 0, work is left: the next slice follows after ``pause`` seconds, also after a
     ``wake``, so that requests are served in between. If the loop was late for a slice, the pause
-    is longer. ``traffic`` counts served reads; while it does not change, slices follow each other
-    without a pause.
+    is longer. ``traffic`` counts served reads; if it has not changed for ``QUIET_S``, slices follow
+    each other without a pause, and only sockets are polled in between.
     """
 
     def __init__(
@@ -42,6 +47,7 @@ class Ticker:
         self._pause = pause
         self._traffic = traffic
         self._served = -1  # traffic at the last look
+        self._quiet_from = 0.0  # loop time, if there is no traffic until then
         self._without_pause = False  # the next slice, unless there is traffic until then
         self._paused_until = 0.0  # loop time
         self._due = 0.0  # loop time of the next call
@@ -93,11 +99,14 @@ class Ticker:
         self._plan(delay)
 
     def _is_quiet(self) -> bool:
-        """Return whether nothing has been served since the last call."""
-        if self._traffic is None:
+        """Return whether nothing has been served for ``QUIET_S``."""
+        if self._traffic is None or self._loop is None:
             return False
+        now = self._loop.time()
         before, self._served = self._served, self._traffic()
-        return before == self._served
+        if before != self._served:
+            self._quiet_from = now + QUIET_S
+        return now >= self._quiet_from
 
     def _plan(self, delay: float) -> None:
         assert self._loop is not None

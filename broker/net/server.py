@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, cast
 
-from halfmq.remoting.codes import HeaderType
+from halfmq.remoting.codes import FLAG_ONE_WAY, FLAG_RESPONSE, HeaderType
 from halfmq.remoting.command import RemotingCommand
 from halfmq.remoting.errors import ProtocolError
 from halfmq.remoting.ext_fields import Header
@@ -90,6 +90,8 @@ TRIES_MAX: Final = 256
 may be evicted before they are used. A search halves a queue some thirty times, and a key of many
 messages leads to at most 256 of them."""
 
+_NOBODY_WAITS: Final = FLAG_RESPONSE | FLAG_ONE_WAY  # flags of a command that gets no answer
+
 BACKLOG: Final = 1_024
 """Connections that the system keeps until they are accepted."""
 
@@ -116,7 +118,7 @@ class Shared:
         self.per_address: Counter[str] = Counter()
         self.opaques = itertools.count(1)
         self.request_expiry = PeerRequestExpiry()
-        self.reads = 0  # from any socket since the start
+        self.reads = 0  # of requests whose senders wait for an answer, or of parts of one
         self.untested_bytes = 0  # read since the last test of the disk limit
         self.unfinished_bytes = 0  # of incomplete frames
         self.listen_port = 0  # known when the first listener is bound
@@ -224,7 +226,8 @@ class ClientConnection(asyncio.Protocol):
         if self._decoder.buffered != self._unfinished:
             self._count_unfinished(self._decoder.buffered)
         shared = self._shared
-        shared.reads += 1
+        if not commands or not commands[-1].flag & _NOBODY_WAITS:
+            shared.reads += 1
         shared.untested_bytes += len(data) + _REQUEST_WEIGHT * len(commands)
         if shared.untested_bytes >= BYTES_PER_DISK_TEST:
             self._test_disk_limit()
@@ -551,7 +554,7 @@ class Server:
 
     @property
     def reads(self) -> int:
-        """Number of reads from all peers since the start."""
+        """Reads since the start after which a peer waits for an answer: the traffic."""
         return self._shared.reads
 
     @property

@@ -792,6 +792,26 @@ async def test_a_peer_that_reads_slowly_is_not_silent() -> None:
     assert idle == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("frame", "reads"),
+    [
+        (encode_request(105, opaque=1, header=ROUTE), 1),
+        (encode_request(105, opaque=1, header=ROUTE)[:20], 1),
+        (encode_request(UNKNOWN_CODE, opaque=1, one_way=True), 0),
+        (encode_reply(RemotingCommand(code=RequestCode.CHECK_TRANSACTION_STATE, opaque=1)), 0),
+    ],
+)
+async def test_only_peers_that_wait_for_an_answer_are_traffic(frame: bytes, reads: int) -> None:
+    """Acknowledged and answered checks must not slow down the checks themselves."""
+    shared = server_module.Shared(
+        Router(), ReplyRelease(Log()), Fetches().begin, lambda _lost: None
+    )
+    connection = server_module.ClientConnection(shared)
+    connection.data_received(frame)
+
+    assert shared.reads == reads
+
+
 async def test_a_peer_that_writes_is_not_silent() -> None:
     """Until it writes nothing more, for as long as it takes to be."""
     connection = server_module.ClientConnection(

@@ -124,33 +124,41 @@ async def test_a_loop_that_is_late_gets_longer_pauses(
 async def test_work_goes_on_without_a_pause_in_a_quiet_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A backlog is caught up as fast as it can be; a request that comes gets its pause at once."""
+    """A loop is quiet when no request has come for a while; the next one gets its pause at once."""
     loop, served, slices = ManualLoop(), [0], list[float]()
     monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
 
     def work() -> float:
         slices.append(loop.now)
+        loop.now += 0.0005
         return 0.0
 
     ticker = Ticker("test", work, pause=0.004, traffic=lambda: served[0])
     await ticker.start()
     monkeypatch.undo()
-    for _ in range(3):  # after the first nothing is known yet
+    quiet_s = ticker_module.QUIET_S
+    while loop.now < 100.0 + 3 * quiet_s:
+        if loop.now < 100.0 + quiet_s:
+            served[0] += 1
         loop.run_next(late=0.0)
-    pauses = [after - before for before, after in itertools.pairwise(slices)]
-    assert pauses == pytest.approx([0.004, 0.0])
+    steps = [after - before for before, after in itertools.pairwise(slices)]
+    paused = [step for step in steps if step >= 0.004]
+    assert steps[: len(paused)] == paused
+    assert sum(paused) == pytest.approx(2 * quiet_s, abs=0.01)
+    assert steps[len(paused) :]
+    assert max(steps[len(paused) :]) == pytest.approx(0.0005)
 
     served[0] += 1
-    began = loop.now
+    before, began = len(slices), loop.now
     loop.run_next(late=0.0)
-    assert len(slices) == 3
+    assert len(slices) == before
     assert loop.run_next(late=0.0) - began == pytest.approx(0.004)
-    assert len(slices) == 4
+    assert len(slices) == before + 1
 
     served[0] += 1  # in the midst of the pause
     began = loop.now
     loop.run_next(late=0.0)
-    assert loop.now - began <= 0.004
+    assert slices[-1] - began == pytest.approx(0.004)
 
 
 async def test_work_that_fails_is_logged_and_comes_back(
