@@ -372,15 +372,28 @@ class Decisions:
             self._log.request_flush()
 
     def finish(self, halves: Sequence[int]) -> None:
-        """Append final messages that a crash cut off after the commit decision."""
+        """Append final messages that a crash cut off after the commit decision.
+
+        A fault of one message must neither prevent the start nor lose the others.
+        """
         finals = []
         for offset in halves:
-            half = self._read_half(offset)
-            if half is None:
-                logger.error("event=half_unreadable half_offset=%d committed=true", offset)
+            try:
+                final = committed(self._final_at(offset))
+            except TransactionError as error:
+                logger.error(  # noqa: TRY400 - the error says it all
+                    "event=half_unreadable half_offset=%d committed=true reason=%r",
+                    offset,
+                    str(error),
+                )
                 continue
+            try:
+                final = self._resolve(final)
+            except RequestRefusedError as refusal:
+                # It is consumed from the queue it was prepared for when its topic is created again.
+                logger.warning("event=destination_lacking topic=%s %s", final.topic, refusal)
             logger.warning("event=commit_completed half_offset=%d", offset)
-            finals.append(self._resolve(committed(final_request(half))))
+            finals.append(final)
         if finals:
             self._append(finals)
             self._log.request_flush()

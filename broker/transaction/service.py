@@ -83,7 +83,7 @@ class TransactionService:
         self._now_ms, self._monotonic_ms = now_ms, monotonic_ms
         self._table = table = PendingTable(decided_remembered)
         self._counters = counters = Counters()
-        self._finals = finals = FinalMessageCache()
+        finals = FinalMessageCache()
         self._ops = ops = OpWriter(log.append, config, store_host, now_ms)
         halves = HalfReader(log)
         lookup = DecisionLookup(log, table, read_half=halves.read, now_ms=now_ms)

@@ -247,7 +247,7 @@ class TransactionMachine(RuleBasedStateMachine):
     @rule()
     def forget_recent(self) -> None:
         """Have the next decisions read their halves from the log."""
-        self.broker.service._finals.__init__()  # type: ignore[misc]
+        self.broker.service.prepares._finals.__init__()  # type: ignore[misc]
 
     @rule(group=st.sampled_from(GROUPS))
     def connect(self, group: str) -> None:

@@ -8,6 +8,7 @@ from halfmq.broker.errors import RequestRefusedError
 from halfmq.broker.transaction.deciding import DecisionRequest
 from halfmq.broker.transaction.errors import DecidedOtherwiseError, HalfMismatchError
 from halfmq.broker.transaction.state.state_machine import Event, State
+from halfmq.remoting.codes import ResponseCode
 from halfmq.store.errors import StoreError
 from halfmq.store.format.ids import offset_message_id
 from halfmq.store.format.properties import decode_properties
@@ -90,7 +91,7 @@ def test_finals_are_the_same_from_memory_and_from_the_log(broker: Broker) -> Non
     """A decision that comes late delivers what an early one would have."""
     early, late = broker.prepare_group(3), broker.prepare_group(3)
     broker.end(early[0], Event.COMMIT)
-    broker.service._finals.__init__()  # type: ignore[misc]
+    broker.service.prepares._finals.__init__()  # type: ignore[misc]
     broker.end(late[0], Event.COMMIT)
 
     for first, second in zip(early, late, strict=True):
@@ -259,6 +260,20 @@ def test_a_commit_that_was_cut_off_is_completed(
     broker.restart()
     assert finals(broker, halves) == [int(survivors > 0)] * 4
     assert broker.service.metrics()["pending"] == int(survivors == 0)
+
+
+def test_a_completion_does_not_prevent_the_start(broker: Broker) -> None:
+    """One message is damaged, and the others have no topic now: they are stored all the same."""
+    halves = broker.prepare_group(4)
+    broker.log.flush()
+    broker.end(halves[0], Event.COMMIT)
+    records, damaged = broker.log._records, halves[2].physical_offset
+    records[damaged] = records[damaged].replace(b"REAL_TOPIC", b"LOST_TOPIC")
+    broker.destination.error = RequestRefusedError(ResponseCode.SYSTEM_ERROR, "the table is full")
+
+    broker.restart(survivors=1)
+
+    assert finals(broker, halves) == [1, 1, 0, 1]
 
 
 def test_a_completion_that_was_cut_off_is_completed_too(broker: Broker) -> None:

@@ -204,7 +204,7 @@ def test_large_halves_are_committed_whole(broker: StoredBroker) -> None:
     """Their size is not known before they are read, and they may end where a file does."""
     bodies = [bytes([65 + number]) * size for number, size in enumerate((7_000, 1_600, 8_192, 1))]
     halves = [broker.prepare(body) for body in bodies]
-    broker.service._finals.__init__()  # type: ignore[misc]  # have them read from the log
+    broker.service.prepares._finals.__init__()  # type: ignore[misc]  # have them read from the log
     for half in halves:
         broker.end(half, Event.COMMIT)
     assert [record.body for record in broker.consumed()] == bodies
